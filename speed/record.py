@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,8 +110,8 @@ def summary(
         "min_seconds": statistics.least(turns),
         "low_seconds": low,
         "high_seconds": high,
-        "spread": spread if math.isfinite(spread) else None,
-        "steady": statistics.settled(turns) if math.isfinite(spread) else None,
+        "spread": spread,
+        "steady": None if spread is None else statistics.settled(turns),
         "steps": sum(len(turn) for turn in turns),
         "real_tokens_per_second": work["real_tokens"] / median,
         "gflops": rate,

@@ -50,17 +50,18 @@ def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
     return lower, upper
 
 
-def spread(turns: Sequence[Sequence[float]]) -> float:
+def spread(turns: Sequence[Sequence[float]]) -> float | None:
     """Return the width of that range as a share of the median.
 
-    Infinite if but one turn counts, or fewer than :data:`LEAST` steps.
+    None if but one turn counts, or fewer than :data:`LEAST` steps.
     """
+    if len(turns) < 2 or sum(map(len, _counted(turns))) < LEAST:
+        return None
     low, high = interval(turns)
-    middle = median(turns)
-    enough = len(turns) > 1 and sum(map(len, _counted(turns))) >= LEAST
-    return (high - low) / middle if enough and middle > 0 else math.inf
+    return (high - low) / median(turns)
 
 
 def settled(turns: Sequence[Sequence[float]]) -> bool:
     """Whether a measurement is steady."""
-    return spread(turns) <= STEADY
+    width = spread(turns)
+    return width is not None and width <= STEADY

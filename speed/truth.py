@@ -30,7 +30,6 @@ from concord.spec.batch import Batch, from_arrays, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, initialize, trainable
 from concord.spec.reference import compute
-from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Observer, Training, Trajectory
 from concord.speed.presets import LENGTHS, SEED, Workload, workload
 from concord.speed.work import flops
@@ -91,12 +90,15 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
 
     def run(arithmetic: Arithmetic, take: Observer) -> None:
         if work.recipe:
-            found = _trained(config, weights, _training(work.recipe, steps), arithmetic, work.dtype)
+            # The gradients of a step are the means over samples, which are computed a few at a time.
+            recipe = work.recipe.replace(accumulation=len(steps[0]), accumulation_mean="samples")
+            for name, array in _train(
+                config, weights, Training(recipe, steps), arithmetic, work.dtype
+            ).items():
+                take(name, array)
         else:
             parts = (compute(config, weights, part, arithmetic, dtype=work.dtype) for part in steps[0])
-            found = {"logits": np.concatenate([part.output for part in parts])}
-        for name, array in found.items():
-            take(name, array)
+            take("logits", np.concatenate([part.output for part in parts]))
 
     # Sums in orders drawn at random, every second one fused.
     runs = [
@@ -138,12 +140,7 @@ def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
     ]
 
 
-def _training(recipe: Recipe, steps: Sequence[Sequence[Batch]]) -> Training:
-    """Return steps whose gradients are the means over samples, which are computed a few at a time."""
-    return Training(recipe.replace(accumulation=len(steps[0]), accumulation_mean="samples"), steps)
-
-
-def _trained(
+def _train(
     config: EncoderConfig, weights: Weights, training: Training, arithmetic: Arithmetic, dtype: str
 ) -> dict[str, Array]:
     """Return what steps of training are reported by."""

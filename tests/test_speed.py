@@ -63,15 +63,9 @@ def small(kind="inference", padding="ragged"):
     return Workload(small_preset(), kind, padding)
 
 
-def plan_of(
-    *names,
-    works=None,
-    modes=(EXPLICIT,),
-    **settings,
-):
-    given = {"turns": 3, "patience": 1, "slice": 0.02, "threads": 1, **settings}
-    where = {field.name: given.pop(field.name) for field in dataclasses.fields(Setup) if field.name in given}
-    return SpeedPlan(names, works or (small(),), modes, Setup(**where), **given)
+def plan_of(*names, works=None, asked=(), **fields):
+    fields = {"turns": 3, "patience": 1, "slice": 0.02, **fields}
+    return SpeedPlan(names, works or (small(),), (EXPLICIT,), Setup(threads=1, asked=asked), **fields)
 
 
 def measured(plan):

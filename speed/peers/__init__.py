@@ -5,8 +5,6 @@ The ``bert`` family by Hugging Face, by ONNX Runtime and by OpenVINO.
 
 from __future__ import annotations
 
-from concord.backends.interface import Request, Run, Unsupported
-
 PEERS = {
     "hf": "concord.speed.peers.hf:HuggingFacePeer",
     "ort": "concord.speed.peers.ort:OnnxRuntimePeer",
@@ -16,13 +14,3 @@ PEERS = {
 
 PEER_EXECUTIONS = {"hf": ("eager", "compiled"), "ort": ("compiled",), "openvino": ("compiled",)}
 """The executions that each has."""
-
-
-class Peer:
-    """What is measured as a whole, and shows nothing of what is within."""
-
-    name = ""
-
-    def run(self, request: Request) -> Run:
-        """Refuse: only whole programs are measured."""
-        raise Unsupported(f"{self.name} is measured by 'concord speed' alone")

@@ -7,7 +7,7 @@ import io
 import logging
 import os
 import tempfile
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from concord.backends.interface import Request, Unsupported
-from concord.speed.peers import Peer
 from concord.speed.peers.hf import build, tensors
 
 FILE = "model.onnx"
@@ -49,9 +48,10 @@ class Graph:
         return {"logits": self.logits}
 
 
-class Engine(Peer):
-    """An engine for graphs of ONNX (:class:`concord.backends.interface.Measurable`)."""
+class Engine(ABC):
+    """An engine for graphs of ONNX, of which only whole programs are measured."""
 
+    name = ""
     version = ""
     dtypes: tuple[str, ...] = ("float32",)
 

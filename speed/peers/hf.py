@@ -21,7 +21,6 @@ from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, parameters
 from concord.spec.sources import table
 from concord.spec.training.schedules import learning_rate
-from concord.speed.peers import Peer
 
 TABLE = table.load("bert-hugging-face")
 
@@ -97,8 +96,8 @@ class HuggingFaceModel:
         }
 
 
-class HuggingFacePeer(Peer):
-    """The peer (:class:`concord.backends.interface.Measurable`)."""
+class HuggingFacePeer:
+    """The peer, of which only whole programs are measured: it has sessions alone."""
 
     name = "hf"
 
