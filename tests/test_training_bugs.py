@@ -1,8 +1,8 @@
 """Bugs of training: each has a clause and a run that shows it, and is found where the reference shows it."""
 
-from functools import dataclasses
+import dataclasses
+from functools import partial
 
-import partial
 import pytest
 
 from concord import backends
