@@ -29,9 +29,9 @@ TIME_LIMIT = 300.0
 SHARE, MUCH = 8, 1 << 31
 """A worker that holds such a share of its limit, or so many bytes, holds much."""
 
-PROFILES = ("plain", "tuned", "as shipped")
-"""How a worker's environment is set: ``plain``: threads alike for all. ``tuned``: that, and the switches that
-its vendors document for speed. ``as shipped``: neither."""
+PROFILES = ("plain", "tuned")
+"""How a worker's environment is set: threads alike for all; ``tuned``: with the switches that its vendors
+document for speed."""
 
 THREADS = (
     "OMP_NUM_THREADS",
@@ -69,7 +69,7 @@ def environment(
         deterministic: whether only deterministic kernels may run.
     """
     count = str(threads or os.cpu_count() or 1)
-    explicit = {} if profile == "as shipped" else dict.fromkeys(THREADS, count)
+    explicit = dict.fromkeys(THREADS, count)
     tuned = SWITCHES if profile == "tuned" else {}
     on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     on_gpu = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
