@@ -169,9 +169,10 @@ def judged(reference: FamilyReference, tensors: Mapping[str, Array]) -> Verdict:
         return verdict
     statuses = {row.tensor: row.status for row in table}
     taps = {name: tap.astype(np.float64) for name, tap in reference.pinned(judge.pin).taps.items()}
+    tensors = judge.tensors  # the judge holds an expectation, which a verdict need not keep
 
     def search() -> tuple[Diagnosis | None, str]:
-        return diagnose(case, taps, first.tensor, judge.tensors, statuses), ""
+        return diagnose(case, taps, first.tensor, tensors, statuses), ""
 
     return replace(verdict, case=case, search=search)
 
@@ -247,26 +248,33 @@ class FamilyReference:
         return output_name(self.case.config, self.case.part)
 
     @functools.cached_property
+    def whole(self) -> Expectation:
+        """What is expected from the inputs; where gradients are judged locally alone, its outline."""
+        if self.published:
+            return replace(self.published, norms=norms(self.published.values))
+        return outline(self.case) if self.brief else end_to_end(self.case)
+
+    @functools.cached_property
     def activations(self) -> dict[str, Activation]:
         """Every tensor that was requested, in the order of computation."""
-        whole = self.published or (outline(self.case) if self.brief else end_to_end(self.case))
+        whole = self.whole
         shapes = whole.shapes or {name: value.shape for name, value in whole.values.items()}
         names = [name for name in shapes if self.requested(name) and (self.local or name in whole.values)]
-        found = {name: self.activation(name, shapes[name], whole) for name in names}
+        found = {name: self.activation(name, shapes[name]) for name in names}
         if "gradients" in self.run.requested and not self.case.gradients:  # the run delivers none at all
             for name in trainable(self.case.config, self.case.part):
                 clause = self.case.clause(f"gradients.{name}")
                 found[f"gradients.{name}"] = Activation((0,), self.case.dtype, clause, absent=NOT_EXPOSED)
         return found
 
-    def activation(self, name: str, shape: tuple[int, ...], whole: Expectation) -> Activation:
+    def activation(self, name: str, shape: tuple[int, ...]) -> Activation:
         """Return what is known of a tensor."""
-        rows = whole.rows.get(name)
+        rows = self.whole.rows.get(name)
         shape = shape if rows is None else self.case.weights[name.removeprefix("gradients.")].shape
         return Activation(
             shape,
             self.case.dtype,
-            whole.clauses[name],
+            self.whole.clauses[name],
             axes_of(self.case, name, len(shape)),
             rows,
             self.absent(name),
@@ -283,10 +291,8 @@ class FamilyReference:
         """Yield what a correct run yields: of each step, or from the inputs."""
         if pin is not None:
             yield from self.expect_steps(pin)
-        elif self.published:
-            yield replace(self.published, norms=norms(self.published.values))
         elif not self.brief:
-            yield end_to_end(self.case)
+            yield self.whole
         elif self.end_to_end:
             yield end_to_end(replace(self.case, gradients=False))
 

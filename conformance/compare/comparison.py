@@ -234,15 +234,20 @@ class ModelComparison(Judge):
             for name in (self.plain if names is None else names)
         )
 
+    @functools.cached_property
+    def is_same(self) -> bool:
+        """Whether the reference's bits are right without more ado, and the candidate has them."""
+        return self.again and self.same_bits()
+
     def judge_steps(self) -> dict[str, Judgement]:
         """Judge each step by itself, unless the candidate has the reference's bits."""
-        if self.again and self.same_bits():
+        if self.is_same:
             return {name: self.same(array) for name, array in self.tensors.items()}
         return super().judge_steps()
 
     def judge_whole(self, deciding: bool = False) -> dict[str, Judgement]:
         """Judge from the inputs, unless the candidate has the reference's bits."""
-        return {} if self.again and self.same_bits() else super().judge_whole(deciding)
+        return {} if self.is_same else super().judge_whole(deciding)
 
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True

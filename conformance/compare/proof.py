@@ -32,8 +32,7 @@ def prove(comparison: ModelComparison) -> Proof:
     if not isinstance(comparison.reference, ModuleReference):
         raise SpecError("bugs are put into a torch.nn.Module, and the reference is none")
     reference = replace(comparison.reference, cotangents=None)
-    plain = ModelComparison(reference, reference.arrays)
-    given = [name for name in comparison.tensors if name in plain.plain]
+    given = [name for name in comparison.tensors if name in reference.plain]
     *_, end = reference.expect(None)
     proof = defaultdict[OperationBug, Counter[str]](Counter)
     for bug, found in sites(lambda make: reference.watched(Watched(make))).items():
@@ -41,17 +40,17 @@ def prove(comparison: ModelComparison) -> Proof:
             say(f"would {bug.text} be found?")
             try:
                 made = reference.watched(Watched(injected(bug, chosen)))
+                tensors = {name: numbers(made[name]) for name in given if name in made}
+                mutant = ModelComparison(reference, tensors, again=False)
             except SpecError:  # the bug does not fit this operation
                 continue
-            mutant = {name: numbers(made[name]) for name in given if name in made}
-            plain = ModelComparison(reference, mutant, again=False)
             proof[bug]["tried"] += 1
-            if plain.same_bits(given):
+            if mutant.same_bits(given):
                 proof[bug]["silent"] += 1
             else:
                 proof[bug]["found"] += any(
-                    plain.judgement(name, end, False).status == "diverges" for name in plain.tensors
-                ) or any(one.status == "diverges" for one in plain.judge_steps().values())
+                    mutant.judgement(name, end, False).status == "diverges" for name in mutant.tensors
+                ) or any(one.status == "diverges" for one in mutant.judge_steps().values())
     return proof
 
 
