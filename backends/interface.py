@@ -28,8 +28,8 @@ UNPADDED = "unpadded"
 
 EXECUTIONS = ("eager", "compiled", UNPADDED, f"{UNPADDED}-compiled")
 """``eager``: operation by operation. ``compiled``: through the framework's compiler. ``unpadded``,
-``unpadded-compiled``: the same without the rows of padded tokens (:mod:`concord.backends.library`), library
-layers alone."""
+``unpadded-compiled``: the same without the rows of padded tokens
+(:mod:`concord.backends.library_support`), library layers alone."""
 
 PRECISION_MODES = ("strict", "tf32", "default")
 """How products of float32 numbers are computed. ``strict``: in full float32, whatever the framework does
@@ -337,8 +337,9 @@ class TrainingSession(Protocol):
 
         Args:
             state: ``parameters.<canonical name>`` of all that is trained, and ``<moment>.<canonical name>``
-                (:func:`concord.spec.training.optimizers.moments`) in shapes of the parameters; those that
-                are missing are as at the start. It may come in the dtype that is stored or in a wider one.
+                (:func:`concord.spec.training.reference_optimizer.moments`) in shapes of the
+                parameters; those that are missing are as at the start. It may come in the dtype that is
+                stored or in a wider one.
         """
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Mapping[str, Array]:

@@ -25,7 +25,7 @@ from concord.backends.interface import (
     refuse_tf32,
     refusing_nondeterminism,
 )
-from concord.backends.library import indices
+from concord.backends.library_support import indices
 from concord.backends.taps import DROPOUT, TARGETS, Observation, Tensor, attach
 from concord.backends.trainer import Prepared, Trainer
 from concord.backends.wire import split_gradients

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from concord.backends.interface import Trace, Unsupported
-from concord.backends.optimizers import Optimizer, clip
 from concord.backends.taps import DROPOUT
+from concord.backends.update_rules import Optimizer, clip
 from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import Batch
 from concord.spec.parameters import parameters
 from concord.spec.precision import precision
-from concord.spec.training.optimizers import moments
+from concord.spec.training.reference_optimizer import moments
 from concord.spec.training.trajectory import Course, rows_of
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
-from concord.conformance import record
-from concord.conformance.campaign import Report, Setup
-from concord.conformance.page import page
-from concord.conformance.verdict import Result, Verdict
+from concord.conformance.judging.verdict import Result, Verdict
+from concord.conformance.run import record
+from concord.conformance.run.campaign import Report, Setup
+from concord.conformance.run.page import page
 
 
 class Page(str):

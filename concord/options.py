@@ -17,9 +17,9 @@ import typer
 
 from concord import backends, output_files, spec
 from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
-from concord.conformance import record, report
-from concord.conformance.campaign import Report, Setup
 from concord.conformance.compare import DECLARATIONS
+from concord.conformance.run import record, report
+from concord.conformance.run.campaign import Report, Setup
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
 from concord.terminal import Terminal
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from concord.conformance import record
+from concord.conformance.run import record
 from concord.spec.errors import SpecError, collecting, located, refuse
 from concord.spec.files import obstacle, read_json, same_file, write_text
 from concord.terminal import Terminal
@@ -79,7 +79,7 @@ def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: S
 
 KINDS = {
     **record.KINDS,
-    "speed": "concord.speed.schema:Measurements",
+    "speed": "concord.speed.record_schema:Measurements",
     "certificate": "concord.porting.certificate:Certificate",
 }
 """What every kind of record holds."""
@@ -88,12 +88,12 @@ PAGES = {
     "speed": "concord.speed.speed_page:speed_page",
     "certificate": "concord.porting.certificate:certificate_page",
 }
-"""What makes the page of a kind, if it is not :func:`concord.conformance.page.page`."""
+"""What makes the page of a kind, if it is not :func:`concord.conformance.run.page.page`."""
 
 
 def page(made: record.Record) -> str:
     """Return the page of a record."""
-    text: str = pkgutil.resolve_name(PAGES.get(made.kind, "concord.conformance.page:page"))(made)
+    text: str = pkgutil.resolve_name(PAGES.get(made.kind, "concord.conformance.run.page:page"))(made)
     return text
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.campaign import Job
+from concord.conformance.run.campaign import Job
 from concord.options import OptionGroup
 from concord.spec.batch import Batch, completed, example_batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig

@@ -1,10 +1,10 @@
 """That they agree: cases, tolerances, verdicts, and the pytest suite itself."""
 
-from concord.conformance.campaign import Job, Report, Setup, conduct
-from concord.conformance.check import check_jobs
-from concord.conformance.expectation import Expectation
-from concord.conformance.family import expect, judge
-from concord.conformance.verdict import Result, Row, Verdict
+from concord.conformance.judging.expectation import Expectation
+from concord.conformance.judging.family import expect, judge
+from concord.conformance.judging.verdict import Result, Row, Verdict
+from concord.conformance.run.campaign import Job, Report, Setup, conduct
+from concord.conformance.run.standard_jobs import check_jobs
 
 __all__ = [
     "Expectation",

@@ -16,7 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from concord.backends.worker import Worker
-    from concord.conformance.campaign import Job, Runner
+    from concord.conformance.run.campaign import Job, Runner
 
 MOST = 4
 """Workers that a process of tests keeps at a time.
@@ -72,7 +72,7 @@ class Unjudged:
         """The backends of which no run was judged."""
         if not self.statuses:
             return ()
-        from concord.conformance.verdict import conclude
+        from concord.conformance.judging.verdict import conclude
 
         return conclude(self.statuses)[1]
 
@@ -97,7 +97,7 @@ class Suite:
 
     def __init__(self, config: pytest.Config) -> None:
         from concord.backends.pool import Pool
-        from concord.conformance.campaign import Setup
+        from concord.conformance.run.campaign import Setup
 
         self.asked = tuple(_option(config, "backend") or ())
         self.gradients = not _option(config, "forward_only")
@@ -108,7 +108,7 @@ class Suite:
 
     def runner(self, name: str) -> Runner:
         """Return a backend at work; its worker starts when it is first needed, and again after it died."""
-        from concord.conformance.campaign import Runner
+        from concord.conformance.run.campaign import Runner
 
         runner = self.runners.pop(name, None)
         if runner is None:
@@ -138,7 +138,7 @@ class Suite:
 
     def conform(self, test: pytest.Item, backend: str, job: Job) -> None:
         """Run a job for a test, and fail with the first divergence in words."""
-        from concord.conformance.verdict import result_lines
+        from concord.conformance.judging.verdict import result_lines
 
         self.get(backend)
         result = self.runner(backend).attempt(job if self.gradients else _forward(job))
@@ -159,7 +159,7 @@ def concord_workers(request: pytest.FixtureRequest) -> Iterator[Suite]:
 
 @pytest.fixture
 def concord_conform(request: pytest.FixtureRequest, concord_workers: Suite) -> Callable[[str, Job], None]:
-    """A function of backend, job (:class:`concord.conformance.campaign.Job`) that fails if it diverges."""
+    """Takes a backend and a job (:class:`~concord.conformance.run.campaign.Job`); fails if it diverges."""
     return partial(concord_workers.conform, request.node)
 
 
@@ -194,7 +194,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _standard(asked: Callable[[str], Any]) -> list[Job]:
-    from concord.conformance.check import DTYPES, check_jobs, sequence
+    from concord.conformance.run.standard_jobs import DTYPES, check_jobs, sequence
 
     dtypes = asked("dtype") or DTYPES
     found = [check_jobs(asked("variant"), dtypes, part) for part in asked("part") or ["model"]]
@@ -208,7 +208,7 @@ def _forward(job: Job) -> Job:
 
 
 def _published(asked: Callable[[str], Any]) -> list[Job]:
-    from concord.conformance.golden_files import DEFAULT, collect
+    from concord.conformance.run.golden_files import DEFAULT, collect
 
     folders, variants = asked("golden") or [str(DEFAULT)], asked("variant")
     found = [] if folders == ["off"] else [collect(Path(folder)) for folder in folders]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from concord.conformance.campaign import Job
+from concord.conformance.run.campaign import Job
 
 
 def test_standard_case(

@@ -15,10 +15,10 @@ from concord import spec
 from concord.backends.taps import attach
 from concord.backends.torch.backend import Adapter
 from concord.backends.torch.model import TextClassifier
-from concord.conformance.compare.arithmetic import ExactMode, Perturbed, Rounded, computed, plainly
+from concord.conformance.compare.aten_arithmetic import ExactMode, Perturbed, Rounded, computed, plainly
 from concord.conformance.compare.module_reference import numbers
-from concord.conformance.estimate import SAMPLES, estimate
-from concord.conformance.family import expect
+from concord.conformance.judging.estimate import SAMPLES, estimate
+from concord.conformance.judging.family import expect
 from concord.spec.cases import build_case
 
 VARIANTS = ("bert-pytorch", "vanilla-encoder", "nndl-paddle", "roberta", "distilbert")

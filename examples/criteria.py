@@ -18,12 +18,12 @@ import numpy as np
 from concord import backends
 from concord.backends.interface import Request, Unsupported
 from concord.backends.wire import WorkerFailure
-from concord.conformance.bugs import tape
+from concord.conformance.bugs import edited_model
 from concord.conformance.bugs.catalogue import ALTERNATIVES, BUGS
-from concord.conformance.check import job_of
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
-from concord.conformance.report import within
+from concord.conformance.run.report import within
+from concord.conformance.run.standard_jobs import job_of
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.files import write_text
 from concord.spec.reference import reference
@@ -168,7 +168,7 @@ def of_alternatives(cases=CASES, seed=SEED):
         for job in itertools.chain.from_iterable(itertools.islice(turn, cases) for turn in turns):
             request = Request(job.config, job.weights, job.batch, job.part, job.dtype)
             try:
-                run = tape.run(alternative.change, request)
+                run = edited_model.run(alternative.change, request)
             except Unsupported:
                 continue
             yield RIGHT, f"{alternative.name} {job.name}", flags_of(job, run)

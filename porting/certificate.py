@@ -9,13 +9,14 @@ from pathlib import Path
 
 from concord import backends
 from concord.backends.interface import Run
-from concord.conformance import family, record
-from concord.conformance.campaign import Job, Report, Setup, conduct
-from concord.conformance.expectation import Expectation, JudgedProblem
-from concord.conformance.explain.weights import wrong_weights
-from concord.conformance.fields import Number, also
-from concord.conformance.page import render
-from concord.conformance.verdict import Result, Verdict
+from concord.conformance.explain.weight_search import wrong_weights
+from concord.conformance.judging import family
+from concord.conformance.judging.expectation import Expectation, JudgedProblem
+from concord.conformance.judging.verdict import Result, Verdict
+from concord.conformance.record_fields import Number, also
+from concord.conformance.run import record
+from concord.conformance.run.campaign import Job, Report, Setup, conduct
+from concord.conformance.run.page import render
 from concord.conformance.wording import counted, gather
 from concord.porting.checkpoint import Checkpoint, in_canonical_layout
 from concord.porting.comparison import Comparison, compare

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.porting.tensors import StoredTensor, in_memory, widened
+from concord.porting.file_tensors import StoredTensor, in_memory, widened
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError
 from concord.spec.parameters import validate_weights

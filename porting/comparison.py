@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from concord.conformance.fields import also
+from concord.conformance.record_fields import also
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
 from concord.porting.difference import TensorDifference, classify
 from concord.porting.folder import CARRIED, CONFIGS, FOREIGN, LABELS, LENGTHS, PROMPTS, SENTENCES

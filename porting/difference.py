@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.porting.tensors import digest
+from concord.porting.file_tensors import digest
 from concord.spec.config import EncoderConfig
 from concord.spec.precision import precision
 from concord.spec.sources.layouts import contiguous
-from concord.spec.sources.table import POSITIONS
+from concord.spec.sources.source_tables import POSITIONS
 
 Array = NDArray[Any]
 

@@ -14,15 +14,15 @@ import numpy as np
 
 from concord.conformance.wording import FEW, gather
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
+from concord.porting.file_tensors import FLOATS, Bits, StoredTensor, in_memory, widened
 from concord.porting.registry import Format
-from concord.porting.tensors import FLOATS, Bits, StoredTensor, in_memory, widened
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import WeightsError
 from concord.spec.parameters import parameters, shape_of
 from concord.spec.positions import sinusoid
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
 from concord.spec.sources.schema import Ignored
-from concord.spec.sources.table import POSITIONS, Binding
+from concord.spec.sources.source_tables import POSITIONS, Binding
 from concord.spec.text import first_of
 
 

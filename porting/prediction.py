@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import softmax
 
 from concord.backends.worker import Worker
-from concord.conformance.campaign import Setup
+from concord.conformance.run.campaign import Setup
 from concord.porting import reading
 from concord.porting.folder import name_of
 from concord.porting.recognition import recognise
@@ -148,7 +148,7 @@ def load(path: str | Path, backend: str | None = None, dtype: str = "float32", *
 
     Args:
         backend: by default that of the checkpoint's format.
-        setup: fields of :class:`concord.conformance.campaign.Setup`, such as ``device``.
+        setup: fields of :class:`concord.conformance.run.campaign.Setup`, such as ``device``.
 
     Raises:
         SpecError: if it cannot be read, is neither, or has no tokenizer.

@@ -9,15 +9,15 @@ from typing import Any
 from concord.porting import folder as folders
 from concord.porting import sentences
 from concord.porting.checkpoint import Checkpoint
+from concord.porting.file_tensors import StoredTensor
 from concord.porting.matching import match
 from concord.porting.recognition import AUTO, recognise
 from concord.porting.registry import OWN, PARTS, Format, known
-from concord.porting.tensors import StoredTensor
 from concord.spec import checkpoints
 from concord.spec.config import EncoderConfig, from_toml
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import LARGEST, read_bytes, read_text
-from concord.spec.sources import table as tables
+from concord.spec.sources import source_tables as tables
 from concord.spec.sources.schema import CheckpointTable, Table
 
 

@@ -17,7 +17,7 @@ from concord.spec.errors import SpecError
 from concord.spec.files import read_json
 from concord.spec.sources.names import fill
 from concord.spec.sources.schema import Table
-from concord.spec.sources.table import part_of
+from concord.spec.sources.source_tables import part_of
 from concord.spec.text import shown
 
 AUTO = "auto"

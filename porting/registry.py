@@ -16,10 +16,10 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import unknown
 from concord.spec.files import parse_toml, read_text
 from concord.spec.parameters import parameters, shape_of
-from concord.spec.sources import table as tables
+from concord.spec.sources import source_tables as tables
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
 from concord.spec.sources.schema import CheckpointTable, Ignored, Table
-from concord.spec.sources.table import Binding, bindings
+from concord.spec.sources.source_tables import Binding, bindings
 from concord.spec.tensors import OF_IDS
 
 LAYOUTS = {

@@ -14,18 +14,18 @@ from concord.porting import folder as folders
 from concord.porting import sentences
 from concord.porting.checkpoint import Checkpoint
 from concord.porting.containers import onnx
+from concord.porting.file_tensors import StoredTensor
 from concord.porting.matching import piece
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, known
-from concord.porting.tensors import StoredTensor
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import parse_json, sha256_of, write_bytes
 from concord.spec.folders import new_folder
 from concord.spec.positions import sinusoid
-from concord.spec.sources import table as tables
+from concord.spec.sources import source_tables as tables
 from concord.spec.sources.layouts import WEIGHT_LAYOUTS
 from concord.spec.sources.schema import Native, Table
-from concord.spec.sources.table import POSITIONS, Binding
+from concord.spec.sources.source_tables import POSITIONS, Binding
 
 
 def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, taps: bool = False) -> None:

@@ -12,9 +12,9 @@ from concord.spec.arrays import Array, Ids
 from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import NONE, Deviations
+from concord.spec.encoder import Dropout, Model, Observer
 from concord.spec.leaves import Leaves
 from concord.spec.masks import real_tokens
-from concord.spec.model import Dropout, Model, Observer
 from concord.spec.parameters import Weights, validate_weights
 from concord.spec.positions import position_ids
 from concord.spec.tensors import OF_IDS, output_name

@@ -23,7 +23,7 @@ from concord.backends import machine
 from concord.backends.interface import Unsupported
 from concord.backends.pool import Pool
 from concord.backends.wire import WorkerFailure
-from concord.conformance.campaign import Setup
+from concord.conformance.run.campaign import Setup
 from concord.spec.arrays import Array
 from concord.spec.errors import SpecError
 from concord.spec.parameters import initialize

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from concord.conformance import record
-from concord.conformance.page import render
-from concord.conformance.record import Record
-from concord.speed.record import check
+from concord.conformance.run import record
+from concord.conformance.run.page import render
+from concord.conformance.run.record import Record
+from concord.speed.measurement_record import check
 from concord.speed.table import (
     HARMLESS,
     Entry,
@@ -22,7 +22,7 @@ from concord.speed.table import (
 
 
 def speed_page(made: Record) -> str:
-    """Return a record (:mod:`concord.speed.record`) as HTML."""
+    """Return a record (:mod:`concord.speed.measurement_record`) as HTML."""
     data = record.data(made)
     check(data)
     unmet = [

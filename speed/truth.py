@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from concord.backends.bench import moved
 from concord.backends.interface import WORKLOAD_KINDS
-from concord.conformance.estimate import estimate, least_sigma
-from concord.conformance.expectation import Expectation
-from concord.conformance.judging import Judge
-from concord.conformance.reference import PublishedReference
-from concord.conformance.verdict import Verdict
+from concord.conformance.judging.estimate import estimate, least_sigma
+from concord.conformance.judging.expectation import Expectation
+from concord.conformance.judging.judge import Judge
+from concord.conformance.judging.protocol import PublishedReference
+from concord.conformance.judging.verdict import Verdict
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch, from_arrays, round_inputs

@@ -14,7 +14,7 @@ import pytest
 
 from concord import spec
 from concord.cli import main
-from concord.conformance import family
+from concord.conformance.judging import family
 from concord.spec.cases import OWN, SCENARIOS
 from tests.toys.shared_cache import SharedCache
 from tests.toys.surroundings import EACH_BACKEND, errors

@@ -91,7 +91,7 @@ def fuzz():
 def alternatives():
     """Judge each admissible algorithm, in NumPy."""
     from concord.conformance.bugs.catalogue import ALTERNATIVES
-    from concord.conformance.bugs.tape import run
+    from concord.conformance.bugs.edited_model import run
 
     for variant, scenario in (("nndl-paddle", "ragged"), ("bert-pytorch", "full"), ("bert", "tiny")):
         case = build_case(variant, scenario)

@@ -5,8 +5,9 @@ What a backend carries into a later run is found, and said to be that.
 
 import pytest
 
-from concord.conformance import Setup, check_jobs, conduct, record
-from concord.conformance.check import sequence
+from concord.conformance import Setup, check_jobs, conduct
+from concord.conformance.run import record
+from concord.conformance.run.standard_jobs import sequence
 from tests.toys.surroundings import options, toy
 
 # What carries something into a later run.

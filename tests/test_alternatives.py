@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from concord.backends.interface import Request
-from concord.conformance.bugs import alternatives, ways
+from concord.conformance.bugs import algorithms, alternatives
 from concord.conformance.bugs.alternatives import log_sum_exp, norm
 from concord.conformance.bugs.attention import WEIGHTS, without_maximum
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.catalogue import ALTERNATIVES
+from concord.conformance.bugs.edited_model import run
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.bugs.tape import run
-from concord.conformance.check import job_of
-from concord.conformance.family import expect
 from concord.conformance.fuzz.plan import Plan, sample
+from concord.conformance.judging.family import expect
 from concord.conformance.mutants.matrix import plugin
+from concord.conformance.run.standard_jobs import job_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.deviations import NONE, declared, in_precision
@@ -93,11 +93,11 @@ def test_alternative_computes_otherwise(alternative):
         ]
         return any(not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
-    if alternative.change.arithmetic is ways.Softplus:
+    if alternative.change.arithmetic is algorithms.Softplus:
         logits = np.linspace(-9, 9, 91).astype(np.float32)
         losses = [
             a.sigmoid_cross_entropy(a.leaf(logits), np.ones(91, np.float32)).value
-            for a in (Arithmetic("float32"), ways.Softplus("float32"))
+            for a in (Arithmetic("float32"), algorithms.Softplus("float32"))
         ]
         assert not np.array_equal(*losses)
     else:
@@ -181,7 +181,7 @@ class NarrowSums(Arithmetic):
 
     def _contract(self, subscripts, a, b):
         total = np.zeros_like(contract(subscripts, a, b))
-        for product in ways.single_products(subscripts, a, b):
+        for product in algorithms.single_products(subscripts, a, b):
             total = self.precision.round(total + product)
         return total
 

@@ -7,7 +7,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from concord.conformance.compare import compare, prepare
-from concord.conformance.exemptions import ABSENT, CONSTANT
+from concord.conformance.judging.exemptions import ABSENT, CONSTANT
 from concord.spec.errors import SpecError
 
 

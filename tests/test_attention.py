@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from concord import porting, spec
-from concord.conformance.campaign import Setup
-from concord.porting.attention import attention_page, look
+from concord.conformance.run.campaign import Setup
+from concord.porting.attention_page import attention_page, look
 from concord.porting.prediction import TextModel
 from concord.porting.texts import Text, TextEncoder, batch_of
 from concord.spec.batch import completed

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concord.conformance import record
-from concord.conformance.estimate import Z
 from concord.conformance.explain.breakdown import GRID, LARGEST, MOST_ELEMENTS, SMALLEST, break_down
-from concord.conformance.scoring import scores_of
+from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.scoring import scores_of
+from concord.conformance.run import record
 from concord.spec.cases import build_case
 from tests.toys.rounded import other, put, run_of, verdict_of
 

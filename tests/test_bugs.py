@@ -17,10 +17,10 @@ from concord.conformance.bugs.catalogue import (
     MODULES,
     OPERATIONS,
     alternatives,
-    precision,
+    rounding,
     training,
 )
-from concord.conformance.bugs.tape import TapeContext, Value, with_edits
+from concord.conformance.bugs.edited_model import TapeContext, Value, with_edits
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.montecarlo import MonteCarlo
@@ -43,7 +43,7 @@ def differ(right, wrong, limit):
 
 def test_every_edit_has_an_entry_and_every_operation_bugs():
     edited = {
-        name for module in (*MODULES.values(), alternatives, precision, training) for name in module.EDITS
+        name for module in (*MODULES.values(), alternatives, rounding, training) for name in module.EDITS
     }
     assert edited <= {*KNOWN, *ALTERNATIVES}
     assert len(KNOWN) >= 150

@@ -14,7 +14,7 @@ from torch import nn
 
 from concord.conformance.compare import assert_same, compare, prepare
 from concord.conformance.compare.candidates import SCOPES
-from concord.conformance.compare.comparison import ModelComparison
+from concord.conformance.compare.model_comparison import ModelComparison
 from concord.spec.errors import SpecError
 from concord.spec.precision import cut_to_bits, round_to_bits
 from tests.toys import endings

@@ -9,10 +9,10 @@ import pytest
 
 from concord.conformance.bugs.bug import REFUSED, Change
 from concord.conformance.bugs.catalogue import BUGS
-from concord.conformance.expectation import JudgedProblem as Judged
 from concord.conformance.explain import Cause, diagnosis, search, suspects
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Question
+from concord.conformance.judging.expectation import JudgedProblem as Judged
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.reference import compute

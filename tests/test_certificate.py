@@ -8,8 +8,8 @@ import dataclasses
 import pytest
 
 from concord import porting, spec
-from concord.conformance import record
-from concord.conformance.campaign import Setup
+from concord.conformance.run import record
+from concord.conformance.run.campaign import Setup
 from concord.output_files import KINDS
 from concord.porting import certificate as certificates
 from concord.porting.certificate import certificate_page, certify, hashes, inputs_of

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from concord.conformance.compare import compare
 from concord.conformance.compare.coherent import groups
-from concord.conformance.verdict import NO_ELEMENT
+from concord.conformance.judging.verdict import NO_ELEMENT
 from tests.toys.kinds import Of, drawn, parameter
 
 

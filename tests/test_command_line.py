@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from concord import DISTRIBUTION, spec
-from concord.conformance import record
-from concord.conformance.estimate import Z, rms_limit
+from concord.conformance.judging.estimate import Z, rms_limit
+from concord.conformance.run import record
 from tests.toys.disturbed import name_of
 from tests.toys.surroundings import (
     ROOT,

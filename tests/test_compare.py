@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from concord.conformance.compare import assert_same, compare
-from concord.conformance.verdict import Judgement, Row, Verdict, verdict_lines
+from concord.conformance.judging.verdict import Judgement, Row, Verdict, verdict_lines
 from concord.spec.errors import SpecError
 from tests.toys.module_bugs import setting, weight
 from tests.toys.modules import WIDTH, Fused, activations, encoder, texts

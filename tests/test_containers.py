@@ -23,7 +23,7 @@ from concord.porting.containers import (
     TORCH,
     isolation,
 )
-from concord.porting.tensors import FLOATS, NUMPY, in_memory
+from concord.porting.file_tensors import FLOATS, NUMPY, in_memory
 from concord.spec.errors import SpecError
 from tests.toys.checkpoints import RunsCode, written
 from tests.toys.surroundings import program

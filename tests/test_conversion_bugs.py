@@ -15,8 +15,8 @@ from concord import porting, spec
 from concord.porting import registry
 from concord.porting.comparison import compare
 from concord.porting.containers.container import INDEX
+from concord.porting.file_tensors import in_memory
 from concord.porting.folder import LENGTHS, PROMPTS
-from concord.porting.tensors import in_memory
 from concord.spec.errors import SpecError
 from tests.toys.checkpoints import FIRST, SECOND, SIZES, drawn, shards
 

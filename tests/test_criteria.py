@@ -7,8 +7,8 @@ import numpy as np
 
 from concord.backends.interface import Request
 from concord.conformance.bugs.catalogue import ALTERNATIVES
-from concord.conformance.bugs.tape import run
-from concord.conformance.check import job_of
+from concord.conformance.bugs.edited_model import run
+from concord.conformance.run.standard_jobs import job_of
 from concord.spec.cases import build_case
 from tests.toys.surroundings import ROOT
 

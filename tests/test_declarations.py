@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from concord.conformance.bugs.bug import Change
-from concord.conformance.campaign import Job
-from concord.conformance.family import Misfit
+from concord.conformance.judging.family import Misfit
+from concord.conformance.run.campaign import Job
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING, WIDER_OUTPUT

@@ -15,12 +15,12 @@ from concord import spec
 from concord.conformance.bugs.bug import Change, fits
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.bugs.loss import of_targets
-from concord.conformance.expectation import JudgedProblem
 from concord.conformance.explain import Diagnosis
 from concord.conformance.explain.conclusions import conclude
 from concord.conformance.explain.hypothesis import Hypothesis, caused
 from concord.conformance.explain.numbers import KNOWN
-from concord.conformance.verdict import Result, Verdict, divergence_lines
+from concord.conformance.judging.expectation import JudgedProblem
+from concord.conformance.judging.verdict import Result, Verdict, divergence_lines
 from concord.spec.cases import build_case
 from concord.spec.precision import round_to_bits
 from tests.toys.rounded import explained, other, run_with, verdict_of, without

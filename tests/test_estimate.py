@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from concord.conformance import estimate as estimates
-from concord.conformance import family
-from concord.conformance.estimate import R, Sigma, estimate
-from concord.conformance.expectation import Expectation, JudgedProblem
-from concord.conformance.scoring import independent_elements, judge_tensor
+from concord.conformance.judging import estimate as estimates
+from concord.conformance.judging import family
+from concord.conformance.judging.estimate import R, Sigma, estimate
+from concord.conformance.judging.expectation import Expectation, JudgedProblem
+from concord.conformance.judging.scoring import independent_elements, judge_tensor
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.batch import example_batch
 from concord.spec.cases import build_case

@@ -6,12 +6,13 @@ import time
 
 import pytest
 
-import conformance.campaign
+import conformance.run.campaign
 from concord.backends.pool import GLANCE
-from concord.conformance import Setup, check_jobs, conduct, record
+from concord.conformance import Setup, check_jobs, conduct
 from concord.conformance.mutants import matrix
-from concord.conformance.page import page
-from concord.conformance.report import summary
+from concord.conformance.run import record
+from concord.conformance.run.page import page
+from concord.conformance.run.report import summary
 from concord.spec.errors import SpecError
 from tests.toys.running import Running, noted, until
 from tests.toys.surroundings import ROOT, errors, toy
@@ -36,8 +37,8 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(monke
             raise AssertionError("of the judge\nin two lines")
         return right(config, weights, batch, *more)
 
-    right = conformance.campaign.judge
-    monkeypatch.setattr("concord.conformance.campaign.judge", judge)
+    right = conformance.run.campaign.judge
+    monkeypatch.setattr("concord.conformance.run.campaign.judge", judge)
     report = conduct(
         check_jobs(["bert"], ["float32"], cases=["bert-ragged", "bert-single", "bert-full"]),
         [toy("NumpyBackend")],
@@ -61,7 +62,7 @@ def test_the_record_is_written_before_anything_is_shown(entered, tmp_path, monke
     def fails(*arguments):
         raise RecursionError("of what shows it")
 
-    monkeypatch.setattr("concord.conformance.report.show", fails)
+    monkeypatch.setattr("concord.conformance.run.report.show", fails)
     _, said = entered(f"{ONE_RUN} --json {tmp_path / 'out.json'}", ends=3)
     assert len(said) == 1
     assert [result["status"] for result in json.loads((tmp_path / "out.json").read_text())["results"]] == [

@@ -7,10 +7,10 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Run
-from concord.conformance import family
-from concord.conformance.estimate import Z
-from concord.conformance.exemptions import DECLARED
-from concord.conformance.expectation import JudgedProblem, Pinned
+from concord.conformance.judging import family
+from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.exemptions import DECLARED
+from concord.conformance.judging.expectation import JudgedProblem, Pinned
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.deviations import KNOWN_DEVIATIONS

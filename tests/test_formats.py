@@ -9,7 +9,7 @@ from concord import conformance, porting, spec
 from concord.backends.interface import Run
 from concord.porting import registry
 from concord.spec.errors import SpecError
-from concord.spec.sources import table
+from concord.spec.sources import source_tables
 from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
 from tests.toys.ready import hugging_face
 from tests.toys.surroundings import python
@@ -54,7 +54,7 @@ def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path, name, p
     assert porting.recognise(tmp_path / "one").format == name
     read = porting.read(tmp_path / "one")
     assert (read.config, read.part) == (config, part)
-    computed = {table.POSITIONS} if config.positions == "sinusoidal" else set()
+    computed = {source_tables.POSITIONS} if config.positions == "sinusoidal" else set()
     found, wanted = bits(read), in_bytes(weights)
     assert [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)] in ([], [*computed])
 

@@ -14,12 +14,12 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Unsupported
-from concord.conformance import record
-from concord.conformance.campaign import Setup
-from concord.conformance.fuzz.cases import KEY_MASKS, PADDINGS, FuzzCase
-from concord.conformance.fuzz.hunting import hunt
+from concord.conformance.fuzz.hunt import hunt
 from concord.conformance.fuzz.plan import MASK_VALUES, Plan, sample
+from concord.conformance.fuzz.random_cases import KEY_MASKS, PADDINGS, FuzzCase
 from concord.conformance.fuzz.summary import write_failures
+from concord.conformance.run import record
+from concord.conformance.run.campaign import Setup
 from concord.spec.batch import validate_batch
 from concord.spec.config import CHOICES
 from concord.spec.files import typed
@@ -159,7 +159,7 @@ def test_a_backend_that_is_not_there_is_owed_and_the_others_go_on():
 
 
 def test_a_hunt_that_could_not_be_judged_does_not_pass(monkeypatch):
-    monkeypatch.setattr("concord.conformance.campaign.judge", lambda *given, **more: 1 / 0)
+    monkeypatch.setattr("concord.conformance.run.campaign.judge", lambda *given, **more: 1 / 0)
     found = hunted(RIGHT, cases=2)
     assert (found.failures, len(found.notes), found.exit_code) == ([], 1, 3)
 
@@ -191,7 +191,7 @@ def test_without_dask_the_extra_is_named(refused, monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_a_scheduler_that_is_not_there_is_named_soon(refused, monkeypatch):
     pytest.importorskip("distributed", reason="distributed is not installed")
-    monkeypatch.setattr("concord.conformance.fuzz.hunting.PATIENCE", 0.5)
+    monkeypatch.setattr("concord.conformance.fuzz.hunt.PATIENCE", 0.5)
     (error,) = refused(f"--backend {RIGHT} --scheduler tcp://127.0.0.1:9")
     assert error.startswith(
         "--scheduler is 'tcp://127.0.0.1:9' but no scheduler answers there within 0.5 s: "

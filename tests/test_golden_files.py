@@ -11,11 +11,11 @@ from safetensors.numpy import save_file
 
 from concord import spec
 from concord.backends.interface import Run
-from concord.conformance import golden_files as golden
-from concord.conformance.estimate import Z
-from concord.conformance.expectation import JudgedTraining
-from concord.conformance.family import judge
-from concord.conformance.golden_files import DEFAULT, INCLUDED, SHARED, collect, expectation_of, read
+from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.expectation import JudgedTraining
+from concord.conformance.judging.family import judge
+from concord.conformance.run import golden_files as golden
+from concord.conformance.run.golden_files import DEFAULT, INCLUDED, SHARED, collect, expectation_of, read
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.deviations import NONE
 from concord.spec.errors import SpecError

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from concord.conformance import exemptions
-from concord.conformance.estimate import Z
-from concord.conformance.exemptions import (
+from concord.conformance.judging import exemptions
+from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.exemptions import (
     GROWN,
     NO_DIGIT,
     NORM,
@@ -20,9 +20,9 @@ from concord.conformance.exemptions import (
     PADDING,
     UNUSED,
 )
-from concord.conformance.expectation import Expectation
-from concord.conformance.judging import MISSING, WIDER, Judge
-from concord.conformance.reference import Activation
+from concord.conformance.judging.expectation import Expectation
+from concord.conformance.judging.judge import MISSING, WIDER, Judge
+from concord.conformance.judging.protocol import Activation
 
 X = np.linspace(1.0, 3.0, 7)
 SIGMA = 1e-6

@@ -7,8 +7,8 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Request, Unsupported
-from concord.backends.library import padding_reasons
-from concord.conformance.campaign import deviations_of
+from concord.backends.library_support import padding_reasons
+from concord.conformance.run.campaign import deviations_of
 from concord.spec.cases import build_case
 from tests.test_conforming import LIBRARY, Asked, each, run_of
 from tests.toys.rounded import verdict_of

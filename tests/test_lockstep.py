@@ -12,15 +12,12 @@ import pytest
 from rich.console import Console
 
 from concord import backends, spec
-from concord.conformance import record
 from concord.conformance.bugs.bug import Change, rule
-from concord.conformance.campaign import Setup
-from concord.conformance.estimate import estimate
-from concord.conformance.expectation import Expectation, JudgedTraining
-from concord.conformance.lockstep.cases import example, standard
+from concord.conformance.judging.estimate import estimate
+from concord.conformance.judging.expectation import Expectation, JudgedTraining
+from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.lockstep.envelope import in_range
 from concord.conformance.lockstep.outcome import MODES, Lockstep, Track
-from concord.conformance.lockstep.report import show
 from concord.conformance.lockstep.running import (
     Candidate,
     about,
@@ -29,12 +26,15 @@ from concord.conformance.lockstep.running import (
     free_running,
     resynchronised,
 )
-from concord.conformance.page import page
-from concord.conformance.scoring import judge_tensor
+from concord.conformance.lockstep.steps_report import show
+from concord.conformance.lockstep.training_cases import example, standard
+from concord.conformance.run import record
+from concord.conformance.run.campaign import Setup
+from concord.conformance.run.page import page
 from concord.spec.errors import SpecError
-from concord.spec.training.optimizers import ReferenceOptimizer, clipped
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
 from concord.spec.training.recipe import recipe as known_recipe
+from concord.spec.training.reference_optimizer import ReferenceOptimizer, clipped
 from concord.spec.training.trajectory import Training
 from tests.toys import stepping
 from tests.toys.ready import hugging_face

@@ -8,7 +8,7 @@ import pytest
 from concord.backends.interface import Unsupported
 from concord.backends.wire import WorkerFailure
 from concord.conformance.bugs.catalogue import BUGS, KNOWN
-from concord.conformance.bugs.precision import EMULATIONS
+from concord.conformance.bugs.rounding import EMULATIONS
 from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, chosen, plugin, turns
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from concord import output_files, porting
-from concord.conformance.campaign import Setup
 from concord.conformance.fuzz.findings import Failure, Findings
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.fuzz.summary import write_failures
-from concord.conformance.verdict import Result
+from concord.conformance.judging.verdict import Result
+from concord.conformance.run.campaign import Setup
 from tests.toys.checkpoints import shards
 from tests.toys.dumps import answer, exported
 from tests.toys.ready import hugging_face, texts

@@ -8,8 +8,8 @@ import re
 from html.parser import HTMLParser
 
 from concord import output_files
-from concord.conformance import record
-from concord.conformance.page import FOLDER, page
+from concord.conformance.run import record
+from concord.conformance.run.page import FOLDER, page
 from tests.toys import reports
 from tests.toys.surroundings import ROOT, options, toy
 

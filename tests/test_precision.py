@@ -13,11 +13,12 @@ from rich.console import Console
 from concord import backends
 from concord.backends.interface import Unsupported, refuse_tf32, refusing_nondeterminism
 from concord.backends.wire import WorkerFailure
-from concord.conformance import Setup, check_jobs, conduct, doctor, record
-from concord.conformance.doctor import Installed
-from concord.conformance.page import page
-from concord.conformance.report import show
-from concord.conformance.scoring import judge_tensor
+from concord.conformance import Setup, check_jobs, conduct
+from concord.conformance.judging.scoring import judge_tensor
+from concord.conformance.run import environment, record
+from concord.conformance.run.environment import Installed
+from concord.conformance.run.page import page
+from concord.conformance.run.report import show
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
@@ -289,8 +290,8 @@ def ready(name, cuda, *devices):
 
 
 def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(doctor.here, "gpus", lambda: ["NVIDIA H100"])
-    found = doctor.conclusions(
+    monkeypatch.setattr(environment.here, "gpus", lambda: ["NVIDIA H100"])
+    found = environment.conclusions(
         [
             ready("torch", "float32", "cuda:0"),
             ready("tf", "tf32"),
@@ -305,5 +306,6 @@ def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch):
     )
     assert "--precision strict" in found[0]
     assert (
-        doctor.conclusions([ready("tf", "tf32", "cuda:0"), ready("jax", "tf32")], Setup(device="cuda")) == []
+        environment.conclusions([ready("tf", "tf32", "cuda:0"), ready("jax", "tf32")], Setup(device="cuda"))
+        == []
     )

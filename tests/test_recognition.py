@@ -10,7 +10,7 @@ from concord import porting, spec
 from concord.porting import registry
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
-from concord.spec.sources import table
+from concord.spec.sources import source_tables
 from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes, shards
 from tests.toys.ready import hugging_face
 
@@ -46,7 +46,11 @@ def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path):
 
 
 def test_a_table_of_ones_own_is_read(tmp_path):
-    text = (table.TABLES / "bert-hugging-face.toml").read_text().replace("bert.encoder.layer", "bert.blocks")
+    text = (
+        (source_tables.TABLES / "bert-hugging-face.toml")
+        .read_text()
+        .replace("bert.encoder.layer", "bert.blocks")
+    )
     (tmp_path / "mine.toml").write_text(text.replace('source = "bert-hugging-face"', 'source = "mine"'))
     source = hugging_face(
         tmp_path / "source",

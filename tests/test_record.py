@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
-from concord.conformance import record
-from concord.conformance.campaign import Report
-from concord.conformance.verdict import number
+from concord.conformance.judging.verdict import number
+from concord.conformance.run import record
+from concord.conformance.run.campaign import Report
 from concord.output_files import KINDS
 from tests.toys import reports
 from tests.toys.surroundings import ROOT, program, refusal, toy

@@ -8,7 +8,7 @@ import pytest
 
 from concord import spec
 from concord.spec.cases import LONG, OWN, build_case, standard_cases
-from concord.spec.cases.files import FOLDER, drift, write_case
+from concord.spec.cases.case_files import FOLDER, drift, write_case
 
 
 def test_case_files_are_what_this_code_would_write():

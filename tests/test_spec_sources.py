@@ -5,27 +5,27 @@ import pytest
 
 from concord import spec
 from concord.spec.errors import SpecError, WeightsError
-from concord.spec.sources import table
+from concord.spec.sources import source_tables
 from concord.spec.sources.names import problem
 from tests.toys.checkpoints import SIZES
 from tests.toys.surroundings import refusal
 
 
 def config_for(source, part):
-    entry = table.load(source).parts[part]
-    return spec.variant(table.load(source).variant, **{**SIZES, **entry.constants})
+    entry = source_tables.load(source).parts[part]
+    return spec.variant(source_tables.load(source).variant, **{**SIZES, **entry.constants})
 
 
 def test_all_problems_are_reported_at_once_in_the_source_s_names():
     config = config_for("tf1-text-classifier", "model")
-    native = table.native(table.load("tf1-text-classifier"), config, spec.initialize(config))
+    native = source_tables.native(source_tables.load("tf1-text-classifier"), config, spec.initialize(config))
     del native["dense_4/kernel"]
     native["dense_6/kernel"] = native["dense/kernel"]
     native["conv1d_1/kernel"] = native["conv1d_1/kernel"][0]
     native["embedding_w"] = native["embedding_w"].astype(np.int64)
     native["output_w"][2, 1] = np.nan
     with pytest.raises(WeightsError) as raised:
-        table.canonical(table.load("tf1-text-classifier"), config, native)
+        source_tables.canonical(source_tables.load("tf1-text-classifier"), config, native)
     text = "\n".join(raised.value.problems)
     assert len(raised.value.problems) == 5
     assert "'output_w' is nan at (2, 1) but must be finite" in text
@@ -44,7 +44,7 @@ def test_a_configuration_that_the_source_cannot_hold_is_refused():
         WeightsError,
         match=r"'layers.0.norm1.weight' is required by this configuration but the source has no weight",
     ):
-        table.native(table.load("nndl-paddle"), config, spec.initialize(config))
+        source_tables.native(source_tables.load("nndl-paddle"), config, spec.initialize(config))
 
 
 @pytest.mark.parametrize("pattern", ["a{j}", "a{i*2}", "a{i", "a{}"])
@@ -53,19 +53,19 @@ def test_placeholders_that_cannot_be_read_are_refused(pattern):
 
 
 def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path):
-    text = (table.TABLES / "vanilla-encoder.toml").read_text()
+    text = (source_tables.TABLES / "vanilla-encoder.toml").read_text()
     path = tmp_path / "wrong.toml"
     wrong = text.replace('layout = "out_in"', 'layout = "in_aut"', 1).replace("under =", "udner =")
     path.write_text(wrong.replace("w_k.bias", "w_k{j}.bias"))
-    raised = refusal(table.read, path)
+    raised = refusal(source_tables.read, path)
     assert len(raised) == 3
     assert any("'parts.encoder.gradients.udner' is '' but must be left out" in it for it in raised)
     path.write_text("".join(line for line in text.splitlines(True) if not line.startswith("under =")))
     with pytest.raises(SpecError, match=r"'gradients\.under' is missing but must be text"):
-        table.read(path)
+        source_tables.read(path)
     path.write_text(text.replace('{i}.attention.query.weight"', '{i}.attention.quarry.weight"'))
     with pytest.raises(SpecError, match=r"'parts.encoder.weights' lacks 'layers.0.attention.query.weight'"):
-        table.read(path)
+        source_tables.read(path)
 
 
 def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path):
@@ -73,12 +73,15 @@ def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path):
         'source = "mine"\nvariant = "bert"\nlike = "bert-hugging-face"\n[parts.model.checkpoint]\nprefixes '
         "= []\n"
     )
-    mine, bert = table.read(tmp_path / "mine.toml"), table.load("bert-hugging-face")
+    mine, bert = source_tables.read(tmp_path / "mine.toml"), source_tables.load("bert-hugging-face")
     assert (mine.parts["model"].checkpoint.prefixes, mine.parts["encoder"].checkpoint) == (
         [],
         bert.parts["encoder"].checkpoint,
     )
-    assert (table.words(mine), table.words(table.load("sentence-bert-hugging-face"))) == (
+    assert (
+        source_tables.words(mine),
+        source_tables.words(source_tables.load("sentence-bert-hugging-face")),
+    ) == (
         "bert-hugging-face",
         "bert-hugging-face",
     )
@@ -86,7 +89,7 @@ def test_a_table_that_is_like_another_has_its_other_parts_too(tmp_path):
 
 def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason():
     config = spec.variant("bert", **SIZES, num_segments=0, norm_placement="pre")
-    raised = refusal(table.stated, table.load("bert-hugging-face"), config)
+    raised = refusal(source_tables.stated, source_tables.load("bert-hugging-face"), config)
     assert raised == [
         "norm_placement is 'pre' but must be 'post' [source=bert-hugging-face]",
         "'embeddings.segment.weight' is required but the configuration has no such parameter "
@@ -95,12 +98,14 @@ def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason():
     with pytest.raises(
         SpecError, match=r"^activation is 'relu' but must be 'gelu_tanh' \[source=bert-pytorch\]$"
     ):
-        table.stated(
-            table.load("bert-pytorch"), config_for("bert-pytorch", "model").replace(activation="relu")
+        source_tables.stated(
+            source_tables.load("bert-pytorch"), config_for("bert-pytorch", "model").replace(activation="relu")
         )
 
 
 def test_a_configuration_lists_every_missing_key():
-    raised = refusal(table.configure, table.load("bert-pytorch"), {"hidden": 8, "gelu": "erf"})
+    raised = refusal(
+        source_tables.configure, source_tables.load("bert-pytorch"), {"hidden": 8, "gelu": "erf"}
+    )
     assert len(raised) == 11
     assert "configuration: key 'gelu' is 'erf' but must be one of tanh [source=bert-pytorch]" in raised

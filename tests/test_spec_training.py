@@ -8,8 +8,8 @@ import pytest
 from concord import spec
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.training.dropout import kept, philox
-from concord.spec.training.optimizers import ReferenceOptimizer, batch_weights, clipped, moments
 from concord.spec.training.recipe import Recipe, recipe_from_mapping, rounded_hyperparameters
+from concord.spec.training.reference_optimizer import ReferenceOptimizer, batch_weights, clipped, moments
 from concord.spec.training.schedules import learning_rate
 from concord.spec.training.trajectory import Training, Trajectory
 

@@ -17,8 +17,8 @@ from concord.backends.bench import Bench
 from concord.backends.interface import Unsupported
 from concord.backends.machine import wait_for_rest
 from concord.commands import speed as command
-from concord.conformance import record as files
-from concord.conformance.campaign import Setup
+from concord.conformance.run import record as files
+from concord.conformance.run.campaign import Setup
 from concord.output_files import KINDS
 from concord.spec.cases import build_case
 from concord.speed import (

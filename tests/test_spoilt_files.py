@@ -12,14 +12,14 @@ import pytest
 from rich.console import Console
 
 from concord import output_files, porting
-from concord.conformance import dump, golden_files, record, report
-from concord.conformance.campaign import Report, Setup
-from concord.conformance.page import page
-from concord.conformance.verdict import Judgement, Result, Row, Verdict
+from concord.conformance.judging.verdict import Judgement, Result, Row, Verdict
+from concord.conformance.run import dump, golden_files, record, report
+from concord.conformance.run.campaign import Report, Setup
+from concord.conformance.run.page import page
 from concord.porting import texts
 from concord.spec.errors import SpecError
 from concord.spec.files import read_bytes, read_json
-from concord.spec.sources import table
+from concord.spec.sources import source_tables
 from concord.speed import presets
 from concord.speed.table import markdown, show
 from tests.conftest import small_config
@@ -105,7 +105,7 @@ READERS = {
     },
     "a speed record": (copied(ROOT / "conformance" / "results" / "speed-forward.json"), show_speed),
     "a configuration": (copied(CONFIG), lambda folder: presets.named(str(folder / CONFIG.name))),
-    "a table of a source": (copied(SOURCE), lambda folder: table.read(folder / SOURCE.name)),
+    "a table of a source": (copied(SOURCE), lambda folder: source_tables.read(folder / SOURCE.name)),
     **{
         f"texts in {name}": (
             lambda folder, name=name, content=content: (folder / name).write_text(content),

@@ -195,7 +195,7 @@ def test_only_the_four_backends_import_frameworks_each_its_own_and_none_another(
             if path.name in named or path == ROOT / "concord/commands/compare.py":
                 owner = "torch"  # the reference is a module of PyTorch's
             if path.parent == ROOT / "porting/containers":  # in a process of its own
-                owner = {"tensorflow": "tf", "torch": "torch", "onnx": "torch"}.get(path.stem, owner)
+                owner = {"tensorflow": "tf", "torch_files": "torch", "onnx": "torch"}.get(path.stem, owner)
             foreign = ALL_FRAMEWORKS - FRAMEWORKS.get(owner, set())
             others = tuple(f"concord.backends.{name}" for name in FRAMEWORKS if name != owner)
             found += [

@@ -8,12 +8,12 @@ import pytest
 from concord import spec
 from concord.backends import wire
 from concord.backends.interface import Request
-from concord.conformance.campaign import Setup, conduct
-from concord.conformance.check import check_jobs
-from concord.conformance.exemptions import UNUSED
+from concord.conformance.judging.exemptions import UNUSED
+from concord.conformance.run.campaign import Setup, conduct
+from concord.conformance.run.standard_jobs import check_jobs
 from concord.spec.cases import build_case
+from concord.spec.encoder import Model
 from concord.spec.errors import SpecError
-from concord.spec.model import Model
 from tests.toys.built_in import changed
 from tests.toys.rounded import as_run, truth_of, verdict_of
 from tests.toys.small import run_case

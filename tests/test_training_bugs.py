@@ -10,10 +10,10 @@ from concord.conformance.bugs.bug import Change, recipe, rule
 from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.edits import of_other_step
 from concord.conformance.bugs.training.runs import RUNS, model, training_of
-from concord.conformance.expectation import JudgedTraining
+from concord.conformance.judging.expectation import JudgedTraining
 from concord.conformance.lockstep.running import Candidate, resynchronised
 from concord.conformance.mutants.matrix import Hunt, plugin
-from concord.conformance.mutants.trained import divergence_of, shown
+from concord.conformance.mutants.training_detection import divergence_of, shown
 from concord.spec.training.recipe import RATES
 from tests.toys.stepping import Bugged
 from tests.toys.surroundings import sample_of

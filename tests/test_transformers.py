@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from concord import porting, spec
-from concord.conformance import family
-from concord.conformance.scoring import judge_tensor
+from concord.conformance.judging import family
+from concord.conformance.judging.scoring import judge_tensor
 from concord.porting.recognition import AUTO
 from tests.toys import elsewhere
 from tests.toys.elsewhere import Place

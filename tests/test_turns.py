@@ -6,7 +6,7 @@ Between them they still meet everything.
 from collections import defaultdict
 
 from concord.backends import BUILT_IN
-from concord.conformance.check import check_jobs
+from concord.conformance.run.standard_jobs import check_jobs
 from concord.spec.cases import OWN, SCENARIOS
 from tests.conftest import is_the_only_one, turns
 

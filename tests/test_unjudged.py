@@ -8,8 +8,8 @@ import json
 import numpy as np
 import pytest
 
-from concord.conformance.campaign import exit_code_of
-from concord.conformance.verdict import Judgement, Row, Verdict
+from concord.conformance.judging.verdict import Judgement, Row, Verdict
+from concord.conformance.run.campaign import exit_code_of
 from concord.speed import presets, truth
 from tests.test_speed import small_preset
 from tests.toys.dumps import answer, exported, leave

@@ -19,7 +19,14 @@ from jax import Array
 from concord.backends.interface import Implementation, Request
 from concord.backends.jax import layers as explicit
 from concord.backends.jax.model import PARTS, TextClassifier
-from concord.backends.library import NOT_EXPOSED, KeptRows, Layers, library_reasons, parts_of, unpadded
+from concord.backends.library_support import (
+    NOT_EXPOSED,
+    KeptRows,
+    Layers,
+    library_reasons,
+    parts_of,
+    unpadded,
+)
 from concord.spec.config import EncoderConfig
 
 ACTIVATIONS: dict[str, explicit.Step] = {

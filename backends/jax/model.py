@@ -18,7 +18,7 @@ from concord.backends.jax.layers import (
     MultiHeadAttention,
     dtype_name,
 )
-from concord.backends.library import KeptRows, Layers
+from concord.backends.library_support import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.pooling import least_squares

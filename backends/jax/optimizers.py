@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 from jax import Array
 
-from concord.backends.optimizers import Operations, Optimizer
+from concord.backends.update_rules import Operations, Optimizer
 from concord.spec.training.recipe import Recipe
 
 MOMENTS = {"trace": "momentum", "mu": "first_moment", "nu": "second_moment"}
@@ -75,12 +75,12 @@ def own(recipe: Recipe, decayed: Mapping[str, bool]) -> optax.GradientTransforma
 
 
 class OwnOptimizer(Optimizer):
-    """Optax's (:class:`concord.backends.optimizers.Optimizer`)."""
+    """Optax's (:class:`concord.backends.update_rules.Optimizer`)."""
 
     def step(
         self, gradients: Mapping[str, Array], numbers: Mapping[str, Array], rows: Mapping[str, Array]
     ) -> None:
-        """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
+        """Update every parameter (:meth:`concord.backends.update_rules.Optimizer.step`)."""
         parameters = {name: variable[...] for name, variable in self.variables.items()}
         updates, self.state = self.native.update(
             {name: gradients[name] for name in self.variables}, self.state, parameters
@@ -91,7 +91,7 @@ class OwnOptimizer(Optimizer):
             self.variables[name].set_value(updated)
 
     def kept(self) -> dict[str, Array]:
-        """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
+        """Return what is kept (:meth:`concord.backends.update_rules.Optimizer.kept`)."""
         parts = jax.tree.leaves(self.state, is_leaf=_keeps)
         return {
             f"{moment}.{name}": getattr(part, key)[name]
@@ -102,7 +102,7 @@ class OwnOptimizer(Optimizer):
         }
 
     def resume(self, kept: Mapping[str, Array], steps: int) -> None:
-        """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
+        """Go on from what was kept (:meth:`concord.backends.update_rules.Optimizer.resume`)."""
 
         def resumed(part: Any) -> Any:
             if not _keeps(part):
@@ -126,7 +126,7 @@ def _keeps(part: Any) -> bool:
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping[str, str]) -> Optimizer:
-    """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
+    """Return what updates parameters as a recipe says (:class:`concord.backends.update_rules.Optimizer`)."""
     native = own(recipe, {name: kinds[name] not in recipe.undecayed for name in variables})
     kind = Optimizer if native is None else OwnOptimizer
     found = kind(OPERATIONS, recipe, variables, kinds, native)

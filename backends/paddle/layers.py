@@ -2,8 +2,8 @@
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
 d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. A model is
-made of :class:`~concord.backends.library.Layers`, of which :mod:`concord.backends.paddle.library` has the
-framework's own.
+made of :class:`~concord.backends.library_support.Layers`; the framework's own are in
+:mod:`concord.backends.paddle.library`.
 """
 
 import math
@@ -14,7 +14,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
-from concord.backends.library import KeptRows, Layers
+from concord.backends.library_support import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig
 from concord.spec.masks import mask_constant

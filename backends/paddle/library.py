@@ -19,7 +19,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, inference, nn
 
 from concord.backends.interface import Implementation, Request
-from concord.backends.library import (
+from concord.backends.library_support import (
     ATTENTION_ALONE,
     NOT_EXPOSED,
     NOT_EXPOSED_BY_MODELS,

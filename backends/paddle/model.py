@@ -7,7 +7,7 @@ Every part takes its inputs by name (:func:`spec.inputs`), and returns its outpu
 import paddle
 from paddle import Tensor, nn
 
-from concord.backends.library import KeptRows, Layers
+from concord.backends.library_support import KeptRows, Layers
 from concord.backends.paddle.layers import (
     EXPLICIT,
     LAYERS,

@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from concord.backends.optimizers import Operations, Optimizer, groups
+from concord.backends.update_rules import Operations, Optimizer, groups
 from concord.spec.training.recipe import Recipe
 
 MOMENTS = {
@@ -83,19 +83,19 @@ def own(recipe: Recipe, parameters: Any, undecayed: set[str]) -> paddle.optimize
 
 
 class OwnOptimizer(Optimizer):
-    """Paddle's own (:class:`concord.backends.optimizers.Optimizer`)."""
+    """Paddle's own (:class:`concord.backends.update_rules.Optimizer`)."""
 
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]
     ) -> None:
-        """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
+        """Update every parameter (:meth:`concord.backends.update_rules.Optimizer.step`)."""
         self.native.set_lr(numbers["rate"])
         for name, variable in self.variables.items():
             variable.grad = gradients[name]
         self.native.step()
 
     def kept(self) -> dict[str, Tensor]:
-        """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
+        """Return what is kept (:meth:`concord.backends.update_rules.Optimizer.kept`)."""
         kept = {
             f"{variable.name}_{key}": f"{moment}.{name}"
             for name, variable in self.variables.items()
@@ -104,7 +104,7 @@ class OwnOptimizer(Optimizer):
         return {kept[key]: tensor for key, tensor in self.native.state_dict().items() if key in kept}
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
-        """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
+        """Go on from what was kept (:meth:`concord.backends.update_rules.Optimizer.resume`)."""
         found = {
             f"{variable.name}_{key}": kept[f"{moment}.{name}"]
             for name, variable in self.variables.items()
@@ -127,7 +127,7 @@ def _raised(beta: float, steps: int, variable: Tensor) -> Tensor:
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, Tensor], kinds: Mapping[str, str]) -> Optimizer:
-    """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
+    """Return what updates parameters as a recipe says (:class:`concord.backends.update_rules.Optimizer`)."""
     undecayed = {variable.name for name, variable in variables.items() if kinds[name] in recipe.undecayed}
     native = own(recipe, groups(recipe, variables, kinds), undecayed)
     kind = Optimizer if native is None else OwnOptimizer

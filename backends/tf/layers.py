@@ -2,8 +2,8 @@
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
 d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. A model is
-made of :class:`~concord.backends.library.Layers`, of which :mod:`concord.backends.tf.library` has the
-framework's own.
+made of :class:`~concord.backends.library_support.Layers`; the framework's own are in
+:mod:`concord.backends.tf.library`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras import layers, ops
 from tensorflow import Tensor
 
-from concord.backends.library import KeptRows, Layers
+from concord.backends.library_support import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.masks import mask_constant

@@ -17,7 +17,14 @@ from keras import layers, ops
 from tensorflow import Tensor
 
 from concord.backends.interface import Implementation, Request
-from concord.backends.library import NOT_EXPOSED, KeptRows, Layers, library_reasons, parts_of, unpadded
+from concord.backends.library_support import (
+    NOT_EXPOSED,
+    KeptRows,
+    Layers,
+    library_reasons,
+    parts_of,
+    unpadded,
+)
 from concord.backends.tf import layers as explicit
 from concord.backends.tf.model import PARTS, TextClassifier
 from concord.spec.config import EncoderConfig

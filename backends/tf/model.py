@@ -9,7 +9,7 @@ from typing import Any
 from keras import ops
 from tensorflow import Tensor
 
-from concord.backends.library import KeptRows, Layers
+from concord.backends.library_support import KeptRows, Layers
 from concord.backends.tf.layers import (
     EXPLICIT,
     LAYERS,

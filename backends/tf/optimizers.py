@@ -6,9 +6,9 @@ import keras
 import tensorflow as tf
 from tensorflow import Tensor
 
-from concord.backends.optimizers import Operations, Optimizer
-from concord.spec.training.optimizers import moments
+from concord.backends.update_rules import Operations, Optimizer
 from concord.spec.training.recipe import Recipe
+from concord.spec.training.reference_optimizer import moments
 
 ORDER = {
     "sgd": (("momentum",),),
@@ -52,12 +52,12 @@ def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
 
 
 class OwnOptimizer(Optimizer):
-    """Keras's own (:class:`concord.backends.optimizers.Optimizer`)."""
+    """Keras's own (:class:`concord.backends.update_rules.Optimizer`)."""
 
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
     ) -> None:
-        """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
+        """Update every parameter (:meth:`concord.backends.update_rules.Optimizer.step`)."""
         self.native.learning_rate.assign(tf.cast(numbers["rate"], self.native.learning_rate.dtype))
         self.native.apply([gradients[name] for name in self.variables], list(self.variables.values()))
 
@@ -73,11 +73,11 @@ class OwnOptimizer(Optimizer):
         }
 
     def kept(self) -> dict[str, Tensor]:
-        """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
+        """Return what is kept (:meth:`concord.backends.update_rules.Optimizer.kept`)."""
         return {name: self._signed(variable.value) for name, variable in self._held().items()}
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
-        """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
+        """Go on from what was kept (:meth:`concord.backends.update_rules.Optimizer.resume`)."""
         self.native.iterations.assign(steps)
         for name, variable in self._held().items():
             variable.assign(self._signed(kept[name]))
@@ -91,7 +91,7 @@ class OwnOptimizer(Optimizer):
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Mapping[str, str]) -> Optimizer:
-    """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
+    """Return what updates parameters as a recipe says (:class:`concord.backends.update_rules.Optimizer`)."""
     native = own(recipe, next(iter(variables.values())).dtype)
     if native is not None:
         undecayed = [variable for name, variable in variables.items() if kinds[name] in recipe.undecayed]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from concord.backends.interface import Implementation, Request
-from concord.backends.library import (
+from concord.backends.library_support import (
     NOT_EXPOSED,
     KeptRows,
     Layers,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concord.backends.library import KeptRows, Layers
+from concord.backends.library_support import KeptRows, Layers
 from concord.backends.taps import Tapped
 from concord.backends.torch.layers import (
     EXPLICIT,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concord.backends.optimizers import Operations, Optimizer, groups
+from concord.backends.update_rules import Operations, Optimizer, groups
 from concord.spec.training.recipe import Recipe
 
 MOMENTS = {
@@ -77,12 +77,12 @@ def own(recipe: Recipe, parameters: list[dict[str, Any]]) -> torch.optim.Optimiz
 
 
 class OwnOptimizer(Optimizer):
-    """PyTorch's own (:class:`concord.backends.optimizers.Optimizer`)."""
+    """PyTorch's own (:class:`concord.backends.update_rules.Optimizer`)."""
 
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]
     ) -> None:
-        """Update every parameter (:meth:`concord.backends.optimizers.Optimizer.step`)."""
+        """Update every parameter (:meth:`concord.backends.update_rules.Optimizer.step`)."""
         for group in self.native.param_groups:
             group["lr"] = numbers["rate"]
         for name, variable in self.variables.items():
@@ -90,7 +90,7 @@ class OwnOptimizer(Optimizer):
         self.native.step()
 
     def kept(self) -> dict[str, Tensor]:
-        """Return what is kept (:meth:`concord.backends.optimizers.Optimizer.kept`)."""
+        """Return what is kept (:meth:`concord.backends.update_rules.Optimizer.kept`)."""
         kept = {name: self.native.state[variable] for name, variable in self.variables.items()}
         return {
             f"{moment}.{name}": found[key]
@@ -100,7 +100,7 @@ class OwnOptimizer(Optimizer):
         }
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
-        """Go on from what was kept (:meth:`concord.backends.optimizers.Optimizer.resume`)."""
+        """Go on from what was kept (:meth:`concord.backends.update_rules.Optimizer.resume`)."""
         self.native.state.clear()
         if steps == 0 and self.recipe.algorithm == "sgd":
             return  # the first step of momentum is of another kind
@@ -115,7 +115,7 @@ class OwnOptimizer(Optimizer):
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapping[str, str]) -> Optimizer:
-    """Return what updates parameters as a recipe says (:class:`concord.backends.optimizers.Optimizer`)."""
+    """Return what updates parameters as a recipe says (:class:`concord.backends.update_rules.Optimizer`)."""
     native = own(recipe, groups(recipe, variables, kinds))
     kind = Optimizer if native is None else OwnOptimizer
     return kind(OPERATIONS, recipe, variables, kinds, native)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from concord import options, output_files
 from concord.commands.check import Selection, judge_jobs
-from concord.conformance import dump
+from concord.conformance.run import dump
 from concord.options import Written
 from concord.own_model import OwnModel
 from concord.spec.errors import collect

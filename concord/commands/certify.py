@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from concord import options, output_files
-from concord.conformance import record
+from concord.conformance.run import record
 from concord.options import Written
 from concord.spec.errors import refuse
 from concord.terminal import Terminal, telling

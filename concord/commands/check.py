@@ -12,10 +12,11 @@ import typer
 
 from concord import options
 from concord.backends.worker import TIME_LIMIT
-from concord.conformance import check_jobs, dump
-from concord.conformance.campaign import Job, Setup, conduct, repeated
-from concord.conformance.check import DTYPES, sequence
+from concord.conformance import check_jobs
 from concord.conformance.progress import listening
+from concord.conformance.run import dump
+from concord.conformance.run.campaign import Job, Setup, conduct, repeated
+from concord.conformance.run.standard_jobs import DTYPES, sequence
 from concord.exit_codes import halting
 from concord.own_model import OwnModel
 from concord.spec.errors import collect

@@ -9,10 +9,10 @@ from typing import Any
 import typer
 
 from concord import options
-from concord.conformance.campaign import Report, Setup
 from concord.conformance.compare import prepare
+from concord.conformance.judging.verdict import Result
 from concord.conformance.progress import listening
-from concord.conformance.verdict import Result
+from concord.conformance.run.campaign import Report, Setup
 from concord.spec.errors import optional, refuse
 from concord.spec.files import read_arrays, read_text, write_text
 from concord.terminal import Terminal, bars

@@ -10,12 +10,12 @@ import typer
 from concord import backends, output_files
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import Worker
-from concord.conformance import record
 from concord.conformance.bugs.catalogue import BUGS
-from concord.conformance.campaign import Report, Setup, environment_of
-from concord.conformance.check import job_of
+from concord.conformance.judging.verdict import Result, divergence_lines, verdict_lines
 from concord.conformance.mutants.matrix import plugin
-from concord.conformance.verdict import Result, divergence_lines, verdict_lines
+from concord.conformance.run import record
+from concord.conformance.run.campaign import Report, Setup, environment_of
+from concord.conformance.run.standard_jobs import job_of
 from concord.options import Written
 from concord.spec.cases import build_case
 from concord.spec.errors import refuse, unknowns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from concord import output_files
-from concord.conformance import record
+from concord.conformance.run import record
 from concord.conformance.wording import once
 from concord.options import Written
 from concord.spec.errors import collect

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concord import options
-from concord.conformance import doctor as diagnoses
+from concord.conformance.run import environment as diagnoses
 from concord.conformance.wording import plain
 from concord.terminal import Terminal
 

@@ -100,7 +100,7 @@ def fuzz(
     """
     with optional("concord fuzz", "fuzz"):
         from concord.conformance.fuzz import summary
-        from concord.conformance.fuzz.hunting import hunt
+        from concord.conformance.fuzz.hunt import hunt
 
     outputs.check()
     settings, names, plan, _ = collect(

@@ -9,11 +9,11 @@ from typing import Any
 import typer
 
 from concord import options, spec
-from concord.conformance.expectation import JudgedTraining
-from concord.conformance.lockstep import cases
+from concord.conformance.judging.expectation import JudgedTraining
+from concord.conformance.lockstep import training_cases
 from concord.conformance.lockstep.outcome import MODES
-from concord.conformance.lockstep.report import show
 from concord.conformance.lockstep.running import conduct
+from concord.conformance.lockstep.steps_report import show
 from concord.options import Named
 from concord.own_model import PARTS, weights_of
 from concord.spec.config import from_toml
@@ -49,7 +49,7 @@ def lockstep(
         variant (V): A variant, or a model of your own as a TOML file. Without either: the
             standard case, with batches and a recipe of its own.
         recipe (R): A known recipe, or a TOML file. Default: adamw.
-        steps: Default: {STEPS}; of the standard case {cases.STEPS}.
+        steps: Default: {STEPS}; of the standard case {training_cases.STEPS}.
         batch: Samples in a batch. Default: {BATCH}.
         tokens: Tokens of a sample. Default: {TOKENS}.
         seed: What weights, batches and dropout follow from.
@@ -67,7 +67,7 @@ def lockstep(
             given = {"recipe": recipe, "batch": batch, "tokens": tokens}
             why = "neither --variant nor CHECKPOINT is: the standard case has batches and a recipe of its own"
             refuse([f"--{name} is given but {why}" for name, value in given.items() if value is not None])
-            return cases.standard(steps or cases.STEPS, seed, dtype)
+            return training_cases.standard(steps or training_cases.STEPS, seed, dtype)
         drawn, how = _model(checkpoint, variant), _recipe(recipe or "adamw")
         longest = drawn["config"].max_positions - drawn["config"].position_start
         if tokens is not None and tokens > longest:
@@ -75,7 +75,7 @@ def lockstep(
                 f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more"
             )
         size = (steps or STEPS, batch or BATCH, tokens or min(TOKENS, longest))
-        return cases.example(drawn.pop("config"), how, *size, seed, dtype, **drawn)
+        return training_cases.example(drawn.pop("config"), how, *size, seed, dtype, **drawn)
 
     settings, names, training = collect(workers.settings, workers.names, case)
     mode, count = MODES[free_running], len(training.training.steps)
@@ -96,7 +96,7 @@ def _recipe(name: str) -> Recipe:
 
 
 def _model(checkpoint: Path | None, variant: str | None) -> dict[str, Any]:
-    """Return what is trained, as :func:`concord.conformance.lockstep.cases.example` takes it.
+    """Return what is trained, as :func:`concord.conformance.lockstep.training_cases.example` takes it.
 
     Raises:
         SpecError: listing what is unknown or wrong.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import typer
 
 from concord import options
-from concord.conformance.mutants import matrix, table
+from concord.conformance.mutants import detection_table, matrix
 from concord.exit_codes import halting
 from concord.spec.errors import collect
 from concord.terminal import Terminal, counting
@@ -41,5 +41,7 @@ def mutants(
             outcome = matrix.conduct(asked, settings, progress, stopped)
         code = outcome.exit_code
         if outcome.findings or not stopped():
-            code = outputs.finish(outcome, "mutants", title, lambda: table.show(outcome, Terminal()))
+            code = outputs.finish(
+                outcome, "mutants", title, lambda: detection_table.show(outcome, Terminal())
+            )
     raise typer.Exit(code)

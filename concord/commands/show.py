@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from concord import options, output_files, spec
-from concord.conformance import record
+from concord.conformance.run import record
 from concord.options import Written
 from concord.own_model import PARTS
 from concord.spec.errors import SpecError, collect, refuse, unknowns
@@ -63,8 +63,8 @@ def report(
         markdown: Put the table of a check or of speed between its markers in a Markdown file.
         runs: Write what came of each run, its largest error, and where, in a line with tabs between.
     """
-    from concord.conformance import report
-    from concord.conformance.campaign import Report
+    from concord.conformance.run import report
+    from concord.conformance.run.campaign import Report
     from concord.speed import table
 
     output_files.check(html, markdown, runs)
@@ -106,8 +106,8 @@ def attention(
         text_a (TEXT): A text that the model reads.
         text_b ([TEXT_B]): And the second of a pair.
     """
-    from concord.conformance import report
-    from concord.porting.attention import attention_page, look
+    from concord.conformance.run import report
+    from concord.porting.attention_page import attention_page, look
     from concord.porting.prediction import TextModel
     from concord.porting.texts import Text
 

@@ -14,7 +14,7 @@ import typer
 from concord import options, output_files
 from concord.backends import machine
 from concord.backends.interface import WORKLOAD_KINDS
-from concord.conformance import record as files
+from concord.conformance.run import record as files
 from concord.own_model import OwnModel
 from concord.spec.errors import collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS

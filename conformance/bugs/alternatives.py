@@ -2,7 +2,7 @@
 flagged.
 
 An alternative of a step is an edit of taps: one text for the four frameworks and for NumPy. One of every sum,
-product or division is an arithmetic of :mod:`concord.conformance.bugs.ways`.
+product or division is an arithmetic of :mod:`concord.conformance.bugs.algorithms`.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from concord.conformance.bugs import ways
+from concord.conformance.bugs import algorithms
 from concord.conformance.bugs.bug import Edits
 from concord.conformance.bugs.context import Context
 from concord.conformance.bugs.gradients import norm_slope, of_softmax
@@ -313,13 +313,13 @@ EDITS: Edits = {
     "norm_times_reciprocal": lambda m: norm(m, *squares_about(m, m.mean(m.x, -1))),
     "norm_gain_first": lambda m: norm(m, *welford(m), gain_first),
     "norm_multiplied_out": lambda m: norm(m, *two_passes(m), multiplied_out),
-    "sums_sequential": ways.sums(ways.total_sequential),
-    "sums_backwards": ways.sums(ways.total_sequential, -1),
-    "sums_in_blocks": ways.sums(ways.total_in_blocks),
-    "sums_pairwise": ways.sums(ways.total_pairwise),
-    "sums_compensated": ways.sums(ways.total_compensated),
-    "tables_one_hot": ways.tables(ways.added_by_products),
-    "tables_sorted": ways.tables(ways.added_by_row),
-    "tables_scattered": ways.tables(ways.added_in_reverse),
+    "sums_sequential": algorithms.sums(algorithms.total_sequential),
+    "sums_backwards": algorithms.sums(algorithms.total_sequential, -1),
+    "sums_in_blocks": algorithms.sums(algorithms.total_in_blocks),
+    "sums_pairwise": algorithms.sums(algorithms.total_pairwise),
+    "sums_compensated": algorithms.sums(algorithms.total_compensated),
+    "tables_one_hot": algorithms.tables(algorithms.added_by_products),
+    "tables_sorted": algorithms.tables(algorithms.added_by_row),
+    "tables_scattered": algorithms.tables(algorithms.added_in_reverse),
     "scale_of_scores": lambda m: m.scores(divisor=1.0) * m.config.head_dim**-0.5,
 }

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from concord.backends.interface import Request
-from concord.backends.optimizers import Optimizer
+from concord.backends.update_rules import Optimizer
 from concord.conformance.bugs.context import Context, Edit
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
-from concord.spec.model import Model
+from concord.spec.encoder import Model
 from concord.spec.training.recipe import Recipe
 
 TRAINING = "training"
@@ -45,7 +45,7 @@ class Change:
         batches: of a step of training; given those of all steps.
         weights: by how much each batch of a step counts; given how many samples and counted labels each has.
         masks: which elements dropout keeps, and the rate that these are scaled up by; given the
-            :class:`concord.conformance.bugs.training.step.DropoutSite`.
+            :class:`concord.conformance.bugs.training.edited_step.DropoutSite`.
         added: the gradients so far with those of one more batch; given both, and the weight of the batch.
         gradients: of a step, accumulated.
         clip: the clipped gradients, and the norm; given gradients, and what gives the squares that a norm

@@ -17,17 +17,17 @@ from typing import Any
 
 from concord.conformance.bugs import (
     activations,
+    algorithms,
     alternatives,
     attention,
     bug,
     gradients,
     lookups,
     loss,
-    masks,
+    masking,
     norms,
-    pooling,
-    precision,
-    ways,
+    pooling_edits,
+    rounding,
 )
 from concord.conformance.bugs.bug import TRAINING as OF_TRAINING
 from concord.conformance.bugs.bug import Bug, Change, rule, where, with_constants
@@ -36,13 +36,13 @@ from concord.spec.files import parse_toml, read_text
 
 MODULES: Mapping[str, ModuleType] = {
     "lookups": lookups,
-    "masks": masks,
+    "masks": masking,
     "products": attention,
     "softmax": attention,
     "norms": norms,
     "sums": norms,
     "activations": activations,
-    "pooling": pooling,
+    "pooling": pooling_edits,
     "loss": loss,
     "gradients": gradients,
 }
@@ -66,7 +66,14 @@ def _frozen(value: Any) -> Any:
 
 def _entries(operation: str, module: ModuleType) -> Iterator[Bug]:
     path = Path(__file__).parent / "entries" / f"{operation}.toml"
-    known = {**vars(bug), **vars(precision), **vars(ways), **vars(module), **precision.EDITS, **module.EDITS}
+    known = {
+        **vars(bug),
+        **vars(rounding),
+        **vars(algorithms),
+        **vars(module),
+        **rounding.EDITS,
+        **module.EDITS,
+    }
     for name, entry in _frozen(parse_toml(read_text(path), path.name)).items():
         edit, taps, place = entry.pop("edit", name), entry.pop("taps", ()), entry.pop("place", "edit")
         if isinstance(edit, dict):

@@ -15,8 +15,8 @@ from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPU
 from concord.spec.errors import SpecError, refuse, unknowns
 
 if TYPE_CHECKING:
-    from concord.conformance.compare.comparison import ModelComparison
-    from concord.conformance.verdict import Verdict
+    from concord.conformance.compare.model_comparison import ModelComparison
+    from concord.conformance.judging.verdict import Verdict
 
 ROWS = (BLIND_ROWS_ZERO, BLIND_ROWS_UNIFORM, UNCOMPUTED_PADDING)
 
@@ -87,8 +87,9 @@ def prepare(
     from torch import nn
 
     from concord.conformance.compare import candidates
-    from concord.conformance.compare.comparison import ModelComparison
+    from concord.conformance.compare.activation_names import renamed
     from concord.conformance.compare.draws import refuse_changes
+    from concord.conformance.compare.model_comparison import ModelComparison
     from concord.conformance.compare.module_reference import (
         OUTPUT,
         ModelReference,
@@ -97,7 +98,6 @@ def prepare(
         is_output,
         unwrapped,
     )
-    from concord.conformance.compare.names import renamed
     from concord.conformance.compare.written import Written
 
     absent = [name for name in declared if is_output(name)]

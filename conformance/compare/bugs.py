@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from concord.conformance.compare.arithmetic import Computed, value_of
+from concord.conformance.compare.aten_arithmetic import Computed, value_of
 from concord.spec.arrays import Array
 from concord.spec.precision import precision, round_to_bits
 

@@ -29,8 +29,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from concord.backends.wire import WorkerFailure
-from concord.conformance.compare import child, names
-from concord.conformance.compare.arithmetic import ROUNDOFF
+from concord.conformance.compare import activation_names, child
+from concord.conformance.compare.aten_arithmetic import ROUNDOFF
 from concord.conformance.compare.draws import again, change, states
 from concord.conformance.compare.module_reference import (
     ModelReference,
@@ -261,7 +261,7 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
             if type(weight.detach()) is not Tensor:
                 right = weight.detach().dequantize()
                 setattr(made.get_submodule(path), name.rpartition(".")[2], nn.Parameter(right))
-                apart[name] = names.apart(numbers(right), numbers(model.get_parameter(name)))
+                apart[name] = activation_names.apart(numbers(right), numbers(model.get_parameter(name)))
     if not apart:
         raise SpecError(
             f"{type(model).__name__} has no nn.Linear but must: those are what way 'int8' quantizes"

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.estimate import Sigma
-from concord.conformance.judging import NEAR
-from concord.conformance.scoring import judge_tensor
-from concord.conformance.verdict import NO_ELEMENT, Judgement
+from concord.conformance.judging.estimate import Sigma
+from concord.conformance.judging.judge import NEAR
+from concord.conformance.judging.scoring import judge_tensor
+from concord.conformance.judging.verdict import NO_ELEMENT, Judgement
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 

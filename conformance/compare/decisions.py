@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from concord.conformance.compare.solutions import LEFT, SOLVING, UNORDERED_VALUES, Solution
-from concord.conformance.estimate import Z
-from concord.conformance.scoring import WHOLE
+from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.scoring import WHOLE
 from concord.spec.arrays import Array
 from concord.spec.text import first_of
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from concord.conformance.compare.arithmetic import computed
+from concord.conformance.compare.aten_arithmetic import computed
 from concord.conformance.compare.module_reference import (
     ModuleReference,
     dtype_name,

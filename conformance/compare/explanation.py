@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from concord.conformance.compare import ROWS
+from concord.conformance.compare.activation_names import apart
 from concord.conformance.compare.blind import blind, places
 from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.differences import Difference, differences
 from concord.conformance.compare.kernels import KERNELS
 from concord.conformance.compare.module_reference import ModuleReference, numbers, spread
-from concord.conformance.compare.names import apart
 from concord.conformance.compare.stretch import Stretch, opened
-from concord.conformance.expectation import is_gradient
 from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.description import wrong_elements
 from concord.conformance.explain.diagnosis import elsewhere
 from concord.conformance.explain.search import Effort
-from concord.conformance.verdict import Row, Verdict
+from concord.conformance.judging.expectation import is_gradient
+from concord.conformance.judging.verdict import Row, Verdict
 from concord.spec.deviations import UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError
 from concord.spec.text import first_of
 
 if TYPE_CHECKING:
-    from concord.conformance.compare.comparison import ModelComparison
+    from concord.conformance.compare.model_comparison import ModelComparison
 
 LONGEST = 40.0
 """Seconds of the processor that everything may take that is looked for after the verdict."""

@@ -1,6 +1,6 @@
 """Kernels whose errors are larger than those of the operation as it is written: their names and words.
 
-How large their errors are stands beside the sums of :mod:`~.arithmetic`.
+How large their errors are stands beside the sums of :mod:`~.aten_arithmetic`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from concord.conformance.compare.arithmetic import (
+from concord.conformance.compare.aten_arithmetic import (
     ROUNDOFF,
     Computed,
     ExactMode,
@@ -48,11 +48,11 @@ from concord.conformance.compare.coherent import Coherent
 from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed, Ties
 from concord.conformance.compare.kernels import KERNELS
 from concord.conformance.compare.state import Copies, kept
-from concord.conformance.estimate import SAMPLES, Estimate, Observer
-from concord.conformance.exemptions import ABSENT, NOT_EXPOSED
-from concord.conformance.expectation import Expectation, is_gradient
+from concord.conformance.judging.estimate import SAMPLES, Estimate, Observer
+from concord.conformance.judging.exemptions import ABSENT, NOT_EXPOSED
+from concord.conformance.judging.expectation import Expectation, is_gradient
+from concord.conformance.judging.protocol import Activation, Pin
 from concord.conformance.progress import say
-from concord.conformance.reference import Activation, Pin
 from concord.spec.arrays import Array
 from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError
@@ -174,7 +174,7 @@ class ModelReference:
         """Compute every tensor in an arithmetic."""
         raise NotImplementedError
 
-    # What the judge asks (:class:`concord.conformance.reference.Reference`).
+    # What the judge asks (:class:`concord.conformance.judging.protocol.Reference`).
 
     @functools.cached_property
     def activations(self) -> dict[str, Activation]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from concord.conformance.compare.bugs import OperationBug, Watched, injected, sites
-from concord.conformance.compare.comparison import ModelComparison
+from concord.conformance.compare.model_comparison import ModelComparison
 from concord.conformance.compare.module_reference import ModelReference, ModuleReference, is_output, numbers
+from concord.conformance.judging.verdict import Verdict
 from concord.conformance.progress import say
-from concord.conformance.verdict import Verdict
 from concord.spec.errors import SpecError
 
 ANOTHER_SHAPE = "it has another shape alone than in its batch"

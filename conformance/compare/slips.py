@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from concord.conformance.compare.arithmetic import BLIND, value_of
+from concord.conformance.compare.aten_arithmetic import BLIND, value_of
 from concord.conformance.compare.bugs import ACTIVATIONS, HIDDEN, NORMS, Operation, OperationBug
 
 aten = torch.ops.aten

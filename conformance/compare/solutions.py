@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concord.conformance.estimate import Z
+from concord.conformance.judging.estimate import Z
 
 SOLVING: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(

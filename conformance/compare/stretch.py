@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from concord.conformance.compare import module_reference as modules
-from concord.conformance.compare.arithmetic import plainly
+from concord.conformance.compare.aten_arithmetic import plainly
 from concord.conformance.compare.bugs import Make, Operation, Watched
 from concord.conformance.compare.decisions import source_line
 from concord.conformance.compare.module_reference import Finished, ModuleReference, dtype_name, named, numbers
-from concord.conformance.estimate import SAMPLES, Observer, Z, estimate
-from concord.conformance.reference import Pin
-from concord.conformance.scoring import judge_tensor
+from concord.conformance.judging.estimate import SAMPLES, Observer, Z, estimate
+from concord.conformance.judging.protocol import Pin
+from concord.conformance.judging.scoring import judge_tensor
 from concord.spec.arrays import Array
 from concord.spec.text import first_of
 

@@ -1,4 +1,4 @@
-"""A reference of one's own in NumPy, written against the arithmetic as :mod:`concord.spec.model` is."""
+"""A reference of one's own in NumPy, written against the arithmetic as :mod:`concord.spec.encoder` is."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from concord.conformance.compare.module_reference import (
     numbers,
     running,
 )
-from concord.conformance.estimate import Observer, low_precision
-from concord.conformance.reference import Pin
+from concord.conformance.judging.estimate import Observer, low_precision
+from concord.conformance.judging.protocol import Pin
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.errors import SpecError
 from concord.spec.leaves import Leaves

@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.estimate import Z
-from concord.conformance.expectation import JudgedProblem
-from concord.conformance.fields import Count, Number, Power
+from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.expectation import JudgedProblem
+from concord.conformance.record_fields import Count, Number, Power
 from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -101,7 +101,7 @@ def break_down(
     """Return where the error of a tensor lies.
 
     Args:
-        actual, value, sigma: as in :func:`concord.conformance.scoring.judge_tensor`.
+        actual, value, sigma: as in :func:`concord.conformance.judging.scoring.judge_tensor`.
         scores: the errors in sigma; NaN where nothing is judged.
         axes: the names of the axes.
         rows: which rows of a table these are, if not all.

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from concord.conformance import expectation
-from concord.conformance.estimate import R, Z
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
-from concord.conformance.scoring import judge_tensor
-from concord.conformance.verdict import Judgement
+from concord.conformance.judging import expectation
+from concord.conformance.judging.estimate import R, Z
+from concord.conformance.judging.scoring import judge_tensor
+from concord.conformance.judging.verdict import Judgement
 from concord.spec.arrays import Array
 
 CLEAR = 5.0

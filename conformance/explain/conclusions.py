@@ -10,15 +10,15 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from concord.conformance import family
-from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, caused
+from concord.conformance.explain.partial_model import role_of
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.result import Diagnosis
 from concord.conformance.explain.search import Effort, one_thread
-from concord.conformance.explain.step import role_of
 from concord.conformance.explain.suspects import like
-from concord.conformance.verdict import Result, Verdict
+from concord.conformance.judging import family
+from concord.conformance.judging.expectation import JudgedProblem, is_gradient
+from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.wording import counted, gather
 
 BUDGET = 30.0

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.context import Flags, norm_of
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.estimate import R, Z
 from concord.conformance.explain.breakdown import axes_of
 from concord.conformance.explain.computation import Computation, within
-from concord.conformance.explain.masks import clauses_of_mask
+from concord.conformance.explain.mask_rules import clauses_of_mask
 from concord.conformance.explain.question import Question
 from concord.conformance.explain.result import Description
-from concord.conformance.padding import padded_rows, seen_keys
+from concord.conformance.judging.estimate import R, Z
+from concord.conformance.judging.padding import padded_rows, seen_keys
 from concord.conformance.wording import few, instead, multiple
 from concord.spec.arrays import Array
 from concord.spec.precision import precision

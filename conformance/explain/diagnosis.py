@@ -8,15 +8,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from concord.conformance.bugs.context import Flags
-from concord.conformance.expectation import JudgedProblem, is_gradient, is_tap_gradient, root_mean_square
 from concord.conformance.explain import suspects
 from concord.conformance.explain.backward import bounds
 from concord.conformance.explain.description import clauses_of, clauses_of_rows, describe
 from concord.conformance.explain.hypothesis import MOST_NAMED, RIGHT, Cause, Hypothesis, caused
+from concord.conformance.explain.partial_model import group_of
 from concord.conformance.explain.question import Exact, Question
 from concord.conformance.explain.result import Description, Diagnosis
 from concord.conformance.explain.search import Effort, Search, one_thread
-from concord.conformance.explain.step import group_of
+from concord.conformance.judging.expectation import (
+    JudgedProblem,
+    is_gradient,
+    is_tap_gradient,
+    root_mean_square,
+)
 from concord.conformance.progress import say
 from concord.conformance.wording import few
 from concord.spec.arrays import Array

@@ -8,7 +8,7 @@ from typing import Any
 
 from concord.backends.interface import Request
 from concord.conformance.bugs.bug import Change, weights
-from concord.conformance.fields import Unwritten
+from concord.conformance.record_fields import Unwritten
 from concord.conformance.wording import instead
 from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig

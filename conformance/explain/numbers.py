@@ -17,7 +17,7 @@ from concord.conformance.bugs.context import Context, parameters_of
 from concord.conformance.bugs.lookups import table_of
 from concord.conformance.bugs.loss import smoothed
 from concord.conformance.bugs.norms import NORMS, RESIDUALS, result
-from concord.conformance.bugs.precision import LINEAR
+from concord.conformance.bugs.rounding import LINEAR
 from concord.conformance.explain.description import FEW, wrong_elements
 from concord.conformance.explain.fitting import fitted, shortest
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from concord.conformance.explain.backward import made_of
 from concord.conformance.explain.hypothesis import Hypothesis
+from concord.conformance.explain.partial_model import group_of
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.step import group_of
 from concord.spec.tensors import clause_of, source_of
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from concord.backends.interface import Request
 from concord.conformance.bugs.bug import fits
 from concord.conformance.bugs.context import Flags
-from concord.conformance.estimate import Observer, estimate
-from concord.conformance.expectation import JudgedProblem, is_gradient
 from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
-from concord.conformance.explain.step import Reached, Step, group_of
+from concord.conformance.explain.partial_model import Reached, Step, group_of
+from concord.conformance.judging.estimate import Observer, estimate
+from concord.conformance.judging.expectation import JudgedProblem, is_gradient
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import round_inputs
@@ -151,7 +151,7 @@ class Question(Computation):
 
     def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
         """Return the tensor under a hypothesis with its sigma, derived by
-        :mod:`concord.conformance.estimate`.
+        :mod:`concord.conformance.judging.estimate`.
 
         Args:
             dtype: the precision of the rounding, if it is not the run's.

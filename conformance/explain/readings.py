@@ -12,12 +12,12 @@ from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.context import Flags, norm_of, parameters_of
 from concord.conformance.bugs.norms import NORMS, RESIDUALS, variance_by_squares
-from concord.conformance.bugs.precision import LINEAR
-from concord.conformance.estimate import R, Z
+from concord.conformance.bugs.rounding import LINEAR
 from concord.conformance.explain.computation import LEAST, clear, root_mean_square, within
 from concord.conformance.explain.description import usual_clause
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis, loaded
 from concord.conformance.explain.question import SHORTER, Question, rounding
+from concord.conformance.judging.estimate import R, Z
 from concord.conformance.wording import few, instead
 from concord.spec.arrays import Array
 from concord.spec.parameters import trainable

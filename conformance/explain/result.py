@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from concord.conformance.explain.hypothesis import Cause
-from concord.conformance.fields import Count, Field, Number, also
+from concord.conformance.record_fields import Count, Field, Number, also
 
 
 @dataclass(frozen=True)

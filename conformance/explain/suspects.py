@@ -19,15 +19,16 @@ from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.explain.hypothesis import Hypothesis
-from concord.conformance.explain.masks import of_mask
+from concord.conformance.explain.mask_rules import of_mask
 from concord.conformance.explain.numbers import of_numbers
 from concord.conformance.explain.operands import of_operands
-from concord.conformance.explain.options import (
+from concord.conformance.explain.option_values import (
     of_derivatives,
     of_fitted_epsilon,
     of_options,
     of_other_constants,
 )
+from concord.conformance.explain.partial_model import group_of, role_of
 from concord.conformance.explain.question import SHORTER, Question
 from concord.conformance.explain.readings import (
     limits_of_zeros,
@@ -44,8 +45,7 @@ from concord.conformance.explain.readings import (
     of_small,
     of_tokens,
 )
-from concord.conformance.explain.step import group_of, role_of
-from concord.conformance.explain.weights import of_weights
+from concord.conformance.explain.weight_search import of_weights
 from concord.spec.parameters import trainable
 from concord.spec.tensors import clause_of
 

@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from concord.conformance.fields import Count, Number
-from concord.conformance.fuzz.cases import FuzzCase
 from concord.conformance.fuzz.plan import Plan
-from concord.conformance.tally import Tally
-from concord.conformance.verdict import FAILED_WORKER, Result, conclude
+from concord.conformance.fuzz.random_cases import FuzzCase
+from concord.conformance.judging.verdict import FAILED_WORKER, Result, conclude
+from concord.conformance.record_fields import Count, Number
+from concord.conformance.run.tally import Tally
 
 NOT_THERE = ("absent", "missing", "broken")
 """Statuses of a backend that cannot be had at all; that is no finding."""

@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, configuration
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from concord.conformance.fields import Count, Number
-from concord.conformance.fuzz.cases import ATTENTION_PARTS, KEY_MASKS, PADDINGS, FuzzCase
+from concord.conformance.fuzz.random_cases import ATTENTION_PARTS, KEY_MASKS, PADDINGS, FuzzCase
+from concord.conformance.record_fields import Count, Number
 from concord.spec.config import CHOICES, EncoderConfig
 from concord.spec.parameters import PROFILES
 from concord.spec.tensors import PARTS, POOLED

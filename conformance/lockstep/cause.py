@@ -18,8 +18,8 @@ import numpy as np
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.bug import recipe as with_recipe
 from concord.conformance.bugs.catalogue import TRAINING
+from concord.conformance.bugs.training.edited_step import CLAUSE_OF
 from concord.conformance.bugs.training.edits import kept_in_other_step, of_other_step
-from concord.conformance.bugs.training.step import CLAUSE_OF
 from concord.conformance.explain import Cause
 from concord.conformance.explain.computation import within
 from concord.conformance.explain.fitting import Left, fitted, power

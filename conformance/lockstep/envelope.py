@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from concord.conformance.estimate import FEW, SAMPLES, Cache, Observer, estimate, exact
-from concord.conformance.expectation import Expectation, JudgedTraining
-from concord.conformance.verdict import STEP_SECTIONS, section_of
+from concord.conformance.judging.estimate import FEW, SAMPLES, Cache, Observer, estimate, exact
+from concord.conformance.judging.expectation import Expectation, JudgedTraining
+from concord.conformance.judging.verdict import STEP_SECTIONS, section_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.precision import precision
-from concord.spec.training.optimizers import moments
+from concord.spec.training.reference_optimizer import moments
 from concord.spec.training.trajectory import Trajectory
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.campaign import Setup
 from concord.conformance.explain import Cause
-from concord.conformance.fields import Config, Count, Number, also, short
-from concord.conformance.verdict import STEP_SECTIONS, Row, Verdict
+from concord.conformance.judging.verdict import STEP_SECTIONS, Row, Verdict
+from concord.conformance.record_fields import Config, Count, Number, also, short
+from concord.conformance.run.campaign import Setup
 from concord.conformance.wording import counted
 
 MODES = ("resynchronised", "free-running")

@@ -22,8 +22,8 @@ from threadpoolctl import threadpool_limits
 from concord.backends import heaps
 from concord.backends.interface import Request, TrainingSession
 from concord.backends.wire import arrays_of
-from concord.conformance.campaign import Setup, environment_of, failure_of, own_failure
-from concord.conformance.expectation import JudgedTraining
+from concord.conformance.judging.expectation import JudgedTraining
+from concord.conformance.judging.verdict import Row, conclude, section_of
 from concord.conformance.lockstep.cause import cause_of
 from concord.conformance.lockstep.envelope import (
     Envelope,
@@ -44,8 +44,8 @@ from concord.conformance.lockstep.outcome import (
     judged,
 )
 from concord.conformance.lockstep.training_step import DeliveredStep
-from concord.conformance.record import plain
-from concord.conformance.verdict import Row, conclude, section_of
+from concord.conformance.run.campaign import Setup, environment_of, failure_of, own_failure
+from concord.conformance.run.record import plain
 from concord.conformance.wording import gather
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.training.step import CLAUSE_OF, STAGES, stages
-from concord.conformance.bugs.training.tape import BuggedTrajectory
-from concord.conformance.estimate import FEW, Observer, estimate, exact
-from concord.conformance.expectation import Expectation, JudgedTraining, root_mean_square
+from concord.conformance.bugs.training.edited_step import CLAUSE_OF, STAGES, stages
+from concord.conformance.bugs.training.edited_trajectory import BuggedTrajectory
 from concord.conformance.explain.computation import CLEAR, SAME, Computation, Prediction
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
-from concord.conformance.judging import Judge
+from concord.conformance.judging.estimate import FEW, Observer, estimate, exact
+from concord.conformance.judging.expectation import Expectation, JudgedTraining, root_mean_square
+from concord.conformance.judging.judge import Judge
+from concord.conformance.judging.protocol import PublishedReference
+from concord.conformance.judging.verdict import Judgement, Verdict, section_of
 from concord.conformance.lockstep.envelope import Start
-from concord.conformance.reference import PublishedReference
-from concord.conformance.verdict import Judgement, Verdict, section_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 
@@ -204,7 +204,7 @@ MISSING = np.zeros(0)
 
 
 def stage_of(tensor: str) -> str:
-    """Return to which of :data:`concord.conformance.bugs.training.step.STAGES` a tensor belongs."""
+    """Return to which of :data:`concord.conformance.bugs.training.edited_step.STAGES` a tensor belongs."""
     return {"losses": "losses", "gradients": "gradients", "norm": "clipped", "clipped": "clipped"}.get(
         section_of(tensor), "moments"
     )

@@ -14,12 +14,12 @@ from concord.backends.wire import WorkerFailure
 from concord.backends.worker import Worker
 from concord.conformance.bugs.bug import REFUSED, Bug
 from concord.conformance.bugs.catalogue import KNOWN, OPERATIONS
-from concord.conformance.campaign import Setup
-from concord.conformance.check import job_of
-from concord.conformance.family import Misfit
-from concord.conformance.fields import Count, Number
-from concord.conformance.mutants.trained import divergence_of, shown
-from concord.conformance.verdict import Row, Verdict, number
+from concord.conformance.judging.family import Misfit
+from concord.conformance.judging.verdict import Row, Verdict, number
+from concord.conformance.mutants.training_detection import divergence_of, shown
+from concord.conformance.record_fields import Count, Number
+from concord.conformance.run.campaign import Setup
+from concord.conformance.run.standard_jobs import job_of
 from concord.spec.cases import Case, build_case
 from concord.spec.errors import SpecError, unknowns
 
@@ -143,7 +143,7 @@ def conduct(
 
     Args:
         asked: the mutants of each backend.
-        stopped: as in :func:`concord.conformance.campaign.conduct`.
+        stopped: as in :func:`concord.conformance.run.campaign.conduct`.
     """
     with Pool(halted=stopped) as pool:
         hunts = [Hunt(name, settings, progress, pool) for name in asked]

@@ -1,8 +1,17 @@
 """Containers: what lies in a file by its own names, whatever they mean."""
 
-from concord.porting.containers import flax, hdf5, onnx, orbax, paddle, safetensors, tensorflow, torch
+from concord.porting.containers import (
+    flax,
+    hdf5,
+    onnx,
+    orbax,
+    paddle_files,
+    safetensors,
+    tensorflow,
+    torch_files,
+)
 from concord.porting.containers.container import Container
-from concord.porting.tensors import NUMPY
+from concord.porting.file_tensors import NUMPY
 
 NARROWEST = tuple(dtype for dtype in NUMPY if dtype.startswith("float8"))
 
@@ -10,9 +19,13 @@ SAFETENSORS = Container(
     "safetensors", "torch", safetensors.read, safetensors.write, (".safetensors",), isolated=False
 )
 
-TORCH = Container("torch", "torch", torch.load, torch.save, (".pt", ".pth", ".bin", ".ckpt"), "torch")
+TORCH = Container(
+    "torch", "torch", torch_files.load, torch_files.save, (".pt", ".pth", ".bin", ".ckpt"), "torch"
+)
 
-PADDLE = Container("paddle", "paddle", paddle.load, paddle.save, (".pdparams",), lacks=paddle.LACKS)
+PADDLE = Container(
+    "paddle", "paddle", paddle_files.load, paddle_files.save, (".pdparams",), lacks=paddle_files.LACKS
+)
 
 HDF5 = Container("hdf5", "tf", hdf5.load, hdf5.save, (".h5", ".hdf5"), lacks=NARROWEST)
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from concord.porting.containers import isolation
-from concord.porting.tensors import StoredTensor
+from concord.porting.file_tensors import StoredTensor
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import MOST_PROBLEMS, read_json
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.porting.tensors import NUMPY, Bits, StoredTensor, flat, shape_of, size, sliced, tree
+from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, flat, shape_of, size, sliced, tree
 from concord.spec.errors import SpecError, optional, refuse
 from concord.spec.files import Write, writing
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from concord.porting.tensors import StoredTensor, of_framework
+from concord.porting.file_tensors import StoredTensor, of_framework
 from concord.spec.errors import SpecError, optional
 from concord.spec.files import refusing
 

@@ -20,7 +20,7 @@ from concord.backends.process import Process
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import environment
 from concord.porting.containers import safetensors
-from concord.porting.tensors import StoredTensor
+from concord.porting.file_tensors import StoredTensor
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import opened
 

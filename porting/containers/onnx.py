@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from concord.porting.containers.torch import state
-from concord.porting.tensors import StoredTensor
+from concord.porting.containers.torch_files import state
+from concord.porting.file_tensors import StoredTensor
 from concord.spec.config import from_mapping
 from concord.spec.errors import optional
 from concord.spec.files import refusing

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from concord.porting.tensors import StoredTensor, array_of, flat, tree
+from concord.porting.file_tensors import StoredTensor, array_of, flat, tree
 from concord.spec.errors import optional
 
 

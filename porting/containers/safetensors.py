@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from concord.porting.tensors import NUMPY, StoredTensor, shape_of, sliced
+from concord.porting.file_tensors import NUMPY, StoredTensor, shape_of, sliced
 from concord.spec.errors import SpecError
 from concord.spec.files import opened, writing
 

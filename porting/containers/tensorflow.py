@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from concord.porting.tensors import NUMPY, Bits, StoredTensor, array_of, of_framework
+from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, array_of, of_framework
 from concord.spec.errors import SpecError, optional
 
 SUFFIX, OURS = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from concord.spec.cases import standard_cases
-from concord.spec.cases.files import FOLDER, drift, write_case
+from concord.spec.cases.case_files import FOLDER, drift, write_case
 
 
 def main() -> int:

@@ -20,8 +20,8 @@ from concord.spec.reference import observe, used_rows
 from concord.spec.tape import Node
 from concord.spec.tensors import resolve, sizes_of, taps
 from concord.spec.training.dropout import kept, rate_of, sites
-from concord.spec.training.optimizers import Nodes, ReferenceOptimizer, batch_weights, clipped
 from concord.spec.training.recipe import Recipe
+from concord.spec.training.reference_optimizer import Nodes, ReferenceOptimizer, batch_weights, clipped
 from concord.spec.training.schedules import learning_rate
 
 Observer = Callable[[str, Array], None]

@@ -19,10 +19,10 @@ from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, parameters
-from concord.spec.sources import table
+from concord.spec.sources import source_tables
 from concord.spec.training.schedules import learning_rate
 
-TABLE = table.load("bert-hugging-face")
+TABLE = source_tables.load("bert-hugging-face")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -34,7 +34,7 @@ class HuggingFaceModel:
         self.request, self.model = request, model
         self.computed: dict[str, torch.Tensor] = {}
         self.feed(request.batch)
-        self.parts = table.bindings(table.part_of(TABLE), request.config)
+        self.parts = source_tables.bindings(source_tables.part_of(TABLE), request.config)
         self.run = (
             torch.compile(model, fullgraph=True, dynamic=False) if request.execution == "compiled" else model
         )
@@ -92,7 +92,7 @@ class HuggingFaceModel:
         return {
             f"{section}.{name}": array.copy()
             for section, arrays in sections.items()
-            for name, array in table.gather(self.parts, arrays, f"source={TABLE.source}")[0].items()
+            for name, array in source_tables.gather(self.parts, arrays, f"source={TABLE.source}")[0].items()
         }
 
 
@@ -139,7 +139,7 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
         Unsupported: for a model that is no BERT.
     """
     try:
-        stated = table.stated(TABLE, config)
+        stated = source_tables.stated(TABLE, config)
     except SpecError as error:
         raise Unsupported(f"this BERT cannot express the model: {'; '.join(error.problems)}") from None
     described = BertConfig(
@@ -147,7 +147,7 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
     )
     with no_init_weights():  # they are loaded
         model = BertForSequenceClassification(described).eval()
-    arrays = table.native(TABLE, config, weights)
+    arrays = source_tables.native(TABLE, config, weights)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     return model
 

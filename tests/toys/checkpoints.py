@@ -10,7 +10,7 @@ import numpy as np
 from concord import porting, spec
 from concord.porting import registry
 from concord.porting.containers.container import INDEX
-from concord.porting.tensors import in_memory
+from concord.porting.file_tensors import in_memory
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import sha256_of

@@ -5,8 +5,8 @@ import json
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from concord.conformance.check import check_jobs
-from concord.conformance.dump import export_cases, read_job
+from concord.conformance.run.dump import export_cases, read_job
+from concord.conformance.run.standard_jobs import check_jobs
 from concord.spec.reference import reference
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from concord.backends.interface import Run, Unsupported
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.model import Model
+from concord.spec.encoder import Model
 from concord.spec.precision import PRECISIONS
 from concord.spec.reference import compute
 from concord.spec.tensors import output_name

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from concord import spec
-from concord.spec.sources import table
+from concord.spec.sources import source_tables
 
 VOCABULARY = (
     "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\na\ncat\ndog\nrain\nbank\nsat\nran\nsaid\non\nin\n##s\n##ing\n"
@@ -46,11 +46,11 @@ def hugging_face(folder, part="model", change=lambda tensors: tensors, **stated)
         stated: keys of the configuration, in place of what they would be.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    bert = table.load("bert-hugging-face")
+    bert = source_tables.load("bert-hugging-face")
     weights = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, 3).items()}
-    tensors = table.native(bert, CONFIG, weights)
+    tensors = source_tables.native(bert, CONFIG, weights)
     kept = {name: array for name, array in tensors.items() if part == "model" or "classifier" not in name}
-    said = {**table.stated(bert, CONFIG), "model_type": "bert", **stated}
+    said = {**source_tables.stated(bert, CONFIG), "model_type": "bert", **stated}
     if "id2label" in stated:  # which says it too
         del said["num_labels"]
     (folder / "config.json").write_text(json.dumps(said))

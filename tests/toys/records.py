@@ -7,8 +7,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from concord.conformance import record
-from concord.conformance.verdict import section_of
+from concord.conformance.judging.verdict import section_of
+from concord.conformance.run import record
 from concord.output_files import KINDS
 from tests.toys import reports
 from tests.toys.surroundings import ROOT

@@ -5,8 +5,8 @@ from functools import cache
 
 import numpy as np
 
-from concord.conformance.campaign import Report, Setup
-from concord.conformance.verdict import Result
+from concord.conformance.judging.verdict import Result
+from concord.conformance.run.campaign import Report, Setup
 from concord.spec.cases import build_case
 from tests.toys import rounded
 

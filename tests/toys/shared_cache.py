@@ -8,7 +8,7 @@ import os
 import pickle
 from functools import partial
 
-from concord.conformance.estimate import Cache
+from concord.conformance.judging.estimate import Cache
 
 
 class SharedCache(Cache):

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from concord.backends.interface import Unsupported
-from concord.conformance.bugs.training.tape import BuggedTrajectory
-from concord.conformance.expectation import JudgedTraining
+from concord.conformance.bugs.training.edited_trajectory import BuggedTrajectory
+from concord.conformance.judging.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.files import section
 from concord.spec.reference import reference

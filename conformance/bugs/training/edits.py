@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from concord.backends.optimizers import Optimizer
+from concord.backends.update_rules import Optimizer
 from concord.conformance.bugs.bug import Change, StepEdit, rule
-from concord.conformance.bugs.training.step import (
+from concord.conformance.bugs.training.edited_step import (
     Batches,
     DropoutSite,
     Tensor,

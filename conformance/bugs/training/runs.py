@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.conformance.bugs.bug import Bug
-from concord.conformance.bugs.training.step import Batches
+from concord.conformance.bugs.training.edited_step import Batches
 from concord.spec.batch import Batch, example_batch
 from concord.spec.config import EncoderConfig, variant
 from concord.spec.files import parse_toml, read_text

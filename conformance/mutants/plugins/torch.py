@@ -5,7 +5,7 @@ import torch
 
 from concord.backends.torch.backend import Adapter
 from concord.conformance.mutants.injection import Injection
-from concord.conformance.mutants.mutated import Mutating
+from concord.conformance.mutants.mutant_backend import Mutating
 
 
 class TorchInjection(Injection):

@@ -1,0 +1,244 @@
+"""Updates of parameters as a recipe says, written once for the four frameworks.
+
+Operators are theirs all alike, what is not is an operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from concord.spec.training.recipe import Recipe
+from concord.spec.training.reference_optimizer import clipped_together
+
+Tensor = Any
+"""A tensor of the framework."""
+
+Variable = Any
+"""A parameter of a model."""
+
+
+class Operations(NamedTuple):
+    """What an update takes besides operators, in a framework's own calls.
+
+    Attributes:
+        value: returns what a parameter holds.
+        assign: lets a parameter hold something else.
+        zeros_like: returns zeros in the shape, precision and place of a tensor.
+        square_root: returns the root of each element.
+        larger: returns the larger of two, element by element.
+        bounded: returns what is nearest between plus and minus a limit.
+        total: returns the sum of all elements.
+        chosen: returns elements of one where a tensor of truth values says so, else of another.
+    """
+
+    value: Callable[[Variable], Tensor]
+    assign: Callable[[Variable, Tensor], object]
+    zeros_like: Callable[[Tensor], Tensor]
+    square_root: Callable[[Tensor], Tensor]
+    larger: Callable[[Tensor, Tensor], Tensor]
+    bounded: Callable[[Tensor, float], Tensor]
+    total: Callable[[Tensor], Tensor]
+    chosen: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Optimizer:
+    """An optimizer of a model's parameters (SPEC OPT-2 to OPT-8).
+
+    Args:
+        operations: of the framework.
+        recipe: what is computed.
+        variables: the parameters that are trained, by native name.
+        kinds: of each (:class:`concord.spec.parameters.Parameter`).
+        native: the framework's own optimizer, where that computes what the recipe says.
+
+    Attributes:
+        state: what a step is given and leaves behind besides the variables: here what is kept, as
+            ``<moment>.<native name>``.
+    """
+
+    known_deviations: Sequence[Mapping[str, Any]] = ()
+    """What it does otherwise than the recipe says (SPEC PRC-4)."""
+
+    def __init__(
+        self,
+        operations: Operations,
+        recipe: Recipe,
+        variables: Mapping[str, Variable],
+        kinds: Mapping[str, str],
+        native: Any = None,
+    ) -> None:
+        self.operations, self.recipe, self.variables, self.kinds = operations, recipe, dict(variables), kinds
+        self.native = native
+        self.rule = {"sgd": self.sgd, "adam": self.adam, "rmsprop": self.rmsprop}[recipe.algorithm]
+        self.state: Any = {}
+
+    def corrections(self, step: int) -> tuple[float, float]:
+        """Return what Adam's two averages fall short by (SPEC OPT-3)."""
+        recipe = self.recipe
+        return (
+            (1 - recipe.beta1 ** (step + 1), 1 - recipe.beta2 ** (step + 1))
+            if recipe.bias_correction
+            else (1.0, 1.0)
+        )
+
+    def numbers(self, step: int, rate: float) -> dict[str, float]:
+        """Return what of a step depends on how many came before, for :meth:`step`.
+
+        A compiled step is given it each time.
+
+        Args:
+            rate: the learning rate of the step.
+        """
+        recipe, (first, second) = self.recipe, self.corrections(step)
+        height = (
+            rate * math.sqrt(second) / first if recipe.epsilon_placement == "uncorrected" else rate / first
+        )
+        decay = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
+        return {
+            "rate": rate,
+            "decay": decay,
+            "height": height,
+            "root": math.sqrt(second),
+            "damping": 1 - recipe.dampening if step else 1.0,
+        }
+
+    def step(
+        self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+    ) -> None:
+        """Update every parameter.
+
+        Args:
+            gradients: by native name, clipped.
+            numbers: of the step (:meth:`numbers`).
+            rows: by native name of a table, which of its rows the step's batches looked up, (N, 1); of all
+                that are updated lazily.
+        """
+        self.state = dict(self.state)  # what was given stays as it is: a compiler may have given it
+        for name, variable in self.variables.items():
+            parameter, before = self.operations.value(variable), dict(self.state)
+            updated = self.updated(name, parameter, gradients[name], numbers)
+            if name in rows:
+                for key in [key for key in self.state if key.partition(".")[2] == name]:  # OPT-8
+                    self.state[key] = self.operations.chosen(rows[name], self.state[key], before[key])
+                updated = self.operations.chosen(rows[name], updated, parameter)
+            self.operations.assign(variable, updated)
+
+    def kept(self) -> dict[str, Tensor]:
+        """Return what is kept, as ``<moment>.<native name>``."""
+        return dict(self.state)
+
+    def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:  # noqa: ARG002 - frameworks' own count
+        """Go on from what was kept, of every moment of every parameter, after so many steps."""
+        self.state = dict(kept)
+
+    def updated(
+        self, name: str, parameter: Tensor, gradient: Tensor, numbers: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return a parameter after a step."""
+        recipe = self.recipe
+        if not recipe.weight_decay or self.kinds[name] in recipe.undecayed:
+            return parameter - self.rule(name, gradient, numbers)
+        if recipe.decay_form == "coupled":
+            return parameter - self.rule(name, gradient + recipe.weight_decay * parameter, numbers)
+        return parameter - numbers["decay"] * parameter - self.rule(name, gradient, numbers)
+
+    # By how much a parameter moves.
+
+    def sgd(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return the step of gradient descent (SPEC OPT-2)."""
+        return (
+            self.with_momentum(name, gradient, numbers)
+            if self.recipe.momentum
+            else numbers["rate"] * gradient
+        )
+
+    def with_momentum(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return the step of what stands for a gradient, with momentum (SPEC OPT-2)."""
+        recipe, key, rate = self.recipe, f"momentum.{name}", numbers["rate"]
+        if recipe.momentum_form == "displacement":
+            moved = self.state[key] = recipe.momentum * self.state[key] + rate * gradient
+            return recipe.momentum * moved + rate * gradient if recipe.nesterov else moved
+        damped = numbers["damping"] * gradient if recipe.dampening else gradient
+        velocity = self.state[key] = recipe.momentum * self.state[key] + damped
+        return rate * (gradient + recipe.momentum * velocity if recipe.nesterov else velocity)
+
+    def average(self, moment: str, name: str, value: Tensor, beta: float) -> Tensor:
+        """Move a kept average on by a value."""
+        key = f"{moment}.{name}"
+        self.state[key] = beta * self.state[key] + (1 - beta) * value
+        return self.state[key]
+
+    def adam(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return Adam's step (SPEC OPT-3, OPT-4)."""
+        recipe = self.recipe
+        first = self.average("first_moment", name, gradient, recipe.beta1)
+        second = self.average("second_moment", name, gradient * gradient, recipe.beta2)
+        if recipe.amsgrad:
+            key = f"largest_second_moment.{name}"
+            second = self.state[key] = self.operations.larger(self.state[key], second)
+        return numbers["height"] * first / self.denominator(second, numbers)
+
+    def denominator(self, second: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return what Adam's first moment is divided by, epsilon in its place (SPEC OPT-3)."""
+        root = self.operations.square_root(second)
+        return (
+            root if self.recipe.epsilon_placement == "uncorrected" else root / numbers["root"]
+        ) + self.recipe.epsilon
+
+    def rmsprop(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+        """Return RMSProp's step (SPEC OPT-5)."""
+        recipe, square_root = self.recipe, self.operations.square_root
+        second = self.average("second_moment", name, gradient * gradient, recipe.beta2)
+        if recipe.centered:
+            first = self.average("first_moment", name, gradient, recipe.beta2)
+            second = second - first * first
+        inside = recipe.epsilon_placement == "inside"
+        moved = gradient / (
+            square_root(second + recipe.epsilon) if inside else square_root(second) + recipe.epsilon
+        )
+        return self.with_momentum(name, moved, numbers) if recipe.momentum else numbers["rate"] * moved
+
+
+def groups(
+    recipe: Recipe, variables: Mapping[str, Variable], kinds: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return parameters in groups, those that decay and those that do not, as optimizers take them."""
+    decays = {name: kinds[name] not in recipe.undecayed for name in variables}
+    return [
+        {"params": params, "weight_decay": recipe.weight_decay if decayed else 0.0}
+        for decayed in (True, False)
+        if (params := [variables[name] for name in variables if decays[name] == decayed])
+    ]
+
+
+def clip(
+    operations: Operations,
+    recipe: Recipe,
+    gradients: Mapping[str, Tensor],
+    kinds: Mapping[str, str],
+    squares: Callable[[str], Tensor],
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Clip gradients (SPEC OPT-7).
+
+    Args:
+        gradients: by native name.
+        kinds: of each parameter.
+        squares: gives the sum of the squares of what a norm sees of a gradient.
+
+    Returns:
+        The clipped gradients, and the norm by which all of them were clipped, if there is one.
+    """
+    limit = recipe.clip_at
+    if limit is None:
+        return dict(gradients), None
+    if recipe.clipping == "value":
+        return {name: operations.bounded(gradient, limit) for name, gradient in gradients.items()}, None
+    clipped: dict[str, Tensor] = {}
+    norm = None
+    for names in clipped_together(recipe, list(gradients), kinds):
+        norm = operations.square_root(sum(squares(name) for name in names))
+        share = operations.bounded(limit / (norm + recipe.clip_epsilon), 1.0)
+        clipped |= {name: gradients[name] * share for name in names}
+    return clipped, norm if recipe.clipping == "global_norm" else None

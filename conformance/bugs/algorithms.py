@@ -1,0 +1,276 @@
+"""Sums, products, divisions and functions, each computed otherwise than the reference computes them, and
+just as rightly (SPEC ALG-1, ALG-4 to ALG-7, ALG-9).
+
+In NumPy numbers of the precision itself: what stands here shares with the estimate of sigma neither its ways
+nor its noise. Half precisions keep float32 inside a step and round its result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array, Ids
+from concord.spec.elementary import contract
+from concord.spec.encoder import Model
+from concord.spec.tape import Node
+
+REGISTER = 4
+"""Numbers that a vector register holds: few, so that small sums fill several."""
+
+
+# Sums and products.
+
+
+def wider(values: Array) -> Any:
+    """Return numbers in a precision that holds products of them, or more of their digits."""
+    return values.astype(np.float64 if values.dtype == np.float32 else np.longdouble)
+
+
+def total_sequential(terms: Array) -> Array:
+    """Sum over the first axis, one term after the other."""
+    total = np.zeros(terms.shape[1:], terms.dtype)
+    for term in terms:
+        total = total + term
+    return total
+
+
+def total_pairwise(terms: Array) -> Array:
+    """Sum over the first axis by halves."""
+    if len(terms) < 2:
+        return total_sequential(terms)
+    half = len(terms) // 2
+    return total_pairwise(terms[:half]) + total_pairwise(terms[half:])
+
+
+def total_compensated(terms: Array) -> Array:
+    """Sum over the first axis, with what each addition lost carried along (Neumaier)."""
+    total, lost = np.zeros(terms.shape[1:], terms.dtype), np.zeros(terms.shape[1:], terms.dtype)
+    for term in terms:
+        new = total + term
+        lost = lost + np.where(abs(total) >= abs(term), (total - new) + term, (term - new) + total)
+        total = new
+    return total + np.where(np.isfinite(lost), lost, 0)
+
+
+def total_in_blocks(terms: Array) -> Array:
+    """Sum over the first axis in as many running sums as a vector register has places, which are added at
+    the end.
+    """
+    return total_sequential(np.stack([total_sequential(terms[lane::REGISTER]) for lane in range(REGISTER)]))
+
+
+def sums(total: Callable[[Array], Array], order: int = 1) -> type[Arithmetic]:
+    """Return an arithmetic that adds up in a way of its own, products too.
+
+    Args:
+        order: -1: from the last term to the first.
+    """
+
+    class Sums(Arithmetic):
+        def _sum(
+            self, values: Array, axes: tuple[int, ...], keepdims: bool, *rest: Any, **named: Any
+        ) -> Array:
+            if not axes:
+                return self.settle(values)
+            kept = tuple(
+                axis for axis in range(values.ndim) if axis not in {axis % values.ndim for axis in axes}
+            )
+            terms = values.transpose(*(axis for axis in range(values.ndim) if axis not in kept), *kept)
+            summed = total(terms.reshape(-1, *(values.shape[axis] for axis in kept))[::order])
+            return self.settle(np.expand_dims(summed, axes) if keepdims else summed)
+
+        def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
+            return self.settle(total(np.stack(single_products(subscripts, a, b)[::order])))
+
+    return Sums
+
+
+def single_products(subscripts: str, a: Array, b: Array) -> list[Array]:
+    """Return what a contraction adds up.
+
+    One array for each value of the first index that the result lacks.
+    """
+    left, result = subscripts.split("->")
+    index_a, index_b = left.split(",")
+    index = next(index for index in index_a if index in index_b and index not in result)
+    place_a, place_b = index_a.index(index), index_b.index(index)
+    return [
+        contract(subscripts, np.take(a, [i], place_a), np.take(b, [i], place_b))
+        for i in range(a.shape[place_a])
+    ]
+
+
+class FusedMultiplyAdd(Arithmetic):
+    """Products are added to a sum exactly, and the sum alone is rounded."""
+
+    def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
+        products = single_products(subscripts, wider(a), wider(b))
+        total = np.zeros(products[0].shape, a.dtype) if products else contract(subscripts, a, b)
+        for product in products:
+            total = (total + product).astype(a.dtype)
+        return self.settle(total)
+
+
+class Wide(Arithmetic):
+    """Products are summed in a wider precision, and rounded once."""
+
+    def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
+        return self.settle(contract(subscripts, wider(a), wider(b)).astype(a.dtype))
+
+
+class FusedGain(Arithmetic):
+    """A product that something is added to is not rounded before: gain and offset of a norm."""
+
+    product: tuple[Node | None, Array | None] = (None, None)
+
+    def multiply(self, a: Node, b: Node) -> Node:
+        result = super().multiply(a, b)
+        self.product = result, wider(a.value) * wider(b.value)
+        return result
+
+    def add(self, a: Node, b: Node) -> Node:
+        result, (factor, product) = super().add(a, b), self.product
+        if a is not factor or product is None:
+            return result
+        return self._record(self.settle((product + wider(b.value)).astype(a.value.dtype)), *result.operands)
+
+
+class BiasAsARow(Arithmetic):
+    """The bias is one more row of the weight, its input 1."""
+
+    def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
+        assert subscripts == "ni,io->no"
+        inputs = np.concatenate([a.value, np.ones_like(a.value[:, :1])], 1)
+        rows = np.concatenate([b.value, bias.value[None]], 0)
+
+        def to_bias(gradient: Array) -> Array:
+            return self.settle(contract("ni,no->io", inputs[:, -1:], gradient)[0])
+
+        return self._record(
+            self.settle(contract(subscripts, inputs, rows)), *self._pulls(subscripts, a, b), (bias, to_bias)
+        )
+
+
+class Reciprocals(Arithmetic):
+    """Divides by multiplying with a reciprocal, by constants too."""
+
+    def divide(self, a: Node, b: Node) -> Node:
+        back_a, back_b, inverse = self._unbroadcast(a), self._unbroadcast(b), self.settle(1 / b.value)
+        value = self.settle(a.value * inverse)
+        return self._record(
+            value,
+            (a, lambda g: back_a(self.settle(g * inverse))),
+            (b, lambda g: -back_b(self.settle(self.settle(g * value) * inverse))),
+        )
+
+    def divide_by(self, a: Node, divisor: float) -> Node:
+        inverse = self.precision.round(np.asarray(1 / divisor, self.precision.storage))
+        return self._record(self.settle(a.value * inverse), (a, lambda g: self.settle(g * inverse)))
+
+    def sqrt(self, a: Node) -> Node:
+        with np.errstate(divide="ignore"):
+            inverse = self.settle(1 / np.sqrt(a.value))
+        root = np.where(a.value > 0, self.settle(a.value * inverse), a.value).astype(a.value.dtype)
+        return self._record(
+            root, (a, lambda g: self.settle(g * self.settle(inverse * a.value.dtype.type(0.5))))
+        )
+
+
+# Tables.
+
+
+def tables(added: Callable[[Array, Ids, Array], Array]) -> type[Arithmetic]:
+    """Return an arithmetic that adds up the gradient of a table in a way of its own.
+
+    Args:
+        added: takes zeros, (rows, D); which row each of N uses is of, and their gradients, (N, D).
+    """
+
+    class Tables(Arithmetic):
+        def take(self, table: Node, rows: Ids) -> Node:
+            def pullback(gradient: Array) -> Array:
+                terms = gradient.reshape(-1, gradient.shape[-1])
+                return self.settle(added(np.zeros(table.shape, terms.dtype), rows.reshape(-1), terms))
+
+            return self._record(table.value[rows], (table, pullback))
+
+    return Tables
+
+
+def added_by_products(total: Array, rows: Ids, terms: Array) -> Array:
+    """Add the product of one-hot rows with each half of the terms."""
+    chosen, half = np.eye(len(total), dtype=total.dtype)[rows], len(rows) // 2
+    halves = slice(half), slice(half, None)
+    one, other = (contract("nr,nd->rd", chosen[part], terms[part]) for part in halves)
+    return one + other
+
+
+def added_by_row(total: Array, rows: Ids, terms: Array) -> Array:
+    """Add row by row, after the uses have been sorted."""
+    for row in np.unique(rows):
+        total[row] = total_pairwise(terms[rows == row])
+    return total
+
+
+def added_in_reverse(total: Array, rows: Ids, terms: Array) -> Array:
+    """Add in the opposite order of the uses, as threads may come to them."""
+    np.add.at(total, rows[::-1], terms[::-1])
+    return total
+
+
+# Functions.
+
+
+def elementwise(a: Arithmetic, x: Node, value: Array, slope: Array) -> Node:
+    """Return a function of each element, its value and its slope being given."""
+    return a._record(a.settle(value), (x, lambda gradient: a.settle(gradient * slope)))
+
+
+class PowersOfTwo(Arithmetic):
+    """Softmax from powers of two, which some hardware computes faster."""
+
+    def softmax(self, a: Node, floor: Any = None, sums: Any = None) -> Node:
+        powers = np.exp2((a.value - a.value.max(-1, keepdims=True)) * math.log2(math.e))
+        value = self.settle(powers / powers.sum(-1, keepdims=True))
+
+        def pullback(gradient: Array) -> Array:
+            return self.settle(value * (gradient - (gradient * value).sum(-1, keepdims=True)))
+
+        return self._record(value, (a, pullback))
+
+
+class GeluByErfc(Model):
+    """GELU and its derivative from the complementary error function."""
+
+    def activation(self, x: Node, active: Any) -> Node:
+        if self.config.activation != "gelu_erf":
+            return super().activation(x, active)
+        share = special.erfc(x.value * -math.sqrt(0.5)) * 0.5
+        slope = share + x.value * np.exp(x.value * x.value * -0.5) * (1 / math.sqrt(2 * math.pi))
+        return elementwise(self.a, x, x.value * share, slope)
+
+
+class TanhByExponential(Arithmetic):
+    """Hyperbolic tangent from exp(2x) - 1."""
+
+    def tanh(self, a: Node, absolute: bool = False) -> Node:
+        grown = np.expm1(np.minimum(2 * a.value, 40))
+        value = self.settle(grown / (grown + 2))
+        return elementwise(self, a, value, (1 - value) * (1 + value))
+
+
+class Softplus(Arithmetic):
+    """Binary cross-entropy as softplus of the logit on the wrong side."""
+
+    def sigmoid_cross_entropy(self, logits: Node, targets: Any) -> Node:
+        signed = np.where(targets > 0, -logits.value, logits.value)
+        powers = np.exp(-abs(signed))
+        chance = np.where(signed >= 0, 1, powers) / (1 + powers)
+        value = np.logaddexp(np.zeros_like(signed), signed)
+        return elementwise(self, logits, value, np.where(targets > 0, -chance, chance))

@@ -1,0 +1,107 @@
+"""Which of the reference's activations a candidate's tensor is: as the user says, or by what it holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import reduce
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from concord.conformance.judging.expectation import root_mean_square
+from concord.spec.arrays import Array, Arrays
+from concord.spec.errors import refuse
+
+NEAREST = 0.5
+"""How far a tensor may lie from the activation that it is proposed for, as a share of that one's size.
+
+One with a bug lies far nearer, and another activation far off.
+"""
+
+OUTLINE = 257
+"""Elements by which arrays are told apart first."""
+
+
+def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
+    """Return an array of the candidate in the reference's layout.
+
+    Args:
+        layout: the order of its axes, such as ``0 2 1 3``; empty: as they are.
+        shape: that it is given then.
+
+    Raises:
+        ValueError: if it has no such axes.
+    """
+    return array.transpose([int(axis) for axis in layout.split()]).reshape(shape) if layout else array
+
+
+def renamed(
+    given: Mapping[str, Array], names: Mapping[str, str], plain: Mapping[str, Any]
+) -> tuple[Arrays, dict[str, str]]:
+    """Return a candidate's tensors by the reference's names, and its own name of each.
+
+    Args:
+        names: the candidate's name or pattern, with ``{i}`` for a number, to the reference's, and after a
+            colon the layout (:func:`laid_out`).
+        plain: the reference's tensors.
+
+    Raises:
+        SpecError: listing patterns that no tensor has, and layouts that do not fit.
+    """
+    found, owns, problems = dict(given), {name: name for name in given}, list[str]()
+    for own, theirs in names.items():
+        pattern = re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))
+        named, _, layout = (part.strip() for part in theirs.partition(":"))
+        matches = [match for match in map(pattern.fullmatch, given) if match]
+        problems += [] if matches else [f"{own!r} names no tensor of the candidate"]
+        for match in matches:
+            name = reduce(lambda text, number: text.replace("{i}", number, 1), match.groups(), named)
+            array = given[match[0]]
+            shape = tuple(plain.get(name, array).shape)
+            found.pop(match[0], None)
+            try:
+                found[name], owns[name] = laid_out(array, layout, shape), match[0]
+            except (ValueError, IndexError):
+                problems.append(f"{match[0]!r} has shape {array.shape}, of which {layout!r} makes no {shape}")
+    refuse(problems)
+    return found, owns
+
+
+def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, str]:
+    """Return what :func:`renamed` may take: for each tensor the activation that it comes nearest to.
+
+    Args:
+        given: tensors that bear no name of the reference's.
+        plain: the reference's activations that the candidate does not have by name.
+    """
+    found, left = dict[str, str](), dict(plain)
+    outlines = {name: _outline(right) for name, right in plain.items()}
+    for own, array in given.items():
+        outline = _outline(array)
+        layouts = ["", *(" ".join(map(str, order)) for order in permutations(range(array.ndim)))]
+        near = (
+            (distance, name, layout)
+            for name, right in left.items()
+            if array.size == right.size > 1 and apart(outline, outlines[name]) < NEAREST
+            for layout in layouts
+            if layout or array.shape == right.shape
+            if (distance := apart(laid_out(array, layout, right.shape), right)) < NEAREST
+        )
+        if best := min(near, default=None):
+            _, name, layout = best
+            found[own] = f"{name} : {layout}" if layout else name
+            del left[name]
+    return found
+
+
+def _outline(array: Array) -> Array:
+    """Return some of the elements in the order of their size, which no layout changes."""
+    places = np.linspace(0, array.size - 1, OUTLINE) if array.size else np.zeros(0)
+    return np.sort(array, None)[places.astype(int)].astype(np.float64)
+
+
+def apart(one: Array, other: Array) -> float:
+    """Return how far an array lies from another, as a share of that one's size."""
+    return root_mean_square(one - other) / (root_mean_square(other) or 1.0)

@@ -1,0 +1,315 @@
+"""Whether a candidate computes what a PyTorch module computes: the module itself is the specification.
+
+The reference runs in float64 values and in Monte Carlo arithmetic (:mod:`~.aten_arithmetic`), which gives
+the truth of every tensor and how far a correct run may lie from it, with the constants of the family
+(:mod:`~concord.conformance.judging.estimate`). Each activation is judged end to end, and locally:
+computed from the candidate's own activations before it, so that an error is charged to its stretch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import numpy as np
+from torch import Tensor
+
+from concord.conformance.compare.activation_names import proposed
+from concord.conformance.compare.aten_arithmetic import FOREIGN
+from concord.conformance.compare.draws import constants
+from concord.conformance.compare.explanation import explain
+from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
+from concord.conformance.compare.module_reference import (
+    ModelReference,
+    ModuleReference,
+    is_output,
+    numbers,
+)
+from concord.conformance.explain.computation import Prediction
+from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.exemptions import CONSTANT
+from concord.conformance.judging.expectation import Expectation, is_gradient
+from concord.conformance.judging.judge import Judge
+from concord.conformance.judging.protocol import Pin
+from concord.conformance.judging.verdict import NO_ELEMENT, Judgement, Row, Verdict
+from concord.spec.arrays import Array
+from concord.spec.errors import SpecError, refuse
+from concord.spec.text import first_of
+
+SAME_BITS = "the same bits as the reference's own run"
+
+
+class ModelComparison(Judge):
+    """One candidate's run before its reference.
+
+    Args:
+        reference: what is right.
+        given: what a candidate computed: activations by the reference's names, ``gradients.<name>`` of
+            parameters and ``gradients.taps.<name>`` of activations.
+        again: whether a run with the same bits as the reference's own is right without more ado.
+        whole: names of what comes from a run of its own, and does not follow from activations here.
+        theirs: the candidate, if it is a module.
+        own: its own names of activations, by the reference's.
+        notes: what is to be said of its run, by what it is about.
+        unsteady: why its run says nothing, even if it agrees; empty: it says something.
+        check: called with each activation that is computed; it raises what ends the judging.
+
+    Raises:
+        SpecError: for tensors of other shapes than the reference's.
+    """
+
+    reference: ModelReference
+
+    def __init__(
+        self,
+        reference: ModelReference,
+        given: Mapping[str, Array],
+        again: bool = True,
+        whole: Collection[str] = (),
+        theirs: ModuleReference | None = None,
+        own: Mapping[str, str] | None = None,
+        notes: Mapping[str, str] | None = None,
+        unsteady: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.again, self.check, self.plain = again, check, reference.plain
+        self.theirs, self.own = theirs, own or {}
+        self.ran, self.unsteady = dict(notes or {}), unsteady
+        known = {name: array for name, array in given.items() if name in self.plain}
+        shapes = {name: tuple(self.plain[name].shape) for name in known}
+        self.misshapen = {
+            name: f"{name!r} has shape {array.shape} but must be {shapes[name]}"
+            for name, array in known.items()
+            if array.shape != shapes[name]
+        }
+        outputs = [words for name, words in self.misshapen.items() if is_output(name)]
+        refuse(outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(known)))
+        self.strange = {name: array for name, array in given.items() if name not in self.plain}
+        tensors = {name: array for name, array in known.items() if name not in self.misshapen}
+        alone = tensors.keys() <= {*whole}  # then there is nothing else to follow from
+        self.foreign: set[str] = set()
+        self.occurred: set[str] = set()
+        self.wrong: dict[str, Prediction] = {}  # of what diverges locally
+        super().__init__(reference, tensors, () if alone else whole)
+
+    def unjudgeable(self, name: str) -> tuple[str, str] | None:
+        """Return status and note of a tensor that is missing, or of another shape."""
+        if name in self.misshapen:
+            return "not exposed", self.misshapen[name]
+        return super().unjudgeable(name)
+
+    def pin(self, name: str) -> Array | None:
+        """Return a tensor of the candidate as the reference goes on with it; None if it has none."""
+        self.check()
+        return super().pin(name)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What is to be said besides the verdict, by what it is about."""
+        found = dict(self.ran)
+        if isinstance(self.reference, ModuleReference) and (apart := self.reference.quantized):
+            worst = max(apart, key=apart.__getitem__)
+            found["weights of 8 bits"] = (
+                f"the reference has the {len(apart)} that the candidate keeps so; "
+                f"{worst} lies farthest off the given one, by {apart[worst]:.2%} of its size"
+            )
+        if self.strange:
+            found["not compared"] = (
+                f"{first_of([*self.strange], 3)}: the reference has no activation of that name"
+            )
+        if self.misshapen:
+            found["left out"] = first_of([*self.misshapen.values()], 3, "; ")
+        for run in (self.reference, self.theirs):
+            if isinstance(run, ModuleReference) and run.state:
+                found[f"state of {run.role}"] = (
+                    f"its forward pass changes {first_of(run.state, 5)}: each run starts from what was given"
+                )
+        if self.lines:
+            found["names proposed by what they hold"] = first_of(self.lines, 5)
+        if self.foreign:
+            found["operations without a rule"] = (
+                f"{', '.join(sorted(self.foreign))}: {FOREIGN} unit roundoffs of each result are allowed for"
+            )
+        return found
+
+    @functools.cached_property
+    def proposed(self) -> dict[str, str]:
+        """Names for the candidate's tensors that have none of the reference's, by what they hold."""
+        left = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.tensors}
+        return proposed(self.strange, left)
+
+    @property
+    def lines(self) -> list[str]:
+        """The same as lines of a file of names."""
+        return [f"{own} = {theirs}" for own, theirs in self.proposed.items()]
+
+    def verdict(self) -> Verdict:
+        """Judge every tensor, locally and end to end.
+
+        Raises:
+            SpecError: if the candidate has no activation by a name of the reference's.
+        """
+        if all(map(is_gradient, self.tensors)):
+            near = first_of(self.lines, 3)
+            raise SpecError(
+                "the candidate has no activation by a name of the reference's; give names by a mapping"
+                + (f", such as {near}" if near else "")
+            )
+        table = self.table()
+        outputs = (name for name in self.plain if is_output(name) and name not in self.reference.absent)
+        found = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
+        if found.status != "diverges":
+            return found
+        return dataclasses.replace(found, search=lambda: explain(self, found))
+
+    def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
+        """Judge every tensor; that one agrees may say nothing, as of a run that says nothing."""
+        table = super().table(local, end_to_end)
+        blind = next((row for row in table if row.local and is_blind(row.local)), None)
+        return [self.with_exemptions(row, blind) for row in table]
+
+    def with_exemptions(self, row: Row, blind: Row | None) -> Row:
+        """Return a row that says why a tensor was judged nowhere, or why that it agrees says nothing.
+
+        Args:
+            blind: the first activation of which rounding decides everything.
+        """
+        if row.status == "undetermined":
+            return dataclasses.replace(row, note=self.void(row.tensor) or row.note)
+        if row.status != "agrees":
+            return row
+        by_steps = row.local and not (row.end_to_end and row.end_to_end.status == "agrees")
+        if blind and by_steps and is_output(row.tensor):
+            # It was computed from the candidate's own, of which nothing is known.
+            note = f"so is {blind.tensor} before it: {blind.local and blind.local.note}"
+            return dataclasses.replace(row, status="undetermined", note=note)
+        if self.unsteady:
+            return dataclasses.replace(row, status="undetermined", note=self.unsteady)
+        return dataclasses.replace(row, note=CONSTANT) if row.tensor in self.constants else row
+
+    @functools.cached_property
+    def constants(self) -> set[str]:
+        """Activations that depend on no input; asked for only where not all outputs have to be judged."""
+        return constants(self.reference) if self.reference.absent else set()
+
+    @functools.cached_property
+    def unhooked(self) -> Mapping[str, Tensor]:
+        """What the reference's own program returns without hooks, if some tensors of a candidate come so."""
+        if not (self.whole and isinstance(self.reference, ModuleReference)):
+            return {}
+        return self.reference.watched(hooked=False)
+
+    def void(self, name: str) -> str:
+        """Return why nothing in a tensor of the reference could be judged; empty if something could."""
+        if not self.plain[name].numel():
+            return "it has no elements"
+        if bool(self.plain[name].isfinite().any()):
+            return ""
+        if not all(np.isfinite(array).all() for array in self.reference.inputs.values()):
+            return "the inputs are not finite, nor is it in the reference"
+        first = next(other for other, tensor in self.plain.items() if not bool(tensor.isfinite().all()))
+        return f"it is not finite in the reference, where {first} is the first that is not"
+
+    def same(self, array: Array) -> Judgement:
+        """Return the judgement of a tensor that has the reference's bits."""
+        status = "agrees" if np.isfinite(array).any() else "undetermined"
+        return Judgement(status, size=array.size, note=SAME_BITS)
+
+    def run_notes(self, table: Iterable[Row]) -> tuple[str, ...]:
+        """Say which kernels computed what agrees, as far as they err by more than their operations."""
+        fast = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
+        names = [row.tensor for row in table if row.note == fast]
+        declared = [KERNELS[name] for name in KERNELS if name in self.reference.declared]
+        return (
+            *([f"{first_of(names, 3)}: {fast}"] if names else []),
+            *(f"declared: {kernel.text}" for kernel in declared),
+        )
+
+    def same_bits(self, names: Iterable[str] | None = None) -> bool:
+        """Whether the candidate is the reference's own run, bit for bit, in all tensors or in some."""
+        return all(
+            name in self.tensors
+            and np.array_equal(numbers(self.plain[name]), self.tensors[name], equal_nan=True)
+            for name in (self.plain if names is None else names)
+        )
+
+    @functools.cached_property
+    def is_same(self) -> bool:
+        """Whether the reference's bits are right without more ado, and the candidate has them."""
+        return self.again and self.same_bits()
+
+    def judge_steps(self) -> dict[str, Judgement]:
+        """Judge each step by itself, unless the candidate has the reference's bits."""
+        if self.is_same:
+            return {name: self.same(array) for name, array in self.tensors.items()}
+        return super().judge_steps()
+
+    def judge_whole(self, deciding: bool = False) -> dict[str, Judgement]:
+        """Judge from the inputs, unless the candidate has the reference's bits."""
+        return {} if self.is_same else super().judge_whole(deciding)
+
+    def look(
+        self, pin: Pin | None, names: Collection[str], deciding: bool = True
+    ) -> tuple[dict[str, Judgement], Expectation]:
+        """Judge by a first look if that is enough; what a fast kernel may have computed is judged as such."""
+        found, expected = super().look(pin, names, deciding)
+        self.foreign.update(expected.without_rule)
+        self.occurred.update(expected.occurred)
+        found |= self.by_kernel(FAST_CONVOLUTION, found, pin is not None)
+        if pin == self.pin:
+            self.wrong = {
+                name: Prediction(expected.values[name], expected.sigmas[name])
+                for name, one in found.items()
+                if one.status == "diverges" and not one.note.startswith(NO_ELEMENT)
+            }
+        return found, expected
+
+    def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
+        """Judge what diverges as a kernel may have computed it; return what agrees so."""
+        wrong = {name: one.ratio for name, one in judged.items() if one.status == "diverges"}
+        known = isinstance(self.reference, ModuleReference) and kernel not in self.reference.declared
+        if not wrong or not known or self.occurred.isdisjoint(KERNELS[kernel].concerns):
+            return {}
+        reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])
+        comparison = ModelComparison(reference, self.tensors, again=False, whole=self.whole)
+        again = comparison.judge_steps() if pinned else comparison.judge_whole()
+        # Other draws alone may bring what lies at its limit below it.
+        return {
+            name: dataclasses.replace(again[name], note=f"computed by {KERNELS[kernel].text}")
+            for name, ratio in wrong.items()
+            if again[name].status == "agrees" and again[name].ratio < ratio / 2
+        }
+
+    def settle(
+        self, name: str, expected: Expectation, actual: Array, local: bool
+    ) -> tuple[Array, Array, str]:
+        """Return value and sigma; the value is that of the reference without hooks where that is nearer."""
+        value, sigma, why = super().settle(name, expected, actual, local)
+        if not local and name in self.unhooked and self.unhooked[name].shape == value.shape:
+            # A fast path, such as one that returns zeros for padding, is the reference's own program too.
+            other = numbers(self.unhooked[name]).astype(np.float64)
+            another = abs(other - value) > Z * sigma
+            value = np.where(another & (abs(actual - other) < abs(actual - value)), other, value)
+        return value, sigma, why
+
+    def would_agree(self, declaration: str, check: Callable[[], None]) -> bool:
+        """Return whether the forward pass would agree if a declaration had been made."""
+        declared = [declaration, *self.reference.absent]
+        forward = dataclasses.replace(self.reference, cotangents=None, declared=declared)
+        tensors = {name: array for name, array in self.tensors.items() if not is_gradient(name)}
+        other = ModelComparison(forward, tensors, again=False, whole=self.whole, check=check)
+        judged = {**(other.judge_whole() if self.whole else {}), **other.judge_steps()}
+        return all(one.status != "diverges" for one in judged.values())
+
+    def path(self, own: str) -> str:
+        """Return the candidate's path of a submodule of the reference."""
+        if own in self.own:
+            return self.own[own]
+        parent, dot, name = own.rpartition(".")
+        return f"{self.path(parent)}{dot}{name}" if dot else own
+
+
+def is_blind(judged: Judgement) -> bool:
+    """Return whether rounding decides a whole tensor, so that a wrong one may hide in it."""
+    return judged.status == "undetermined" and judged.note.startswith("rounding")

@@ -1,0 +1,118 @@
+"""One step of the model, recomputed from what a run had when it came to it, as the model would be with
+some bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from concord.conformance.bugs.context import Edit, Flags
+from concord.conformance.bugs.edited_model import Edited
+from concord.conformance.judging.expectation import JudgedProblem, is_gradient, subject_of
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array
+from concord.spec.tape import Node
+
+
+class Reached(Exception):
+    """The tensor in question has been computed."""
+
+
+class Step(Edited):
+    """A run of the reference on pinned taps, which ends at the tensor in question.
+
+    Args:
+        case: with weights and inputs rounded to its precision.
+        arithmetic: in which it is computed.
+        pinned: taps that what follows is computed from.
+        wanted: the tensor in question.
+        edits: gives, for the name of a tap, what is made of it.
+        whole: whether everything is computed, and not only what the tensor in question depends on.
+    """
+
+    def __init__(
+        self,
+        case: JudgedProblem,
+        arithmetic: Arithmetic,
+        pinned: Mapping[str, Array],
+        wanted: str,
+        edits: Callable[[str], Edit | None],
+        whole: bool = False,
+    ) -> None:
+        super().__init__(
+            case.config, case.weights, case.batch, case.dtype, arithmetic, pinned, case.deviations
+        )
+        self.values: dict[str, Array] = {}
+        self.gradients: dict[str, Array] = {}
+        self.wanted, self.whole, self.part = wanted, whole, case.part
+        self.edits = edits
+
+    def compute(self, part: str) -> None:
+        """Compute the part, and the gradients of everything that has one."""
+
+        def keep(name: str, array: Array) -> None:
+            kind = self.gradients if is_gradient(name) else self.values
+            kind[name.removeprefix("gradients.")] = array
+
+        self.observe(keep, is_gradient(self.wanted), part)
+
+    def gradient(self, name: str) -> Array:
+        """Return the gradient of a parameter, ``inputs.<name>`` or ``taps.<name>``, of every row of a
+        table.
+        """
+        if name.startswith("taps.") and name not in self.gradients:  # the loss does not depend on it
+            return np.zeros_like(self.values[name.removeprefix("taps.")])
+        return self.full(name, self.gradients[name])
+
+    @property
+    def parameters(self) -> dict[str, Node]:
+        """The parameters on the tape by name, tables by the rows that are looked up."""
+        return {**self.weights, **self.looked_up}
+
+    def tap(self, name: str, tensor: Node) -> Node:
+        tensor = super().tap(name, tensor)
+        if name == self.wanted:
+            raise Reached
+        return tensor
+
+    # Layers that are not in question are not computed where the run says what came out of them.
+
+    def embeddings(self, real: Flags) -> Node:
+        last = "embeddings.norm" if self.config.embedding_norm else "embeddings.sum"
+        return self.given_tap(last) if self.skips("embeddings", last) else super().embeddings(real)
+
+    def layer(self, name: str, x: Node, real: Flags) -> Node:
+        last = f"{name}.residual2" if self.config.norm_placement == "pre" else f"{name}.norm2"
+        return self.given_tap(last) if self.skips(name, last) else super().layer(name, x, real)
+
+    def skips(self, group: str, last: str) -> bool:
+        """Return whether nothing of a group matters to what is wanted but its last tap."""
+        if self.whole or last not in self.pinned:
+            return False
+        wanted, gradient = group_of(subject_of(self.wanted)), is_gradient(self.wanted)
+        return place_of(group) < place_of(wanted) if gradient else group != wanted
+
+    def given_tap(self, name: str) -> Node:
+        self.now[name] = self.a.override(self.a.leaf(self.pinned[name]), self.pinned[name])
+        return self.now[name]
+
+
+def group_of(name: str) -> str:
+    """Return which layer, or which other part of the model, a tap or a parameter belongs to."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
+
+
+def place_of(group: str) -> int:
+    """Return where a group stands in the order of computation."""
+    return {"inputs": -1, "embeddings": -1}.get(
+        group, int(group.removeprefix("layers.")) if group.startswith("layers.") else 1_000_000
+    )
+
+
+def role_of(name: str) -> str:
+    """Return a tensor's name without the number of its layer."""
+    bare = subject_of(name)
+    return f"layers.*.{bare.split('.', 2)[2]}" if bare.startswith("layers.") and bare.count(".") > 1 else bare

@@ -1,0 +1,199 @@
+"""The search for wrong weights: what a conversion may have made of a step's parameters.
+
+Of linear layers and norms; of tables, rounded ones (SPEC WGT-1 to WGT-4, NRM-2). An explanation is one that
+gives the run's tensor; a certificate of a port puts some in, to see that they would be found.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from concord.conformance.bugs.bug import fits
+from concord.conformance.bugs.context import norm_of, parameters_of
+from concord.conformance.bugs.norms import NORMS
+from concord.conformance.bugs.rounding import LINEAR
+from concord.conformance.explain.hypothesis import Hypothesis, loaded
+from concord.conformance.explain.question import SHORTER, Question, rounding
+from concord.conformance.judging.expectation import JudgedProblem
+from concord.spec.arrays import Array
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import Weights, parameters
+
+Made = Mapping[str, Callable[[], Array]]
+"""Arrays by the parameters whose place they take; of a large model there is no room for all at once."""
+
+LEAVES = ("weight", "bias")
+PROJECTED = (".query", ".key", ".value")
+
+
+class WrongWeights(NamedTuple):
+    """Parameters that are others: the kind of mistake, what it is in words, the clause, and the arrays."""
+
+    name: str
+    text: str
+    clause: str
+    made: Made
+
+
+def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
+    """Yield what may be wrong with the weights of a tap's step."""
+    return (loaded(*wrong) for wrong in wrong_weights(question.case, tap))
+
+
+def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
+    """Yield what may be wrong with the parameters of a tap's step, none of them computed yet."""
+    norm = fits(tap, NORMS)
+    own = norm_of(case.config.norm_sharing, tap) if norm else parameters_of(tap)
+    if fits(tap, LINEAR):
+        yield from _of_linear(case, own, tap)
+    if norm:
+        yield from _of_norm(case, own)
+    names = [name for name in (f"{own}.{leaf}" for leaf in LEAVES) if name in case.weights]
+    for short in SHORTER.get(case.dtype, ()):
+        made = {name: partial(_shorter, short, case.weights[name]) for name in names}
+        yield from _each(f"weight_in_{short}", f"rounded to {short}", "PRC-2", made)
+
+
+def _each(name: str, text: str, clause: str, made: Made) -> Iterator[WrongWeights]:
+    """Yield parameters of a step that are others: all of them, and each by itself."""
+    for chosen in dict.fromkeys(((*made,), *((one,) for one in made))):
+        if chosen:
+            said = " and ".join(f"`{one}`" for one in chosen)
+            yield WrongWeights(name, f"{said} {text}", clause, {one: made[one] for one in chosen})
+
+
+def _shorter(name: str, array: Array) -> Array:
+    return rounding(name)(array.astype(np.float64))
+
+
+def _of_another(case: JudgedProblem, own: str, other: str) -> Made:
+    """Return the parameters of another step of the same shape, in place of a step's own."""
+    weights = case.weights
+    both = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
+    return {
+        mine: partial(weights.__getitem__, theirs)
+        for mine, theirs in both
+        if mine in weights and theirs in weights and weights[mine].shape == weights[theirs].shape
+    }
+
+
+# Linear layers.
+
+
+def _of_linear(case: JudgedProblem, own: str, tap: str) -> Iterator[WrongWeights]:
+    config, weights = case.config, case.weights
+    name, bias = f"{own}.weight", f"{own}.bias"
+    weight = weights[name]
+    if bias in weights:
+        yield WrongWeights(
+            "missing_bias", f"`{bias}` left out", "WGT-2", {bias: lambda: np.zeros_like(weights[bias])}
+        )
+    if weight.shape[0] == weight.shape[1]:
+        yield WrongWeights("transposed_weight", f"`{name}` transposed", "WGT-2", {name: lambda: weight.T})
+    else:
+        for word, read in (
+            ("read", lambda: weight.reshape(-1).reshape(weight.shape, order="F")),
+            ("stored", lambda: weight.T.reshape(weight.shape)),
+        ):
+            text = f"`{name}` {word} in the wrong memory order"
+            yield WrongWeights("weight_in_wrong_order", text, "WGT-2", {name: read})
+    if own == "classifier":
+        reversed_classes = {n: partial(np.flip, weights[n], -1) for n in (name, bias)}
+        yield WrongWeights("classes_reversed", "classes in reverse order", "HED-3", reversed_classes)
+        if config.pooling == "flatten":
+            for shape in ((-1, config.d_model), (config.d_model, -1)):
+                swapped = partial(_swapped, weight, (*shape, weight.shape[1]))
+                text = f"rows of `{name}` for features before tokens"
+                yield WrongWeights("flatten_order", text, "HED-1", {name: swapped})
+    yield from _of_other_layers(case, own)
+    if tap.endswith((*PROJECTED, "attention.output")):
+        yield from _of_heads(case, own, outputs=tap.endswith(PROJECTED))
+
+
+def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
+    return weight.reshape(shape).swapaxes(0, 1).reshape(weight.shape)
+
+
+def _of_other_layers(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
+    """Yield parameters of the same sublayer, or the same of other layers."""
+    layer, _, role = own.partition(".attention.")
+    beside = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
+    inside = own.split(".", 2)[2:] if own.startswith("layers.") else []
+    elsewhere = [f"layers.{i}.{name}" for name in inside for i in range(case.config.num_layers)]
+    for other in (*beside, *elsewhere):
+        if other != own:
+            kind = "swapped_weights" if other in beside else "weights_of_another_layer"
+            yield from _each(kind, f"taken from `{other}`", "WGT-1", _of_another(case, own, other))
+
+
+def _of_heads(case: JudgedProblem, own: str, outputs: bool) -> Iterator[WrongWeights]:
+    """Yield weights whose heads stand in another order, or that were cut out of a fused one wrongly.
+
+    Args:
+        outputs: whether the heads are columns, and not rows.
+    """
+    config, weights = case.config, case.weights
+    numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
+    leaves = [f"{own}.{leaf}" for leaf in (LEAVES if outputs else LEAVES[:1]) if f"{own}.{leaf}" in weights]
+    for order in _orders(config.num_heads):
+        columns, axis = numbers[list(order)].reshape(-1), -1 if outputs else 0
+        made = {name: partial(np.take, weights[name], columns, axis=axis) for name in leaves}
+        text = f"with heads in the order {', '.join(map(str, order))}"
+        yield from _each("heads_permuted", text, "ATT-2", made)
+    if outputs:
+        prefix, _, role = own.rpartition(".")
+        third = {
+            f"{own}.{leaf}": partial(_cut_from_fused, config, weights, prefix, role, leaf)
+            for leaf in LEAVES
+            if all(f"{prefix}.{one}.{leaf}" in weights for one in ("query", "key", "value"))
+        }
+        text = "a fused weight that holds query, key and value head by head, cut into thirds"
+        yield WrongWeights("fused_weight", text, "WGT-1", third)
+
+
+def _cut_from_fused(config: EncoderConfig, given: Weights, prefix: str, role: str, leaf: str) -> Array:
+    """Return the third of a fused weight, which holds query, key and value for each head, that a role
+    would get.
+    """
+    roles = ("query", "key", "value")
+    parts = [given[f"{prefix}.{one}.{leaf}"] for one in roles]
+    split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
+    fused = np.stack(split, axis=-2).reshape(*parts[0].shape[:-1], 3 * config.d_model)
+    return np.split(fused, 3, axis=-1)[roles.index(role)]
+
+
+def _orders(heads: int) -> list[tuple[int, ...]]:
+    """Return orders of heads: all of a few, reversed and rolled ones of many."""
+    straight = tuple(range(heads))
+    if heads <= 3:
+        return [order for order in itertools.permutations(straight) if order != straight]
+    return [straight[::-1], (*straight[1:], 0), (heads - 1, *straight[:-1])]
+
+
+# Norms.
+
+
+def _of_norm(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
+    weights, gain, offset = case.weights, f"{own}.weight", f"{own}.bias"
+    missing: Made = {
+        gain: lambda: np.ones_like(weights[gain]),
+        offset: lambda: np.zeros_like(weights[offset]),
+    }
+    swapped: Made = {gain: lambda: weights[offset], offset: lambda: weights[gain]}
+    yield WrongWeights("norm_gain_and_offset_missing", "gain 1 and offset 0", "NRM-2", missing)
+    yield WrongWeights(
+        "norm_gain_and_offset_swapped", "gain and offset in each other's place", "NRM-2", swapped
+    )
+    for name, parameter in parameters(case.config, case.part).items():
+        other = name.removesuffix(".weight")
+        if parameter.kind != "gamma" or other == own:
+            continue
+        sibling = other[:-1] == own[:-1] and own.startswith("layers.")
+        kind, clause = ("norm_sharing", "NRM-5") if sibling else ("weights_of_another_norm", "WGT-1")
+        text = f"the gain and offset of `{other}` instead of its own"
+        yield WrongWeights(kind, text, clause, _of_another(case, own, other))

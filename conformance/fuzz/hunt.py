@@ -1,0 +1,194 @@
+"""A hunt: random cases on every backend, here or as tasks of a Dask cluster."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+from concord.backends.pool import Pool
+from concord.conformance.fuzz.findings import FAILED, NOT_THERE, Failure, Findings, explained
+from concord.conformance.fuzz.plan import Plan, drawn, files_elsewhere
+from concord.conformance.judging.verdict import NOT_JUDGED
+from concord.conformance.run.campaign import Runner, Setup, own_bug, unseen
+from concord.spec.errors import SpecError, optional
+from concord.spec.text import first_line
+
+RESTARTS = 5
+"""How often a worker is started again in one chunk, after crashes of a kind that is known already."""
+
+PATIENCE = 8.0
+"""Seconds that a scheduler has to answer."""
+
+
+def hunt(
+    plan: Plan,
+    settings: Setup,
+    scheduler: str | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Findings:
+    """Run the cases of a plan. All workers are ended.
+
+    Args:
+        scheduler: the address of a Dask scheduler whose workers run the chunks of the plan, for example
+            ``"tcp://host:8786"``; by default the cases run here.
+        progress: called with how many cases are done.
+        stopped: asked now and then; once it says True, the hunt ends with what it has found.
+
+    Raises:
+        SpecError: if Dask is not installed, or no scheduler answers.
+    """
+    started = time.time()
+    if scheduler is None:
+        findings = _Hunt(plan, settings, stopped, progress).run(plan.indices)
+    else:
+        findings = _on_dask(plan, settings, connected(scheduler), progress, stopped)
+    for name in findings.unjudged:
+        if reason := unseen(findings.environments.get(name, {}), settings.device):
+            findings.note(f"{name} {reason}")
+        elif any(tally.statuses["unsupported"] for tally in findings.tallies[name].values()):
+            own = "a backend of a fixed architecture is judged on its own weights: concord check PATH"
+            findings.note(f"{name}: nothing was judged; {own}")
+    findings.plan, findings.interrupted = plan, stopped()
+    findings.seconds = time.time() - started
+    return findings
+
+
+class _Hunt:
+    """Random cases on one worker for each backend."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: Setup,
+        halted: Callable[[], bool],
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self.plan, self.progress, self.findings, self.device = plan, progress, Findings(), settings.device
+        self.pool, self.environments = Pool(len(plan.names), halted), self.findings.environments
+        self.runners = {name: Runner(name, settings, self.pool, self.environments) for name in plan.names}
+
+    def run(self, indices: Iterable[int]) -> Findings:
+        with self.pool, files_elsewhere():
+            for count, index in enumerate(indices):
+                if count % self.plan.chunk == 0:
+                    self.renew()
+                if self.pool.stopped or self.plan.late or not self.left:
+                    break
+                self.examine(index)
+        self.renew()
+        return self.findings
+
+    @property
+    def left(self) -> list[Runner]:
+        """The backends that have not died too often in this chunk."""
+        return [runner for runner in self.runners.values() if not runner.supervisor.failure]
+
+    def renew(self) -> None:
+        """Let every backend have its restarts again, and note which had none left."""
+        for name, runner in self.runners.items():
+            if failure := runner.supervisor.failure:
+                rest = f"it was left out for the rest of {self.plan.chunk} cases"
+                self.findings.note(f"{name}: {failure}; {rest}")
+            runner.supervisor.refresh(RESTARTS)
+
+    def examine(self, index: int) -> None:
+        """Run a case on all backends that are left, at the same time, and count what comes of it."""
+        case, findings = drawn(self.plan, index), self.findings
+        job = case.job(f"fuzz-{self.plan.seed}-{index}")
+        results = self.pool.map(lambda runner: runner.attempt(job), self.left)
+        if self.pool.stopped:  # the workers were ended in the middle of it
+            return
+        for result in results:
+            name = result.backend
+            if result.status in NOT_THERE:
+                self.runners.pop(name).supervisor.end()
+                findings.owed |= result.status != "absent"
+                findings.note(f"{name} is {result.status}: {result.detail}")
+                continue
+            if unseen(self.environments.get(name, {}), self.device):
+                self.runners.pop(name).supervisor.end()  # so it would be with every case
+            if result.status == NOT_JUDGED:  # a fault of Concord, which is no finding
+                findings.owed = True
+                fault = f" could not be judged: {name}: {first_line(result.detail)}"
+                if not any(note.endswith(fault) for note in findings.notes):
+                    findings.note(result.case + fault)
+            findings.tally(name, result.dtype).add(result)
+            if result.status in FAILED:
+                findings.add(Failure(result, case))
+        if any(result.backend in self.runners for result in results):
+            findings.cases += 1
+            self.progress(findings.cases)
+        for failure in findings.failures:
+            failure.result = explained(failure.result)
+
+
+def _on_dask(
+    plan: Plan, settings: Setup, client: Any, progress: Callable[[int], None], stopped: Callable[[], bool]
+) -> Findings:
+    """Keep twice as many chunks at Dask as it has threads, so that none waits."""
+    event = dask().Event(f"concord-{uuid.uuid4().hex}", client=client)
+    executor, chunks, ending = client.get_executor(pure=False), plan.chunks, False
+    findings = Findings()
+    pending: dict[Future[Findings], int] = {}
+    done: dict[int, Findings] = {}
+    try:
+        while True:
+            room = 0 if ending or plan.late else 2 * max(1, sum(client.nthreads().values())) - len(pending)
+            for number, indices in itertools.islice(chunks, max(room, 0)):
+                pending[executor.submit(_hunt_on_dask, plan, settings, indices, event.name)] = number
+            if not pending:
+                break
+            for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)[0]:
+                number = pending.pop(future)
+                done[number] = future.result()
+                progress(sum(chunk.cases for chunk in done.values()))
+                ending |= not done[number].tallies  # no backend is there
+            ending |= stopped()
+            if ending:
+                event.set()
+    except Exception as error:  # what was found until then is kept
+        findings.owed = True
+        findings.note(own_bug("hunting", error))
+    finally:
+        event.set()
+        executor.shutdown()
+        client.close()
+    for number in sorted(done):  # whichever was done first
+        findings.merge(done[number])
+    return findings
+
+
+def _hunt_on_dask(plan: Plan, settings: Setup, indices: Iterable[int], event: str) -> Findings:
+    return _Hunt(plan, settings, dask().Event(event).is_set).run(indices)
+
+
+def connected(address: str) -> Any:
+    """Return a client of a Dask scheduler, whose workers need this code and the frameworks.
+
+    Raises:
+        SpecError: if Dask is not installed, or no scheduler answers.
+    """
+    distributed = dask()
+    try:
+        return distributed.Client(address, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise SpecError(
+            f"--scheduler is {address!r} but no scheduler answers there within {PATIENCE:g} s: "
+            f"{first_line(error)}"
+        ) from None
+
+
+def dask() -> Any:
+    """Return the module of Dask.
+
+    Raises:
+        SpecError: if it is not installed.
+    """
+    with optional("--scheduler", "dask"):
+        return importlib.import_module("distributed")

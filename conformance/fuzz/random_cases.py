@@ -1,0 +1,170 @@
+"""A random case as small data: a configuration, and seeds from which weights and inputs are drawn."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.record_fields import Config, Count, Number
+from concord.conformance.run.campaign import Job
+from concord.spec.batch import Batch, from_arrays
+from concord.spec.cases import LANDMARKS
+from concord.spec.config import EncoderConfig
+from concord.spec.parameters import initialize, parameters
+from concord.spec.tensors import axis_sizes, inputs, resolve
+
+PADDINGS = ("none", "tail", "inside", "front", "left", "rows", "all")
+"""How the inputs of a case may be padded: no padding at all; each row ends in padding, at least one token is
+left; any token may be padding; each row begins with padding; one row does, and no other; some rows are
+padding only; everything is padding."""
+
+KEY_MASKS = ("none", "samples", "queries")
+"""The key mask of a part that is given one: none; (B, S), one for all queries of a sample; (B, Q, S)."""
+
+ATTENTION_PARTS = ("attention", "dot_product")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzCase:
+    """A random case. Its arrays follow from it; it holds none itself.
+
+    Attributes:
+        config: of the model.
+        part: one of :data:`spec.PARTS`.
+        dtype: the precision to run in.
+        batch, tokens: sizes of the inputs; for the attention parts ``tokens`` are keys.
+        queries: how many queries the attention parts are given.
+        weights_seed, inputs_seed: what weights and inputs are drawn from.
+        profile: of the weights (:data:`spec.PROFILES`).
+        scale: what every kernel is multiplied by.
+        offset: what is added to the token table and to given floating-point inputs, so that their mean is far
+            from 0.
+        padding: one of :data:`PADDINGS`.
+        key_mask: one of :data:`KEY_MASKS`, for the attention parts.
+        query_mask: whether the attention parts are given a query mask.
+        gradients: whether they are asked for and judged too.
+    """
+
+    config: Config
+    part: str
+    dtype: str
+    batch: Count
+    tokens: Count
+    queries: Count
+    weights_seed: Count
+    inputs_seed: Count
+    profile: str
+    scale: Number
+    offset: Number
+    padding: str
+    key_mask: str
+    query_mask: bool
+    gradients: bool = True
+
+    def build(self) -> tuple[EncoderConfig, dict[str, NDArray[np.float64]], Batch]:
+        """Return configuration, weights and inputs. All floating-point values are float32 numbers."""
+        return self.config, self._weights(), self._inputs()
+
+    def job(self, name: str) -> Job:
+        """Return the job that runs this case and judges each step by itself, which decides."""
+        return Job(
+            "fuzz",
+            name,
+            self.dtype,
+            self.part,
+            *self.build(),
+            end_to_end=False,
+            gradients=self.gradients,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the case as data."""
+        return {**vars(self), "config": self.config.as_dict()}
+
+    def _weights(self) -> dict[str, NDArray[np.float64]]:
+        drawn = initialize(self.config, self.weights_seed, self.profile, self.part)
+        for name, parameter in parameters(self.config, self.part).items():
+            if parameter.kind == "kernel":
+                drawn[name] = _single(drawn[name] * self.scale)
+        token = "embeddings.token.weight"
+        if token in drawn:
+            drawn[token] = _single(drawn[token] + self.offset)
+        return drawn
+
+    def _inputs(self) -> Batch:
+        sizes = axis_sizes(
+            self.config, batch=self.batch, tokens=self.tokens, key=self.tokens, query=self.queries
+        )
+        drawn: dict[str, NDArray[Any]] = {}
+        for name, tensor in inputs(self.config, self.part).items():
+            # Each input has a stream of its own, so that a change of one leaves the others alone.
+            generator = np.random.default_rng([self.inputs_seed, zlib.crc32(name.encode())])
+            shape = resolve(tensor.shape, sizes)
+            if name == "input_ids":
+                drawn[name] = self._ids(generator, shape)
+            elif name == "segment_ids":
+                drawn[name] = generator.integers(0, self.config.num_segments, shape)
+            elif name == "labels":
+                drawn[name] = self._labels(generator, shape)
+            elif name == "key_mask":
+                if self.key_mask != "none":
+                    drawn[name] = self._key_mask(generator, shape)
+            elif name == "query_mask":
+                if self.query_mask:
+                    drawn[name] = _real(generator, shape, self.padding)
+            else:
+                drawn[name] = _single(
+                    generator.standard_normal(shape) + (0.0 if name == "cotangent" else self.offset)
+                )
+        return from_arrays(drawn)
+
+    def _ids(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        config, real = self.config, _real(generator, shape, self.padding)
+        words = generator.integers(0, config.vocab_size, shape)
+        if config.vocab_size > 2**8:
+            # Of a large table half of the tokens use few rows again and again: those at which ids need a bit
+            # more, and the last.
+            few = np.minimum(LANDMARKS, config.vocab_size - 1)
+            words = np.where(generator.random(shape) < 0.5, generator.choice(few, shape), words)
+        words = np.where(words == config.pad_id, (words + 1) % config.vocab_size, words)
+        return np.where(real, words, config.pad_id)
+
+    def _labels(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        classes = max(self.config.num_classes, 2)
+        labels = generator.integers(0, classes, shape)
+        if self.config.ignore_label is not None and (labels == self.config.ignore_label).all():
+            labels[-1] = (self.config.ignore_label + 1) % classes  # one sample has to count (LOS-3)
+        return labels
+
+    def _key_mask(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        batch, keys = shape
+        if self.key_mask == "samples":
+            return _real(generator, shape, self.padding)
+        return _real(generator, (batch * self.queries, keys), self.padding).reshape(batch, self.queries, keys)
+
+
+def _single(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to float32 numbers, so that float64 and float32 runs see the same values (SPEC WGT-5)."""
+    return values.astype(np.float32).astype(np.float64)
+
+
+def _real(generator: np.random.Generator, shape: tuple[int, ...], padding: str) -> NDArray[np.bool_]:
+    """Return (rows, tokens), True where a token is no padding."""
+    rows, tokens = shape
+    place = np.arange(tokens)
+    if padding == "tail":
+        return place < generator.integers(1, tokens + 1, (rows, 1))
+    if padding == "front":
+        return place >= generator.integers(0, tokens, (rows, 1))
+    if padding == "left":
+        others: NDArray[np.bool_] = (np.arange(rows) != generator.integers(rows))[:, None] | (place > 0)
+        return others
+    if padding == "inside":
+        return generator.random(shape) < 0.6
+    if padding == "rows":
+        return np.broadcast_to(generator.random((rows, 1)) < 0.5, shape).copy()
+    return np.full(shape, padding == "none")

@@ -1,0 +1,1 @@
+"""The judge: what is right, how far rounding explains, and the verdict."""

@@ -1,0 +1,255 @@
+"""The judge: every tensor of a run against what its reference expects, step by step and end to end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.explain.breakdown import break_down
+from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.exemptions import OUT_OF_RANGE, PADDING, UNUSED
+from concord.conformance.judging.expectation import Expectation, is_gradient, is_tap_gradient, subject_of
+from concord.conformance.judging.protocol import Pin, Reference
+from concord.conformance.judging.scoring import finite_alone, judge_tensor, mostly, scores_of
+from concord.conformance.judging.verdict import Judgement, Row
+from concord.spec.arrays import Array
+from concord.spec.precision import precision
+
+MISSING = "missing: the backend returned no such tensor"
+
+WIDER = "holds numbers that the precision has not: it was computed in a wider one"
+"""Note of a tensor that has more digits than its run."""
+
+
+NEAR = 0.5
+"""Share of a tolerance from which on it is derived again, by more samples or from the run's own tensors."""
+
+
+class Judge:
+    """One run before its reference (SPEC PRT-2).
+
+    Args:
+        reference: what is right.
+        tensors: what the run delivered, by the reference's names.
+        whole: names of what comes from a run of its own, and does not follow from activations here.
+
+    Attributes:
+        unused: activations that the model turned out not to go on with.
+    """
+
+    def __init__(
+        self, reference: Reference, tensors: Mapping[str, Array], whole: Collection[str] = ()
+    ) -> None:
+        self.reference, self.tensors, self.whole = reference, dict(tensors), frozenset(whole)
+        for name, activation in reference.activations.items():
+            array = tensors.get(name)
+            if array is None or array.shape != activation.shape:
+                continue
+            excused = reference.excused(name)
+            if np.any(excused):  # what is not finite would spread to what is judged
+                self.tensors[name] = np.where(excused & ~np.isfinite(array), array.dtype.type(0), array)
+        self.unused: frozenset[str] = frozenset()
+        self.broken = {name: why for name in reference.activations if (why := self.unjudgeable(name))}
+
+    def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
+        """Judge every tensor, each step by itself, from the inputs, or both."""
+        steps = self.judge_steps() if local else {}
+        whole = self.judge_whole(deciding=not local) if end_to_end else {}
+        self.broken |= {f"gradients.taps.{name}": ("not exposed", UNUSED) for name in self.unused}
+        return [self.row(name, steps.get(name), whole.get(name)) for name in self.reference.activations]
+
+    def row(self, name: str, step: Judgement | None, end: Judgement | None) -> Row:
+        """Return what the judgements of a tensor come to."""
+        activation = self.reference.activations[name]
+        if name in self.broken:
+            status, note = self.broken[name]
+            step = end = None
+        else:
+            deciding = step or end
+            assert deciding is not None
+            status, note = deciding.status, deciding.note
+        size = step.size if step else end.size if end else math.prod(activation.shape)
+        return Row(name, activation.clause, status, step, end, note, size, activation.axes or ())
+
+    def unjudgeable(self, name: str) -> tuple[str, str] | None:
+        """Return status and note of a tensor whose values cannot be compared, or need not be."""
+        activation, actual = self.reference.activations[name], self.tensors.get(name)
+        if actual is None:
+            return ("not exposed", activation.absent) if activation.absent else ("diverges", MISSING)
+        if actual.shape != activation.shape:
+            return "diverges", f"has shape {actual.shape} but must be {activation.shape}"
+        target = precision(activation.dtype)
+        # In its own type of storage an array can hold more digits in a half precision alone.
+        shortened = is_half(activation.dtype) or actual.dtype != target.storage
+        if not activation.wider and shortened and not target.holds(actual):
+            return "diverges", WIDER
+        why = self.reference.contradiction(name)
+        return ("diverges", why) if why else None
+
+    # Each step by itself, from the run's own tensors.
+
+    def pin(self, name: str) -> Array | None:
+        """Return a tensor of the run as the reference goes on with it; None if it has none."""
+        activation = self.reference.activations.get(name)
+        if activation is None or not activation.pinned or subject_of(name) in self.unused:
+            return None
+        array = self.tensors.get(name)
+        return None if array is None or array.shape != activation.shape else array
+
+    @property
+    def pinned(self) -> list[str]:
+        """Names of the run's tensors from which others are computed."""
+        return [name for name in self.reference.activations if self.pin(name) is not None]
+
+    def judge_steps(self) -> dict[str, Judgement]:
+        """Judge each step by itself; what the model does not go on with has no gradient to be judged."""
+        found, _ = self.judge_from(self.pin)
+        zero = [
+            subject_of(name) for name in self.pinned if is_tap_gradient(name) and not self.tensors[name].any()
+        ]
+        if any((one := found.get(f"gradients.taps.{tap}")) and one.status == "diverges" for tap in zero):
+            self.unused = self.passed_by(frozenset(zero))
+        return self.judge_from(self.pin)[0] if self.unused else found
+
+    def passed_by(self, zero: frozenset[str]) -> frozenset[str]:
+        """Return the activations that the model does not go on with, of those whose gradient is zero.
+
+        A gradient that would flow through them alone is right all the same, or there is none. One that is cut
+        off leaves none to what lies before it.
+        """
+
+        def passing(name: str) -> Array | None:
+            return None if subject_of(name) in zero else self.pin(name)
+
+        found, expected = self.judge_from(passing)
+
+        def is_passed_by(tap: str) -> bool:
+            own = f"gradients.taps.{tap}"
+            stopped = self.reference.compute_exactly(
+                lambda name: self.pin(name) if name == own else passing(name)
+            )
+            other = replace(expected, values={**expected.values, **stopped})
+            behind = [
+                name
+                for name in found
+                if is_gradient(name)
+                and not np.array_equal(stopped[name], expected.values[name], equal_nan=True)
+            ]
+            return not behind or any(
+                found[name].status == "agrees" and self.judgement(name, other, True).status == "diverges"
+                for name in behind
+            )
+
+        return frozenset(filter(is_passed_by, zero))
+
+    def judge_from(self, pin: Pin) -> tuple[dict[str, Judgement], Expectation]:
+        """Judge each step by itself, from some tensors of the run; return by what, too."""
+        names = [
+            name
+            for name in self.judged
+            if name not in self.whole and (not is_tap_gradient(name) or pin(name) is not None)
+        ]
+        return self.look(pin, names)
+
+    @property
+    def judged(self) -> list[str]:
+        """Names of the tensors that can be compared."""
+        return [name for name in self.reference.activations if name not in self.broken]
+
+    def judge_whole(self, deciding: bool = False) -> dict[str, Judgement]:
+        """Judge from the inputs."""
+        names = [name for name in self.judged if not is_tap_gradient(name)]
+        return self.look(None, names, deciding)[0]
+
+    def look(
+        self, pin: Pin | None, names: Collection[str], deciding: bool = True
+    ) -> tuple[dict[str, Judgement], Expectation]:
+        """Judge by a first look if that is enough, else by the next; return by what, too."""
+        found: dict[str, Judgement] = {}
+        expected = Expectation("", {}, {}, {})  # of what is judged step by step alone
+        for expected in self.reference.expect(pin):
+            there = [name for name in names if name in expected.sigmas]
+            sound = pin is None or self.sound(pin, expected)
+            found = {name: self.judgement(name, expected, pin is not None, sound, deciding) for name in there}
+            # Few samples do not say what rounding decides.
+            unsure = expected.few and (
+                expected.undecided_rows or any(one.status == "undetermined" for one in found.values())
+            )
+            if not unsure and all(one.ratio <= NEAR for one in found.values()):
+                break
+        return found, expected
+
+    def sound(self, pin: Pin, expected: Expectation) -> bool:
+        """Return whether the run's forward pass is finite, as far as what is right is."""
+        return all(
+            np.isfinite(array).all() or not np.isfinite(expected.values[name]).all()
+            for name in expected.values
+            if not is_gradient(name) and (array := pin(name)) is not None
+        )
+
+    def judgement(
+        self, name: str, expected: Expectation, local: bool, sound: bool = True, deciding: bool = True
+    ) -> Judgement:
+        """Judge one tensor in one way.
+
+        Args:
+            sound: whether the forward pass is finite.
+            deciding: whether it is to be said where in the tensor the error lies, if it diverges.
+        """
+        activation, actual = self.reference.activations[name], self.tensors[name]
+        value = expected.values[name]
+        if why := expected.silent(name, local, sound):
+            return Judgement("undetermined", size=value.size, note=why)
+        value, sigma, why = self.settle(name, expected, actual, local)
+        excused = self.reference.excused(name)
+        if np.any(excused):
+            sigma, why = np.where(excused, np.nan, sigma), PADDING
+        rows = self.rows_in_use(name)
+        if rows is not None:
+            actual = actual[rows]
+        elif activation.rows is not None:
+            value, sigma = expected.whole(name, actual.shape)
+        if name in expected.singular:
+            sigma = finite_alone(sigma, value, actual)
+        elif not sound:
+            sigma = finite_alone(sigma, value)
+        apart = expected.independent.get(name, np.inf)
+        found = judge_tensor(actual, value, sigma, activation.dtype, why, apart)
+        if found.status == "agrees" and name in expected.ties and mostly(np.isnan(sigma), value):
+            return Judgement("undetermined", size=value.size, note=found.note)
+        if found.status == "agrees" and expected.coherent:
+            found = expected.coherent.judge(name, actual - value, sigma, found)
+        if deciding and found.status == "diverges" and activation.axes is not None:
+            axes = activation.axes if rows is None else (f"{activation.axes[0]} in use", *activation.axes[1:])
+            scores = scores_of(actual, value, sigma)
+            found = replace(found, breakdown=break_down(actual, value, sigma, scores, axes, rows))
+        if rows is None or not found.element:
+            return found
+        return replace(found, element=(int(rows[found.element[0]]), *found.element[1:]))
+
+    def rows_in_use(self, name: str) -> NDArray[np.int64] | None:
+        """Return which rows of a table's gradient are compared; None: all, since another is not zero."""
+        activation = self.reference.activations[name]
+        if activation.rows is None:
+            return None
+        others = np.delete(self.tensors[name], activation.rows, axis=0)
+        zero = abs(others) <= Z * precision(activation.dtype).smallest_normal
+        return activation.rows if zero.all() else None
+
+    def settle(
+        self, name: str, expected: Expectation, actual: Array, local: bool
+    ) -> tuple[Array, Array, str]:
+        """Return value and sigma of a tensor, NaN where rounding decides, and why it does."""
+        if name in expected.ties:
+            return *expected.ties[name].settle(actual), expected.ties[name].why
+        return expected.values[name], expected.determined(name, local), OUT_OF_RANGE
+
+
+def is_half(dtype: str) -> bool:
+    """Return whether a precision sums in a wider one."""
+    target = precision(dtype)
+    return target.unit_roundoff > target.accumulation

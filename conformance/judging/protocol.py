@@ -1,0 +1,104 @@
+"""What is right, as the judge sees it: every tensor by name, and what a correct run makes of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.judging.expectation import Expectation
+from concord.spec.arrays import Array
+
+Pin = Callable[[str], "Array | None"]
+"""Returns what is used in place of a tensor, by name, if anything is."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What is known of a tensor without its values: an activation, an output, a loss or a gradient.
+
+    Attributes:
+        shape: of the whole tensor.
+        dtype: the precision or mode whose rounding is allowed for.
+        clause: of SPEC.md that defines it, if one does.
+        axes: their names; None: nobody knows them.
+        rows: which rows of a table's gradient can be other than zero; None: all.
+        absent: why a run may lack it; empty: it must not.
+        wider: whether it may hold more digits than its precision has.
+        pinned: whether what follows is computed from the run's own, where each step is judged.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    clause: str = ""
+    axes: tuple[str, ...] | None = None
+    rows: NDArray[np.int64] | None = None
+    absent: str = ""
+    wider: bool = False
+    pinned: bool = True
+
+
+class Reference(Protocol):
+    """What is right: the family, a step of training, a PyTorch module, or a function in NumPy."""
+
+    @property
+    def activations(self) -> Mapping[str, Activation]:
+        """Every tensor that is judged, in the order of computation."""
+
+    def expect(self, pin: Pin | None) -> Iterator[Expectation]:
+        """Yield what a correct run yields, and how far it may lie from it; the last one is final.
+
+        Args:
+            pin: gives the run's own tensors, from which each step is computed; None: end to end.
+        """
+
+    def compute_exactly(self, pin: Pin) -> Mapping[str, Array]:
+        """Return every tensor in exact arithmetic."""
+
+    def excused(self, name: str) -> NDArray[np.bool_] | bool:
+        """Return which elements are declared not to be computed, in a shape that broadcasts."""
+
+    def contradiction(self, name: str) -> str:
+        """Return what the run says of a tensor that cannot be true; empty if nothing."""
+
+
+class PublishedReference:
+    """Tensors that are given: a run is judged by them end to end alone.
+
+    Args:
+        looks: give what is expected, the last one for good.
+        wider: whether tensors may hold more digits than their precision has.
+    """
+
+    def __init__(self, *looks: Callable[[], Expectation], wider: bool = False) -> None:
+        self.looks, self.wider = [functools.cache(look) for look in looks], wider
+
+    @functools.cached_property
+    def activations(self) -> dict[str, Activation]:
+        """The tensors that are given; a run must have each."""
+        first = self.looks[0]()
+        return {
+            name: Activation(value.shape, first.dtype, first.clauses[name], wider=self.wider)
+            for name, value in first.values.items()
+        }
+
+    def expect(self, pin: Pin | None) -> Iterator[Expectation]:
+        """Yield what is expected from the inputs; of single steps nothing is known."""
+        if pin is None:
+            yield from (look() for look in self.looks)
+
+    def compute_exactly(self, pin: Pin) -> dict[str, Array]:  # noqa: ARG002
+        """Return nothing: no arithmetic is at hand."""
+        return {}
+
+    def excused(self, name: str) -> bool:  # noqa: ARG002
+        """Excuse nothing."""
+        return False
+
+    def contradiction(self, name: str) -> str:  # noqa: ARG002
+        """Return nothing."""
+        return ""

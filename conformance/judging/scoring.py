@@ -1,0 +1,134 @@
+"""One tensor against what is expected of it: its error in sigma, element by element and as a whole."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.conformance.judging.estimate import R, Z, rms_limit
+from concord.conformance.judging.exemptions import OUT_OF_RANGE
+from concord.conformance.judging.expectation import root_mean_square
+from concord.conformance.judging.verdict import Z_BINS, Judgement
+from concord.spec.arrays import Array
+from concord.spec.precision import precision
+
+SAFE = (1e-200, 1e200)
+"""Within these a sum of squares of float64 has neither lost anything nor overflowed."""
+
+LOWEST = int(np.log2(Z_BINS[0]))
+"""The exponent of the first of :data:`~concord.conformance.judging.verdict.Z_BINS`.
+
+Each bin is twice the one before.
+"""
+
+
+WHOLE = 0.5
+"""Share of a tensor, or of an operation's decisions, from which on agreement shows nothing."""
+
+
+def judge_tensor(
+    actual: Array,
+    value: Array,
+    sigma: Array,
+    dtype: str,
+    why: str = OUT_OF_RANGE,
+    errors_apart: float = np.inf,
+) -> Judgement:
+    """Judge one tensor.
+
+    Args:
+        actual: what the backend returned, in the shape of ``value``.
+        value: what the oracle says.
+        sigma: the standard deviation of correct results; where it is not finite the element is undetermined.
+        dtype: the precision or mode.
+        why: elements may not be determined.
+        errors_apart: how many independent errors samples of correct runs show.
+    """
+    flat, allowed, found = (
+        value.reshape(-1),
+        sigma.astype(np.float64, copy=False).reshape(-1),
+        actual.reshape(-1),
+    )
+    with np.errstate(all="ignore"):
+        errors = np.abs(found.astype(value.dtype, copy=False) - flat).astype(np.float64, copy=False)
+        scores: Array = errors / allowed
+        squares, sigmas = float(errors @ errors), float(allowed @ allowed)
+    judged: NDArray[np.bool_] | slice = slice(None)
+    rms, note = float("inf"), ""
+    if SAFE[0] < sigmas < SAFE[1] and (SAFE[0] < squares < SAFE[1] or not errors.any()):
+        rms = float(np.sqrt(squares / sigmas))  # every element can be compared
+    else:
+        scores, finite = scores_of(found, flat, allowed), np.isfinite(flat)
+        known = ~np.isnan(scores)
+        judged = known & finite
+        if not known.any():
+            note = f"{dtype} does not determine it: {why}" if why == OUT_OF_RANGE else why
+            return Judgement("undetermined", size=value.size, note=note)
+        scores = np.where(known, scores, 0.0)
+        if np.isfinite(scores).all():
+            rms = root_mean_square(errors[judged]) / root_mean_square(allowed[judged])
+        if (known & ~finite).any():
+            note = "finite where the oracle is not"
+        elif not np.isfinite(found[judged]).all():
+            note = "not finite"
+        elif not judged.all():
+            note = f"{judged.size - judged.sum()} elements are not judged: {why}"
+    place = int(scores.argmax())
+    z, beyond = float(scores[place]), int((scores > Z).sum())
+    independent = float(value.size)
+    if R < rms < np.inf:
+        independent = min(errors_apart, independent_elements(flat[judged], allowed[judged], dtype))
+    # Z_BINS are powers of two: the exponent says in which bin a score lies.
+    exponents = np.frexp(np.clip(scores[judged], Z_BINS[0] / 2, Z_BINS[-1]))[1]
+    return Judgement(
+        status="diverges" if beyond or rms > rms_limit(independent) else "agrees",
+        z=z,
+        rms=rms,
+        element=tuple(int(i) for i in np.unravel_index(place, value.shape)),
+        actual=float(found[place]),
+        expected=float(flat[place]),
+        sigma=float(allowed[place]),
+        beyond=beyond,
+        size=value.size,
+        independent=independent,
+        histogram=tuple(np.bincount(exponents - LOWEST, minlength=len(Z_BINS) + 1).tolist()),
+        note=note,
+    )
+
+
+def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
+    """Return the errors of a tensor in sigma.
+
+    Infinite where something is finite that must not be or the other way round, NaN where nothing is judged.
+    """
+    finite, sound = np.isfinite(value), np.isfinite(actual)
+    with np.errstate(all="ignore"):
+        errors = np.where(sound, abs(actual.astype(value.dtype, copy=False) - value) / sigma, np.inf)
+    return np.where(
+        finite & np.isfinite(sigma),
+        np.nan_to_num(errors, nan=0.0, posinf=np.inf),
+        np.where(~finite & np.isposinf(sigma) & sound, np.inf, np.nan),
+    )
+
+
+def finite_alone(sigma: Array, *values: Array) -> Array:
+    """Return sigma, NaN where a value is not finite: there the other one may be finite or not."""
+    return np.where(np.logical_and.reduce([np.isfinite(value) for value in values]), sigma, np.nan)
+
+
+def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
+    """Return over how many elements the root mean square of sigma is spread; equal elements count once.
+
+    The root mean square of errors says no more than that many of them: rows of the same inputs have the same
+        error, and elements far smaller than others count for nothing in it.
+    """
+    _, first = np.unique(precision(dtype).round(value), return_index=True)
+    powers = np.square(sigma.reshape(-1)[first] / np.max(sigma, initial=0.0), dtype=np.float64)
+    return float(np.square(powers.sum()) / np.square(powers).sum())
+
+
+def mostly(unsure: NDArray[np.bool_], value: Array) -> bool:
+    """Return whether most of a tensor is undetermined: of its elements, or of their squares."""
+    with np.errstate(all="ignore"):
+        squares = np.square(np.nan_to_num(value, posinf=0.0, neginf=0.0))
+        return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)

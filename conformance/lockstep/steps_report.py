@@ -1,0 +1,95 @@
+"""Lockstep as a person reads it.
+
+A table of the largest errors of each backend by section, and each first divergence in a sentence.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from concord.conformance.judging.verdict import NOT_JUDGED, number
+from concord.conformance.lockstep.outcome import MODES, Curve, Lockstep, Track
+from concord.conformance.run.report import STYLES, indented
+
+
+def show(found: Lockstep, console: Console, title: str) -> None:
+    """Print the table, and what diverged."""
+    console.print(title, style="bold", highlight=False, markup=False)
+    console.print(table(found))
+    console.print(explanation(found), style="dim")
+    for track in found.tracks:
+        for line, style in lines(track, found):
+            console.print(indented(line, style))
+    console.print(f"{found.seconds:.0f} s in all", highlight=False)
+
+
+def table(found: Lockstep) -> Table:
+    """Return the largest errors in tolerances: a column for each backend, and a line for each section."""
+    tracks = found.tracks
+    columns = [Column(track.backend, justify="right", overflow="fold") for track in tracks]
+    drawn = Table("", *columns, padding=(0, 1), expand=False)
+    statuses = ((track.status, STYLES.get(track.status, "bold magenta")) for track in tracks)
+    drawn.add_row("", *(Text(status, style) for status, style in statuses))
+    drawn.add_row("steps", *(str(track.steps) for track in tracks))
+    drawn.add_row("diverge", *(str(track.diverged) for track in tracks))
+    for section in found.sections:
+        drawn.add_row(section, *(_error(track.curve(section), found.mode) for track in tracks))
+    return drawn
+
+
+def _error(curve: Curve | None, mode: str) -> Text:
+    if curve is None:
+        return Text("–")
+    if not curve.judged:
+        return Text(NOT_JUDGED, style="yellow")
+    return Text(number(curve.largest), style="bold red" if curve.largest > 1 and mode == MODES[0] else "")
+
+
+def explanation(found: Lockstep) -> str:
+    """Return what the numbers of the table are."""
+    how = (
+        "each step starts from the oracle's weights and state"
+        if found.mode == MODES[0]
+        else "each backend goes on from its own step, and nothing is judged: right ones drift apart too"
+    )
+    return f"Largest error in tolerances of any step; {found.mode}: {how}."
+
+
+def unjudged(track: Track, found: Lockstep) -> str:
+    """Return at which steps sections of a backend were not judged, why, and what to do about it.
+
+    No text if each was judged at each step.
+    """
+    sections = [
+        f"{curve.section} at {curve.unjudged} of {track.steps} steps"
+        for curve in track.curves
+        if curve.unjudged
+    ]
+    if not sections:
+        return ""
+    names = ", ".join(line.partition(" ")[0] for line in found.lost)
+    why = (
+        f"{found.dtype} does not hold the recipe's {names} (OPT-11)"
+        if names
+        else f"what they are computed from is out of the range of {found.dtype}"
+    )
+    return (
+        f"not judged: {', '.join(sections)}: {why}; train with numbers that {found.dtype} holds, or in "
+        f"another precision (--dtype float32)"
+    )
+
+
+def lines(track: Track, found: Lockstep) -> list[tuple[str, str]]:
+    """Return what is to be said of a backend.
+
+    Where it first diverged, what was not judged, or what kept it from going on.
+    """
+    said = [(f"{track.backend} diverges first at {track.first.text}", "bold red")] if track.first else []
+    if why := unjudged(track, found):
+        said.append((f"{track.backend}: {why}", "yellow"))
+    if track.detail:
+        after = f" after {track.steps} steps" if track.steps else ""
+        said.append((f"{track.backend}: {track.status}{after}: {track.detail}", "bold magenta"))
+    return said + [(f"  {line}", "dim") for line in track.stderr.splitlines()[-4:]]

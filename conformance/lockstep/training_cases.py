@@ -1,0 +1,112 @@
+"""What lockstep trains: example batches, and the standard case."""
+
+from __future__ import annotations
+
+from concord.conformance.judging.expectation import JudgedTraining
+from concord.spec.batch import Batch, example_batch
+from concord.spec.config import EncoderConfig, variant
+from concord.spec.parameters import Weights, initialize
+from concord.spec.training.recipe import RATES, Recipe
+from concord.spec.training.trajectory import Training
+
+EPOCH = 17
+"""Steps after which an accumulation is short, as at the end of an epoch."""
+
+STEPS = 200
+"""Steps of the standard case."""
+
+
+def example(
+    config: EncoderConfig,
+    recipe: Recipe,
+    steps: int,
+    batch: int,
+    tokens: int,
+    seed: int = 0,
+    dtype: str = "float32",
+    words: int | None = None,
+    weights: Weights | None = None,
+    part: str = "model",
+) -> JudgedTraining:
+    """Return training on random batches with ragged padding.
+
+    Every second batch of a step has half as many samples as the first, so that a mean of means shows. Each
+    :data:`EPOCH` ends with a single batch, which has fewer samples too; so does the last step. Weights,
+    batches and dropout follow from the seed.
+
+    Args:
+        batch: samples of a step's first batch.
+        tokens: of a sample.
+        words: ids below this number alone are drawn; None: any.
+        weights: where training starts; None: they are drawn.
+        part: of the model (:data:`concord.spec.tensors.PARTS`).
+    """
+    drawn = config if words is None else config.replace(vocab_size=words)
+    drawn_steps: list[list[Batch]] = []
+    number = seed * 1_000_003
+    for step in range(steps):
+        last = (step + 1) % EPOCH == 0 or step == steps - 1
+        sizes = (
+            [max(1, batch // 2)]
+            if last
+            else [(batch + 1) // 2 if place % 2 else batch for place in range(recipe.accumulation)]
+        )
+        drawn_steps.append(
+            [
+                example_batch(drawn, size, tokens, number + place, "ragged", part)
+                for place, size in enumerate(sizes)
+            ]
+        )
+        number += len(sizes)
+    training = Training(recipe, drawn_steps, seed)
+    start = initialize(config, seed, part=part) if weights is None else weights
+    return JudgedTraining(config, start, training, part, dtype)
+
+
+def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> JudgedTraining:
+    """Return the standard case: two layers of ``nndl-paddle`` trained by AdamW.
+
+    It has warm-up and linear decay; a norm that is clipped in some steps and not in others; dropout at every
+    site; two batches a step, one in a short accumulation, with other numbers of samples and of counted
+    labels; learnt positions; rows of the token table that no batch looks up, and of the position table that
+    no text reaches; and second moments as tiny as the square of rounding, which is all the gradient that a
+    key's bias has.
+    """
+    learnt = {
+        "positions": "learned",
+        "position_layout": None,
+        "position_exponent": None,
+        "position_base": None,
+    }
+    config = variant(
+        "nndl-paddle",
+        d_model=64,
+        num_heads=4,
+        d_ff=128,
+        num_layers=2,
+        vocab_size=211,
+        max_positions=13,
+        num_classes=3,
+        ignore_label=0,
+        **learnt,
+    )
+    recipe = Recipe(
+        algorithm="adam",
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        decay_form="times_rate",
+        undecayed=("bias", "gamma", "beta"),
+        clipping="global_norm",
+        clip_at=CLIP_AT,
+        schedule="linear",
+        warmup_steps=max(1, steps // 10),
+        total_steps=max(steps, 2),
+        accumulation=2,
+        accumulation_mean="labels",
+    )
+    recipe = recipe.replace(**dict.fromkeys(RATES, 0.1))
+    return example(config, recipe, steps, batch=5, tokens=11, seed=seed, dtype=dtype, words=199)
+
+
+CLIP_AT = 4.0
+"""The norm from which on the standard case clips: about a quarter of its steps have more."""

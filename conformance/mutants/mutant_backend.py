@@ -1,0 +1,93 @@
+"""A backend that has a bug on request: what the plugins of the four frameworks share."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+from concord.backends.interface import IMPLEMENTATIONS, Request, Run, Trace, TrainingSession
+from concord.conformance.bugs.bug import Change
+from concord.conformance.bugs.catalogue import ALTERNATIVES, BUGS, TRAINING
+from concord.conformance.bugs.rounding import EMULATIONS
+from concord.conformance.mutants.injection import Injection
+from concord.conformance.mutants.mutant_trainer import MutatedTrainer
+from concord.spec.errors import unknown
+
+CHANGES: dict[str, dict[str, Change]] = {
+    "mutant": {name: mutant.change for name, mutant in BUGS.items()},
+    "alternative": {name: one.change for name, one in ALTERNATIVES.items() if one.change.edit},
+    "emulate": EMULATIONS,
+}
+"""What may stand before and after the colon of an implementation's name."""
+
+
+class Mutating:
+    """Stands before a backend's adapter among the bases of a class, and changes what it runs.
+
+    ``mutant:NAME`` has that bug in the explicit implementation, ``mutant:NAME@library`` in another;
+    ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do,
+    ``alternative:NAME`` computes a step in another way that is right; any other implementation runs
+    untouched.
+    """
+
+    context: type[Injection]
+    injection: Injection | None = None
+    running: str = ""
+    memory: dict[str, Any]
+
+    def run(self, request: Request) -> Run:
+        """Compute what is asked, with the change that the implementation names.
+
+        Raises:
+            UnknownNameError: for a change that does not exist.
+            Unsupported: where the implementation does not compute a tap that the change edits, or one that it
+                needs.
+        """
+        kind, colon, name = request.implementation.partition(":")
+        name, _, implementation = name.partition("@")
+        if not colon or kind in IMPLEMENTATIONS:
+            return self._untouched(request)
+        if kind not in CHANGES:
+            raise unknown("kind of implementation", kind, list(CHANGES))
+        if name not in CHANGES[kind]:
+            raise unknown(kind, name, list(CHANGES[kind]))
+        change = CHANGES[kind][name]
+        changed = dataclasses.replace(request, implementation=implementation or "explicit")
+        if request.implementation != self.running:
+            self.running, self.memory = request.implementation, {}
+        self.injection = self.context(change, changed, self.memory)
+        try:
+            with self.injection.confirmed():
+                return self._untouched(changed)
+        finally:
+            self.injection = None
+
+    def train(self, request: Request) -> TrainingSession:
+        """Hold training open, with the bug of training that the implementation names.
+
+        Raises:
+            UnknownNameError: for one that does not exist.
+        """
+        _, colon, name = request.implementation.partition(":")
+        if colon and name not in TRAINING:
+            raise unknown("bug of training", name, list(TRAINING))
+        if colon:
+            change = TRAINING[name].change
+            request = dataclasses.replace(request, implementation="explicit")
+            self.trainer = partial(MutatedTrainer, change=change, rounding=self.context(change, request, {}))
+        try:
+            # Of the adapter, the next base.
+            session: TrainingSession = super().train(request)  # type: ignore[misc]
+        finally:
+            self.__dict__.pop("trainer", None)
+        return session
+
+    def trace(self, request: Request) -> Trace:
+        """Return what edits taps (:meth:`concord.backends.adapter.FrameworkAdapter.trace`)."""
+        traced: Trace = super().trace(request)  # type: ignore[misc]  # of the adapter, the next base
+        return self.injection.trace if self.injection else traced
+
+    def _untouched(self, request: Request) -> Run:
+        run: Run = super().run(request)  # type: ignore[misc]  # of the adapter, the next base
+        return run

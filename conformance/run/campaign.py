@@ -1,0 +1,592 @@
+"""Many runs on many backends: jobs in, results out. A worker that dies is a result and never the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Event
+from typing import Any
+
+from concord import backends
+from concord.backends.interface import Run, Settings, Unsupported, variety
+from concord.backends.pool import Pool
+from concord.backends.wire import WorkerFailure
+from concord.backends.worker import TIME_LIMIT, Worker
+from concord.conformance.explain.conclusions import Conclusion, conclude
+from concord.conformance.judging import verdict as verdicts
+from concord.conformance.judging.family import Misfit, Published, delivered, judge
+from concord.conformance.judging.padding import independent_batch
+from concord.conformance.judging.verdict import FAILED_WORKER, NOT_JUDGED, Result, Verdict
+from concord.conformance.progress import listening
+from concord.conformance.record_fields import Count, Number
+from concord.spec.batch import Batch
+from concord.spec.config import EncoderConfig
+from concord.spec.deviations import UNCOMPUTED_PADDING, declared
+from concord.spec.errors import SpecError
+from concord.spec.parameters import Weights
+from concord.spec.tensors import output_name
+from concord.spec.text import first_line
+from concord.spec.training.trajectory import Training
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be made and judged on every backend.
+
+    Attributes:
+        group: what results are gathered under: a variant, or a published source.
+        case: the name of the case.
+        expectation: gives tensors to compare with in place of the reference's.
+        end_to_end: whether to judge end to end too where that does not decide.
+        training: what is done to the model, where it is not only run.
+        gradients: whether gradients are computed and judged.
+        times: how often it runs, where it stands several times in a list of jobs.
+    """
+
+    group: str
+    case: str
+    dtype: str
+    part: str
+    config: EncoderConfig
+    weights: Weights
+    batch: Batch
+    expectation: Published | None = None
+    end_to_end: bool = True
+    training: Training | None = None
+    gradients: bool = True
+    times: int = 1
+
+    @property
+    def name(self) -> str:
+        """A name for progress and files."""
+        return f"{self.case}-{self.dtype}"
+
+    def judge(self, run: Run, rules: str | None = None) -> Verdict:
+        """Judge a run of this job.
+
+        Args:
+            rules: the precision or mode whose rounding is allowed for, where it is not that of ``dtype``.
+
+        Raises:
+            Misfit: for tensors that nobody knows, or of wrong shapes or types.
+        """
+        return judge(
+            self.config,
+            self.weights,
+            self.batch,
+            run,
+            self.part,
+            self.expectation,
+            rules,
+            self.end_to_end,
+        )
+
+    def judgeable(self, run: Run) -> Job:
+        """Return the job by which a run is judged.
+
+        One that declares that it does not compute rows of padding, on a loss that does not depend on them.
+
+        Raises:
+            Unsupported: if nothing would be left.
+        """
+        if self.expectation or not declared(run.info.get("deviations", [])).get(UNCOMPUTED_PADDING):
+            return self
+        left = self.independent()
+        if left is None:
+            raise Unsupported("each sample depends on rows of padding, which it declares not to compute")
+        return left
+
+    def independent(self) -> Job | None:
+        """Return the job with a loss that does not depend on rows of padding.
+
+        None: no sample would be left.
+        """
+        batch = independent_batch(self.config, self.batch, self.part)
+        if batch is None:
+            return None
+        return self if batch is self.batch else dataclasses.replace(self, batch=batch)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the runs are made; see :class:`concord.backends.worker.Worker`.
+
+    Attributes:
+        device: cpu, cuda or cuda:N.
+        implementation: explicit, library, or one of a backend's own.
+        execution: eager, compiled, unpadded or unpadded-compiled.
+        asked: backends that were asked for by name: one of them that is not there is *missing*; another is
+            *absent*.
+        python: the interpreter of each backend that runs in another environment.
+        time_limit: seconds that one run may take.
+        memory_limit: bytes that one worker may hold; by default four fifths of the machine's.
+        threads: computing threads of each worker; by default one for each core.
+        precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
+        deterministic: whether only deterministic kernels may run.
+        repeat: how often each job is run, at least; from 2 on what differs in its bits is *nondeterministic*.
+    """
+
+    device: str = "cpu"
+    implementation: str = "explicit"
+    execution: str = "eager"
+    asked: tuple[str, ...] = ()
+    python: dict[str, str] = field(default_factory=dict)
+    time_limit: Number = TIME_LIMIT
+    memory_limit: Count | None = None
+    threads: Count | None = None
+    precision: str = "strict"
+    deterministic: bool = False
+    repeat: Count = 1
+
+    def rules(self, dtype: str) -> str | None:
+        """Return the mode by whose rules a run is judged, where it is not that of its precision.
+
+        It is that of an implementation ``emulate:MODE``, or of the arithmetic that float32 products were
+        asked for in.
+        """
+        kind, _, mode = self.implementation.partition(":")
+        return (
+            mode.partition("_")[0]
+            if kind == "emulate"
+            else "tf32"
+            if (self.precision, dtype) == ("tf32", "float32")
+            else None
+        )
+
+    def how(self, dtype: str) -> Settings:
+        """Return how a run of a precision is made."""
+        names = {one.name for one in dataclasses.fields(Settings)} - {"dtype"}
+        return Settings(dtype, **{name: getattr(self, name) for name in names})
+
+    def status_of(self, name: str, status: str) -> str:
+        """Return what a backend that gave no result is, from the status of its worker.
+
+        One that is not installed is missing only if it was asked for.
+        """
+        return "missing" if status == "absent" and name in self.asked else status
+
+    def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None, **more: Any) -> Worker:
+        """Start the worker of a backend.
+
+        ``opened`` is called, and ``more`` is taken, as :class:`concord.backends.worker.Worker` says.
+        """
+        return backends.open(
+            name,
+            self.device,
+            python=self.python.get(name),
+            time_limit=self.time_limit,
+            memory_limit=self.memory_limit,
+            threads=self.threads,
+            opened=opened,
+            deterministic=self.deterministic,
+            **more,
+        )
+
+
+@dataclass
+class Report:
+    """The results of a campaign.
+
+    Attributes:
+        results: one for each backend and job.
+        environments: what each backend said of itself, with import and run seconds and its largest resident
+            size.
+        settings: how the runs were made.
+        seconds: the whole campaign; 0 where the runs came as files.
+        notes: what was not run and why, by name.
+        conclusions: what all cases of a backend say together of a tensor that is wrong, once it is explained.
+        unfinished: how many more results there would be, had it not been ended before.
+    """
+
+    results: list[Result]
+    environments: dict[str, dict[str, Any]]
+    settings: Setup
+    seconds: Number = 0.0
+    notes: dict[str, str] = field(default_factory=dict)
+    conclusions: list[Conclusion] = field(default_factory=list)
+    unfinished: Count = 0
+
+    def explained(self) -> Report:
+        """Return the report with what explains each divergence.
+
+        What one case says, held against all others.
+        """
+        if not any(result.verdict and result.verdict.search for result in self.results):
+            return self
+        results, conclusions = conclude(self.results)
+        return dataclasses.replace(self, results=results, conclusions=conclusions)
+
+    def contradictions(self) -> Iterator[str]:
+        """Yield where statuses are not what verdicts come to."""
+        for i, result in enumerate(self.results):
+            came_to = result.verdict.status if result.verdict else "no verdict"
+            again = ("agrees", "undetermined") if result.status == "nondeterministic" else (result.status,)
+            judged = result.status in ("agrees", "diverges", "undetermined", "nondeterministic")
+            if came_to not in again if judged else result.verdict is not None:
+                yield f"results[{i}].status is {result.status!r} but its tensors come to {came_to!r}"
+
+    @property
+    def exit_code(self) -> int:
+        """0: all agree; 1: something diverges, or differs when it is run again.
+
+        3: a backend that was asked for gave no result, or nothing of one was judged, or a section of a run,
+        or it was ended before all was run.
+        """
+        return (
+            3 if self.unfinished else exit_code_of((result.backend, result.status) for result in self.results)
+        )
+
+
+def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
+    """Return what runs come to, from the backend and the status of each.
+
+    3 too if no run of a backend that is there was judged.
+    """
+    runs = [(backend, status) for backend, status in statuses if status != "absent"]
+    found = {status for _, status in runs}
+    if found & {*FAILED_WORKER, NOT_JUDGED}:
+        return 3
+    if found & {"diverges", "nondeterministic", "refused"}:
+        return 1
+    _, unjudged = verdicts.conclude(runs)
+    return 3 if unjudged or "undetermined" in found or not runs else 0
+
+
+Progress = Callable[[str, str], None]
+"""Called with a backend's name and what it has done: a job's name, or ``"started"``.
+
+Or what it is doing (:class:`concord.conformance.progress.Underway`).
+"""
+
+
+def conduct(
+    jobs: Sequence[Job],
+    names: Iterable[str],
+    settings: Setup,
+    progress: Progress = lambda backend, done: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Report:
+    """Run every job on every backend, as many backends at a time as there are cores, and judge the runs.
+
+    Args:
+        jobs: in the order in which they run. One that stands there several times has one result.
+        stopped: asked now and then; once it says True, the campaign ends with the results that it has, and
+            no cause is looked for.
+
+    Raises:
+        UnknownNameError: for an unknown backend, before anything runs.
+    """
+    chosen = list(names)
+    for name in chosen:
+        backends.resolve(name)
+    started, environments = time.perf_counter(), dict[str, dict[str, Any]]()
+    turns = repeated(jobs, settings.repeat)
+    with Pool(min(len(chosen), os.cpu_count() or 1) or 1, stopped) as pool:
+        runners = [Runner(name, settings, pool, environments, progress) for name in chosen]
+        # Job by job: what a job is judged by is kept for a few. Each waits for its backend's turn before.
+        done = [[Event() for _ in turns] for _ in runners]
+        results: list[dict[int, Result]] = [{} for _ in runners]
+        left = [Counter(map(id, turns)) for _ in runners]
+
+        def turn(place: tuple[int, int]) -> None:
+            number, which = place
+            if number:
+                done[which][number - 1].wait()
+            try:
+                if not pool.stopped:
+                    runner, job = runners[which], turns[number]
+                    result = runner.attempt(job)
+                    if not pool.stopped:  # else its worker was ended in the middle of it
+                        results[which][id(job)] = result
+                        left[which][id(job)] -= 1
+                        progress(runner.name, job.name)
+            finally:
+                done[which][number].set()
+
+        pool.map(turn, itertools.product(range(len(turns)), range(len(runners))))
+    every = [result for of_one in results for result in of_one.values()]
+    unfinished = sum(count > 0 for of_one in left for count in of_one.values())
+    if unfinished:  # whoever ended it does not wait for causes
+        every = [dataclasses.replace(one, verdict=one.verdict and one.verdict.unexplained()) for one in every]
+    seconds = time.perf_counter() - started
+    return Report(every, environments, settings, seconds, unfinished=unfinished)
+
+
+def unseen(environment: Mapping[str, Any], device: str) -> str:
+    """Return that a backend does not see a device, and what it sees; empty: it does, or says nothing."""
+    seen = environment.get("devices", [])
+    if not seen or (f"{device}:0" if device == "cuda" else device) in seen:
+        return ""
+    return f"does not see {device}: its devices are {', '.join(map(str, seen))}"
+
+
+def deviations_of(
+    description: Mapping[str, Any], device: str, implementation: str = "explicit"
+) -> list[dict[str, Any]]:
+    """Return what a backend says that it deviates in, on a device: a list, or one for each kind of device."""
+    further = description.get("implementation_deviations", {})
+    found = []
+    for stated in (description.get("deviations", []), further.get(implementation, [])):
+        found += stated.get(device.partition(":")[0], []) if isinstance(stated, dict) else stated
+    return found
+
+
+def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is kept of what a backend says of itself.
+
+    Args:
+        deviations: that it states for how it is run.
+    """
+    about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
+    return {
+        **about,
+        "deviations": list(deviations),
+        "import_seconds": worker.import_seconds,
+    }
+
+
+Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
+"""Type, shape and content of each tensor."""
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """What is kept of a job until it comes again.
+
+    Attributes:
+        result: what came of all its runs so far.
+        first: the bits of each tensor of its first run; None if the job failed, and is not run again.
+        turn: the turn of its backend in which it last ran.
+    """
+
+    result: Result
+    first: Bits | None
+    turn: int
+
+    def words(self, job: Job, turn: int) -> str:
+        """Say which run of a job the next one is in its backend's turn, and what earlier ones came to."""
+        between = ", after others" if turn > self.turn + 1 else ""
+        came_to = _verb(self.result.verdict.status if self.result.verdict else self.result.status)
+        place = f"run {self.result.times + 1} of {job.times}{between}"
+        return f"only when it is run again: {place}; the first {came_to}"
+
+
+def _verb(status: str) -> str:
+    return "is undetermined" if status == "undetermined" else status
+
+
+def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
+    """Return a list in which each job stands so often at least, and knows how often.
+
+    What is added follows the place where the job stands first.
+    """
+    listed, counted, turns = Counter(map(id, jobs)), dict[int, Job](), list[Job]()
+    for job in jobs:
+        added = 0
+        if id(job) not in counted:
+            added = max(least - listed[id(job)], 0)
+            counted[id(job)] = dataclasses.replace(job, times=listed[id(job)] + added)
+        turns += [counted[id(job)]] * (1 + added)
+    return turns
+
+
+class Runner:
+    """One backend at work: jobs one after the other on the same worker, which shows a state that it carries.
+
+    Args:
+        pool: what supervises its worker.
+        environments: what it says of itself is noted there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Setup,
+        pool: Pool,
+        environments: dict[str, dict[str, Any]],
+        progress: Progress = lambda backend, done: None,
+    ) -> None:
+        self.name, self.settings = name, settings
+        self.environments, self.progress = environments, progress
+        self.earlier: dict[int, _Earlier] = {}
+        self.turn = 0
+        self.supervisor = pool.supervise(partial(settings.open, name), started=self.started)
+
+    def attempt(self, job: Job) -> Result:
+        """Run a job and judge the run; what fails is a result too.
+
+        Returns:
+            What came of all its runs so far, where it comes several times.
+        """
+        self.turn += 1
+        started, before = time.perf_counter(), self.earlier.pop(id(job), None)
+        if before is None:
+            self.supervisor.renew()
+        now = before if before and before.first is None else self._made(job, before)
+        if before and before.result.status == "diverges" and now.result.verdict is None:
+            now = dataclasses.replace(before, first=None)  # a failure does not cover what is wrong
+        if now.result.times < job.times:
+            self.earlier[id(job)] = now
+        if self.name in self.environments:
+            spent = self.environments[self.name].get("run_seconds", 0.0)
+            self.note("run_seconds", spent + time.perf_counter() - started)
+        return now.result
+
+    def _made(self, job: Job, before: _Earlier | None) -> _Earlier:
+        """Run a job, and judge the run unless it is the first one again, bit for bit."""
+        started = time.perf_counter()
+        again = before.words(job, self.turn) if before else ""
+
+        def made(status: str, detail: str = "", first: Bits | None = None, **more: Any) -> _Earlier:
+            seconds = time.perf_counter() - started + (before.result.seconds if before else 0)
+            detail = f"{detail} ({again})" if again and detail else detail
+            times = before.result.times + 1 if before else 1
+            about: dict[str, Any] = {"part": job.part, "detail": detail, "seconds": seconds, "times": times}
+            result = Result(self.name, job.group, job.case, job.dtype, status, **about, **more)
+            return _Earlier(result, first, self.turn)
+
+        try:
+            run = self.run(job, self.settings.precision)
+            if (judgeable := job.judgeable(run)) is not job:
+                job, run = judgeable, self.run(judgeable, self.settings.precision)
+        except Exception as error:
+            status, detail, stderr = failure_of(error) or own_failure("running it", error)
+            return made(self.settings.status_of(self.name, status), detail, stderr=stderr)
+        tensors = delivered(run, output_name(job.config, job.part)) if job.times > 1 else {}
+        bits = {name: (str(one.dtype), one.shape, one.tobytes()) for name, one in tensors.items()}
+        first = bits if before is None or before.first is None else before.first
+        others = {name for name in {*first, *bits} if first.get(name) != bits.get(name)}
+        try:
+            verdict, attribution = self._judged(job, run, before, others, again)
+        except Misfit as error:
+            return made("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
+        except Exception as error:  # what was delivered is in order: whatever is raised then is Concord's own
+            status, detail, stderr = own_failure("judging", error)
+            return made(status, detail, stderr=stderr)
+        others |= {*before.result.differing} if before else set()
+        order = {row.tensor: place for place, row in enumerate(verdict.table)}
+        differing = tuple(sorted(others, key=lambda name: (order.get(name, len(order)), name)))
+        changes = self.settings.repeat > 1 and differing and verdict.status != "diverges"
+        status = "nondeterministic" if changes else verdict.status
+        return made(status, first=first, verdict=verdict, attribution=attribution, differing=differing)
+
+    def _judged(
+        self, job: Job, run: Run, before: _Earlier | None, others: set[str], again: str
+    ) -> tuple[Verdict, str]:
+        """Return a verdict on all runs of a job so far, and to what it is attributed.
+
+        Args:
+            others: the tensors of this run that are not those of the first one, bit for bit.
+            again: which run this is, in words.
+        """
+        earlier = before.result.verdict if before else None
+        if before and earlier and (not others or earlier.status == "diverges"):
+            return earlier, before.result.attribution
+        with listening(lambda text: self.progress(self.name, text)):
+            verdict = job.judge(run, self.settings.rules(job.dtype))
+        if before is None or earlier is None:
+            return verdict, self.attribute(job, run, verdict)
+        order = ("agrees", "undetermined", "diverges")
+        if order.index(verdict.status) > order.index(earlier.status):
+            return verdict, f"{_verb(verdict.status)} {again}"
+        return earlier, before.result.attribution
+
+    def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
+        """Run what diverges in another precision again in the strict one, and say so if it then agrees."""
+        if verdict.status != "diverges" or self.settings.precision == "strict":
+            return ""
+        try:
+            strict = self.run(job, "strict")
+            if job.judge(strict).status != "agrees":
+                return ""
+        except (Unsupported, WorkerFailure, SpecError):  # then nothing is known
+            return ""
+        before, after = (made.info.get("precision_switches", {}) for made in (run, strict))
+        others = ", ".join(f"{name}={value}" for name, value in before.items() if after.get(name) != value)
+        said = f"{self.settings.precision} precision{f' ({others})' if others else ''}"
+        return (
+            f"diverges only under the {said}: agrees under strict; the precision is the cause, not the port"
+        )
+
+    def run(self, job: Job, precision: str) -> Run:
+        """Run a job in a precision mode."""
+        settings = self.settings
+        problem = (job.config, job.weights, job.batch, job.part, job.dtype)
+        by_taps = job.gradients and job.expectation is None  # nobody publishes gradients by taps
+
+        def ask(worker: Worker) -> Run:
+            taps = job.training is None
+            return worker.run(
+                *problem,
+                settings.implementation,
+                execution=settings.execution,
+                taps=taps,
+                gradients=job.gradients,
+                precision=precision,
+                tap_gradients=by_taps,
+                training=job.training,
+            )
+
+        made = self.supervisor.do(ask)
+        if self.supervisor.worker:
+            self.note(
+                "peak_memory_bytes",
+                max(
+                    self.supervisor.worker.peak_memory,
+                    self.environments[self.name].get("peak_memory_bytes", 0),
+                ),
+            )
+        if precision == settings.precision and "precision_switches" in made.info:
+            self.note("precision_switches", made.info["precision_switches"])
+        stated = self.environments[self.name].get("deviations", [])
+        made.info.setdefault("deviations", stated)
+        self.note(
+            "deviations",
+            [*stated, *(entry for entry in made.info.get("deviations", []) if entry not in stated)],
+        )  # those of an optimizer, say
+        return made
+
+    def started(self, worker: Worker) -> None:
+        """Note what a backend says of itself."""
+        self.environments[self.name] = {
+            **self.environments.get(self.name, {}),
+            **environment_of(
+                worker,
+                deviations_of(
+                    worker.description,
+                    self.settings.device,
+                    variety(self.settings.implementation, self.settings.execution),
+                ),
+            ),
+        }
+        self.progress(self.name, "started")
+
+    def note(self, key: str, value: Any) -> None:
+        """Keep what is known of the backend's environment."""
+        self.environments.setdefault(self.name, {})[key] = value
+
+
+def failure_of(error: Exception) -> tuple[str, str, str] | None:
+    """Return status, line and last output of a worker that an error stopped; None for another error."""
+    if isinstance(error, WorkerFailure):
+        return error.status, error.detail, error.stderr
+    if isinstance(error, SpecError):
+        return "refused", "; ".join(error.problems), ""
+    return ("unsupported", str(error), "") if isinstance(error, Unsupported) else None
+
+
+def own_failure(doing: str, error: Exception) -> tuple[str, str, str]:
+    """Return the same of an error that is Concord's own fault, while it is handled."""
+    return NOT_JUDGED, own_bug(doing, error), traceback.format_exc()
+
+
+def own_bug(doing: str, error: Exception) -> str:
+    """Return a line that says that something is Concord's own fault."""
+    return f"a bug in Concord while {doing}: {type(error).__name__}: {first_line(error)}"

@@ -1,0 +1,169 @@
+"""Geometry of the small drawings of a page: ``templates/drawings.html`` draws what is measured here."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect, bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from concord.conformance.explain.breakdown import Breakdown, HeatMap
+from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.verdict import BINS, Z_BINS, Row, number
+from concord.spec.text import first_of
+
+LEVELS = (0.03, 0.1, 0.3, 1.0, 10.0, 1e3, 1e6)
+"""Upper ends of the levels of an error, in tolerances; the last level has none."""
+
+WITHIN = 4
+"""Levels up to one tolerance."""
+
+CHART, BARS = 120, 60
+"""Height of a line chart, and of a histogram."""
+
+DECADES = (-3, 3)
+"""The powers of ten, in tolerances, between which lines are drawn: what lies beyond lies at the edge."""
+
+TICKS = [(round(100 * (DECADES[1] - i) / (DECADES[1] - DECADES[0]), 1), f"{10.0**i:g}") for i in range(-3, 4)]
+"""Places, in percent from the top, and words of the powers of ten that are named."""
+
+
+def level(row: Row, way: str) -> int | None:
+    """Return the level of a tensor's error; what could not be compared at all is of the last, both ways."""
+    judgement = row.judged(way)
+    if judgement is None:
+        return len(LEVELS) if row.status == "diverges" and row.deciding is None else None
+    found = bisect_left(LEVELS, judgement.ratio)
+    # Whatever was lost in rounding the ratio: what diverges lies beyond.
+    return max(found, WITHIN) if row.status == "diverges" and judgement is row.deciding else found
+
+
+def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence[int] = ()) -> dict[str, Any]:
+    """Measure a line for each run over the tensors, or steps: its error on a logarithmic scale.
+
+    Args:
+        lines: errors in tolerances; None interrupts the line.
+        bounds: places before which a vertical line stands.
+    """
+    lowest, highest = (10.0**end for end in DECADES)
+
+    def height(value: float) -> float:
+        exponent = math.log10(min(max(value, lowest), highest))
+        return round(CHART * (DECADES[1] - exponent) / (DECADES[1] - DECADES[0]), 1)
+
+    return {
+        "lines": [[None if y is None or math.isnan(y) else height(y) for y in line] for line in lines],
+        "width": 2 * max(map(len, lines), default=1),
+        "label": label,
+        "bounds": bounds,
+        "grid": [CHART * place / 100 for place, _ in TICKS],
+        "limit": height(1.0),
+    }
+
+
+def summed(histograms: Iterable[Sequence[int]]) -> list[int]:
+    """Return how many elements have an error in each bin, over several tensors."""
+    return [sum(column) for column in zip([0] * BINS, *histograms, strict=True)]
+
+
+def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
+    """Measure how many elements have which error in sigma, both on logarithmic scales.
+
+    Args:
+        filled, outlined: two counts for each bin: as bars, and as a line around bars.
+    """
+    below, over = Z_BINS.index(1.0) + 1, Z_BINS.index(Z) + 1
+    elements, beyond = sum(filled), sum(filled[over:])
+    largest = math.log10(1 + max([1, *filled, *outlined]))
+    bars, around = (
+        [round(BARS * (1 - 0.95 * math.log10(1 + count) / largest), 1) for count in counts]
+        for counts in (filled, outlined if any(outlined) else ())
+    )
+    return {
+        "elements": elements,
+        "below": sum(filled[:below]),
+        "beyond": beyond,
+        "at": round(100 * over / len(filled), 1),
+        "one": round(100 * below / len(filled), 1),
+        "filled": bars,
+        "outlined": around,
+        "over": over,
+        "label": f"{whose}: errors of {elements} elements in sigma; {beyond} beyond {Z:g}",
+    }
+
+
+def heat_maps(breakdown: Breakdown) -> dict[str, Any]:
+    """Return the maps of a breakdown, and their scale: each level shown, and the error that it begins at."""
+    powers = [power for one in breakdown.maps for row in one.levels for power in row if power is not None]
+    beyond = [power for power in powers if power >= 0]
+    low, high = min(beyond, default=0), max(beyond, default=0)
+    # Up to a tolerance about LEVELS; beyond, as many between the least and the largest.
+    steps = (low + math.ceil((high + 1 - low) * step / WITHIN) for step in range(1, WITHIN))
+    levels = (-4, -3, -1, 0, *steps)
+    starts = [number(2.0 ** (power or low)) for power in levels]
+    return {
+        "maps": [_heat_map(one, levels) for one in breakdown.maps],
+        "scale": [
+            (level, f"from {starts[level - 1]}" if level else f"below {starts[0]}")
+            for level in sorted({bisect(levels, power) for power in powers})
+        ],
+    }
+
+
+def _heat_map(found: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
+    rows, columns = size = len(found.levels), len(found.levels[0])
+    starts = [
+        [place * whole // shown for place in range(shown)]
+        for whole, shown in zip(found.shape, size, strict=True)
+    ]
+    beyond = [
+        (i, j)
+        for i, row in enumerate(found.levels)
+        for j, power in enumerate(row)
+        if power is not None and power >= 0
+    ]
+    words = [
+        f"{name} {_ranges(sorted({starts[axis][place[axis]] for place in beyond}))}"
+        for axis, name in enumerate(found.axes)
+        if name and beyond
+    ]
+    return {
+        "axes": found.axes,
+        "shape": found.shape,
+        "rows": rows,
+        "columns": columns,
+        "labels": starts[0] if found.axes[0] else [],
+        "reduced": size != found.shape,
+        "words": "no element alone lies beyond"
+        if not beyond
+        else "beyond everywhere"
+        if len(beyond) == rows * columns
+        else f"beyond at {'; '.join(words)}",
+        "strokes": _strokes(found.levels, levels),
+        "label": f"Largest error over {' and '.join(filter(None, found.axes))}, in tolerances",
+    }
+
+
+def _strokes(
+    rows: Sequence[Sequence[int | None]], levels: Sequence[int]
+) -> dict[int, list[tuple[int, int, int]]]:
+    """Return (left, top, length) of neighbouring cells of one level, by the level."""
+    strokes: dict[int, list[tuple[int, int, int]]] = {}
+    for top, row in enumerate(rows):
+        left = 0
+        for found, run in groupby(None if power is None else bisect(levels, power) for power in row):
+            length = len(list(run))
+            if found is not None:
+                strokes.setdefault(found, []).append((left, top, length))
+            left += length
+    return dict(sorted(strokes.items()))
+
+
+def _ranges(places: list[int], most: int = 6) -> str:
+    """Return places in few words: those that follow each other as a range."""
+    runs = [
+        [place for _, place in run]
+        for _, run in groupby(enumerate(places), lambda numbered: numbered[1] - numbered[0])
+    ]
+    return first_of([f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs], most)

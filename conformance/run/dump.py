@@ -1,0 +1,218 @@
+"""Joining by files alone: cases out, runs in (docs/guides/joining.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from concord.backends.interface import Request, Run
+from concord.backends.wire import check_info, in_order, pack, split_gradients
+from concord.conformance.judging.verdict import Result
+from concord.conformance.run.campaign import Job, Report, Setup
+from concord.spec.batch import completed, from_arrays
+from concord.spec.config import from_mapping
+from concord.spec.errors import BatchError, SpecError, WeightsError, collect, located
+from concord.spec.files import find, read_arrays, read_as, section
+from concord.spec.folders import write_folder
+from concord.spec.parameters import trainable
+from concord.spec.tensors import output_name, taps
+
+FORMAT = "concord.case/1"
+
+OF_THE_LOSS = ("log_probabilities", "losses", "loss")
+"""Taps behind the output: whoever wants no gradients needs none of them."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``case.json`` says; docs/guides/joining.md explains it."""
+
+    format: Literal["concord.case/1"]
+    group: str
+    case: str
+    config: dict[str, Any]
+    part: str
+    dtype: str
+    implementation: str
+    execution: str
+    device: str
+    taps: bool
+    gradients: bool
+    precision: str
+    deterministic: bool
+    tap_gradients: bool
+
+
+ASKED = [one.name for one in fields(Manifest) if one.name not in ("format", "group", "case", "config")]
+"""What ``case.json`` says of a request beside its configuration."""
+
+
+@dataclass(frozen=True)
+class RunAbout:
+    """What ``run.json`` says."""
+
+    backend: str = "dump"
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
+    """Write each job as a folder with ``case.json`` and ``case.safetensors``.
+
+    ``case.json`` holds the configuration, the part, the precision, and the name of every tensor that has to
+    come back;
+    ``case.safetensors`` holds ``weights/…`` and ``inputs/…``.
+
+    Raises:
+        SpecError: if the folder cannot be written, or holds a case already.
+    """
+    written: list[Path] = []
+    try:
+        for job in jobs:
+            write_folder(folder / job.name, case_files(job))
+            written.append(folder / job.name)
+    except BaseException as error:
+        for path in written:
+            shutil.rmtree(path, ignore_errors=True)
+        if isinstance(error, FileExistsError):
+            raise SpecError(f"{error.filename}: exists already; export into an empty folder") from None
+        raise
+    return written
+
+
+def case_files(job: Job) -> dict[str, bytes]:
+    """Return the files of a case by name."""
+    request = Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients)
+    arrays = {f"weights/{name}": array for name, array in job.weights.items()}
+    arrays |= {f"inputs/{name}": array for name, array in job.batch.arrays().items()}
+    wanted = {
+        "output": output_name(job.config, job.part),
+        "taps": [
+            name
+            for name in taps(job.config, job.part, job.batch.arrays())
+            if job.gradients or name not in OF_THE_LOSS
+        ],
+        "gradients": trainable(job.config, job.part) if job.gradients else [],
+    }
+    about: dict[str, Any] = {"format": FORMAT, "group": job.group, "case": job.case}
+    about |= {name: getattr(request, name) for name in ASKED} | {"config": job.config.as_dict()}
+    about |= {"wanted": wanted}
+    return {"case.safetensors": pack(arrays), "case.json": f"{json.dumps(about, indent=1)}\n".encode()}
+
+
+def read_jobs(folder: Path) -> list[Job]:
+    """Read every case under a folder.
+
+    Raises:
+        SpecError: if there is none, or a file is missing or corrupt; every such file is listed.
+    """
+    return collect(*(partial(read_job, path) for path in _cases(folder)))
+
+
+def _cases(folder: Path) -> list[Path]:
+    paths = find(folder, "case.json")
+    if not paths:
+        raise SpecError(f"{folder}: holds no case.json; export cases with 'concord case export'")
+    return [path.parent for path in paths]
+
+
+def read_job(folder: Path) -> Job:
+    """Read a case.
+
+    Raises:
+        SpecError: if a file is missing or corrupt; each problem names it.
+    """
+    manifest, arrays = read_as(folder / "case.json", Manifest), folder / "case.safetensors"
+    given = read_arrays(arrays)
+    try:
+        config, part = from_mapping(manifest.config), manifest.part
+        weights, batch = (
+            in_order(section(given, "weights/"), config, part),
+            from_arrays(section(given, "inputs/")),
+        )
+        if not manifest.gradients:
+            batch = completed(config, batch, part)
+        Request(config, weights, batch, **{name: getattr(manifest, name) for name in ASKED}).validate()
+    except (WeightsError, BatchError) as error:
+        raise SpecError([f"{arrays}: {problem}" for problem in error.problems]) from None
+    except SpecError as error:
+        raise SpecError([f"{folder / 'case.json'}: {problem}" for problem in error.problems]) from None
+    return Job(
+        manifest.group,
+        manifest.case,
+        manifest.dtype,
+        part,
+        config,
+        weights,
+        batch,
+        gradients=manifest.gradients,
+    )
+
+
+def read_run(folder: Path, job: Job) -> Run:
+    """Read the run that came back for a case.
+
+    A loss is required where gradients were wanted, which are of it.
+
+    Raises:
+        SpecError: if a file is missing or corrupt.
+    """
+    path, about_path = folder / "run.safetensors", folder / "run.json"
+    arrays = read_arrays(path)
+    needed = ("output", "loss") if job.gradients else ("output",)
+    missing = [name for name in needed if name not in arrays]
+    if missing:
+        raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
+    strange = [
+        name
+        for name in arrays
+        if name not in ("output", "loss") and not name.startswith(("taps/", "gradients/"))
+    ]
+    if strange:
+        raise SpecError(
+            [f"{path}: {name!r} must be output, loss, taps/NAME or gradients/NAME" for name in strange]
+        )
+    about = read_as(about_path, RunAbout) if os.path.lexists(about_path) else RunAbout()
+    try:
+        check_info(about.info)
+    except SpecError as error:
+        raise SpecError(f"{about_path}: {error}") from None
+    # Whatever else it left out, a dump is judged on everything that its case wanted.
+    by_name, by_taps = split_gradients(section(arrays, "gradients/"))
+    return Run(
+        arrays["output"],
+        arrays.get("loss"),
+        section(arrays, "taps/"),
+        by_name,
+        about.backend,
+        job.dtype,
+        about.info,
+        ("taps", "gradients") if job.gradients else ("taps",),
+        by_taps,
+    )
+
+
+def judge_dumps(folder: Path) -> Report:
+    """Judge every run that came back under a folder; a case without one is ``missing``.
+
+    Raises:
+        SpecError: if there is no case in the folder, or a file is corrupt; every such file is listed.
+    """
+    judged = collect(*(partial(_judge_dump, path) for path in _cases(folder)))
+    return Report([result for result, _ in judged], {one.backend: info for one, info in judged}, Setup())
+
+
+def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:
+    job, path = read_job(folder), folder / "run.safetensors"
+    result = Result("dump", job.group, job.case, job.dtype, "missing", part=job.part)
+    if not os.path.lexists(path):
+        return replace(result, detail=f"{path}: no such file"), {}
+    run = read_run(folder, job)
+    with located(str(path)):
+        verdict = job.judge(run)
+    return replace(result, backend=run.backend, status=verdict.status, verdict=verdict), run.info

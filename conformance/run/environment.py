@@ -1,0 +1,122 @@
+"""What is installed here, what it would run on, and what to do about what is not as it should be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from concord import installation
+from concord.backends import BUILT_IN
+from concord.backends import machine as here
+from concord.backends.wire import WorkerFailure
+from concord.conformance.run.campaign import Setup
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What was found out about one backend.
+
+    Attributes:
+        status: ``"ready"``, ``"absent"``, ``"broken"`` or another status of a failed worker.
+        facts: what the backend says of itself, with the seconds that its import took.
+        advice: what to do, one line each.
+    """
+
+    backend: str
+    status: str
+    facts: dict[str, Any]
+    advice: list[str]
+
+
+def machine() -> dict[str, Any]:
+    """Return the facts of this machine that results depend on."""
+    total, free = here.memory()
+    return {
+        **here.describe(),
+        "memory": f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free",
+        "gpus": ", ".join(here.gpus()) or "none",
+    }
+
+
+def diagnose(names: Sequence[str], settings: Setup) -> list[Installed]:
+    """Start each backend and ask it what it is."""
+
+    def ask(name: str) -> Installed:
+        try:
+            with settings.open(name) as worker:
+                facts = {**worker.description, "import_seconds": round(worker.import_seconds, 1)}
+            return Installed(name, "ready", facts, _advice(facts, settings))
+        except WorkerFailure as failure:
+            return Installed(name, failure.status, {"message": failure.detail}, [_remedy(name, failure)])
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        return list(pool.map(ask, names))
+
+
+def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
+    """Return what is to be said of all backends together, one line each: defaults that differ, and GPUs."""
+    ready = [diagnosis for diagnosis in diagnoses if diagnosis.status == "ready"]
+    lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
+    seen = any(
+        str(device).startswith("cuda") for diagnosis in ready for device in diagnosis.facts.get("devices", [])
+    )
+    if not seen and not here.gpus():
+        lines.append("there is no GPU here; docs/guides/gpu.md says what was measured on one, and how")
+    elif not seen and settings.device == "cpu":
+        lines.append(
+            "there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda "
+            "asks what they make of it"
+        )
+    return lines
+
+
+def _differing(ready: Sequence[Installed], kind: str) -> str | None:
+    """Return a warning where frameworks do not multiply float32 alike by default, on a kind of device."""
+    found: dict[str, list[str]] = {}
+    for diagnosis in ready:
+        products = diagnosis.facts.get("precision_defaults", {}).get("products", {}).get(kind)
+        if products:
+            found.setdefault(products, []).append(diagnosis.backend)
+    if len(found) < 2:
+        return None
+    said = "; ".join(f"{', '.join(names)} in {products}" for products, names in found.items())
+    return (
+        f"on {kind}, float32 products differ by default ({said}), the commonest false alarm of all; "
+        f"concord check uses --precision strict, full float32 in each"
+    )
+
+
+def _remedy(name: str, failure: WorkerFailure) -> str:
+    if failure.status == "absent" and name in BUILT_IN:
+        return f"install it with: {installation(name)}"
+    return "see the message; another environment's interpreter can be given with --python NAME=PATH"
+
+
+def _advice(facts: dict[str, Any], settings: Setup) -> list[str]:
+    advice = []
+    wanted, threads = settings.threads or os.cpu_count() or 1, facts.get("threads")
+    if isinstance(threads, int) and threads not in (0, wanted):
+        advice.append(f"it computes with {threads} threads where {wanted} were asked for")
+    if (
+        settings.device != "cpu"
+        and here.gpus()
+        and not any(str(device).startswith("cuda") for device in facts.get("devices", []))
+    ):
+        advice.append(
+            "it sees no GPU though there is one: this may be its wheel for CPUs, or one for another CUDA "
+            "than the driver's"
+        )
+    missing = {"bfloat16", "float16"} - set(facts.get("dtypes", {}).get(settings.device.split(":")[0], []))
+    if missing:
+        advice.append(
+            f"no {' or '.join(sorted(missing))} on {settings.device}: such runs are reported as unsupported"
+        )
+    if "MKL_DEBUG_CPU_TYPE" in facts.get("thread_switches", {}) and "AMD" in (here.processor() or ""):
+        advice.append(
+            "on AMD processors MKL_DEBUG_CPU_TYPE=5 in the environment makes its matrix products several "
+            "times faster"
+        )
+    return advice

@@ -1,0 +1,190 @@
+"""Results as files: what ``--json`` writes, and is read back into the objects that were written.
+
+(docs/guides/json.md).
+"""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from concord.backends import machine
+from concord.conformance.record_fields import Count, Unwritten
+from concord.conformance.run.campaign import Report
+from concord.spec.config import EncoderConfig
+from concord.spec.errors import SpecError, located, optional, refuse
+from concord.spec.files import LARGEST, parse_json, read_bytes, typed, write_text
+
+SCHEMA: Final = "concord.report/5"
+
+KINDS = {
+    "check": "concord.conformance.run.campaign:Report",
+    "golden": "concord.conformance.run.campaign:Report",
+    "compare": "concord.conformance.run.campaign:Report",
+    "fuzz": "concord.conformance.fuzz.findings:Findings",
+    "mutants": "concord.conformance.mutants.matrix:Matrix",
+    "lockstep": "concord.conformance.lockstep.outcome:Lockstep",
+}
+"""The class of what a record of each kind holds."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a command came to.
+
+    Attributes:
+        kind: what wrote it: check, golden, compare, fuzz, mutants, lockstep, speed, attention or certificate.
+        title: what was run, in words.
+        written: when the record was made: ISO 8601, UTC.
+        exit_code: what the command exits with: 0, 1 or 3.
+        machine: the machine and the process that judged.
+        schema: it changes when a key changes its meaning or goes away.
+        outcome: what it came to: an object of the class of the kind.
+    """
+
+    kind: str
+    title: str
+    written: str
+    exit_code: Count
+    machine: dict[str, str | int | float | None]
+    schema: Literal["concord.report/5"]
+    outcome: Unwritten = None
+
+
+def made(outcome: Any, kind: str, title: str = "") -> Record:
+    """Return the record of what a command came to.
+
+    An object with an exit code, and a type that pydantic knows.
+    """
+    if isinstance(outcome, Report):
+        outcome = outcome.explained()
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    exit_code = outcome["exit_code"] if isinstance(outcome, dict) else outcome.exit_code
+    return Record(kind, title, now, exit_code, machine.describe(), SCHEMA, outcome)
+
+
+@cache
+def _defaults(kind: Any) -> dict[str, Any]:
+    """Return the fields that are written of a class, each with what it is by default."""
+    made = {one.name: one.default_factory for one in fields(kind) if one.default_factory is not MISSING}
+    return {
+        one.name: made[one.name]() if one.name in made else one.default
+        for one in fields(kind)
+        if one.type != "Unwritten"
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return a value as dictionaries, lists, texts and numbers; what a class has by default is left out.
+
+    Pydantic could, but is not there on every machine that measures.
+    """
+    if isinstance(value, EncoderConfig):
+        return value.as_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = {
+            name: plain(entry)
+            for name, default in _defaults(type(value)).items()
+            if (entry := getattr(value, name)) != default
+        }
+        return value.as_written(kept) if hasattr(value, "as_written") else kept
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def data(record: Record) -> dict[str, Any]:
+    """Return what is written of a record: the outcome's fields beside its own."""
+    return {"schema": record.schema, **plain(record), **plain(record.outcome)}
+
+
+def text(record: Record) -> str:
+    """Return a record as JSON text."""
+    return lines(data(record))
+
+
+def lines(value: Any) -> str:
+    """Return data as JSON text with an entry on each line.
+
+    Lists and objects without objects in them stay on one.
+    """
+    return _lines(value, "") + "\n"
+
+
+def _lines(value: Any, indent: str) -> str:
+    inner = indent + " "
+    if isinstance(value, Mapping):
+        entries = [f"{json.dumps(_scalar(key))}: {_lines(entry, inner)}" for key, entry in value.items()]
+        if not indent or any(map(_deep, value.values())):
+            return "{\n" + ",\n".join(inner + entry for entry in entries) + f"\n{indent}}}"
+        return f"{{{', '.join(entries)}}}"
+    if isinstance(value, (list, tuple)):
+        entries = [_lines(entry, inner) for entry in value]
+        if _deep(value):
+            return "[\n" + ",\n".join(inner + entry for entry in entries) + f"\n{indent}]"
+        return f"[{','.join(entries)}]"
+    return json.dumps(_scalar(value), allow_nan=False)
+
+
+def _deep(value: Any) -> bool:
+    """Return whether a value is an object, or a list that has one."""
+    return isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and any(map(_deep, value)))
+
+
+def _scalar(value: Any) -> Any:
+    """Return a number or text as JSON can hold it."""
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    if isinstance(value, str) and not value.isascii():  # a name of a file need not be text
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value
+
+
+def write(path: Path, record: Record) -> None:
+    """Write a record to a file, whole or not at all.
+
+    Raises:
+        SpecError: if the file cannot be written.
+    """
+    write_text(path, text(record))
+
+
+def read(path: Path, kinds: Mapping[str, str] = KINDS) -> Record:
+    """Read what :func:`write` wrote.
+
+    Args:
+        kinds: those that may be there, each with the class of what it holds.
+
+    Raises:
+        SpecError: if the file is missing, no JSON, of another schema or kind, or says what cannot be, and
+            where.
+    """
+    content = read_bytes(path, LARGEST)
+    parse_json(content, str(path))
+    with located(str(path)):
+        return parsed(content, kinds)
+
+
+def parsed(content: bytes, kinds: Mapping[str, str] = KINDS) -> Record:
+    """Return the record that JSON text holds, as :func:`read` does."""
+    found = json.loads(content)
+    schema, kind = (found.get(key) if isinstance(found, dict) else None for key in ("schema", "kind"))
+    if schema != SCHEMA:
+        raise SpecError(
+            f"has schema {schema!r} but must have {SCHEMA!r}, which --json of this version writes"
+        )
+    if not isinstance(kind, str) or kind not in kinds:
+        raise SpecError(f"kind is {kind!r} but must be one of {', '.join(map(repr, kinds))}")
+    with optional(f"a record of concord {kind}", "fuzz"):
+        outcome = typed(pkgutil.resolve_name(kinds[kind]), content)
+    record = replace(typed(Record, content), outcome=outcome)
+    refuse(list(getattr(outcome, "contradictions", list)()))
+    if not isinstance(outcome, dict) and record.exit_code != outcome.exit_code:
+        raise SpecError(f"exit_code is {record.exit_code} but what it holds comes to {outcome.exit_code}")
+    return record

@@ -1,0 +1,329 @@
+"""Results as a person reads them: a table, and for each failure where it first diverged."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import starmap
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from concord.conformance.explain.conclusions import Conclusion
+from concord.conformance.explain.partial_model import role_of
+from concord.conformance.judging.verdict import (
+    FAILED_WORKER,
+    NOT_JUDGED,
+    STATUSES,
+    Result,
+    divergence_lines,
+    number,
+    unjudged_lines,
+)
+from concord.conformance.run.campaign import Report
+from concord.conformance.wording import counted, few, gather
+from concord.spec.deviations import KNOWN_DEVIATIONS
+from concord.spec.errors import SpecError
+from concord.spec.files import read_text
+
+SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+def gravity(result: Result) -> tuple[int, float]:
+    """Return what results are sorted by, the worst first: the status, then the largest error."""
+    return STATUSES.index(result.status), -result.worst
+
+
+@dataclass(frozen=True)
+class FirstDivergence:
+    """Runs of one backend that diverge first at the same tensor, of whatever layer.
+
+    Attributes:
+        results: all of them.
+        together: what all cases say of them, where there are several.
+    """
+
+    results: list[Result]
+    together: list[Conclusion]
+
+    @cached_property
+    def result(self) -> Result:
+        """The one that speaks for all: one whose cause is known, then the gravest."""
+
+        def order(result: Result) -> tuple[bool, bool, float]:
+            cause = result.verdict.cause if result.verdict else None
+            return cause is None or not cause.confident, cause is None, -result.worst
+
+        return min(self.results, key=order)
+
+    @property
+    def others(self) -> list[Result]:
+        """All but that one."""
+        return [result for result in self.results if result is not self.result]
+
+
+def findings_of(report: Report) -> list[FirstDivergence]:
+    """Return the first divergences of all backends."""
+    wrong = [(result, role_of(row.tensor)) for result in report.results if (row := result.first_divergence)]
+    return [
+        FirstDivergence(
+            [result for result, _ in found],
+            [one for one in report.conclusions if len(found) > 1 and (one.backend, one.tensor) == key],
+        )
+        for key, found in gather(wrong, lambda entry: (entry[0].backend, entry[1])).items()
+    ]
+
+
+STYLES = {
+    "agrees": "green",
+    "diverges": "bold red",
+    "nondeterministic": "red",
+    "absent": "dim",
+    "unsupported": "dim",
+    "undetermined": "yellow",
+}
+"""How a status is printed."""
+
+
+def word(result: Result) -> str:
+    """Return what became of a run, in a word or a number."""
+    return number(result.worst) if result.status in ("agrees", "diverges") else result.status
+
+
+def tail(name: str) -> str:
+    """Return the name of a backend without the module that it comes from."""
+    return name.rpartition(":")[2] or name
+
+
+def ordered(values: Iterable[str]) -> list[str]:
+    """Return each value once, in the order in which they come."""
+    return list(dict.fromkeys(values))
+
+
+def select(report: Report, **fields: str) -> list[Result]:
+    """Return the results whose fields have these values."""
+    return [
+        result
+        for result in report.results
+        if all(getattr(result, key) == value for key, value in fields.items())
+    ]
+
+
+def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
+    """Return the worst result of each group, on each backend, in each precision; None: none was run."""
+    groups, names, dtypes = (
+        ordered(getattr(result, key) for result in report.results) for key in ("group", "backend", "dtype")
+    )
+    found = gather(report.results, lambda result: (result.group, result.backend, result.dtype))
+
+    def worst(*key: str) -> Result | None:
+        return min(found.get(key, []), key=gravity, default=None)
+
+    return {
+        group: {name: {dtype: worst(group, name, dtype) for dtype in dtypes} for name in names}
+        for group in groups
+    }
+
+
+def cell(dtype: str, result: Result | None) -> Text:
+    """Return what the table says of a precision."""
+    if result is None:
+        return Text(f"{SHORT.get(dtype, dtype)} –", style="dim")
+    sign = {"agrees": " ✓", "diverges": " ✗"}.get(result.status, "")
+    return Text(
+        f"{SHORT.get(dtype, dtype)} {word(result)}{sign}", style=STYLES.get(result.status, "bold magenta")
+    )
+
+
+def table(report: Report, title: str, group: str = "variant") -> Table:
+    """Return the table of verdicts: worst error over tolerance in each cell."""
+    made = Table(title=Text(title), title_justify="left", title_style="bold", padding=(0, 1), expand=False)
+    made.add_column(group, no_wrap=True)
+    for name in ordered(result.backend for result in report.results):
+        made.add_column(Text(name), justify="right", overflow="fold")
+    for entry, backends in matrix(report).items():
+        made.add_row(Text(entry), *(Group(*starmap(cell, one.items())) for one in backends.values()))
+    return made
+
+
+def markdown(report: Report) -> str:
+    """Return the table of verdicts as Markdown, for a README."""
+    names = ordered(result.backend for result in report.results)
+    lines = [["variant", *names], ["---", *["---:"] * len(names)]]
+    for entry, backends in matrix(report).items():
+        cells = (", ".join(cell(*found).plain for found in one.items()) for one in backends.values())
+        lines.append([f"`{entry}`", *cells])
+    versions = ", ".join(
+        f"{name} {about['version']}" for name, about in report.environments.items() if "version" in about
+    )
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{text}\n\n{summary(report)}; {versions}.\n"
+
+
+def runs(report: Report) -> str:
+    """Return a line for each run, tab-separated: a record of one hundredth the size."""
+    rows = [("backend", "group", "case", "part", "dtype", "status", "tolerances", "tensor", "note")]
+    for result in report.results:
+        row = result.first_divergence or (result.verdict and result.verdict.nearest)
+        ratio = number(row.ratio) if row else ""
+        bits = f"other bits in {len(result.differing)} tensors" if result.differing else "the same bits"
+        again = f"{result.times} runs, {bits}" if result.times > 1 else ""
+        note = result.detail or result.attribution or (row.note if row else "") or again
+        about = (result.backend, result.group, result.case, result.part, result.dtype, result.status)
+        rows.append((*about, ratio, row.tensor if row else "", note))
+    return "".join("\t".join(" ".join(text.split()) for text in row) + "\n" for row in rows)
+
+
+def within(path: Path, name: str, text: str) -> str:
+    """Return a file's text with this one between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
+
+    Raises:
+        SpecError: if the file or its markers are missing.
+    """
+    before, after = around(path, name)
+    return before + (text.replace("\n", "\r\n") if before.endswith("\r\n") else text) + after
+
+
+def around(path: Path, name: str) -> tuple[str, str]:
+    """Return what stands before and after the text between the markers, with the markers.
+
+    Raises:
+        SpecError: if the file or its markers are missing.
+    """
+    begin, end = (f"<!-- {which} {name} -->" for which in ("begin", "end"))
+    found = re.fullmatch(rf"(.*?{re.escape(begin)}\r?\n).*?({re.escape(end)}.*)", read_text(path), re.DOTALL)
+    if not found:
+        raise SpecError(f"{path}: lacks the lines '{begin}' and '{end}'")
+    return found[1], found[2]
+
+
+def failures(report: Report, details: int = 4) -> RenderableType:
+    """Return what went wrong, in words.
+
+    Each first divergence of a backend once, and each backend that gave no result.
+    """
+    lines: list[RenderableType] = []
+    by_backend = gather(findings_of(report), lambda finding: finding.result.backend)
+    for name, results in gather(report.results, lambda result: result.backend).items():
+        findings = by_backend.get(name, [])
+        for finding in findings[:details]:
+            head, *rest = divergence_lines(finding.result)
+            lines += [Text(head, style="bold red"), *map(indented, rest)]
+            for one in finding.together:
+                lines.append(indented(f"  {one.text}", style="bold"))
+            if finding.others:
+                others = few(
+                    f"{one.case} {SHORT.get(one.dtype, one.dtype)} ({number(one.worst)})"
+                    for one in finding.others
+                )
+                lines.append(indented(f"  likewise in {counted(len(finding.others), 'run')}: {others}"))
+        if left := findings[details:]:
+            lines.append(
+                Text(
+                    f"{name}: {sum(len(one.results) for one in left)} more runs diverge first at {len(left)} "
+                    "other tensors (--html and --json show them all)",
+                    style="red",
+                )
+            )
+        verdicts = [result.verdict for result in results if result.verdict]
+        lines += _counted(name, (line for verdict in verdicts for line in unjudged_lines(verdict)))
+        lines += _explanations(name, [result for result in results if result.detail])
+        lines += _counted(name, (verdict.unchecked for verdict in verdicts if verdict.unchecked))
+    return Group(*lines)
+
+
+def indented(line: str, style: str = "") -> RenderableType:
+    """Return a line that is indented as far where it is wrapped."""
+    text = line.lstrip(" ")
+    return Padding(Text(text, style=style), (0, 0, 0, len(line) - len(text)), expand=False)
+
+
+def _counted(name: str, texts: Iterable[str]) -> list[Text]:
+    """Say what holds of several runs of a backend once, and of how many."""
+    return [
+        Text(f"{name}: {text} [{counted(count, 'run')}]", style="yellow")
+        for text, count in Counter(texts).most_common(3)
+    ]
+
+
+def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
+    lines = []
+    for (status, detail), found in gather(results, lambda result: (result.status, result.detail)).items():
+        style = "dim" if status in ("unsupported", "absent") else "bold magenta"
+        note = " (not asked for)" if status == "absent" else ""
+        cases = few((result.case for result in found), 1)
+        lines.append(
+            Text(f"{name} {status}{note}: {detail} [{counted(len(found), 'run')}: {cases}]", style=style)
+        )
+        if status in (NOT_JUDGED, *FAILED_WORKER):
+            lines += [Text(f"  | {line}", style="dim") for line in found[0].stderr.splitlines()[-3:]]
+    return lines
+
+
+def declarations(report: Report) -> list[str]:
+    """Say in what each backend declares that it deviates: the oracle computes it so for that backend."""
+    return [
+        f"{name} declares {entry['name']} = {entry['value']:g} "
+        f"(SPEC {KNOWN_DEVIATIONS[entry['name']].clause}): {entry['reason']}"
+        for name, about in report.environments.items()
+        for entry in about.get("deviations", [])
+        if entry.get("name") in KNOWN_DEVIATIONS
+    ]
+
+
+def repeated(results: Sequence[Result]) -> str:
+    """Return whether runs of one backend on the same inputs gave the same bits, in words.
+
+    Nothing if none were repeated.
+    """
+    runs = [result for result in results if result.verdict and result.times > 1]
+    if not runs:
+        return ""
+    differing = [result for result in runs if result.differing]
+    head = f"{runs[0].times} runs each of {counted(len(runs), 'job')}: "
+    if not differing:
+        return f"{head}bit-equal"
+    first, count = differing[0], sum(len(result.differing) for result in differing)
+    differ = f"differ in {counted(count, 'tensor')} of {counted(len(differing), 'job')}"
+    return f"{head}{differ}, first {first.differing[0]} of {first.case}, {first.dtype}"
+
+
+def repetitions(report: Report) -> list[str]:
+    """Say of each backend whether runs on the same inputs gave the same bits, where they were repeated."""
+    names = ordered(result.backend for result in report.results)
+    return [f"{name}: {words}" for name in names if (words := repeated(select(report, backend=name)))]
+
+
+def summary(report: Report) -> str:
+    """Return the number of runs, and of each status."""
+    found = Counter(result.status for result in report.results)
+    plural = {"agrees": "agree", "diverges": "diverge"}
+    parts = (
+        f"{found[status]} {plural.get(status, status) if found[status] > 1 else status}"
+        for status in reversed(STATUSES)
+        if found[status]
+    )
+    said = ": ".join(filter(None, (counted(len(report.results), "run"), ", ".join(parts))))
+    return f"{said}; ended before {report.unfinished} more" if report.unfinished else said
+
+
+def show(report: Report, console: Console, title: str, group: str = "variant") -> None:
+    """Print table, failures and summary."""
+    report = report.explained()
+    console.print(table(report, title, group))
+    console.print(
+        "A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding.",
+        style="dim",
+    )
+    console.print(failures(report))
+    for line in [*repetitions(report), *declarations(report)]:
+        console.print(line, style="dim", highlight=False)
+    for name, note in report.notes.items():
+        console.print(f"{name}: {note}", style="dim", highlight=False)
+    console.print(summary(report), style="bold", highlight=False)

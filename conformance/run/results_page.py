@@ -1,0 +1,335 @@
+"""What the page of a check, golden files or a comparison needs besides the record's own objects."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from concord.conformance.judging.verdict import (
+    FAILED_WORKER,
+    NOT_JUDGED,
+    STATUSES,
+    Result,
+    Row,
+    number,
+)
+from concord.conformance.run import drawing
+from concord.conformance.run.campaign import Report
+from concord.conformance.run.record import Record
+from concord.conformance.run.report import (
+    SHORT,
+    findings_of,
+    gravity,
+    matrix,
+    ordered,
+    repeated,
+    select,
+    summary,
+    tail,
+    word,
+)
+from concord.conformance.wording import counted, gather, joined
+from concord.spec.deviations import KNOWN_DEVIATIONS
+
+OPEN = 6
+"""Cases that are unfolded when the page is opened: the gravest, as far as there are any that do not agree."""
+
+FINDINGS = 8
+"""First divergences that stand in full at the top."""
+
+CELLS = 15_000
+"""Tensors, over all runs, up to which every case tells of every run.
+
+Beyond, those that are not unfolded tell of the worst alone.
+"""
+
+WAYS = ("local", "end_to_end")
+"""How the error of a tensor is judged."""
+
+GROUPS = {"check": "variant", "golden": "source", "compare": "reference"}
+TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference"}
+
+
+@dataclass(frozen=True, eq=False)
+class CaseResults:
+    """All results of one case."""
+
+    anchor: str
+    results: list[Result]
+
+    @property
+    def worst(self) -> Result:
+        """The one that speaks for all."""
+        return min(self.results, key=gravity)
+
+    @property
+    def order(self) -> int:
+        """0 where something diverges, 1 where a run failed, 2 otherwise."""
+        found = {result.status for result in self.results}
+        failed = found & {*FAILED_WORKER, NOT_JUDGED, "refused", "nondeterministic"}
+        return 0 if "diverges" in found else 1 if failed else 2
+
+    @property
+    def by_dtype(self) -> dict[str, list[Result]]:
+        """The results of each precision."""
+        return gather(self.results, lambda result: result.dtype)
+
+    @property
+    def chips(self) -> list[Result]:
+        """The worst result of each backend; where something is wrong, of those alone that do not agree."""
+        fine = ("absent", "unsupported", *(["agrees"] if self.order < 2 else []))
+        shown = [result for result in self.results if result.status not in fine]
+        return [min(found, key=gravity) for found in gather(shown, lambda one: one.backend).values()]
+
+    @property
+    def silent(self) -> list[tuple[Result, str]]:
+        """Results of which there is nothing to draw.
+
+        One for all precisions of a backend with the same reason.
+        """
+        mute = [result for result in self.results if not result.verdict or result.status == "undetermined"]
+        gathered = gather(mute, lambda result: (result.backend, result.status, result.detail))
+        return [(found[0], ", ".join(result.dtype for result in found)) for found in gathered.values()]
+
+
+def cases_of(results: Sequence[Result]) -> list[CaseResults]:
+    """Return the cases: those that diverge first, then those with failed runs, then the others, each in
+    the order of the results.
+    """
+    gathered = gather(results, lambda result: (result.group, result.case, result.part)).values()
+    cases = [CaseResults(f"case-{place}", found) for place, found in enumerate(gathered, 1)]
+    return sorted(cases, key=lambda case: case.order)
+
+
+def view(record: Record) -> tuple[str, dict[str, Any]]:
+    """Return the template of a report, and what it needs."""
+    report: Report = record.outcome
+    results, truth = report.results, TRUTH[record.kind]
+    cases = cases_of(results)
+    names, dtypes = (ordered(getattr(result, key) for result in results) for key in ("backend", "dtype"))
+    findings = sorted(findings_of(report), key=lambda finding: -len(finding.results))
+    anchors = {id(result): case.anchor for case in cases for result in case.results}
+    opened = [case.anchor for case in cases if case.order < 2][:OPEN]
+    large = sum(len(result.table) for result in results) > CELLS
+    wrong = {result.status for result in results} & {"diverges", "refused", "nondeterministic"}
+    places = {
+        id(result): place
+        for place, finding in enumerate(findings[:FINDINGS], 1)
+        for result in finding.results
+    }
+    ended = f" It was ended before {counted(report.unfinished, 'more run')}."
+    return "report.html", {
+        "headline": headline(results, truth) + ended * bool(report.unfinished),
+        "tone": "bad" if wrong else "broken" if record.exit_code == 3 else "good",
+        "summary": summary(report),
+        "truth": truth,
+        "group": GROUPS[record.kind],
+        "groups": ordered(result.group for result in results),
+        "names": names,
+        "dtypes": dtypes,
+        "matrix": matrix(report),
+        "findings": findings[:FINDINGS],
+        "more_findings": len(findings[FINDINGS:]),
+        "anchor_of": lambda result: anchors[id(result)],
+        "place_of": lambda result: places.get(id(result)),
+        "failures": _failures(results),
+        "cases": cases,
+        "opened": opened,
+        "histograms": [
+            (name, dtype, _errors(found, f"{name}, {dtype}"))
+            for name in names
+            for dtype in dtypes
+            if (found := [one for one in select(report, backend=name, dtype=dtype) if one.verdict])
+        ],
+        "environments": [_about(name, report) for name in names],
+        "known": KNOWN_DEVIATIONS,
+        "figure": partial(_figures, brief=large),
+        "tensors_of": lambda case: _table(case, large and case.anchor not in opened),
+    }
+
+
+def headline(results: Sequence[Result], truth: str = "oracle") -> str:
+    """Return the whole in one sentence."""
+    found = {
+        name: Counter(result.status for result in of_one)
+        for name, of_one in gather(results, lambda result: result.backend).items()
+    }
+    agreeing = [name for name, counts in found.items() if counts["agrees"]]
+    parts = []
+    for statuses, words in (
+        (("diverges", "refused"), f"diverged from the {truth}"),
+        (("nondeterministic",), "differed when run again"),
+        (FAILED_WORKER, "gave no result"),
+        ((NOT_JUDGED,), "could not be judged, by a fault of Concord,"),
+    ):
+        names = [name for name, counts in found.items() if counts.keys() & {*statuses}]
+        agreeing = [name for name in agreeing if name not in names]
+        if names:
+            parts.append(f"{joined(names)} {words} in {_share(found, names, statuses)}")
+    if agreeing:
+        how = "" if parts else " to within rounding, in every tensor of every run that was judged"
+        parts.append(f"{joined(agreeing)} agreed with the {truth}{how}")
+    unsure = [name for name, counts in found.items() if counts["undetermined"]]
+    if parts and unsure:
+        parts.append(f"not every section of {_share(found, unsure, ('undetermined',))} was judged")
+    return "; ".join(parts) + "." if parts else "Nothing was judged."
+
+
+def _share(found: Mapping[str, Counter[str]], names: Sequence[str], statuses: Sequence[str]) -> str:
+    count = sum(found[name][status] for name in names for status in statuses)
+    return f"{count} of {counted(sum(found[name].total() for name in names), 'run')}"
+
+
+def _failures(results: Sequence[Result]) -> list[list[Result]]:
+    """Return the runs that gave no result, those of a backend with the same reason together."""
+    gathered = gather(
+        (result for result in results if result.detail or result.stderr),
+        lambda result: (result.backend, result.status, result.detail),
+    )
+    return sorted(gathered.values(), key=lambda found: STATUSES.index(found[0].status))
+
+
+# Tables.
+
+
+def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
+    """Return the tensors of a case.
+
+    For each the errors of all runs in tolerances, or the largest and whose it is.
+    """
+    results = [result for result in case.results if result.verdict]
+    found: dict[str, dict[int, Row]] = {}
+    for place, result in enumerate(results):
+        for row in result.table:
+            found.setdefault(row.tensor, {})[place] = row
+    rows = []
+    for name, of_runs in found.items():
+        place, worst = max(of_runs.items(), key=lambda entry: entry[1].ratio)
+        cells = [worst] if brief else [of_runs.get(place) for place in range(len(results))]
+        rows.append({"tensor": name, "row": worst, "cells": cells, "whose": results[place]})
+    each = [f"{tail(result.backend)} {SHORT.get(result.dtype, result.dtype)}" for result in results]
+    return {"heads": ["largest error", "of"] if brief else each, "rows": rows, "brief": brief}
+
+
+def _about(name: str, report: Report) -> dict[str, Any]:
+    """Return what is known of a backend: facts, with what was measured, and where it declares to deviate."""
+    facts, device = dict(report.environments.get(name, {})), report.settings.device.split(":")[0]
+    declared, dtypes = facts.pop("deviations", []), facts.get("dtypes")
+    if isinstance(dtypes, dict) and device in dtypes:
+        facts["dtypes"] = {device: dtypes[device]}
+    if interpreter := report.settings.python.get(name):
+        facts["interpreter"] = interpreter
+    results = select(report, backend=name)
+    return {
+        "name": name,
+        "facts": facts,
+        "deviations": [
+            {key: str(entry.get(key, "")) for key in ("clause", "name", "value", "reason")}
+            for entry in (declared if isinstance(declared, list) else [])
+            if isinstance(entry, dict)
+        ],
+        "statuses": Counter(result.status for result in results),
+        "repeated": repeated(results),
+    }
+
+
+# Figures.
+
+
+def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
+    """Return strips and lines for runs of one case and precision.
+
+    As many figures as there are different sets of tensors.
+    """
+    shown = [
+        result
+        for result in results
+        if any(drawing.level(row, way) is not None for row in result.table for way in WAYS)
+    ]
+    gathered = gather(shown, lambda result: tuple(row.tensor for row in result.table))
+    return [_drawn(found, names, brief) for names, found in gathered.items()]
+
+
+def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict[str, Any]:
+    tables = [result.table for result in results]
+    kinds = [way for way in WAYS if any(row.judged(way) for table in tables for row in table)] or WAYS[1:]
+    bands = _bands(names)
+    bounds = [sum(size for _, size in bands[:place]) for place in range(1, len(bands))]
+    lines = [
+        [there.ratio if (there := row.judged("end_to_end")) else None for row in table] for table in tables
+    ]
+    about = "; ".join(
+        f"{result.backend} {word(result)}"
+        + (f" at {result.verdict.nearest.tensor}" if result.verdict and result.verdict.nearest else "")
+        for result in results
+    )
+    firsts = [result.first_divergence for result in results]
+    titles = [_title(list(zip(results, rows, strict=True)), brief) for rows in zip(*tables, strict=True)]
+    return {
+        "results": results,
+        "kinds": kinds,
+        "bands": bands,
+        "columns": len(names),
+        "strips": {
+            "blocks": [[[drawing.level(row, kind) for row in table] for table in tables] for kind in kinds],
+            "titles": titles,
+            "label": f"{results[0].case}, {results[0].dtype}: largest error in tolerances: {about}",
+            "bounds": bounds,
+            "first": [names.index(first.tensor) if first else None for first in firsts],
+        },
+        "growth": drawing.growth(
+            lines, f"Error end to end along the {len(names)} tensors, in tolerances", bounds
+        ),
+    }
+
+
+def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
+    """Return what is said of a tensor that is pointed at.
+
+    Its name, and unless there is little room the errors of each run.
+    """
+    tensor, clause = column[0][1].tensor, column[0][1].clause
+    lines = [f"{tensor} ({clause})" if clause else tensor]
+    for result, row in () if brief else column:
+        ways = [
+            f"{way.replace('_', ' ')} z {error.z:.2g} rms {error.rms:.2g}"
+            for way in WAYS
+            if (error := row.judged(way))
+        ]
+        status = "" if row.status == "agrees" else f" {row.status}"
+        ratio = f" {number(row.ratio)}" if row.status in ("agrees", "diverges") else ""
+        lines.append(f"{tail(result.backend)}{ratio}{status}: {', '.join(ways) or 'not compared'}")
+    return "\n".join(lines)
+
+
+def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Return what neighbouring tensors belong to, and how many of them there are."""
+
+    def band(name: str) -> str:
+        layer, first = re.match(r"layers\.(\d+)\.", name), name.partition(".")[0]
+        kind = first if first in ("gradients", "embeddings", "attention") else "head"
+        return f"layer {layer[1]}" if layer else kind
+
+    return [(found, len(list(those))) for found, those in groupby(map(band, names))]
+
+
+def _errors(results: Sequence[Result], whose: str) -> dict[str, Any]:
+    """Return the drawing of errors of single elements, at their step and end to end, and the largest."""
+    judged = {
+        way: [one for result in results for row in result.table if (one := row.judged(way))] for way in WAYS
+    }
+    step, whole = (drawing.summed(one.histogram for one in found) for found in judged.values())
+    kind = "local" if any(step) else "end_to_end"
+    most = {way: max((one.z for one in found), default=0.0) for way, found in judged.items()}
+    counts = (step, whole) if any(step) else (whole, [])
+    return {
+        **drawing.histogram(*counts, whose),
+        "kind": kind,
+        "largest": most[kind],
+        "end_to_end": most["end_to_end"],
+    }

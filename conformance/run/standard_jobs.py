@@ -1,0 +1,75 @@
+"""The main job: the standard cases on every backend, judged against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from concord.conformance.run.campaign import Job, repeated
+from concord.spec.cases import SCENARIOS, Case, standard_cases
+from concord.spec.config import variants as known_variants
+from concord.spec.errors import refuse, unknowns
+from concord.spec.precision import PRECISIONS
+from concord.spec.tensors import PARTS
+
+DTYPES = ("float64", "float32")
+"""The precisions that are checked unless others are asked for."""
+
+
+def check_jobs(
+    variants: Sequence[str] | None = None,
+    dtypes: Sequence[str] = DTYPES,
+    part: str = "model",
+    cases: Sequence[str] | None = None,
+) -> list[Job]:
+    """Return the jobs of a check: every case in every precision.
+
+    A case that one precision shows runs in the last of them alone, unless it is asked for by name.
+
+    Args:
+        variants: by name; all by default.
+        dtypes: names of precisions.
+        part: one of :data:`spec.PARTS`.
+        cases: names of standard cases; all by default.
+
+    Raises:
+        SpecError: listing every unknown name, with the nearest names.
+    """
+    refuse(
+        unknowns("part", [part], PARTS)
+        + unknowns("dtype", dtypes, PRECISIONS)
+        + unknowns("variant", variants or [], known_variants())
+    )
+    chosen = standard_cases(None if variants is None else list(variants), part)
+    refuse(unknowns("case", cases or [], [case.name for case in chosen]))
+    return [
+        job_of(case, dtype)
+        for case in chosen
+        if cases is None or case.name in cases
+        for dtype in (dtypes[-1:] if SCENARIOS[case.scenario].once and cases is None else dtypes)
+    ]
+
+
+def job_of(case: Case, dtype: str) -> Job:
+    """Return the job that runs a case in a precision."""
+    return Job(case.variant, case.name, dtype, case.part, case.config, case.weights, case.batch)
+
+
+def sequence(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs of a check in the order in which they run, where some stand twice (:attr:`Job.times`).
+
+    Of each variant the first case in the last precision runs twice in a row, and the smallest before all
+    others and again in its place. So what a backend keeps from an earlier run shows: from the same inputs,
+    and from a shorter or a longer text.
+    """
+    turns: list[Job] = []
+    for group in dict.fromkeys(job.group for job in jobs):
+        of_group = [job for job in jobs if job.group == group]
+        smallest = min(of_group, key=_size)
+        twice = next(job for job in of_group if job.dtype == of_group[-1].dtype)
+        turns += [smallest] if _size(smallest) < _size(of_group[0]) else []
+        turns += [each for job in of_group for each in ([job, job] if job is twice else [job])]
+    return repeated(turns)
+
+
+def _size(job: Job) -> int:
+    return sum(array.size for array in job.batch.arrays().values())

@@ -1,0 +1,107 @@
+"""How large errors were: counts over many runs of one backend in one precision."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from concord.conformance.judging.expectation import is_gradient
+from concord.conformance.judging.verdict import BINS, Judgement, Result
+from concord.conformance.record_fields import Count, Field, Number, also
+
+Kind = Literal["taps", "gradients"]
+KINDS: tuple[Kind, ...] = ("taps", "gradients")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest of a statistic, and where it occurred.
+
+    Attributes:
+        value: how large it is.
+        tensor: of which tensor.
+        case: in which case.
+    """
+
+    value: Number = 0.0
+    tensor: str = ""
+    case: str = ""
+
+
+@dataclass
+class Statistics:
+    """The judgements of one kind of tensor.
+
+    Attributes:
+        tensors: how many were judged.
+        undetermined: how many could not be.
+        z: the largest error of an element, in sigma.
+        rms: the largest root mean square error of a tensor, in root mean square sigma.
+        histogram: how many elements have an error in each bin of
+            :data:`~concord.conformance.judging.verdict.Z_BINS`, and beyond the last.
+    """
+
+    tensors: Count = 0
+    undetermined: Count = 0
+    z: Peak = Peak()
+    rms: Peak = Peak()
+    histogram: Annotated[list[Count], Field(min_length=BINS, max_length=BINS)] = field(
+        default_factory=lambda: [0] * BINS
+    )
+
+    def add(self, judgement: Judgement, tensor: str, case: str) -> None:
+        """Count the judgement of a tensor of a case."""
+        if judgement.status == "undetermined":
+            self.undetermined += 1
+            return
+        z, rms = (Peak(value, tensor, case) for value in (judgement.z, judgement.rms))
+        self.merge(Statistics(1, 0, z, rms, [*judgement.histogram]))
+
+    def merge(self, other: Statistics) -> None:
+        """Count what another has counted."""
+        self.tensors += other.tensors
+        self.undetermined += other.undetermined
+        self.z = max(self.z, other.z, key=lambda peak: peak.value)  # the first of equal ones
+        self.rms = max(self.rms, other.rms, key=lambda peak: peak.value)
+        self.histogram = [ours + theirs for ours, theirs in zip(self.histogram, other.histogram, strict=True)]
+
+
+@dataclass
+class Tally:
+    """One backend in one precision.
+
+    Attributes:
+        statuses: how many cases came to each.
+        tensors: how many tensors were judged.
+        statistics: of what decides, by kind (:data:`KINDS`).
+    """
+
+    as_written = also("cases")
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    tensors: Count = 0
+    statistics: Annotated[dict[Kind, Statistics], Field(min_length=2)] = field(
+        default_factory=lambda: {kind: Statistics() for kind in KINDS}
+    )
+
+    @property
+    def cases(self) -> int:
+        """How many cases were run."""
+        return self.statuses.total()
+
+    def add(self, result: Result) -> None:
+        """Count a result."""
+        self.statuses[result.status] += 1
+        for row in result.table:
+            self.tensors += row.status in ("agrees", "diverges")
+            if row.deciding is not None:
+                kind: Kind = "gradients" if is_gradient(row.tensor) else "taps"
+                self.statistics[kind].add(row.deciding, row.tensor, result.case)
+
+    def merge(self, other: Tally) -> None:
+        """Count what another has counted."""
+        self.statuses += other.statuses
+        self.tensors += other.tensors
+        for kind, statistics in self.statistics.items():
+            statistics.merge(other.statistics[kind])

@@ -1,0 +1,213 @@
+"""Attention weights of one text, as one or several backends computed them: each judged, and shown as a page.
+
+L layers, H heads, T tokens; a weight is at (layer, head, query, key). The page is one file, drawn by its
+script: numbers of a layer are halves (float16), deflated, in base64. Of all backends but the first, weights
+stand as their bits differ from those of the first.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import string
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from concord.backends.interface import Run
+from concord.conformance.judging import family
+from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.expectation import JudgedProblem
+from concord.conformance.judging.verdict import Verdict, number
+from concord.conformance.run import record
+from concord.conformance.run.campaign import Job, Report, Setup, conduct
+from concord.conformance.run.page import render
+from concord.conformance.run.report import tail
+from concord.conformance.wording import counted, joined
+from concord.porting.prediction import TextModel
+from concord.porting.texts import Text, batch_of
+from concord.spec.arrays import Array
+from concord.spec.batch import completed
+from concord.spec.masks import real_tokens, visible_keys
+from concord.spec.tensors import taps
+
+LEAK = 1e-6
+"""What a masked cell weighs at least to count as attended to."""
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The weights of one backend, (L, H, T, T).
+
+    Attributes:
+        errors: signed, end to end, in tolerances; NaN where nothing is determined.
+    """
+
+    backend: str
+    weights: Array
+    errors: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """What a model attends to in a text, or a pair.
+
+    Attributes:
+        tokens: what each is called, T.
+        segments: to which text each token belongs, 0 or 1; -1 of padding.
+        visible: which keys are visible, (T,): the same for all heads and queries (SPEC MSK-4, MSK-7).
+        report: what came of the runs.
+        maps: of each backend that exposes its weights.
+    """
+
+    title: str
+    tokens: list[str]
+    segments: list[int]
+    visible: NDArray[np.bool_]
+    report: Report
+    maps: list[AttentionMap]
+
+    def largest(self) -> dict[str, Array]:
+        """Return the largest error of each backend, and the largest difference of the first two: (L, H).
+
+        Two right results differ by the root of 2 times what each may err.
+        """
+        errors = {one.backend: one.errors for one in self.maps}
+        if len(self.maps) > 1:
+            errors["difference"] = (self.maps[0].errors - self.maps[1].errors) / math.sqrt(2)
+        return {name: np.fmax.reduce(abs(error), axis=(-2, -1)) for name, error in errors.items()}
+
+
+@dataclass(frozen=True)
+class _Looking(Job):
+    """A job that keeps the attention weights of what it judges."""
+
+    names: tuple[str, ...] = ()
+    seen: dict[int, AttentionMap] = field(default_factory=dict)
+
+    def judge(self, run: Run, rules: str | None = None) -> Verdict:
+        verdict = super().judge(run, rules)
+        square = (1, self.config.num_heads, *2 * self.batch.required("input_ids").shape[1:])
+        weights = [run.taps[name] for name in self.names if name in run.taps]
+        if verdict.case is None or len(weights) < len(self.names) or {w.shape for w in weights} != {square}:
+            return verdict
+        expected = family.end_to_end(replace(verdict.case, gradients=False))
+        actual = np.concatenate(weights)
+        errors = np.full(actual.shape, np.nan, np.float32)
+        for layer, name in enumerate(self.names):
+            if name not in expected.undecided:
+                value, sigma = expected.values[name][0], expected.sigmas[name][0]
+                with np.errstate(all="ignore"):
+                    z = (actual[layer] - value) / (Z * sigma)
+                errors[layer] = np.where(np.isfinite(sigma), z, np.nan)
+        self.seen[id(verdict)] = AttentionMap(run.backend, actual, errors)
+        return verdict
+
+
+def look(
+    model: TextModel,
+    text: Text,
+    names: Sequence[str],
+    settings: Setup,
+    dtype: str = "float32",
+    progress: Callable[[str, str], None] = lambda backend, done: None,
+) -> Attention:
+    """Have backends compute what a model reads, judge every tensor, and keep the attention weights."""
+    config, part = model.config, model.part
+    (encoded,) = model.encoder.encode([text])
+    batch = completed(config, batch_of(config, [encoded]), part)
+    ids = batch.required("input_ids")
+    real = real_tokens(config, ids)[0]
+    second = encoded.places.index(1) if 1 in encoded.places else len(real)
+    # Those of padded queries may have been overwritten (SPEC MSK-8).
+    last = "masked_weights" if config.query_mask == "overwrite" else "weights"
+    tensors = [
+        name for name in taps(config, part) if name.startswith("layers.") and name.endswith(f".{last}")
+    ]
+    case = (config, model.weights, batch)
+    large = family.is_large(JudgedProblem(*case, part, dtype=dtype, gradients=False))
+    # A large case is not kept: end to end it is estimated once, for the errors of the weights.
+    about = ("text", "text", dtype, part, *case)
+    job = _Looking(*about, end_to_end=not large, gradients=False, names=tuple(tensors))
+    report = conduct([job], names, settings, progress)
+    maps = [job.seen[id(one.verdict)] for one in report.results if id(one.verdict) in job.seen]
+    tails = [tail(one.backend) for one in maps]
+    return Attention(
+        f"{model.name}: {text.text_a}{'' if text.text_b is None else f' | {text.text_b}'}",
+        [*encoded.tokens, *["padding"] * (len(real) - len(encoded.ids))],
+        [int(place >= second) if there else -1 for place, there in enumerate(real.tolist())],
+        np.asarray(visible_keys(config, real[None], config.num_heads)[0, 0, 0]),
+        report.explained(),
+        [
+            replace(one, backend=short) if tails.count(short) == 1 else one
+            for one, short in zip(maps, tails, strict=True)
+        ],
+    )
+
+
+def attention_page(attention: Attention) -> str:
+    """Return attention maps as HTML."""
+    maps, largest = attention.maps, attention.largest()
+    layers, heads = maps[0].weights.shape[:2] if maps else (0, 0)
+    worst = [*largest.values()][-1] if maps else np.zeros((0, 0))
+    # It opens at the worst head of the first layer beyond a tolerance.
+    beyond = np.flatnonzero((worst > 1).any(-1)).tolist() if maps else []
+    about = {
+        "tokens": attention.tokens,
+        "segments": attention.segments,
+        "visible": [int(one) for one in attention.visible],
+        "layers": layers,
+        "heads": heads,
+        "sides": [one.backend for one in maps],
+        "leak": LEAK,
+        "start": (beyond[0], int(np.nanargmax(worst[beyond[0]]))) if beyond else (0, 0),
+    }
+    wrong = [tail(result.backend) for result in attention.report.results if result.status == "diverges"]
+    what = f"Attention of {joined([one.backend for one in maps]) or 'no backend'}"
+    size = f"{counted(layers, 'layer')} of {counted(heads, 'head')} over {len(attention.tokens)} tokens"
+    diverge = f" {joined(wrong)} diverge{'s' * (len(wrong) == 1)}." if wrong else ""
+    numbers = {
+        f"{layer}.{head}": [number(float(of[layer, head])) for of in largest.values()]
+        for layer, head in np.ndindex(layers, heads)
+    }
+    return render(
+        "attention.html",
+        record.made(attention.report, "attention", attention.title),
+        TEMPLATES,
+        script=(TEMPLATES / "attention.js").read_text(encoding="utf-8") if maps else "",
+        headline=f"{what}: {size}.{diverge}",
+        compared=[],
+        letters=string.ascii_lowercase[: max(attention.segments, default=0) + 1],
+        about=about,
+        coded=_coded(maps),
+        headings=[*largest],
+        numbers=numbers,
+        attention=attention,
+    )
+
+
+def _coded(maps: Sequence[AttentionMap]) -> list[tuple[list[str], list[str]]]:
+    """Return the codes of weights and of errors of each backend, layer by layer."""
+    coded = []
+    for place, one in enumerate(maps):
+        weights = _halves(one.weights)
+        weights = weights ^ _halves(maps[0].weights) if place else weights
+        coded.append(([*map(_packed, weights)], [*map(_packed, _halves(one.errors))]))
+    return coded
+
+
+def _halves(values: Array) -> NDArray[Any]:
+    """Return the bits of numbers as float16."""
+    with np.errstate(over="ignore"):
+        return values.astype("<f2").view("<u2")
+
+
+def _packed(codes: NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(codes.tobytes())).decode()

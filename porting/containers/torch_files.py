@@ -1,0 +1,95 @@
+"""PyTorch's own files, read and written by PyTorch itself, in a process of its own.
+
+Nothing that a file names is run but what makes tensors and arrays (``weights_only=True``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, flat, of_framework
+from concord.spec.errors import SpecError, optional
+from concord.spec.files import refusing
+
+HARMLESS: tuple[Any, ...] = (
+    argparse.Namespace,
+    np.ndarray,
+    np.dtype,
+    np.zeros(1).__reduce__()[0],
+    np.float64(1).__reduce__()[0],
+    *(type(np.dtype(code)) for code in "bBhHiIqQefd?"),
+)
+"""What training loops keep beside weights and PyTorch does not list: settings, and arrays of NumPy."""
+
+GLOBAL = re.compile(r"GLOBAL (\S+)")
+"""How PyTorch calls a class or function that it does not load."""
+
+
+def load(path: Path) -> Mapping[str, StoredTensor]:
+    """Return the tensors of a file."""
+    with optional("a file of PyTorch", "torch"):
+        import torch
+
+    if not path.stat().st_size:
+        raise SpecError("it is empty")
+    try:
+        with torch.serialization.safe_globals(list(HARMLESS)):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        said = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
+        said = said.partition(" Check the documentation")[0]
+        if named := GLOBAL.search(str(error)):
+            said = f"it asks for {named[1][:100]!r}, which no file of weights needs; nothing of it was run"
+        raise SpecError(said[:300] or "it is no pickle of tensors; nothing of it was run") from None
+    except RuntimeError as error:
+        if "TorchScript" in str(error):
+            raise SpecError(
+                "it is a compiled model of TorchScript, which is code; save its state_dict()"
+            ) from None
+        raise
+    return flat(found, _stored)
+
+
+def _stored(tensor: Any, name: str) -> StoredTensor:
+    """Return a tensor of PyTorch as one of a file; an array of NumPy too."""
+    if isinstance(tensor, (np.ndarray, np.generic)):
+        return of_framework(tensor, name)
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if dtype not in NUMPY or str(tensor.layout) != "torch.strided":
+        raise SpecError(f"{name[:200]!r} has dtype {dtype}, {tensor.layout}, which is not known")
+    return StoredTensor(dtype, shape, partial(_bits, tensor, dtype, shape))
+
+
+def _bits(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Bits:
+    import torch
+
+    flat_bytes = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return np.asarray(flat_bytes.numpy().view(NUMPY[dtype]).reshape(shape))
+
+
+def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    """Write tensors as a ``state_dict``, in the process that has PyTorch."""
+    with optional("to write a file of PyTorch", "torch"):
+        import torch
+
+    with refusing(path):
+        torch.save(state(tensors), path)
+
+
+def state(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """Return tensors as PyTorch's own."""
+    import torch
+
+    found = {}
+    for name, tensor in tensors.items():
+        found[name] = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        found[name].reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(tensor.data(), np.uint8)
+    return found

@@ -1,0 +1,343 @@
+"""The tables of sources: which there are, and configurations and weights through them, both ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from concord.spec.arrays import Arrays, not_finite, wrong_shape, wrong_type
+from concord.spec.config import EncoderConfig, from_mapping, variant
+from concord.spec.errors import SpecError, WeightsError, located, refuse, unknown
+from concord.spec.files import parse_toml, read_text, typed
+from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
+from concord.spec.positions import sinusoid
+from concord.spec.sources.layouts import WEIGHT_LAYOUTS, Shape, contiguous
+from concord.spec.sources.names import fill, variables
+from concord.spec.sources.schema import Native, PartTable, Table
+from concord.spec.sources.validation import check
+
+TABLES = Path(__file__).parent
+POSITIONS = "embeddings.position.weight"
+RUN = ("outputs", "gradients", "unchecked", "runs")
+"""What a part has not from another one."""
+
+
+def sources() -> list[str]:
+    """Return the names of the published sources that there is a table for."""
+    return sorted(path.stem for path in TABLES.glob("*.toml"))
+
+
+@lru_cache
+def load(source: str) -> Table:
+    """Return the table of a published source.
+
+    Raises:
+        UnknownNameError: with the nearest names.
+        SpecError: if the table itself is wrong.
+    """
+    if source not in sources():
+        raise unknown("source", source, sources())
+    return read(TABLES / f"{source}.toml")
+
+
+def read(path: Path) -> Table:
+    """Read a table, and check it against the parameters, taps and inputs of the family.
+
+    Raises:
+        SpecError: listing everything that is wrong: the file, the key and what is required.
+    """
+    data = _stated(path)
+    parts = data["parts"]
+    if data.get("like") in sources():
+        others = _stated(TABLES / f"{data['like']}.toml")["parts"]
+        parts = {name: _like(others.get(name, {}), parts.get(name, {})) for name in {**others, **parts}}
+    for name, part in parts.items():
+        part["name"] = name
+        if model := parts.get(part.get("like")):
+            left = part.get("without", ())
+            weights = {key: native for key, native in model.get("weights", {}).items() if key not in left}
+            ignored = [one.get("checkpoint", {}).get("ignored", {}) for one in (model, part)]
+            parts[name] = _like({**model, "weights": weights}, part)
+            parts[name]["checkpoint"]["ignored"] = {**ignored[0], **ignored[1]}
+    with located(path.name):
+        table = typed(Table, {**data, "parts": parts})
+    refuse(check(table, path.name))
+    return table
+
+
+def _stated(path: Path) -> dict[str, Any]:
+    """Return what a file says: it has the keys and types of a table."""
+    data = parse_toml(read_text(path), str(path))
+    with located(path.name):
+        typed(Table, data)
+    return data
+
+
+def _like(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return a part with all that it has from another one: not what was run, and what that gave."""
+    kept = {key: value for key, value in model.items() if key not in RUN}
+    return {**kept, **own, "checkpoint": {**model.get("checkpoint", {}), **own.get("checkpoint", {})}}
+
+
+def words(table: Table) -> str:
+    """Return whose words the configuration of a source is in.
+
+    Its own, or those of another table that it says or is like.
+    """
+    return table.words or table.like or table.source
+
+
+def part_of(table: Table, part: str | None = None) -> PartTable:
+    """Return what a table says about a part of the model; by default about its first one.
+
+    Raises:
+        UnknownNameError: if the source has no such part.
+    """
+    if part is None:
+        return next(iter(table.parts.values()))
+    if part not in table.parts:
+        raise unknown(f"part of {table.source}", part, list(table.parts))
+    return table.parts[part]
+
+
+def configure(
+    table: Table, stated: Mapping[str, Any], part: str | None = None, where: str = "configuration"
+) -> EncoderConfig:
+    """Return the configuration that a source's own one describes.
+
+    Args:
+        table: of the source.
+        stated: the source's configuration; keys that the table does not name are its own affair.
+        part: by default the table's first.
+        where: what to call the configuration in an error message.
+
+    Raises:
+        SpecError: listing the keys that are missing and the words that the table does not know.
+        ConfigError: if it describes no model.
+    """
+    entry, problems = part_of(table, part), []
+    rules = entry.checkpoint
+    counted = {
+        key: len(stated[other])
+        for key, other in rules.counts.items()
+        if isinstance(stated.get(other), (dict, list))
+    }
+    stated = {
+        **stated,
+        **{key: value for key, value in {**rules.defaults, **counted}.items() if stated.get(key) is None},
+    }
+    for key, allowed in rules.requires.items():
+        if stated.get(key) is not None and stated[key] not in allowed:
+            words = " or ".join(map(json.dumps, allowed))
+            problems.append(
+                f"{where}: key {key!r} is {json.dumps(stated[key])[:60]} but must be {words}: the family "
+                f"has no such model [source={table.source}]"
+            )
+    for key, other in rules.equal.items():
+        if stated.get(key) != stated.get(other):
+            problems.append(
+                f"{where}: key {key!r} is {json.dumps(stated.get(key))[:60]} but must be "
+                f"{json.dumps(stated.get(other))[:60]}, as {other!r}: the family has no such model "
+                f"[source={table.source}]"
+            )
+    fields = {**variant(table.variant).as_dict(), **entry.constants}
+    for field, key in entry.fields.items():
+        if key not in stated:
+            problems.append(
+                f"{where}: key {key!r} is missing but is required: it gives {field!r} [source={table.source}]"
+            )
+        fields[field] = stated.get(key)
+    for field, option in entry.options.items():
+        word = stated.get(option.key)
+        spelled = word if isinstance(word, str) else json.dumps(word)
+        if option.key in stated and spelled not in option.words:
+            known = ", ".join(option.words)
+            problems.append(
+                f"{where}: key {option.key!r} is {word!r} but must be one of {known} [source={table.source}]"
+            )
+        elif option.key in stated:
+            fields[field] = option.words[spelled]
+    if problems:
+        raise SpecError(problems)
+    return from_mapping(fields, where)
+
+
+def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict[str, Any]:
+    """Return the source's own configuration of a model: the way back of :func:`configure`.
+
+    Raises:
+        SpecError: listing every option and parameter that the source does not have.
+    """
+    entry, end = part_of(table, part), f"[source={table.source}]"
+    found = {key: getattr(config, field) for field, key in entry.fields.items()}
+    allowed: dict[str, list[Any]] = {field: [value] for field, value in entry.constants.items()}
+    for field, option in entry.options.items():
+        allowed[field] = list(option.words.values())
+        words = [word for word, value in option.words.items() if value == getattr(config, field)]
+        found[option.key] = next(iter(words), None)
+    found |= {key: found[other] for key, other in entry.checkpoint.equal.items()}
+    problems = [
+        f"{field} is {getattr(config, field)!r} but must be {' or '.join(map(repr, values))} {end}"
+        for field, values in allowed.items()
+        if getattr(config, field) not in values
+    ]
+    required = parameters(config, entry.name)
+    absent = [name for name in (fill(pattern, {"i": 0}) for pattern in entry.weights) if name not in required]
+    problems += [f"{name!r} is required but the configuration has no such parameter {end}" for name in absent]
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A canonical parameter and the source's tensors that hold it.
+
+    Attributes:
+        names: of the source's tensors; several where each holds one head.
+        layout: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`.
+        shape: of each of the source's tensors.
+    """
+
+    names: tuple[str, ...]
+    layout: str
+    shape: Shape
+
+
+def bindings(
+    entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None
+) -> dict[str, Binding]:
+    """Return where a source keeps each parameter of a configuration, by canonical name in the order of
+    computation.
+
+    Args:
+        entry: what the table says about the part.
+        config: gives the numbers of layers and heads and the shapes.
+        instead: other names for some parameters, as a run's gradients may have.
+
+    A parameter for which the source has no name is left out.
+    """
+    places = {}
+    for pattern, native in {**entry.weights, **(instead or {})}.items():
+        for i in range(config.num_layers if "i" in variables(pattern) else 1):
+            places[fill(pattern, {"i": i})] = Native(name=fill(native.name, {"i": i}), layout=native.layout)
+    found = {}
+    for name, parameter in parameters(config, entry.name).items():
+        if name in places:
+            native, heads = places[name], config.num_heads
+            count = heads if "h" in variables(native.name) else 1
+            shape = WEIGHT_LAYOUTS[native.layout].shape(shape_of(config, parameter), heads)
+            found[name] = Binding(
+                tuple(fill(native.name, {"h": h}) for h in range(count)), native.layout, shape
+            )
+    return found
+
+
+def gather(
+    places: Mapping[str, Binding], arrays: Mapping[str, NDArray[Any]], context: str
+) -> tuple[Arrays, list[str]]:
+    """Return a source's tensors in canonical names and layouts, and what is wrong with them.
+
+    Args:
+        places: where each is kept.
+        arrays: the source's tensors by its own names.
+        context: ends every message, for example ``"source=bert-pytorch"``.
+    """
+    found, problems = {}, []
+    for canonical_name, place in places.items():
+        wrong = []
+        for name in place.names:
+            end = f"[parameter={canonical_name}, {context}]"
+            if name not in arrays:
+                wrong.append(f"{name!r} is missing but is required {end}")
+            elif problem := wrong_type(name, arrays[name]) or wrong_shape(name, arrays[name], place.shape):
+                wrong.append(f"{problem} {end}")
+        if not wrong:
+            found[canonical_name] = contiguous(
+                WEIGHT_LAYOUTS[place.layout].canonical([arrays[name] for name in place.names])
+            )
+        problems += wrong
+    return found, problems
+
+
+def canonical(
+    table: Table,
+    config: EncoderConfig,
+    native: Mapping[str, NDArray[Any]],
+    part: str | None = None,
+    positions: NDArray[Any] | None = None,
+) -> Arrays:
+    """Return a source's weights under canonical names and in canonical layouts; the numbers and dtypes stay.
+
+    Args:
+        table: of the source.
+        config: of the model.
+        native: every weight of the source under its own name.
+        part: by default the table's first.
+        positions: (max_positions, d_model), the position table where the source has no parameter for it; by
+            default the sinusoid of the configuration in float64.
+
+    Raises:
+        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight in the
+            source's names, at once.
+    """
+    entry, context = part_of(table, part), f"source={table.source}"
+    places, required = bindings(entry, config), parameters(config, entry.name)
+    found, problems = gather(places, native, context)
+    known = {name for place in places.values() for name in place.names}
+    for name, array in native.items():
+        wrong = (
+            not_finite(name, array)
+            if name in known
+            else (f"{name!r} is unexpected: the source has no such weight in this configuration")
+        )
+        problems += [f"{wrong} [{context}]"] if wrong else []
+    problems += _homeless(required, places, config, table)
+    if not problems and POSITIONS in required and POSITIONS not in places:
+        found[POSITIONS] = contiguous(sinusoid(config) if positions is None else positions)
+        wrong = wrong_shape("the position table", found[POSITIONS], shape_of(config, required[POSITIONS]))
+        problems += [f"{wrong} [{context}]"] if wrong else []
+    if problems:
+        raise WeightsError(problems)
+    return {name: found[name] for name in required}
+
+
+def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | None = None) -> Arrays:
+    """Return canonical weights under a source's names and in its layouts; the numbers and dtypes stay.
+
+    The table of fixed positions is left out where the source keeps none with its weights.
+
+    Raises:
+        WeightsError: if the weights do not fit the configuration, or the source has no place for one of them.
+    """
+    entry = part_of(table, part)
+    validate_weights(config, canonical, entry.name, where=f"source={table.source}")
+    places = bindings(entry, config)
+    if problems := _homeless(canonical, places, config, table):
+        raise WeightsError(problems)
+    found = {}
+    for name, place in places.items():
+        pieces = WEIGHT_LAYOUTS[place.layout].native(canonical[name], config.num_heads)
+        found.update(
+            {native_name: contiguous(piece) for native_name, piece in zip(place.names, pieces, strict=True)}
+        )
+    return found
+
+
+def _homeless(
+    names: Iterable[str], places: Mapping[str, Binding], config: EncoderConfig, table: Table
+) -> list[str]:
+    """Return a line for each parameter that a source keeps nowhere, and that does not follow either."""
+    computed = [POSITIONS] if config.positions == "sinusoidal" else []
+    return [
+        f"{name!r} is required by this configuration but the source has no weight for it "
+        f"[source={table.source}]"
+        for name in names
+        if name not in (*places, *computed)
+    ]

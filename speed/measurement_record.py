@@ -1,0 +1,145 @@
+"""The measurement as data: what ``--json`` writes, and what a page is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from concord.conformance.judging.verdict import FAILED_WORKER
+from concord.conformance.run import record
+from concord.spec.errors import SpecError
+from concord.speed import statistics
+from concord.speed.measurement import SpeedPlan
+from concord.speed.presets import Workload
+from concord.speed.work import flops
+
+TUNED = "tuned"
+"""What backends are called with the same threads for all, and documented switches."""
+
+
+class SpeedRecord:
+    """A record that grows.
+
+    Args:
+        plan: what is being measured.
+    """
+
+    def __init__(self, plan: SpeedPlan) -> None:
+        self.seconds = 0.0
+        self.complete = False
+        self.backends: dict[str, Any] = {}
+        self.workloads = {work.name: described(work) for work in plan.workloads}
+        self.settings = {
+            **{name: getattr(plan.settings, name) for name in ("device", "precision", "threads")},
+            **{name: getattr(plan, name) for name in ("turns", "budget")},
+        }
+        self.entries: list[dict[str, Any]] = []
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Take in one entry."""
+        self.backends[entry["backend"]] = {TUNED: entry["backend_info"]}
+        self.entries.append({name: value for name, value in entry.items() if name != "backend_info"})
+
+    def record(self) -> record.Record:
+        """Return the whole."""
+        best = best_rates(self.entries, self.workloads)
+        body = {
+            "exit_code": exit_code(self.entries),
+            "seconds": self.seconds,
+            "complete": self.complete,
+            "settings": self.settings,
+            "workloads": self.workloads,
+            "backends": self.backends,
+            "best_product_gflops": {dtype: rate for (name, dtype), rate in best.items() if not name},
+            "entries": [
+                {**entry, "summary": summary(entry, self.workloads[entry["workload"]], best)}
+                for entry in self.entries
+            ],
+        }
+        return record.made(body, "speed", "Speed, side by side")
+
+
+def described(work: Workload) -> dict[str, Any]:
+    """Return what a workload is."""
+    preset = work.preset
+    return {
+        "preset": preset.name,
+        "source": preset.source,
+        "kind": work.kind,
+        "padding": work.padding,
+        "dtype": work.dtype,
+        "recipe": work.recipe.as_dict() if work.recipe else None,
+        "key": work.key,
+        "config": preset.config.as_dict(),
+        "batch": preset.batch,
+        "tokens": preset.tokens,
+        "real_tokens": sum(work.lengths),
+        "flops": flops(work),
+        "real_flops": flops(work, real_only=True),
+    }
+
+
+def best_rates(
+    entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]
+) -> dict[tuple[str, str], float]:
+    """Return the best rate of a bare product for each backend and precision, and over all backends under
+    ``""``.
+    """
+    best: dict[tuple[str, str], float] = {}
+    for entry in entries:
+        for key in ((name, workloads[entry["workload"]]["dtype"]) for name in (entry["backend"], "")):
+            best[key] = max(best.get(key, 0.0), entry.get("product_gflops") or 0.0)
+    return best
+
+
+def summary(
+    entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[tuple[str, str], float]
+) -> dict[str, Any] | None:
+    """Return the figures of an entry; None if it was not measured."""
+    turns = [turn["seconds"] for turn in entry["turns"]]
+    if entry["status"] != "measured" or not turns:
+        return None
+    median, (low, high) = statistics.median(turns), statistics.interval(turns)
+    spread = statistics.spread(turns)
+    rate = work["real_flops" if "unpadded" in entry["execution"] else "flops"] / median / 1e9
+    own, any_one = (best.get((name, work["dtype"])) for name in (entry["backend"], ""))
+    busy = [turn["busy_cores"] for turn in entry["turns"] if turn["busy_cores"] is not None]
+    peaks = [turn["peak_memory_bytes"] for turn in entry["turns"] if turn["peak_memory_bytes"]]
+    return {
+        "median_seconds": median,
+        "min_seconds": statistics.least(turns),
+        "low_seconds": low,
+        "high_seconds": high,
+        "spread": spread,
+        "steady": None if spread is None else statistics.settled(turns),
+        "steps": sum(len(turn) for turn in turns),
+        "real_tokens_per_second": work["real_tokens"] / median,
+        "gflops": rate,
+        "share_of_own_product": rate / own if own else None,
+        "share_of_best_product": rate / any_one if any_one else None,
+        # Compilation that happens in the first step is what that took beyond a usual one.
+        "compile_seconds": entry["compile_seconds"] + max(0.0, entry["first_seconds"] - median),
+        "peak_memory_bytes": max(peaks, default=None),
+        "busy_cores": sum(busy) / len(busy) if busy else None,
+    }
+
+
+def check(data: Mapping[str, Any]) -> None:
+    """Refuse a record whose exit code contradicts its entries.
+
+    Raises:
+        SpecError: for such a record.
+    """
+    if data["exit_code"] != (expected := exit_code(data["entries"])):
+        raise SpecError(f"exit_code is {data['exit_code']} but what it holds comes to {expected}")
+
+
+def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:
+    """0: all was measured that can be; 1: something was withheld because it is wrong.
+
+    3: a backend failed, or something was not judged, or nothing measured.
+    """
+    statuses = {entry["status"] for entry in entries}
+    if statuses & {*FAILED_WORKER, "undetermined"} or not statuses & {"measured", "withheld"}:
+        return 3
+    return 1 if statuses & {"withheld", "refused"} else 0

@@ -1,0 +1,277 @@
+"""What rounding may do in ATen operations: sums of equal terms, and gradients in which all cancels."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from concord.conformance.compare import compare
+from concord.conformance.compare.aten_arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
+from concord.conformance.compare.module_reference import ModuleReference
+from tests.toys.kinds import Of, drawn
+
+HEADS, WIDTH = 3, 61
+
+
+def one_by_one(terms):
+    """Return sums over the last axis, each term added to those before."""
+    return torch.from_numpy(np.add.accumulate(terms.detach().numpy(), -1)[..., -1].copy())
+
+
+class Efficient(torch.autograd.Function):
+    """Causal attention whose backward takes row sums of outputs and their gradients."""
+
+    wrong = False
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        scores = (q / q.shape[-1] ** 0.5) @ k.mT
+        weights = scores.masked_fill(~torch.ones(scores.shape[-2:]).tril().bool(), -torch.inf).softmax(-1)
+        out = weights @ v
+        ctx.save_for_backward(q, k, v, weights, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, back):
+        q, k, v, weights, out = ctx.saved_tensors
+        given = one_by_one(back[..., :, None, :] * v[..., None, :, :])
+        total = one_by_one((back * out).flip(-1))[..., None] * (1 + 2**-12 * Efficient.wrong)
+        scores = weights * (given - total) / q.shape[-1] ** 0.5
+        return scores @ k, scores.mT @ q, weights.mT @ back
+
+
+class Attention(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        torch.manual_seed(1)
+        self.attention = attention
+        self.q, self.k, self.v = (nn.Linear(7, HEADS * WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        return self.attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def causal(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_where_a_query_sees_one_key_what_cancels_is_the_measure(wrong, monkeypatch):
+    monkeypatch.setattr(Efficient, "wrong", wrong)
+    right, port = (Attention(one).eval() for one in (causal, Efficient.apply))
+    verdict = compare(right, port, {"x": drawn(41, 1, 7)}, gradients=True)
+    assert (verdict.status == "agrees") is not wrong
+    assert wrong or verdict.worst < 0.6
+
+
+class Rows(torch.autograd.Function):
+    """A product whose weights' gradient is added up row by row."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, back):
+        x, weight = ctx.saved_tensors
+        return back @ weight.mT, one_by_one(
+            (x.flatten(0, 1)[:, :, None] * back.flatten(0, 1)[:, None]).permute(1, 2, 0)
+        )
+
+
+class Projected(nn.Module):
+    def __init__(self, product):
+        super().__init__()
+        torch.manual_seed(1)
+        self.product, self.weight = product, nn.Parameter(torch.randn(11, 13))
+        self.norm = nn.LayerNorm(11)
+
+    def forward(self, x):
+        return self.product(self.norm(x), self.weight).sum(1)
+
+
+def test_equal_rows_are_rounded_alike():
+    """Rows of padding are equal: their terms drift in a sum that is added up one by one."""
+    x = drawn(1, 509, 11)
+    x[:, 31:] = x[0, 31]
+    verdict = compare(Projected(torch.matmul).eval(), Projected(Rows.apply).eval(), {"x": x}, gradients=True)
+    assert verdict.status == "agrees"
+    assert verdict.worst < 0.6
+
+
+MEASURED = {
+    **{"tanh": 3.2, "sigmoid": 2.9, "exp": 2.5, "erf": 1.3, "sin": 1.9, "cos": 1.9},
+    **{"rsqrt": 2.1, "log1p": 1.3, "softplus": 3.1, "silu": 3.3},
+}
+"""Unit roundoffs by which functions of CUDA 13.0 err at most in float32, measured on an H200."""
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_functions_may_err_by_what_a_gpu_makes_of_them(name):
+    function = getattr(torch, name, None) or getattr(F, name)
+    x = 3 * drawn(3, 1009)
+    x = x.abs() if name in ("rsqrt", "log1p") else x
+
+    def port(x, units=MEASURED[name]):
+        return (function(torch.from_numpy(x).double()) * (1 + units * 2**-24)).float().numpy()
+
+    model = Of(lambda m, x: function(x), {}).eval()
+    verdict = compare(model, port, {"x": x})
+    assert verdict.status == "agrees"
+    assert verdict.worst < 0.6
+    assert compare(model, lambda x: port(x, 2.0**11), {"x": x}).status == "diverges"
+
+
+# Noise.
+
+
+@pytest.mark.parametrize(("units", "agrees"), [(6, True), (30, False)])
+def test_an_error_that_all_elements_share_is_one_error(units, agrees):
+    """A mean may err by a rounding for each two terms; each of 1009 elements errs so, and none by much."""
+    x = drawn(2, 1009) / 8 + 3
+
+    def port(x):
+        wide = x.astype(np.float64)
+        mean = wide.mean(1, keepdims=True) * (1 + units * 2.0**-24 * math.sqrt(1009 / 9))
+        return {"output": (wide - mean).astype(np.float32)}
+
+    verdict = compare(Of(lambda m, x: x - x.mean(1, keepdim=True), {}).eval(), port, {"x": x})
+    assert (verdict.status == "agrees") is agrees
+    assert verdict.table[0].local.rms > 4
+
+
+def counts(x):
+    """Return where the rows of two groups end, counted with numbers of a model."""
+    return torch.cumsum(torch.histc((x[:, 0] > 0).float(), 2, 0, 1), 0).to(torch.int32)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x @ x.T,
+        lambda x: torch.softmax(x, -1),
+        lambda x: F.layer_norm(x, (x.shape[-1],)),
+        F.gelu,
+        lambda x: torch.var(x, -1),
+        lambda x: F.conv1d(x[None], torch.ones(3, len(x), 2)),
+        lambda x: torch.cumsum(torch.exp(x), 0),
+        lambda x: (x > 0) + ~(x > 0) * torch.exp(x),
+        lambda x: F.grouped_mm(x[:, 1:].contiguous(), torch.ones(2, 12, 8), offs=counts(x)),
+        lambda x: torch.view_as_real(torch.fft.fft(x).conj() * (1 + 0.5j)),
+    ],
+)
+def test_noise_is_as_large_as_what_float32_does(function):
+    x = drawn(11, 13, seed=1)
+    float32 = function(x)
+
+    def run(arithmetic):
+        with arithmetic:
+            found = function(computed(x))
+        return value_of(found)
+
+    exact = run(ExactMode())
+    noise = torch.stack([run(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
+    low, own = (
+        (run(Rounded()) - exact).square().mean().sqrt(),
+        (float32.double() - exact).square().mean().sqrt(),
+    )
+    assert 0.05 < float(own / noise) < 2.0
+    assert float(low / noise) < 2.0
+
+
+class Attend(nn.Module):
+    """Attention with values of its own: (B, H, T, K) to the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = nn.Parameter(torch.randn(2, 3, 61, 31, generator=torch.Generator().manual_seed(4)))
+
+    def forward(self, query, key):
+        return F.scaled_dot_product_attention(query, key, self.value)
+
+
+def test_noise_of_gradients_is_as_large_as_what_fused_attention_does_with_sharp_weights():
+    model, generator = Attend(), torch.Generator().manual_seed(3)
+    query, key, cotangent = (torch.randn(2, 3, 61, 31, generator=generator) * by for by in (3, 3, 1))
+    reference = ModuleReference(model, args=(query, key), cotangents={"output": cotangent})
+
+    def gradient(arithmetic):
+        found = {}
+        reference.compute(arithmetic, found.__setitem__, lambda name: None)
+        return torch.from_numpy(found["gradients.value"]).squeeze(0)
+
+    exact, own = gradient(ExactMode()), reference.plain["gradients.value"]
+    noise = torch.stack([gradient(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
+    assert 0.05 < float((own.double() - exact).square().mean().sqrt() / noise) < 2.0
+
+
+def test_what_a_half_precision_delivered_may_have_been_used_before_it_was_rounded():
+    reference = ModuleReference(nn.Sequential(nn.ReLU(), nn.ReLU()), args=(torch.ones(11).bfloat16(),))
+
+    def apart(arithmetic):
+        found = {}
+        reference.compute(arithmetic, found.__setitem__, {"0": np.ones(11)}.get)
+        return abs(found["1"] - 1).max()
+
+    assert apart(ExactMode()) == 0 < 2**-10 < apart(Perturbed(0)) <= 2**-8
+
+
+def test_what_is_changed_in_place_keeps_its_dtype_whoever_holds_it():
+    outside = torch.zeros(7)
+    with Rounded():
+        outside.copy_(computed(torch.ones(7).bfloat16()).add_(torch.tensor([2.0**-9])))
+    assert (outside == 1).all()
+
+
+# In place, into views.
+
+CHANGES = {
+    "a number": lambda y, z: y.__setitem__((slice(None), slice(1, 3)), 0.5),
+    "a mask": lambda y, z: y.__setitem__(y > 0, 0),
+    "a mask of rows": lambda y, z: y.__setitem__(z[:, 0] > 0, z[0]),
+    "by an index": lambda y, z: y.__setitem__(torch.tensor([0, 2]), z[:2]),
+    "index_put_": lambda y, z: y.index_put_((torch.tensor([0, 0]),), z[:2], accumulate=True),
+    "masked_fill_ a tensor": lambda y, z: y.masked_fill_(z > 0, z.sum()),
+    "masked_scatter_": lambda y, z: y.masked_scatter_(z > 0, z),
+    "index_add_": lambda y, z: y.index_add_(0, torch.tensor([1, 1]), z[:2], alpha=2),
+    "scatter_reduce_": lambda y, z: y.scatter_reduce_(1, torch.tensor([[0, 0]]), z[:1], "amax"),
+    "put_": lambda y, z: y.put_(torch.tensor([3, 8]), z[0, :2]),
+    "copy_ into a view": lambda y, z: y.narrow(1, 2, 3).copy_(z[:, :3]),
+    "copy_ of whole numbers": lambda y, z: y[0].copy_(torch.arange(7)),
+    "addcmul_": lambda y, z: y.addcmul_(z, z, value=0.3),
+    "activations": lambda y, z: F.elu(y[0].tanh_(), inplace=True),
+    "addmm_": lambda y, z: y.addmm_(z[:, :3], z[:3]),
+    "cumsum_": lambda y, z: y.cumsum_(0),
+    "diagonal": lambda y, z: y.diagonal().add_(1),
+    "chunk": lambda y, z: y.chunk(2, 1)[0].zero_(),
+    "unfold": lambda y, z: y.unfold(1, 3, 3)[:, 0].mul_(2),
+    "as_strided": lambda y, z: y.as_strided((3,), (8,)).fill_(1),
+    "add out": lambda y, z: torch.add(z, z, out=y),
+    "max out": lambda y, z: torch.max(z, 0, out=(y[0], torch.empty(7, dtype=torch.long))),
+    "cat out": lambda y, z: torch.cat([z[:2], z[:3]], out=y),
+    "data": lambda y, z: y.data.mul_(2),
+    "other data": lambda y, z: setattr(y, "data", z),
+    "item": lambda y, z: y.mul_(z[0, 0].item()),
+    "tolist": lambda y, z: y.mul_(z.tolist()[0][0]),
+    "a text": lambda y, z: y.mul_(len(f"{z[0, 0]:.3f}") if repr(z) else 0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_in_place_changes_in_every_arithmetic(change):
+    x, z = drawn(5, 7), drawn(5, 7, seed=1)
+    expected = x.double()
+    CHANGES[change](expected, z.double())
+    for arithmetic in (ExactMode(), Rounded(), Perturbed(0)):
+        with arithmetic:
+            y = computed(x).clone()
+            CHANGES[change](y, computed(z))
+            after = y * 1.0
+        assert float((value_of(after) - expected).abs().max()) < 2**-16
