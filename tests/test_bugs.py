@@ -20,19 +20,17 @@ from concord.conformance.bugs.catalogue import (
     rounding,
     training,
 )
-from concord.conformance.bugs.edited_model import TapeContext, Value, with_edits
+from concord.conformance.bugs.edited_model import TapeContext, Value
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.montecarlo import MonteCarlo
-from concord.spec.reference import compute
 from tests.toys.rounded import truth_with
 
 SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 
 
 def truth_of(bug, case, memory=None):
-    change = bug.change if bug else Change()
-    return truth_with(change, case, "float64", Arithmetic(), memory)
+    return truth_with(bug.change if bug else Change(), case, "float64", Arithmetic(), memory)
 
 
 def differ(right, wrong, limit):
@@ -60,12 +58,13 @@ def test_bug_is_documented(bug):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.name)
 def test_bug_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(bug):
-    case, memory = build_case(bug.variant, bug.scenario, options=dict(bug.options)), {}
+    options, memory = dict(bug.options), {}
+    case = build_case(bug.variant, bug.scenario, options=options)
     if bug.after:
-        truth_of(bug, build_case(bug.variant, bug.after, options=dict(bug.options)), memory=memory)
+        truth_of(bug, build_case(bug.variant, bug.after, options=options), memory)
     right = truth_of(None, case)
     try:
-        wrong = truth_of(bug, case, memory=memory)
+        wrong = truth_of(bug, case, memory)
     except (IndexError, ValueError):
         assert REFUSED in bug.first
         return
@@ -93,10 +92,6 @@ def test_bug_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(bug):
 A, B = np.random.default_rng(3).standard_normal((2, 3, 5, 7))
 
 
-def softmax(a):
-    return np.exp(a) / np.exp(a).sum(1, keepdims=True)
-
-
 SAME = {
     "sum": (lambda o, a, b: o.sum(a, 1), lambda a, b: a.sum(1, keepdims=True)),
     "mean": (lambda o, a, b: o.mean(a, 2), lambda a, b: a.mean(2, keepdims=True)),
@@ -104,21 +99,14 @@ SAME = {
     "operators": (lambda o, a, b: 1.0 - (-a + b * 2.0) / (2.0 / b), lambda a, b: 1 - (-a + b * 2) / (2 / b)),
     "exp": (lambda o, a, b: o.exp(a), lambda a, b: np.exp(a)),
     "log": (lambda o, a, b: o.log(a * a), lambda a, b: np.log(a * a)),
-    "sqrt": (lambda o, a, b: o.sqrt(a * a), lambda a, b: abs(a)),
-    "tanh": (lambda o, a, b: o.tanh(a), lambda a, b: np.tanh(a)),
-    "sigmoid": (lambda o, a, b: o.sigmoid(a), lambda a, b: 1 / (1 + np.exp(-a))),
-    "erf": (lambda o, a, b: o.erf(a), lambda a, b: special.erf(a)),
-    "relu": (lambda o, a, b: o.relu(a), lambda a, b: np.maximum(a, 0)),
-    "abs": (lambda o, a, b: o.abs(a), lambda a, b: abs(a)),
+    "sigmoid": (lambda o, a, b: o.sigmoid(a), lambda a, b: special.expit(a)),
     "within": (lambda o, a, b: o.within(a, -0.5, 0.5), lambda a, b: a.clip(-0.5, 0.5)),
-    "softmax": (lambda o, a, b: o.softmax(a, 1), lambda a, b: softmax(a)),
-    "log_softmax": (lambda o, a, b: o.log_softmax(a, 1), lambda a, b: np.log(softmax(a))),
+    "log_softmax": (lambda o, a, b: o.log_softmax(a, 1), lambda a, b: special.log_softmax(a, 1)),
     "concat": (lambda o, a, b: o.concat([a, b], 1), lambda a, b: np.concatenate([a, b], 1)),
     "where": (lambda o, a, b: o.where(a > b, a, b), np.maximum),
     "index": (lambda o, a, b: a[:, None, 1:3], lambda a, b: a[:, None, 1:3]),
     "take": (lambda o, a, b: o.take(a[1] * 1.0, np.array([2, 1, 2])), lambda a, b: a[1][[2, 1, 2]]),
     "transpose": (lambda o, a, b: o.transpose(a, (2, 0, 1)), lambda a, b: a.transpose(2, 0, 1)),
-    "reshape": (lambda o, a, b: o.reshape(a, (5, 21)), lambda a, b: a.reshape(5, 21)),
     "matmul": (lambda o, a, b: a @ o.transpose(b[1], (1, 0)), lambda a, b: a @ b[1].T),
     "einsum": (lambda o, a, b: o.einsum("tqk,tsk->tqs", a, b), lambda a, b: np.einsum("tqk,tsk->tqs", a, b)),
     "value_of": (lambda o, a, b: o.value_of(a, a), lambda a, b: a),
@@ -140,43 +128,35 @@ def test_tape_computes_and_differentiates_as_numpy_does(name, arithmetic):
     found = result.tensor.value
     np.testing.assert_allclose(found, np.broadcast_to(plain(A, B), found.shape), rtol=1e-9, atol=1e-12)
     tape.backward(operations.sum(result * result).tensor)
-    step = 1e-6
-    for tensor, array, other in ((a.tensor, A, 0), (b.tensor, B, 1)):
-        if tensor.gradient is None:
-            continue
-        moved = np.zeros_like(array)
-        moved[1, 2, 3] = step
-        both = [((A + s * moved, B) if other == 0 else (A, B + s * moved)) for s in (1, -1)]
-        slope = (np.square(plain(*both[0])).sum() - np.square(plain(*both[1])).sum()) / (2 * step)
-        assert tensor.gradient[..., 1, 2, 3].reshape(-1)[0] == pytest.approx(slope, rel=1e-6, abs=1e-8)
+    moved = np.zeros_like(A)
+    moved[1, 2, 3] = 1e-6
+    for tensor, *by in ((a.tensor, moved, 0), (b.tensor, 0, moved)):
+        above, below = (np.square(plain(A + s * by[0], B + s * by[1])).sum() for s in (1, -1))
+        gradient = 0.0 if tensor.gradient is None else tensor.gradient[..., 1, 2, 3].reshape(-1)[0]
+        assert gradient == pytest.approx((above - below) / 2e-6, rel=1e-6, abs=1e-8)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-def test_entries_that_tie_for_the_largest_share_the_gradient(axis):
+def test_entries_that_tie_for_the_largest_share_the_gradient():
     """Frameworks share it too; whoever gave it to each entry would hide it where it should cancel."""
     tape = Arithmetic()
+    leaf = tape.leaf(np.array([[3.0, 1.0, 3.0], [3.0, 3.0, 3.0], [0.0, 2.0, 1.0]]))
     operations = TapeContext(tape, None, None, "model", "float64", {})
-    values = np.array([[3.0, 1.0, 3.0], [3.0, 3.0, 3.0], [0.0, 2.0, 1.0]])
-    leaf = tape.leaf(values if axis == 1 else values.T)
-    largest = operations.max(Value(tape, leaf), axis)
+    largest = operations.max(Value(tape, leaf), 1)
     tape.backward(operations.sum(largest * largest).tensor)
-    gradient = leaf.gradient if axis == 1 else leaf.gradient.T
-    np.testing.assert_allclose(gradient, [[3, 0, 3], [2, 2, 2], [0, 4, 0]], rtol=1e-15)
+    np.testing.assert_allclose(leaf.gradient, [[3, 0, 3], [2, 2, 2], [0, 4, 0]], rtol=1e-15)
 
 
 def test_context_recomputes_what_a_fused_kernel_keeps():
     case = build_case("bert", "ragged")
     right = truth_of(None, case)
-    seen = {}
 
-    def look(m):
-        hidden = {name: value for name, value in m.now.items() if not name.endswith(("scores", "weights"))}
-        fused = TapeContext(m.a, m.config, m.batch, m.part, m.dtype, hidden)
+    def recomputed(m):
+        shown = {name: value for name, value in m.now.items() if not name.endswith(("scores", "weights"))}
+        fused = TapeContext(m.a, m.config, m.batch, m.part, m.dtype, shown)
         fused.tap = m.tap
-        seen[m.tap] = fused.context(fused.used_weights).tensor.value
-        return m.y
+        return fused.context(fused.used_weights)
 
-    model = with_edits(lambda tap: look if tap.endswith("attention.context") else None)
-    compute(case.config, case.weights, case.batch, Arithmetic(), False, case.part, "float64", model=model)
-    for name, value in seen.items():
-        np.testing.assert_allclose(value, right.taps[name], rtol=1e-12)
+    edited = truth_with(Change(taps=("*.context",), edit=recomputed), case, "float64", Arithmetic())
+    for layer in range(case.config.num_layers):
+        name = f"layers.{layer}.attention.context"
+        np.testing.assert_allclose(edited.taps[name], right.taps[name], rtol=1e-12)
