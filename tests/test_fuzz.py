@@ -16,7 +16,7 @@ from concord import spec
 from concord.backends.interface import Unsupported
 from concord.conformance.fuzz.hunt import hunt
 from concord.conformance.fuzz.plan import MASK_VALUES, Plan, sample
-from concord.conformance.fuzz.random_cases import KEY_MASKS, PADDINGS, FuzzCase
+from concord.conformance.fuzz.random_cases import KEY_MASKS, FuzzCase
 from concord.conformance.fuzz.summary import write_failures
 from concord.conformance.run import record
 from concord.conformance.run.campaign import Setup
@@ -30,7 +30,7 @@ from tests.toys.surroundings import errors, toy
 
 RIGHT, WRONG, HANGS = toy("NumpyBackend"), toy("WrongAfterTheFirstLayer"), name_of("hangs")
 DIES, RAISES = name_of("SIGKILL", "alone"), name_of("raises", "alone")
-QUICK = {"shapes": 2, "parts": ("model",)}
+GHOST = "no_such_package.backend:Ghost"
 
 
 @pytest.fixture
@@ -44,28 +44,18 @@ def invoke(invoke, monkeypatch, tmp_path):
     )
 
 
-def hunted(*names, **fields):
-    return hunt(Plan(names=names, **{**QUICK, **fields}), Setup(asked=names, threads=1))
-
-
-def comparable(findings):
-    """Return what does not depend on who ran it and how long that took."""
-    return {
-        "exit_code": findings.exit_code,
-        "failures": [(one.signature, one.times) for one in findings.failures],
-        **{key: record.plain(findings).get(key) for key in ("cases", "tallies", "notes")},
-    }
+def hunted(*names, time_limit=60, scheduler=None, **fields):
+    plan = Plan(names=names, **{"shapes": 2, "parts": ("model",), **fields})
+    return hunt(plan, Setup(asked=names, threads=1, time_limit=time_limit), scheduler)
 
 
 # What is found.
 
 
 def test_a_sound_backend_survives_and_is_measured():
-    found = hunted(RIGHT, cases=20, dtypes=("float32", "float64"), parts=tuple(spec.PARTS), shapes=3)
-    assert (found.failures, found.notes, found.exit_code, found.cases) == ([], [], 0, 20)
+    found = hunted(RIGHT, cases=13, dtypes=("float32", "float64"), parts=tuple(spec.PARTS), shapes=3)
+    assert (found.failures, found.notes, found.exit_code, found.cases) == ([], [], 0, 13)
     assert [(one, set(of)) for one, of in found.tallies.items()] == [(RIGHT, {"float32", "float64"})]
-    for _, _, tally in found.each():
-        assert tally.tensors > 100
     # In float64 this backend is the reference itself.
     for kind, statistics in found.tallies[RIGHT]["float32"].statistics.items():
         assert 0 < statistics.z.value < 16
@@ -74,37 +64,34 @@ def test_a_sound_backend_survives_and_is_measured():
 
 
 def test_a_wrong_backend_is_found_and_its_smallest_case_run_again(entered, tmp_path):
+    out, json_, html = (tmp_path / name for name in ("out", "out.json", "out.html"))
     told, errors = entered(
-        f"--backend {RIGHT} --backend {WRONG} --cases 8 --part model --shapes 3 --out {tmp_path / 'out'} "
-        f"--json {tmp_path / 'out.json'} --html {tmp_path / 'out.html'}",
+        f"--backend {RIGHT} --backend {WRONG} --cases 8 --part model --shapes 3 --out {out} "
+        f"--json {json_} --html {html}",
         ends=1,
     )
     assert not errors
-    (folder,) = (tmp_path / "out").iterdir()
+    (folder,) = out.iterdir()
     written = json.loads((folder / "found.json").read_text())
     case, result = typed(FuzzCase, json.dumps(written["case"])), written["result"]
-    index = int(result["case"].removeprefix("fuzz-0-"))
     cases = sample(Plan(names=(), parts=("model",), shapes=3), range(8))
     wrong = [one for one in cases if one.config.num_layers > 1]
-    assert case == cases[index] == min(wrong, key=lambda one: one.batch * one.tokens * one.config.d_model)
-    assert (result["backend"], result["status"]) == (WRONG, "diverges")
-    assert f"{WRONG} diverges: fuzz-0-{index}, float32" in told
+    assert case == min(wrong, key=lambda one: one.batch * one.tokens * one.config.d_model)
+    name = f"fuzz-0-{cases.index(case)}"
+    assert (result["backend"], result["status"], result["case"]) == (WRONG, "diverges", name)
+    assert f"{WRONG} diverges: {name}, float32" in told
     assert f"concord case run {folder} --backend {WRONG}" in told
-    findings = record.read(tmp_path / "out.json").outcome
+    findings = record.read(json_).outcome
     (failure,) = findings.failures
-    assert (failure.case, findings.plan.seed, findings.exit_code, findings.cases) == (case, 0, 1, 8)
-    assert failure.times == findings.tallies[WRONG]["float32"].statuses["diverges"]
-    page = (tmp_path / "out.html").read_text()
-    assert f"{WRONG} failed in {failure.times} runs of 8 random cases, in 1 way." in page
+    assert (failure.case, failure.times, findings.exit_code) == (case, len(wrong), 1)
+    assert f"{WRONG} failed in {len(wrong)} runs of 8 random cases, in 1 way." in html.read_text()
 
     output, _ = entered(f"run {folder} --backend {WRONG}", command="case", ends=1)
     assert "first at layers.1.attention.scores" in output
-    output, _ = entered(f"run {tmp_path / 'out'} --backend {RIGHT}", command="case")
-    assert "1 run: 1 agrees" in output
 
 
-def test_a_crash_and_an_exception_are_findings(tmp_path):
-    found = hunted(DIES, RAISES, RIGHT, cases=8)
+def test_crashes_and_exceptions_are_findings_and_a_backend_that_is_missing_is_owed(tmp_path):
+    found = hunted(GHOST, DIES, RAISES, RIGHT, cases=8)
     assert found.exit_code == 3
     assert [(f.result.backend, f.result.status, f.case.batch) for f in found.failures] == [
         (DIES, "crashed", 1),
@@ -114,13 +101,15 @@ def test_a_crash_and_an_exception_are_findings(tmp_path):
     assert (crash.result.detail, error.result.detail) == ("killed by SIGKILL", "ArithmeticError: it broke")
     assert "last words" in crash.result.stderr
     assert found.tallies[RIGHT]["float32"].statuses == {"agrees": 8}
+    assert found.notes[0].startswith(f"{GHOST} is missing: No module named 'no_such_package'; its module is")
     assert write_failures(tmp_path / "found", found, Setup()) == []
     assert all(Path(failure.folder, "found.json").is_file() for failure in found.failures)
+    alone = hunted(GHOST, cases=3)
+    assert (alone.exit_code, alone.cases) == (3, 0)
 
 
 def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend():
-    settings = Setup(asked=(HANGS, RIGHT), threads=1, time_limit=7)
-    found = hunt(Plan(names=settings.asked, cases=4, chunk=4, **QUICK), settings)
+    found = hunted(HANGS, RIGHT, cases=4, chunk=4, time_limit=7)
     (failure,) = found.failures
     assert (failure.result.status, failure.times, found.exit_code) == ("timed out", 1, 3)
     assert {name: tally.cases for name, _, tally in found.each()} == {HANGS: 1, RIGHT: 4}
@@ -132,30 +121,13 @@ def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend():
 def test_different_failures_are_kept_apart_and_the_same_ones_counted():
     found = hunted(toy("ReturnsNaN"), cases=8, parts=("model", "dot_product"))
     names = [failure.result.verdict.first for failure in found.failures]
-    assert sorted(set(names)) == ["attention.context", "logits"]
-    assert len(names) == 2
+    assert sorted(names) == ["attention.context", "logits"]
     assert sum(failure.times for failure in found.failures) == 8
-    assert found.failures[0].result.worst == float("inf")
 
 
-def test_a_hunt_ends_when_its_time_is_over():
-    started = time.time()
-    found = hunted(RIGHT, cases=None, until=started + 3, chunk=4)
-    assert found.cases > 3
-    assert time.time() - started < 20
-    assert not found.interrupted
-
-
-def test_a_backend_that_is_not_there_is_owed_and_the_others_go_on():
-    found = hunted("no_such_package.backend:Ghost", RIGHT, cases=3)
-    assert (found.exit_code, found.cases, list(found.tallies)) == (3, 3, [RIGHT])
-    (note,) = found.notes
-    assert note.startswith(
-        "no_such_package.backend:Ghost is missing: No module named 'no_such_package'; its module is looked "
-        "for in"
-    )
-    alone = hunted("no_such_package.backend:Ghost", cases=3)
-    assert (alone.exit_code, alone.cases) == (3, 0)
+def test_a_hunt_without_a_number_of_cases_ends_when_its_time_is_over():
+    found = hunted(RIGHT, cases=None, until=time.time() - 1, chunk=4)
+    assert (found.cases, found.interrupted) == (0, False)
 
 
 def test_a_hunt_that_could_not_be_judged_does_not_pass(monkeypatch):
@@ -170,22 +142,26 @@ def test_a_hunt_that_could_not_be_judged_does_not_pass(monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_the_chunks_may_be_tasks_of_dask():
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")
-    plan = Plan(names=(RIGHT, RAISES), cases=5, chunk=2, **QUICK)
-    settings = Setup(asked=plan.names, threads=1)
+
+    def comparable(findings):
+        failures = [(one.signature, one.times) for one in findings.failures]
+        kept = [record.plain(findings).get(key) for key in ("cases", "tallies", "notes")]
+        return findings.exit_code, failures, kept
+
+    asked = {"cases": 5, "chunk": 2}
     with distributed.LocalCluster(
         processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None
     ) as cluster:
-        found = hunt(plan, settings, cluster.scheduler_address)
-    assert comparable(found) == comparable(hunt(plan, settings))
+        found = hunted(RIGHT, RAISES, scheduler=cluster.scheduler_address, **asked)
+    assert comparable(found) == comparable(hunted(RIGHT, RAISES, **asked))
 
 
 def test_without_dask_the_extra_is_named(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    (error,) = refused(f"--backend {RIGHT} --scheduler tcp://localhost:1")
-    assert error == (
+    assert refused(f"--backend {RIGHT} --scheduler tcp://localhost:1") == [
         "--scheduler needs distributed, which is not installed: pip install -e "
         "'.[dask]' -c constraints/py311.txt"
-    )
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -207,18 +183,15 @@ def test_a_folder_without_cases_cannot_be_run_again(refused, tmp_path):
     ]
 
 
-def test_a_device_that_is_not_there_is_said_in_a_line_with_what_is_seen(entered, tmp_path):
-    pytest.importorskip("torch")
-    line = f"--backend torch --device cuda:3 --cases 100000 --out {tmp_path / 'out'}"
-    output, _ = entered(line, ends=3)
-    assert "torch does not see cuda:3: its devices are cpu" in output
+def test_a_device_that_is_not_there_is_said_in_a_line_with_what_is_seen(entered):
+    output, _ = entered(f"--backend {RIGHT} --device cuda:3 --cases 100000", ends=3)
+    assert f"{RIGHT} does not see cuda:3: its devices are cpu" in output
     assert "1 unsupported" in output  # the others would be too, and are not run
 
 
 def test_an_interrupt_keeps_what_was_found(tmp_path):
     line = f"fuzz --backend {RAISES} --part model --cases 100000 --shapes 2 --out {tmp_path / 'out'}"
-    line += f" --json {tmp_path / 'out.json'}"
-    command = Running(tmp_path, line)
+    command = Running(tmp_path, line, "--json", tmp_path / "out.json")
     assert until(lambda: len(noted(command.notes, "ran")) >= 20)
     command.process.send_signal(signal.SIGINT)
     assert command.end() == 130
@@ -240,7 +213,7 @@ def assert_agrees(worker, case):
 
 
 @pytest.mark.in_turn
-@pytest.mark.parametrize("index", range(12))
+@pytest.mark.parametrize("index", range(7))
 def test_random_case_agrees(worker, index):
     for dtype in ("float64", "float32"):  # one tuple of sizes: JAX compiles for each
         (case,) = sample(Plan(names=(), shapes=1, dtypes=(dtype,)), [index])
@@ -262,68 +235,92 @@ def drawn_cases():
 
 
 def test_every_case_is_one_that_the_specification_takes():
-    drawn = drawn_cases()
-    for case in drawn:
+    assert len(set(drawn_cases())) == len(drawn_cases())
+    for case in drawn_cases()[::3]:
         config, weights, batch = case.build()
         validate_weights(config, weights, case.part)
         validate_batch(config, batch, case.part)
         for array in [*weights.values(), *batch.arrays().values()]:
             assert array.dtype.kind != "f" or (array == array.astype(np.float32)).all()
-    assert len(set(drawn)) == len(drawn)
 
 
 def test_the_whole_option_space_is_drawn():
-    drawn = drawn_cases()
-    configs = [case.config for case in drawn]
-    for name, values in CHOICES.items():
-        assert set(values) <= {getattr(config, name) for config in configs}, name
+    configs = [case.config for case in drawn_cases()]
     for name in spec.FIELDS:
-        assert len({getattr(config, name) for config in configs}) > 1, name
+        values = {getattr(config, name) for config in configs}
+        assert values >= {*CHOICES.get(name, ())}, name
+        assert len(values) > 1, name
     assert set(MASK_VALUES) < {config.mask_value for config in configs}
     for name, known in (
         ("part", spec.PARTS),
         ("profile", spec.PROFILES),
-        ("padding", PADDINGS),
+        ("padding", PADDED),
         ("key_mask", KEY_MASKS),
         ("dtype", spec.PRECISIONS),
     ):
-        assert {getattr(case, name) for case in drawn} == set(known), name
+        assert {getattr(case, name) for case in drawn_cases()} == set(known), name
 
 
-PLAIN = {
-    "pad_id": 3,
-    "num_segments": 0,
-    "segment_padding_row": None,
-    "token_padding_row": None,
-    "token_padding_forward": "stored",
-    "position_padding_row": None,
-    "position_of_padding": "counted",
-    "position_start": 0,
+PADDED = {
+    "none": {"full"},
+    "tail": {"full", "behind"},
+    "inside": {"full", "behind", "in front", "around", "inside"},
+    "front": {"full", "in front"},
+    "left": {"full", "in front"},
+    "rows": {"full", "empty"},
+    "all": {"empty"},
 }
-"""Fields that let a text of any length and vocabulary in."""
+"""Where rows have padding, by how the inputs of a case are padded."""
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
+def where_padded(real):
+    """Return where a row has its padding, by which of its tokens are real."""
+    (places,) = np.nonzero(real)
+    if len(places) in (0, len(real)):
+        return "full" if len(places) else "empty"
+    if places[-1] - places[0] >= len(places):
+        return "inside"
+    ends = {0: "behind", len(real) - len(places): "in front"}
+    return ends.get(places[0], "around")
+
+
+def texts_of(padding, batch, tokens, **sizes):
+    """Return the ids of a case of plain options, in which texts of any length and vocabulary have room."""
+    (usual,) = sample(Plan(names=(), parts=("encoder",)), [0])
+    none = ("segment_padding_row", "token_padding_row", "position_padding_row")
+    config = usual.config.replace(
+        pad_id=3,
+        num_segments=0,
+        position_of_padding="counted",
+        position_start=0,
+        token_padding_forward="stored",
+        **dict.fromkeys(none),
+        **sizes,
+    )
+    case = dataclasses.replace(usual, config=config, batch=batch, tokens=tokens, padding=padding)
+    return case.build()[2].required("input_ids")
+
+
+@pytest.mark.parametrize("padding", PADDED)
 def test_padding_is_what_it_is_called(padding):
-    usual = sample(Plan(names=(), parts=("encoder",)), [0])[0]
-    config = usual.config.replace(vocab_size=19, max_positions=40, **PLAIN)
-    case = dataclasses.replace(usual, config=config, batch=512, tokens=9, padding=padding)
-    real = case.build()[2].required("input_ids") != 3
-    assert {row.all() for row in real} == {"none": {True}, "all": {False}}.get(padding, {True, False})
-    assert {row.any() for row in real} >= {"rows": {True, False}, "all": {False}}.get(padding, {True})
-    gaps = [np.flatnonzero(row) for row in real]
-    inside = [g for g in gaps if len(g) and g[-1] - g[0] >= len(g)]
-    assert bool(inside) == (padding == "inside")
-    assert any(len(g) and g[0] > 0 for g in gaps) == (padding in ("front", "inside", "left"))
-    if padding == "left":
-        assert sum(not row[0] for row in real) == 1
+    real = texts_of(padding, 512, 9, vocab_size=19, max_positions=40) != 3
+    assert {where_padded(row) for row in real} == PADDED[padding]
+    assert padding != "left" or sum(not row[0] for row in real) == 1
+
+
+def test_a_large_table_is_used_to_its_end_and_often():
+    ids = texts_of("none", 2, 290, vocab_size=70_001, max_positions=300)
+    assert {255, 256, 257, 65_535, 65_536, 65_537, 70_000} <= set(ids.ravel().tolist())
+    assert np.unique(ids, return_counts=True)[1].max() > 9
 
 
 def test_a_case_follows_from_seed_and_number_alone():
     plan = Plan(names=(), seed=4)
     several = sample(plan, range(6))
-    assert sample(plan, [5, 2]) == [several[5], several[2]]
-    assert sample(dataclasses.replace(plan, chunk=3, cases=7, names=("x",)), [5]) == [several[5]]
+    assert sample(dataclasses.replace(plan, chunk=3, cases=7, names=("x",)), [5, 2]) == [
+        several[5],
+        several[2],
+    ]
     assert sample(dataclasses.replace(plan, seed=5), [5]) != [several[5]]
     again = typed(FuzzCase, json.dumps(record.plain(several[3])))
     arrays, expected = (
@@ -331,15 +328,3 @@ def test_a_case_follows_from_seed_and_number_alone():
     )
     for name, array in expected.items():
         np.testing.assert_array_equal(arrays[name], array)
-
-
-def test_a_large_table_is_used_to_its_end_and_often():
-    usual = sample(Plan(names=(), parts=("encoder",)), [0])[0]
-    config = usual.config.replace(vocab_size=70_001, max_positions=300, **PLAIN)
-    ids = (
-        dataclasses.replace(usual, config=config, batch=2, tokens=290, padding="none")
-        .build()[2]
-        .required("input_ids")
-    )
-    assert {255, 256, 257, 65_535, 65_536, 65_537, 70_000} <= set(ids.ravel().tolist())
-    assert np.unique(ids, return_counts=True)[1].max() > 9
