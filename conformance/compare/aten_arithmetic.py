@@ -776,7 +776,9 @@ def _around(x: Tensor) -> Tensor:
     """Return the mean square of a channel around each place, and beside it that of all places, for an FFT."""
     pool: Any = getattr(torch.nn.functional, f"avg_pool{x.ndim - 2}d")
     squares = _squared(x)
-    around: Tensor = pool(squares, NEIGHBOURS, 1, NEIGHBOURS // 2)
+    # Padded before, since pooling in three dimensions refuses an image that is smaller without its padding.
+    padded = torch.nn.functional.pad(squares, [NEIGHBOURS // 2] * 2 * (x.ndim - 2))
+    around: Tensor = pool(padded, NEIGHBOURS, 1)
     return around + squares.mean(tuple(range(2, x.ndim)), keepdim=True)
 
 
