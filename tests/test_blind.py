@@ -45,21 +45,24 @@ def given(real=True):
     return {"x": x, "attention_mask": mask.flip(1) if not real else mask}
 
 
+def explained(right, other, inputs, **options):
+    return compare(Attention(right).eval(), Attention(other).eval(), inputs, **options).explained()
+
+
 @pytest.mark.parametrize(
-    ("right", "other", "padded"), [("zero", "uniform", "right"), ("uniform", "zero", "left")]
+    ("right", "other", "real", "rows"),
+    [("zero", "uniform", True, "1 (4 to 6)"), ("uniform", "zero", False, "1 (0 to 2)")],
 )
-def test_rows_are_named_and_may_be_declared_in_either_direction(right, other, padded):
-    inputs = given(padded == "right")
-    verdict = compare(Attention(right).eval(), Attention(other).eval(), inputs).explained()
-    assert verdict.undeclared == f"blind_rows_{other}"
+def test_rows_are_named_and_may_be_declared_in_either_direction(right, other, real, rows):
+    inputs, declared = given(real), [f"blind_rows_{other}"]
+    verdict = explained(right, other, inputs)
+    assert [verdict.undeclared] == declared
     said = str(verdict)
-    rows = "1 (4 to 6)" if padded == "right" else "1 (0 to 2)"
     assert f"only 3 rows that see no key are wrong, in samples (positions) {rows}: the" in said
     assert f"reference has {right} weights" in said
     assert f"the candidate {other} weights" in said
-    assert f"declared=['blind_rows_{other}']" in said
-    declared = [verdict.undeclared]
-    assert compare(Attention(right).eval(), Attention(other).eval(), inputs, declared=declared).passed
+    assert f"declared={declared}" in said
+    assert explained(right, other, inputs, declared=declared).passed
     wrong = Attention(other).eval()
     wrong.qkv.weight.data[0, 0] += 0.01  # what is declared is left out of nothing else
     assert compare(Attention(right).eval(), wrong, inputs, declared=declared).status == "diverges"
@@ -69,13 +72,11 @@ def test_rows_are_named_and_may_be_declared_in_either_direction(right, other, pa
     ("other", "words"), [("other", "neither zero nor uniform"), ("nothing", "not finite")]
 )
 def test_garbage_is_told_and_only_padding_declares_it(other, words):
-    inputs = given()
-    verdict = compare(Attention("zero").eval(), Attention(other).eval(), inputs).explained()
+    verdict = explained("zero", other, given())
     assert verdict.undeclared == "uncomputed_padding"
     assert words in str(verdict)
     assert "only rows of padding are wrong, in samples (positions) 1 (4 to 6)" in str(verdict)
-    declared = [verdict.undeclared]
-    assert compare(Attention("zero").eval(), Attention(other).eval(), inputs, declared=declared).passed
+    assert explained("zero", other, given(), declared=[verdict.undeclared]).passed
 
 
 def test_padding_is_found_along_whichever_axis_tokens_stand():

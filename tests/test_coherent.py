@@ -56,22 +56,22 @@ def test_a_constant_may_be_rounded_to_the_dtype_of_its_operation(dtype):
     assert judged(lambda x: x * 0.3535533905932738, rounded, drawn(61, 1021), dtype).status == "agrees"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(
-    "function",
-    [
-        F.gelu,
-        lambda x: torch.softmax(x, -1),
-        lambda x: F.layer_norm(x, x.shape[-1:]),
-        lambda x: x.mean(-1, keepdim=True) + x * x,
-        lambda x: torch.exp(x) / (1 + torch.exp(x)),
-    ],
-)
-def test_a_program_that_rounds_less_often_agrees(function, dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_program_that_rounds_less_often_agrees(dtype):
     """As one does whose steps are fused."""
+
+    def function(x):
+        return {
+            "gelu": F.gelu(x),
+            "softmax": torch.softmax(x, -1),
+            "norm": F.layer_norm(x, x.shape[-1:]),
+            "mean": x.mean(-1, keepdim=True) + x * x,
+            "sigmoid": torch.exp(x) / (1 + torch.exp(x)),
+        }
+
     x = drawn(37, 509)
     x[5:31] = x[5]  # rows of padding are rounded alike
-    right = judged(function, lambda x: function(x.double()).to(x.dtype), x, dtype)
+    right = judged(function, lambda x: {k: y.to(dtype) for k, y in function(x.double()).items()}, x, dtype)
     assert right.status == "agrees"
     assert right.worst < 0.6
 

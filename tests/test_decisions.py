@@ -1,6 +1,6 @@
 """What rounding decides: right algorithms do not diverge at a tie, wrong ones do, and the rest is judged."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -9,43 +9,27 @@ from torch.nn import functional as F
 
 from concord.conformance.compare import compare
 from concord.conformance.progress import listening
-from tests.toys.kinds import drawn, linear
+from tests.toys.kinds import Of, drawn, linear
 
 LEVEL = 0.1
-
-
-class Of(nn.Module):
-    """A module of a function, with layers of the same weights."""
-
-    def __init__(self, function, layers):
-        super().__init__()
-        torch.manual_seed(1)
-        self.function = function
-        for name, make in layers.items():
-            setattr(self, name, make())
-
-    def forward(self, x):
-        return self.function(self, x)
+GRID = torch.cat([torch.arange(-9, 10)[None] * LEVEL / 2, drawn(2, 19)])
+"""Every second place of the first row lies between two levels."""
 
 
 @dataclass
 class Kind:
-    """A discrete computation, right algorithms beside it, and wrong ones."""
+    """A discrete computation of a module and its input, right algorithms beside it, and wrong ones."""
 
     right: object
-    others: list
-    wrong: list
-    tied: torch.Tensor
+    others: tuple
+    wrong: tuple
+    tied: torch.Tensor = field(default_factory=GRID.clone)
     layers: dict = field(default_factory=dict)
     gradients: bool = False
 
-    @property
-    def plain(self):
-        """Inputs like the tied ones, without a tie."""
-        return drawn(*self.tied.shape, seed=5) * self.tied.std() + 0.01
-
-    def verdict(self, candidate, x, alone=False):
+    def verdict(self, candidate, alone=False, x=None):
         """Compare a candidate, as a module or by its outputs alone."""
+        x = self.tied if x is None else x
         model, port = (Of(function, self.layers).eval() for function in (self.right, candidate))
         if not alone:
             return compare(model, port, {"x": x}, gradients=self.gradients)
@@ -57,35 +41,33 @@ def in_float64(function):
     return lambda m, x: function(m, x.double()).float()
 
 
-# Levels.
+def of(function, **options):
+    """Return a function of a module and its input that calls one of the input with options."""
+    return lambda m, x: function(x, **options)
 
-GRID = torch.cat([torch.arange(-9, 10)[None] * LEVEL / 2, drawn(2, 19)])
+
+def variant(function, **options):
+    return lambda m, x: function(m, x, **options)
+
+
+# Levels.
 
 
 def levels(x, near=torch.round, inverse=False, shift=0):
     return (near(x * (1 / LEVEL) if inverse else x / LEVEL) + shift) * LEVEL
 
 
-def quantized(x, near=torch.round, inverse=False, shift=0):
-    """Step and zero point are those of the tensor."""
-    step = (x.max() - x.min()) / 255
-    place, point = (part * (1 / step) if inverse else part / step for part in (x, -x.min()))
-    return (torch.clamp(near(place) + torch.round(point) + shift, 0, 255) - torch.round(point)) * step
-
-
-def fake(x, near=torch.round, inverse=True):
+def fake(x, near=torch.round, inverse=False):
     return (torch.clamp(near(x * (1 / LEVEL) if inverse else x / LEVEL) + 3, -128, 127) - 3) * LEVEL
 
 
-def fake_by_channel(m, x):
-    scale, point = torch.full((x.shape[0],), LEVEL), torch.full((x.shape[0],), 3, dtype=torch.int32)
-    return torch.fake_quantize_per_channel_affine(x, scale, point, 0, -128, 127)
+SCALES, POINTS = torch.full((3,), LEVEL), torch.full((3,), 3, dtype=torch.int32)
 
 
 def sampled(x, mode="nearest", halve=lambda y: y * 0.5):
     places = torch.linspace(-1, 1, 13)  # of four columns every third lies between two
     grid = halve(torch.stack(torch.meshgrid(places, places, indexing="xy"), -1)[None] * 2)
-    return F.grid_sample(x.to(grid.dtype), grid, mode=mode, align_corners=False)
+    return F.grid_sample(x.to(grid.dtype), grid, mode=mode, align_corners=False).float()
 
 
 def straight_through(m, x, near=torch.round, inverse=False, slope=1.0):
@@ -96,10 +78,10 @@ def straight_through(m, x, near=torch.round, inverse=False, slope=1.0):
 # Choices.
 
 
-def experts(m, x, count=2, by_float64=False, normed=True):
+def experts(m, x, count=2, by_float64=False):
     logits = m.a(x)
     weights, chosen = torch.softmax(logits.double() if by_float64 else logits, -1).float().topk(count, -1)
-    weights = weights / weights.sum(-1, keepdim=True) if normed else weights
+    weights = weights / weights.sum(-1, keepdim=True)
     y = torch.zeros(len(x), 5)
     for expert, weight in enumerate(m.e):
         token, place = torch.where(chosen == expert)
@@ -107,7 +89,7 @@ def experts(m, x, count=2, by_float64=False, normed=True):
     return y
 
 
-def side_by_side(m, x):
+def experts_side_by_side(m, x):
     weights = torch.softmax(m.a(x), -1)
     chosen = torch.argsort(-weights, stable=True)[:, :2]
     weights = weights * F.one_hot(chosen, 4).sum(1)
@@ -115,9 +97,10 @@ def side_by_side(m, x):
     return sum(weights[:, place : place + 1] * (x @ weight) for place, weight in enumerate(m.e))
 
 
-def nearest_code(m, x, choose=torch.argmin):
+def nearest_code(m, x, step=0):
     codes = m.code.weight
-    return m.code(choose((x * x).sum(-1, keepdim=True) - 2 * x @ codes.T + (codes * codes).sum(-1), -1))
+    chosen = ((x * x).sum(-1, keepdim=True) - 2 * x @ codes.T + (codes * codes).sum(-1)).argmin(-1)
+    return m.code((chosen + step) % len(codes))
 
 
 def tied(width, make, how):
@@ -127,7 +110,7 @@ def tied(width, make, how):
     bias = 0 if layer.bias is None else layer.bias.detach().double()
     for row in range(3):
         scores = weight @ x[row] + bias
-        if how == "equal":
+        if how == "equal":  # of seven, experts are routed: the second and the third
             first, second = scores.topk(3)[1][-2:] if width == 7 else scores.topk(2)[1]
             along, off = weight[first] - weight[second], scores[first] - scores[second]
         elif how == "zero":
@@ -138,14 +121,16 @@ def tied(width, make, how):
     return x.float()
 
 
+CODES = {"code": lambda: nn.Embedding(5, 3)}
+
+
 def between_codes():
-    codes = Of(None, {"code": lambda: nn.Embedding(5, 3)}).code.weight.detach()
+    codes = Of(None, CODES).code.weight.detach()
     return torch.cat([(codes[:1] + codes[1:2]) / 2, (codes[2:3] + codes[3:4]) / 2, drawn(7, 3) / 2])
 
 
 # Tables, and functions that are continuous though their parts are discrete.
 
-EDGES = torch.linspace(-1, 1, 11)
 TABLE = drawn(41)
 
 
@@ -162,64 +147,51 @@ def between_by_ceiling(m, x):
     return TABLE[high.long()] * (1 - (high - y)) + TABLE[high.long() - 1] * (high - y)
 
 
-def stretched(m, x, near=torch.floor):
+def stretched(x, near=torch.floor):
     place = torch.arange(15).float() * x.shape[-1] / 15
     return x[:, near(place).long().clamp(0, x.shape[-1] - 1)]
 
 
+A6 = {"a": linear(6, 6)}
+
 KINDS = {
     "levels": Kind(
-        lambda m, x: levels(x),
-        [lambda m, x: levels(x, inverse=True), in_float64(lambda m, x: levels(x))],
-        [lambda m, x: levels(x, torch.floor), lambda m, x: levels(x, shift=1)],
-        GRID,
+        of(levels),
+        (of(levels, inverse=True), in_float64(of(levels))),
+        (of(levels, near=torch.floor), of(levels, shift=1)),
     ),
-    "quantized": Kind(
-        lambda m, x: quantized(x),
-        [lambda m, x: quantized(x, inverse=True)],
-        [lambda m, x: quantized(x, torch.floor), lambda m, x: quantized(x, shift=1)],
-        torch.linspace(-2.5, 2.5, 41)[None],
+    "fake quantization": Kind(
+        lambda m, x: torch.fake_quantize_per_channel_affine(x, SCALES, POINTS, 0, -128, 127),
+        (of(fake, inverse=True), of(fake)),
+        (of(fake, near=torch.floor),),
+        gradients=True,
     ),
-    **{
-        f"fake quantization by {of}": Kind(
-            function,
-            [lambda m, x: fake(x), lambda m, x: fake(x, inverse=False)],
-            [lambda m, x: fake(x, torch.floor)],
-            GRID,
-            gradients=of == "channel",
-        )
-        for of, function in (
-            ("tensor", lambda m, x: torch.fake_quantize_per_tensor_affine(x, LEVEL, 3, -128, 127)),
-            ("channel", fake_by_channel),
-        )
-    },
     **{
         f"sampled {mode}": Kind(
-            lambda m, x, mode=mode: sampled(x, mode),
-            [lambda m, x, mode=mode: sampled(x, mode, lambda y: y.double() / 2).float()],
-            [lambda m, x, other=other: sampled(x, other)],
+            of(sampled, mode=mode),
+            (of(sampled, mode=mode, halve=lambda y: y.double() / 2),),
+            (of(sampled, mode=other),),
             drawn(1, 1, 8, 4),
         )
         for mode, other in (("nearest", "bilinear"), ("bilinear", "nearest"))
     },
     "whole numbers": Kind(
         lambda m, x: (x * 5).to(torch.int8).float() * 0.2,
-        [lambda m, x: torch.trunc(x / 0.2) * 0.2],
-        [lambda m, x: torch.floor(x * 5) * 0.2],
-        GRID,
+        (lambda m, x: torch.trunc(x / 0.2) * 0.2,),
+        (lambda m, x: torch.floor(x * 5) * 0.2,),
     ),
     "straight through": Kind(
         straight_through,
-        [lambda m, x: straight_through(m, x, inverse=True)],
-        [lambda m, x: straight_through(m, x, torch.floor), lambda m, x: straight_through(m, x, slope=0.5)],
+        (variant(straight_through, inverse=True),),
+        (variant(straight_through, near=torch.floor), variant(straight_through, slope=0.5)),
         tied(6, linear(6, 6), "level"),
-        {"a": linear(6, 6)},
+        A6,
         gradients=True,
     ),
     "experts": Kind(
         experts,
-        [lambda m, x: experts(m, x, by_float64=True), side_by_side],
-        [lambda m, x: experts(m, x, count=1), lambda m, x: experts(m, x, normed=False)],
+        (variant(experts, by_float64=True), experts_side_by_side),
+        (variant(experts, count=1),),
         tied(7, linear(7, 4, bias=False), "equal"),
         {
             "a": linear(7, 4, bias=False),
@@ -227,111 +199,92 @@ KINDS = {
         },
     ),
     "codes": Kind(
-        lambda m, x: m.code(((x[:, None] - m.code.weight) ** 2).sum(-1).argmin(-1)),
-        [nearest_code, lambda m, x: m.code(torch.cdist(x, m.code.weight).argmin(-1))],
-        [lambda m, x: nearest_code(m, x, lambda apart, axis: (apart.argmin(axis) + 1) % 5)],
+        lambda m, x: m.code(torch.cdist(x, m.code.weight).argmin(-1)),
+        (nearest_code,),
+        (variant(nearest_code, step=1),),
         between_codes(),
-        {"code": lambda: nn.Embedding(5, 3)},
-    ),
-    "buckets": Kind(
-        lambda m, x: m.code(torch.bucketize(x * 2, EDGES)),
-        [lambda m, x: m.code((x[..., None] * 2 > EDGES).sum(-1))],
-        [lambda m, x: m.code(torch.bucketize(x * 2, EDGES).clamp(min=1) - 1)],
-        GRID,
-        {"code": lambda: nn.Embedding(12, 4)},
+        CODES,
     ),
     "mask": Kind(
         lambda m, x: m.a(x) * (m.a(x) > 0),
-        [lambda m, x: F.relu(m.a(x))],
-        [lambda m, x: m.a(x) * (m.a(x) > 0.3)],
+        (lambda m, x: F.relu(m.a(x)),),
+        (lambda m, x: m.a(x) * (m.a(x) > 0.3),),
         tied(6, linear(6, 6), "zero"),
-        {"a": linear(6, 6)},
+        A6,
         gradients=True,
     ),
     "nearest": Kind(
-        stretched,
-        [lambda m, x: F.interpolate(x[None], size=15)[0]],
-        [lambda m, x: stretched(m, x, torch.round)],
+        of(stretched),
+        (lambda m, x: F.interpolate(x[None], size=15)[0],),
+        (of(stretched, near=torch.round),),
         drawn(2, 9),
     ),
     "between": Kind(
         between,
-        [between_by_ceiling, in_float64(between)],
-        [lambda m, x: between(m, x, 0.5)],
+        (between_by_ceiling, in_float64(between)),
+        (variant(between, share=0.5),),
         torch.arange(21)[None] * 0.15,
     ),
     "sorted": Kind(
         lambda m, x: torch.sort(m.a(x), -1)[0][:, -3:],
-        [lambda m, x: torch.topk(m.a(x), 3)[0].flip(-1)],
-        [lambda m, x: torch.topk(m.a(x), 3)[0]],
+        (lambda m, x: torch.topk(m.a(x), 3)[0].flip(-1),),
+        (lambda m, x: torch.topk(m.a(x), 3)[0],),
         tied(6, linear(6, 9), "equal"),
         {"a": linear(6, 9)},
         gradients=True,
     ),
     "remainder": Kind(
         lambda m, x: torch.remainder(x * 3, LEVEL),
-        [lambda m, x: x * 3 - torch.floor(x * 3 / LEVEL) * LEVEL],
-        [lambda m, x: torch.fmod(x * 3, LEVEL)],
-        GRID,
+        (lambda m, x: x * 3 - torch.floor(x * 3 / LEVEL) * LEVEL,),
+        (lambda m, x: torch.fmod(x * 3, LEVEL),),
     ),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("at", ["tied", pytest.param("plain", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_where_rounding_decides_a_right_one_does_not_diverge_and_a_wrong_one_never_agrees(kind, at, alone):
-    x = getattr(kind, at)
+def test_where_rounding_decides_a_right_one_does_not_diverge_and_a_wrong_one_never_agrees(kind, alone):
     for candidate in (kind.right, *kind.others) if alone else kind.others:
-        verdict = kind.verdict(candidate, x, alone)
+        verdict = kind.verdict(candidate, alone)
         assert verdict.status in ("agrees", "undetermined"), verdict
         assert verdict.worst < 0.6
-    for candidate in [] if alone and kind.gradients else kind.wrong:
-        assert kind.verdict(candidate, x, alone).status in ("diverges", "undetermined")
+    for candidate in () if alone and kind.gradients else kind.wrong:
+        assert kind.verdict(candidate, alone).status in ("diverges", "undetermined")
 
 
-@pytest.mark.slow
-def test_gradients_flow_past_a_tie_of_experts():
-    kind = replace(KINDS["experts"], gradients=True)
-    assert [kind.verdict(one, kind.tied).status for one in kind.others] == ["agrees"] * len(kind.others)
-    assert {kind.verdict(one, kind.tied).status for one in kind.wrong} == {"diverges"}
-
-
-def test_a_tie_does_not_blind_other_elements():
+def test_a_tie_does_not_blind_other_elements_and_where_all_are_tied_nothing_agrees():
     kind = KINDS["levels"]
-    verdict = kind.verdict(kind.others[0], GRID, True)
-    row = verdict.table[0]
-    assert verdict.status == row.status == "agrees"
+    verdict = kind.verdict(kind.others[0], alone=True)
+    assert verdict.status == verdict.table[0].status == "agrees"
     wrong = levels(GRID)
     wrong[1, 3] += LEVEL  # no tie
-    assert kind.verdict(lambda m, x: wrong, GRID, True).first_divergence.deciding.beyond == 1
-
-
-def test_where_rounding_decides_every_element_nothing_agrees():
-    kind, ties = KINDS["levels"], torch.arange(-9, 10, 2)[None] * LEVEL / 2
-    row = kind.verdict(lambda m, x: levels(x, torch.floor), ties).table[0]
+    assert kind.verdict(lambda m, x: wrong, alone=True).first_divergence.deciding.beyond == 1
+    ties = torch.arange(-9, 10, 2)[None] * LEVEL / 2
+    row = kind.verdict(kind.wrong[0], x=ties).table[0]
     assert row.status == "undetermined"
     assert row.note.startswith("rounding decides `round` (test_decisions.py:")
-    assert kind.verdict(lambda m, x: levels(x, shift=50), ties).status == "diverges"
+    assert kind.verdict(of(levels, shift=50), x=ties).status == "diverges"
 
 
 def test_an_input_at_a_tie_is_decided():
-    x = torch.arange(-7, 8)[None] + 0.5
-    kind = Kind(lambda m, x: torch.round(x), [], [], x)
-    assert kind.verdict(in_float64(kind.right), x, True).status == "agrees"
-    assert kind.verdict(lambda m, x: torch.floor(x + 0.5), x, True).status == "diverges"
+    kind = Kind(lambda m, x: torch.round(x), (), (), torch.arange(-7, 8)[None] + 0.5)
+    assert kind.verdict(in_float64(kind.right), alone=True).status == "agrees"
+    assert kind.verdict(lambda m, x: torch.floor(x + 0.5), alone=True).status == "diverges"
+
+
+AB = {"a": linear(7, 3), "b": linear(3, 2)}
 
 
 def test_what_python_decides_by_a_number_is_undetermined_from_there_on():
     def branched(m, x, inverse=False):
         level = m.a(x).sum() * 0 + 0.25
         many = (level * 10 if inverse else level / LEVEL).item() > 2.5
-        return m.b(x) * (2 if many else 3)
+        return m.b(m.a(x)) * (2 if many else 3)
 
-    kind = Kind(branched, [], [], drawn(5, 7), {"a": linear(7, 3), "b": linear(7, 2)})
-    table = kind.verdict(lambda m, x: branched(m, x, True), drawn(5, 7), True).table
-    assert table[-1].status == "undetermined"
-    assert table[-1].note.startswith("rounding decides `item` (test_decisions.py:")
+    kind = Kind(branched, (), (), drawn(5, 7), AB)
+    row = kind.verdict(variant(branched, inverse=True), alone=True).table[-1]
+    assert row.status == "undetermined"
+    assert row.note.startswith("rounding decides `item` (test_decisions.py:")
 
 
 def test_where_rounding_decides_a_shape_what_follows_is_judged_end_to_end():
@@ -340,8 +293,7 @@ def test_where_rounding_decides_a_shape_what_follows_is_judged_end_to_end():
 
     x = drawn(5, 7)
     x[3, 0] = LEVEL * 2.5
-    kind = Kind(picked, [], [], x, {"a": linear(7, 3), "b": linear(3, 2)})
-    verdict = kind.verdict(lambda m, x: picked(m, x, 1.1), x)
+    verdict = Kind(picked, (), (), x, AB).verdict(variant(picked, factor=1.1))
     assert verdict.status == "undetermined"
     assert verdict.table[-1].note.startswith("so is b before it: rounding decides `gt` (test_decisions.py:")
 
@@ -349,6 +301,6 @@ def test_where_rounding_decides_a_shape_what_follows_is_judged_end_to_end():
 def test_where_nothing_is_open_no_branch_is_computed():
     kind, said = KINDS["levels"], []
     with listening(said.append):
-        kind.verdict(kind.others[0], drawn(3, 7), True)
+        kind.verdict(kind.others[0], alone=True, x=drawn(3, 7))
     assert said
     assert not any("decisions" in line for line in said)

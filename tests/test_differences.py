@@ -1,6 +1,5 @@
 """What two modules differ in: it is the cause where it explains the divergence."""
 
-import dataclasses
 import re
 
 import pytest
@@ -10,14 +9,14 @@ from concord.conformance.compare import compare
 from concord.conformance.compare.differences import differences
 from concord.conformance.explain.search import Effort, Spent
 from tests.toys.kinds import Of, drawn, linear
+from tests.toys.surroundings import sample_of
 
 TEXT = drawn(2, 7, 6)
 
 
 def model(change=lambda model: None):
     layers = {"a": linear(6, 6), "norm": lambda: nn.LayerNorm(6)}
-    model = Of(lambda m, x: m.norm(m.scale * m.a(x)) / (m.eps + 1), layers).eval()
-    model.eps, model.scale = 1e-5, 0.5
+    model = Of(lambda m, x: m.norm(m.a(x)), layers).eval()
     change(model)
     return model
 
@@ -31,10 +30,9 @@ def one_element(made):
 
 
 DIFFERENCES = {
-    "epsilon": (lambda made: setattr(made.norm, "eps", 3e-4), "`norm.eps` is 0.0003 instead of 1e-05"),
     "element": (one_element, r"`norm.weight` differs in 1 element: \[5\] is \S+ instead of \S+"),
     "rows": (exchanged, "`a.weight` has rows 1 and 4 in each other's place"),
-    "setting": (lambda made: setattr(made, "scale", 0.25), "`scale` is 0.25 instead of 0.5"),
+    "setting": (lambda made: setattr(made.norm, "eps", 3e-4), "`norm.eps` is 0.0003 instead of 1e-05"),
     "format": (
         lambda made: setattr(made.a.weight, "data", made.a.weight.half().float()),
         "rounded to float16",
@@ -44,12 +42,7 @@ DIFFERENCES = {
 }
 
 
-QUICK = ("epsilon", "element", "rows")
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in DIFFERENCES]
-)
+@pytest.mark.parametrize("kind", sample_of(DIFFERENCES, lambda place, _: place < 3))
 def test_what_two_modules_differ_in_is_the_cause_where_it_explains_the_divergence(kind):
     change, words = DIFFERENCES[kind]
     verdict = compare(model(), model(change), (0.02 * TEXT,)).explained()  # small enough for an epsilon
@@ -71,14 +64,6 @@ def test_aliases_and_other_layouts_are_no_difference():
     own.b = model().a
     texts = [found.text for found in differences(tied, own, str)]
     assert any("(in the reference it is `b.weight`)" in text for text in texts)
-
-
-def test_differences_lie_where_the_stretch_runs():
-    (found,) = differences(model(), model(exchanged), str)
-    assert found.within({"a"})
-    assert found.within({""})
-    assert not found.within({"norm"})
-    assert dataclasses.replace(found, values={}).within({"a"}) is False
 
 
 def test_the_search_has_one_budget_and_the_verdict_does_without_it(monkeypatch):

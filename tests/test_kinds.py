@@ -8,18 +8,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from concord.conformance.compare import compare, prepare
+from concord.conformance.compare.module_reference import ModuleReference, is_output
 from tests.toys.kinds import KINDS, Of, bits, drawn, reordered
+from tests.toys.surroundings import sample_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # what PyTorch says of these modules
 
-
-def each(quick):
-    """Return all kinds; one of so many is quick."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * (i % quick > 0)) for i, name in enumerate(KINDS)]
+WITHOUT_TOKENS = {f"{of}experts.{number}" for of in ("", "gradients.taps.") for number in (1, 4)}
+"""Of experts to which no token goes: there is nothing in them to be judged."""
 
 
-@pytest.mark.parametrize("name", each(8))
-def test_another_order_agrees_and_leaves_all_as_it_was(name):
+@pytest.mark.parametrize("name", sample_of(KINDS, lambda place, _: place % 5 == 4))
+def test_another_order_agrees_and_weights_that_are_off_diverge_in_every_output(name):
     model, inputs = KINDS[name]()
     comparison = prepare(model, reordered(model), inputs, gradients=True)
     comparison.again = False  # the same bits are judged too
@@ -27,22 +27,16 @@ def test_another_order_agrees_and_leaves_all_as_it_was(name):
     verdict = comparison.verdict()
     assert verdict.status == "agrees", str(verdict)
     assert bits([*model.named_parameters()], [*model.named_buffers()], inputs, [*vars(model)]) == held
-    left = {row.tensor for row in verdict.table if row.status == "undetermined"}
-    assert left <= set(UNDETERMINED.get(name, ()))
-
-
-UNDETERMINED = {"mixture_of_experts": ["experts.1", "experts.4", "gradients.taps.experts.4"]}
-"""Experts without a token."""
-
-
-@pytest.mark.parametrize("name", each(16))
-def test_a_parameter_that_is_off_is_found(name):
-    model, inputs = KINDS[name]()
+    assert {row.tensor for row in verdict.table if row.status == "undetermined"} <= WITHOUT_TOKENS
     wrong = copy.deepcopy(model)
-    with torch.no_grad():  # every other element: norms hide a factor of all
-        [*wrong.parameters()][-1].view(-1)[::2] *= 1.5 if name == "autocast" else 1.001
-    verdict = compare(model, reordered(wrong), inputs)
-    assert verdict.first, str(verdict)
+    with torch.no_grad():
+        for one in wrong.parameters():  # every other element: norms hide a factor of all
+            one.view(-1)[::2] *= 1.5 if name == "mixed_precision" else 1.001
+    arrays = ModuleReference(reordered(wrong), args=inputs).arrays
+    outputs = {own: array for own, array in arrays.items() if is_output(own)}
+    assert {row.status for row in compare(model, outputs, inputs).table if row.tensor in outputs} == {
+        "diverges"
+    }
 
 
 def resampled(m, x):
@@ -62,7 +56,7 @@ def test_resampling_errs_by_the_rounding_of_coordinates():
     comparison.again = False
     verdict = comparison.verdict()
     assert verdict.passed, str(verdict)
-    assert {row.tensor for row in verdict.table if row.ratio > 0.6} == set()
+    assert max(row.ratio for row in verdict.table) <= 0.6
     with torch.no_grad():
         comparison.tensors["output[bicubic0]"][0, 0, 7, 11] += 1e-3
     assert comparison.verdict().first == "output[bicubic0]"

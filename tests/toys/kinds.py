@@ -12,8 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-aten = torch.ops.aten
-
 KINDS = {}
 """By name, what makes a module and the inputs that it is called with."""
 
@@ -65,12 +63,12 @@ def linear(*sizes, **options):
     return lambda: nn.Linear(*sizes, **options)
 
 
+def conv(*sizes, **options):
+    return lambda: nn.Conv2d(*sizes, **options)
+
+
 def parameter(*shape):
     return lambda: nn.Parameter(torch.randn(*shape))
-
-
-def buffer(make):
-    return lambda: nn.Buffer(make())
 
 
 class Reordered(TorchDispatchMode):
@@ -125,16 +123,23 @@ def reordered(model):
     return made
 
 
-# Perceptrons, gates, mixtures.
+# Perceptrons, gates, mixtures; one layer under two names.
 
 
-@kind((3, 12), inner=linear(12, 22), outer=linear(11, 5))
-def glu_variants(m, x):
+@kind(
+    (3, 11),
+    (3, 7),
+    inner=lambda: parametrizations.spectral_norm(nn.Linear(11, 22)).eval(),
+    gains=lambda: nn.ParameterList(torch.randn(11) for _ in range(2)),
+    shifts=lambda: nn.ParameterDict({"a": torch.randn(11)}),
+    pair=lambda: nn.Bilinear(11, 7, 3),
+)
+def gates(m, x, y):
+    for gain in m.gains:
+        x = torch.sin(x * gain) + m.shifts["a"]
     a, b = m.inner(x).chunk(2, -1)
-    return {
-        n: m.outer(f(a) * b)
-        for n, f in {"re": F.relu, "ge": F.gelu, "mish": F.mish, "hard": F.hardswish}.items()
-    }
+    functions = {"re": F.relu, "ge": F.gelu, "mish": F.mish, "hard": F.hardswish}
+    return {name: m.pair(function(a) * b, y) for name, function in functions.items()}
 
 
 @kind((5, 12), gate=linear(12, 7), experts=lambda: nn.ModuleList(nn.Linear(12, 12) for _ in range(7)))
@@ -147,105 +152,58 @@ def mixture_of_experts(m, x):
     return y
 
 
-@kind((5, 12), layers=lambda: nn.ModuleList([nn.Linear(12, 12)] * 2))
-def one_layer_twice(m, x):
-    for layer in m.layers:
-        x = torch.tanh(layer(x))
-    return x
-
-
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
         self.table, self.head = nn.Embedding(17, 12), nn.Linear(12, 17, bias=False)
         self.head.weight = self.table.weight
+        self.one = self.other = nn.Sequential(nn.Linear(12, 12), nn.Tanh())
 
 
-@kind(whole(17, 3, 7), tied=Tied, inner=linear(12, 12))
-def tied_embeddings(m, ids):
-    return m.tied.head(torch.tanh(m.inner(m.tied.table(ids))))
+@kind(whole(17, 3, 7), tied=Tied, layers=lambda: nn.ModuleList([nn.Linear(12, 12)] * 2))
+def shared_weights(m, ids):
+    x = m.tied.table(ids)
+    for layer in m.layers:
+        x = torch.tanh(layer(x))
+    return m.tied.head(m.tied.one(x) - m.tied.other(x.flip(0)))
 
 
-class Both(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Sequential(nn.Linear(12, 12), nn.Tanh())
-        self.other = self.one
-
-
-@kind((5, 12), both=Both, head=linear(12, 5))
-def siamese_under_two_names(m, x):
-    return m.head((m.both.one(x) - m.both.other(x.flip(0))).abs())
-
-
-@kind((5, 11), (5, 7), pair=lambda: nn.Bilinear(11, 7, 3))
-def bilinear(m, x, y):
-    return m.pair(x, y)
-
-
-@kind((5, 12), inner=lambda: parametrizations.spectral_norm(nn.Linear(12, 7)).eval())
-def spectral_norm(m, x):
-    return m.inner(x)
-
-
-@kind(
-    (5, 12),
-    gains=lambda: nn.ParameterList(torch.randn(12) for _ in range(3)),
-    shifts=lambda: nn.ParameterDict({"a": torch.randn(12)}),
-    head=linear(12, 3),
-)
-def parameter_lists(m, x):
-    for gain in m.gains:
-        x = torch.sin(x * gain) + m.shifts["a"]
-    return m.head(x)
-
-
-# Convolutions.
-
-
-def block(*sizes, **options):
-    return lambda: nn.Sequential(nn.Conv2d(*sizes, **options), nn.BatchNorm2d(sizes[1]), nn.ReLU())
+# Images.
 
 
 @kind(
     (2, 3, 8, 12),
-    down=block(3, 7, 3, padding=1),
-    mid=block(7, 7, 3, padding=1),
+    down=lambda: nn.Sequential(nn.Conv2d(3, 7, 3, padding=1), nn.BatchNorm2d(7), nn.ReLU()),
+    mid=conv(7, 7, 3, groups=7, padding=1),
     up=lambda: nn.ConvTranspose2d(7, 7, 2, 2),
-    last=lambda: nn.Conv2d(14, 2, 1),
+    last=conv(14, 2, 1),
 )
 def u_net(m, x):
     skip = m.down(x)
-    return m.last(torch.cat([skip, m.up(m.mid(F.max_pool2d(skip, 2)))], 1))
+    return m.last(torch.cat([skip, m.up(F.relu6(m.mid(F.max_pool2d(skip, 2))))], 1))
 
 
 @kind(
-    (2, 6, 11, 13), deep=lambda: nn.Conv2d(6, 12, 3, groups=6, padding=1), point=lambda: nn.Conv2d(12, 5, 1)
+    (2, 3, 7, 10),
+    conv=conv(3, 12, 3, padding=1),
+    deep=lambda: nn.Conv3d(3, 5, 3, stride=2, padding=1),
+    patches=linear(27, 27),
 )
-def depthwise_separable(m, x):
-    return m.point(F.relu6(m.deep(x)))
-
-
-@kind((2, 3, 7, 5, 6), conv=lambda: nn.Conv3d(3, 5, 3, stride=2, padding=1))
-def convolution_3d(m, x):
-    return F.adaptive_avg_pool3d(F.elu(m.conv(x)), 1).flatten(1)
-
-
-@kind((2, 3, 7, 11), conv=lambda: nn.Conv2d(3, 12, 3, padding=1))
-def pixel_shuffle(m, x):
-    return F.pixel_unshuffle(F.pixel_shuffle(m.conv(x), 2)[..., :10], 2)
-
-
-@kind((2, 3, 7, 11), conv=lambda: nn.Conv2d(3, 3, 3))
-def padding_modes(m, x):
+def convolutions(m, x):
     modes = ("reflect", "replicate", "circular", "constant")
-    return {mode: m.conv(F.pad(x, (1, 2, 2, 1), mode)) for mode in modes}
+    found = {mode: m.conv(F.pad(x, (1, 2, 2, 1), mode)) for mode in modes}
+    found["shuffled"] = F.pixel_unshuffle(F.pixel_shuffle(m.conv(x), 2)[..., :10], 2)
+    found["deep"] = F.adaptive_avg_pool3d(F.elu(m.deep(x.unflatten(3, (2, 5)))), 1).flatten(1)
+    patches = m.patches(F.unfold(x, 3, padding=1).transpose(1, 2)).transpose(1, 2)
+    return found | {"folded": F.fold(patches, (7, 10), 3, padding=1)}
 
 
-@kind((2, 3, 11, 13), conv=lambda: nn.Conv2d(3, 3, 1))
+@kind((2, 3, 11, 13), conv=conv(3, 3, 1))
 def pooling(m, x):
     x = m.conv(x)
+    y, places = F.max_pool2d(x[..., :12], 2, return_indices=True)
     return (
+        F.max_unpool2d(y, places, 2),
         F.max_pool2d(x, 3, 2),
         F.avg_pool2d(x, 3, 2, 1),
         F.adaptive_max_pool2d(x, 5),
@@ -257,31 +215,16 @@ def pooling(m, x):
     )
 
 
-@kind((2, 3, 11, 13), conv=lambda: nn.Conv2d(3, 3, 1))
-def max_unpool(m, x):
-    y, places = F.max_pool2d(m.conv(x)[..., :12], 2, return_indices=True)
-    return F.max_unpool2d(y, places, 2)
-
-
-@kind((2, 3, 7, 11), conv=lambda: nn.Conv2d(3, 3, 1))
-def interpolation(m, x):
-    x = m.conv(x)
-    made = {mode: F.interpolate(x, scale_factor=1.7, mode=mode) for mode in ("nearest", "bilinear", "area")}
-    return made | {"aligned": F.interpolate(x, (13, 5), mode="bilinear", align_corners=True)}
-
-
-@kind((2, 3, 9, 11), offset=lambda: nn.Conv2d(3, 2, 3, padding=1), conv=lambda: nn.Conv2d(3, 3, 1))
-def deformable_indexing(m, x):
-    h, w = x.shape[2:]
-    shift = m.offset(x).permute(0, 2, 3, 1)
-    grid = torch.stack(torch.meshgrid(torch.linspace(-1, 1, w), torch.linspace(-1, 1, h), indexing="xy"), -1)
-    return F.grid_sample(m.conv(x), grid + 0.1 * torch.tanh(shift), padding_mode="border", align_corners=True)
-
-
-@kind((2, 3, 8, 12), patches=linear(27, 27))
-def unfold_and_fold(m, x):
-    y = m.patches(F.unfold(x, 3, padding=1).transpose(1, 2)).transpose(1, 2)
-    return F.fold(y, (8, 12), 3, padding=1)
+@kind((2, 3, 7, 11), offset=conv(3, 2, 3, padding=1), conv=conv(3, 3, 1))
+def sampling(m, x):
+    y, shift = m.conv(x), m.offset(x).permute(0, 2, 3, 1)
+    axes = torch.linspace(-1, 1, 11), torch.linspace(-1, 1, 7)
+    grid = torch.stack(torch.meshgrid(*axes, indexing="xy"), -1) + 0.1 * torch.tanh(shift)
+    found = {mode: F.interpolate(y, scale_factor=1.7, mode=mode) for mode in ("nearest", "bilinear", "area")}
+    return found | {
+        "aligned": F.interpolate(y, (13, 5), mode="bilinear", align_corners=True),
+        "deformed": F.grid_sample(y, grid, padding_mode="border", align_corners=True),
+    }
 
 
 @kind(
@@ -289,25 +232,26 @@ def unfold_and_fold(m, x):
     norms=lambda: nn.ModuleList(
         [nn.InstanceNorm2d(5, affine=True), nn.GroupNorm(5, 5), nn.LocalResponseNorm(3)]
     ),
-    conv=lambda: nn.Conv2d(5, 5, 3, bias=False),
+    batch=lambda: nn.BatchNorm2d(5, track_running_stats=False),
+    conv=conv(5, 5, 3, bias=False),
 )
 def norms(m, x):
     x = m.conv(x)
-    return {str(i): norm(x) for i, norm in enumerate(m.norms)} | {"unit": F.normalize(x, dim=1)}
+    return [*(norm(x) for norm in m.norms), m.batch(x), F.normalize(x, dim=1)]
 
 
-# Recurrence.
+# Sequences.
 
 
-@kind((3, 7, 5), rnn=lambda: nn.LSTM(5, 6, 2, batch_first=True, bidirectional=True))
-def lstm_bidirectional(m, x):
-    return m.rnn(x)
-
-
-@kind((3, 7, 5), torch.tensor([7, 5, 2]), rnn=lambda: nn.GRU(5, 6, batch_first=True, bidirectional=True))
-def gru_packed(m, x, lengths):
+@kind(
+    (3, 7, 5),
+    torch.tensor([7, 5, 2]),
+    lstm=lambda: nn.LSTM(5, 6, batch_first=True, bidirectional=True),
+    gru=lambda: nn.GRU(5, 6, batch_first=True, bidirectional=True),
+)
+def recurrence(m, x, lengths):
     packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
-    return nn.utils.rnn.pad_packed_sequence(m.rnn(packed)[0], batch_first=True)[0]
+    return m.lstm(x), nn.utils.rnn.pad_packed_sequence(m.gru(packed)[0], batch_first=True)[0]
 
 
 @kind((3, 7, 5), key=linear(5, 6), value=linear(5, 4), query=linear(5, 6))
@@ -315,9 +259,6 @@ def linear_attention(m, x):
     k, v, q = F.elu(m.key(x)) + 1, m.value(x), F.elu(m.query(x)) + 1
     memory = torch.cumsum(torch.einsum("btk,btv->btkv", k, v), 1)
     return torch.einsum("btk,btkv->btv", q, memory) / (q * k.cumsum(1)).sum(-1, keepdim=True)
-
-
-# Attention.
 
 
 @kind((7, 2, 12), (5, 2, 12), layer=lambda: nn.Transformer(12, 3, 1, 1, 17))
@@ -336,7 +277,21 @@ def rotary(m, x):
     return torch.softmax(q @ k.transpose(1, 2) / 12, -1) @ x
 
 
-# Tables, graphs, sets.
+@kind((9, 2, 5), torch.tensor([[1, 2, 1], [3, 1, 2]]), emit=linear(5, 4), move=parameter(4, 4))
+def likelihoods(m, x, targets):
+    emitted = m.emit(x)
+    alpha = emitted[0]
+    for step in emitted[1:]:
+        alpha = torch.logsumexp(alpha[:, :, None] + m.move, 1) + step
+    lengths = torch.tensor([9, 8]), torch.tensor([3, 2])
+    return {
+        "field": torch.logsumexp(alpha, 1),
+        "ctc": F.ctc_loss(emitted.log_softmax(-1), targets, *lengths, reduction="none"),
+        "entropy": F.cross_entropy(emitted[:3].flatten(0, 1), targets.T.flatten(), label_smoothing=0.1),
+    }
+
+
+# Tables, graphs, fields.
 
 
 @kind(
@@ -349,22 +304,16 @@ def embedding_bags(m, ids, offsets):
 
 
 @kind((7, 5), whole(7, 2, 13), score=linear(10, 1), inner=linear(5, 5))
-def graph_attention(m, x, edges):
+def graphs(m, x, edges):
     source, target = edges
     e = F.leaky_relu(m.score(torch.cat([x[source], x[target]], -1)))[:, 0]
     top = torch.full((7,), -1e9).scatter_reduce(0, target, e, "amax")
     e = torch.exp(e - top[target])
     total = torch.zeros(7).scatter_add(0, target, e)
-    return torch.zeros(7, 5).index_add(0, target, m.inner(x)[source] * (e / total[target])[:, None])
-
-
-@kind((7, 5), inner=linear(5, 5))
-def sparse_message_passing(m, x):
+    y = m.inner(x)
+    attended = torch.zeros(7, 5).index_add(0, target, y[source] * (e / total[target])[:, None])
     places, values = torch.tensor([[0, 2, 5, 5], [1, 3, 0, 6]]), torch.tensor([0.5, 1.3, -2.1, 0.7])
-    return torch.sparse.mm(torch.sparse_coo_tensor(places, values, (7, 7)), m.inner(x))
-
-
-# Densities, fields, sequences.
+    return attended, torch.sparse.mm(torch.sparse_coo_tensor(places, values, (7, 7)), y)
 
 
 @kind((7, 3), mlp=linear(36, 12), head=linear(12, 4))
@@ -376,30 +325,20 @@ def radiance_field(m, x):
     return (through[:, None] * alpha[:, None] * torch.sigmoid(rgb)).sum(0)
 
 
-@kind((2, 7, 5), emit=linear(5, 4), move=parameter(4, 4))
-def crf_forward(m, x):
-    emitted = m.emit(x)
-    alpha = emitted[:, 0]
-    for t in range(1, 7):
-        alpha = torch.logsumexp(alpha[:, :, None] + m.move, 1) + emitted[:, t]
-    return torch.logsumexp(alpha, 1)
+# Signals, complex numbers, orders.
 
 
-@kind((9, 2, 5), torch.tensor([[1, 2, 1], [3, 1, 2]]), emit=linear(5, 4))
-def ctc(m, x, targets):
-    logs = m.emit(x).log_softmax(-1)
-    return F.ctc_loss(logs, targets, torch.tensor([9, 8]), torch.tensor([3, 2]), reduction="none")
-
-
-@kind((2, 307), window=buffer(lambda: torch.hann_window(32)), mel=linear(17, 5))
-def spectrogram(m, x):
+@kind(
+    (2, 307),
+    (2, 7),
+    window=lambda: nn.Buffer(torch.hann_window(32)),
+    mel=linear(17, 5),
+    filters=parameter(7),
+)
+def signals(m, x, y):
     power = torch.stft(x, 32, 16, window=m.window, return_complex=True).abs() ** 2
-    return torch.log(m.mel(power.transpose(1, 2)).abs() + 1e-5)
-
-
-@kind((2, 7), filters=parameter(7))
-def long_convolution(m, x):
-    return torch.fft.irfft(torch.fft.rfft(x, 14) * torch.fft.rfft(m.filters, 14), 14)[:, :7]
+    convolved = torch.fft.irfft(torch.fft.rfft(y, 14) * torch.fft.rfft(m.filters, 14), 14)[:, :7]
+    return torch.log(m.mel(power.transpose(1, 2)).abs() + 1e-5), convolved
 
 
 @kind((2, 7, 5), weight=lambda: nn.Parameter(torch.randn(5, 5, dtype=torch.complex64)), head=linear(5, 3))
@@ -423,24 +362,14 @@ def quantiles_and_sorts(m, x):
     )
 
 
-@kind((5, 6), weight=parameter(6, 6))
-def mapped_and_differentiated(m, x):
-    def energy(y):
-        return torch.tanh(m.weight @ y).square().sum()
-
-    return torch.func.vmap(torch.func.grad(energy))(x)
+# Derivatives, and operations of one's own.
 
 
-@kind((5, 6), inner=linear(6, 6))
-def forces_by_autograd(m, x):
+def force(m, x):
+    """Return a gradient that the forward pass takes itself."""
     with torch.enable_grad():
         y = x.detach().requires_grad_()
         return -torch.autograd.grad(torch.tanh(m.inner(y)).square().sum(), y, create_graph=True)[0]
-
-
-@kind((5, 12), inner=linear(12, 12))
-def checkpointed(m, x):
-    return checkpoint(lambda y: F.gelu(m.inner(y)), x, use_reentrant=False)
 
 
 class Clipped(torch.autograd.Function):
@@ -454,22 +383,27 @@ class Clipped(torch.autograd.Function):
         return g * (ctx.saved_tensors[0].abs() < 2)
 
 
-@kind((5, 12), inner=linear(12, 12))
-def custom_function(m, x):
-    return Clipped.apply(m.inner(x)) * 2.5
-
-
 @torch.library.custom_op("tests::scaled_swish", mutates_args=())
 def scaled_swish(x: torch.Tensor, by: float) -> torch.Tensor:
     return x * torch.sigmoid(by * x)
 
 
-@kind((5, 12), inner=linear(12, 12))
-def custom_operator(m, x):
-    return scaled_swish(m.inner(x).detach(), 1.3) + m.inner(x)
+@kind((5, 7), inner=linear(7, 7), weight=parameter(7, 7))
+def derivatives(m, x):
+    def energy(y):
+        return torch.tanh(m.weight @ y).square().sum()
+
+    y = m.inner(x)
+    return {
+        "mapped": torch.func.vmap(torch.func.grad(energy))(x),
+        "force": force(m, x),
+        "checkpointed": checkpoint(lambda z: F.gelu(m.inner(z)), x, use_reentrant=False),
+        "function": Clipped.apply(y) * 2.5,
+        "operator": scaled_swish(y.detach(), 1.3) + y,
+    }
 
 
-# What changes in place, and state.
+# What changes in place, state, and what Python decides.
 
 
 @kind((5, 12), inner=linear(12, 12), outer=linear(12, 3))
@@ -487,13 +421,6 @@ def slices_set(m, x):
     return m.outer(y)
 
 
-@kind((5, 12), inner=linear(12, 12))
-def input_changed(m, x):
-    x -= x.mean(0)
-    x[:, 0] = x[:, 1].exp()
-    return m.inner(x.div_(x.std(0) + 1e-3))
-
-
 class Counting(nn.Module):
     def __init__(self):
         super().__init__()
@@ -507,33 +434,17 @@ class Counting(nn.Module):
 
 
 @kind((5, 12), count=Counting, inner=linear(12, 3))
-def running_statistics(m, x):
-    return m.inner(m.count(x))
-
-
-@kind((5, 12), norm=lambda: nn.BatchNorm1d(12, track_running_stats=False), inner=linear(12, 3))
-def batch_statistics(m, x):
-    return m.inner(m.norm(x))
-
-
-@kind((5, 12), inner=linear(12, 12))
-def shapes_by_item(m, x):
-    count = int((x[:, 0] > 0).sum().item())
-    return m.inner(x)[:count] * float(x.abs().max().item() > 1)
-
-
-@kind((3, 11), whole(3, 3, 11), log=parameter(3))
-def loss_as_output(m, x, y):
-    return F.cross_entropy(torch.stack([x * s for s in m.log], 1), y, label_smoothing=0.1)
+def state(m, x):
+    x -= x.mean(0)
+    x[:, 0] = x[:, 1].exp()
+    y = m.inner(m.count(x.div_(x.std(0) + 1e-3)))
+    positive = int((x[:, 0] > 0).sum().item())
+    return y, y[:positive] * float(x.abs().max().item() > 1)
 
 
 @kind((5, 12), inner=linear(12, 12))
 def mixed_precision(m, x):
     y = (m.inner(x).bfloat16() @ torch.eye(12, dtype=torch.bfloat16)).float()
-    return torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * y
-
-
-@kind((5, 12), inner=linear(12, 12))
-def autocast(m, x):
     with torch.autocast("cpu", torch.bfloat16):
-        return m.inner(x).float().sigmoid()
+        automatic = m.inner(x).float().sigmoid()
+    return torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * y, automatic
