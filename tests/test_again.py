@@ -35,30 +35,27 @@ def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(name,
     assert f"diverges only when it is run again: {when}" in output
 
 
+def conducted(toy_name, *cases):
+    names = [f"bert-{case}" for case in ("ragged", *cases)]
+    jobs = sequence(check_jobs(["bert"], ["float32"], cases=names))
+    return conduct(jobs, [toy(toy_name)], Setup(threads=1))
+
+
 def test_other_bits_in_a_later_run_are_no_failure_unless_they_are_asked_for():
-    jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged"]))
-    (result,) = conduct(jobs, [toy("AddsNoise")], Setup(threads=1)).results
+    (result,) = conducted("AddsNoise").results
     assert result.status == "agrees"
     assert result.differing == ("layers.0.attention.query", "gradients.classifier.bias")
 
 
 def test_what_is_judged_nowhere_when_it_is_run_again_does_not_agree():
-    jobs = sequence(check_jobs(["bert"], ["float32"], cases=["bert-ragged"]))
-    report = conduct(jobs, [toy("LosesGradients")], Setup(threads=1))
+    report = conducted("LosesGradients")
     (result,) = report.results
     assert (result.status, report.exit_code) == ("undetermined", 3)
     assert result.attribution == "is undetermined only when it is run again: run 2 of 2; the first agrees"
 
 
 def test_all_cases_together_say_what_comes_only_with_another_run():
-    jobs = sequence(
-        check_jobs(
-            ["bert"],
-            ["float32"],
-            cases=[f"bert-{case}" for case in ("ragged", "peaked", "single", "full", "equal")],
-        )
-    )
-    report = conduct(jobs, [toy("AddsGradients")], Setup(threads=1))
+    report = conducted("AddsGradients", "peaked", "single")
     (conclusion,) = report.explained().conclusions
     words = "diverges only when it is run again: run 2 of 2; the first agrees"
     assert conclusion.text.endswith(f"bert-ragged {words}")

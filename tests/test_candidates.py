@@ -1,5 +1,6 @@
 """Candidates as they run: what is judged is the user's program, and none passes by ending its process."""
 
+import itertools
 import re
 import sys
 from dataclasses import replace
@@ -12,62 +13,67 @@ import torch.nn.functional as F
 from safetensors.numpy import save_file
 from torch import nn
 
+from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import assert_same, compare, prepare
 from concord.conformance.compare.candidates import SCOPES
 from concord.conformance.compare.model_comparison import ModelComparison
 from concord.spec.errors import SpecError
 from concord.spec.precision import cut_to_bits, round_to_bits
-from tests.toys import endings
-from tests.toys.modules import TOKENS, Fused, activations, encoder, texts
+from tests.toys import called
+from tests.toys.kinds import Of
+from tests.toys.modules import activations
+from tests.toys.surroundings import sample_of
 
 X = torch.linspace(-1, 1, 35).reshape(7, 5)
 
 
-def some_of(every, *quick):
-    """Return all of several, as parameters of a test; all but a few are slow."""
-    return [one if one in quick else pytest.param(one, marks=pytest.mark.slow) for one in every]
+class Leaving(nn.Linear):
+    """Ends the process when it is called for this time."""
+
+    def __init__(self, time):
+        super().__init__(5, 3)
+        calls = itertools.count(1)  # no state of the module: each run would start from it anew
+        self.leaves = lambda: next(calls) == time
+
+    def forward(self, input):
+        if self.leaves():
+            sys.exit(0)
+        return super().forward(input)
+
+
+def leaving():
+    return Leaving(1).eval()
 
 
 @pytest.mark.parametrize("time", [1, 2, 5])
 def test_a_reference_that_ends_the_process_is_refused_whenever_it_does(time):
     other = {"output": np.zeros((7, 3), np.float32)}
     with pytest.raises(SpecError, match=r"the reference .* SystemExit: 0"):
-        compare(endings.Leaving(time).eval(), other, X)
+        compare(Leaving(time).eval(), other, X)
 
 
-@pytest.mark.parametrize("candidate", [endings.leaving(), lambda *x: endings.leaves(), endings.raises])
-def test_a_candidate_that_ends_the_process_is_refused(candidate):
-    with pytest.raises(SpecError, match=r"the candidate .*: (SystemExit: 0|\w+Error: )"):
-        compare(endings.linear(), candidate, {"input": X})
-
-
-ENDS = {
-    "leaves": (2, "endings:leaves gave no result: SystemExit: 0"),
-    "leaves_with_words": (2, "endings:leaves_with_words gave no result: SystemExit: enough"),
-    "raises": (2, "endings:raises gave no result: KeyError: 'no such layer'"),
-    "dies": (3, "endings:dies gave no result: killed by SIGKILL"),
-    "dies_without_a_word": (3, "endings:dies_without_a_word gave no result: exit code 0"),
-}
-
-
-@pytest.mark.parametrize("end", some_of(ENDS, "leaves", "dies"))
-def test_the_command_ends_as_its_candidate_does(end, invoke, tmp_path):
+@pytest.mark.parametrize("name", ["leaving", "leaves_where_it_is_built"])
+def test_the_command_refuses_a_reference_that_ends_it_or_cannot_be_built(name, refused, tmp_path):
     save_file({"input": X.numpy()}, tmp_path / "inputs.safetensors")
-    code, _, lines = invoke(
-        f"compare tests.toys.endings:linear tests.toys.endings:{end}",
-        *("--inputs", tmp_path / "inputs.safetensors"),
-    )
-    expected, words = ENDS[end]
-    assert (code, len(lines)) == (expected, 1)
-    assert words in lines[0]
+    (line,) = refused(f"compare tests.test_candidates:{name} --inputs", tmp_path / "inputs.safetensors")
+    assert re.search("SystemExit: 0|AttributeError: ", line)
 
 
-@pytest.mark.parametrize("end", ["leaving", "leaves_where_it_is_built", "linears"])
-def test_the_command_refuses_a_reference_that_ends_it_or_cannot_be_built(end, invoke, tmp_path):
-    save_file({"input": X.numpy()}, tmp_path / "inputs.safetensors")
-    code, _, lines = invoke(f"compare tests.toys.endings:{end}", "--inputs", tmp_path / "inputs.safetensors")
-    assert (code, len(lines)) == (2, 1)
-    assert any(words in lines[0] for words in ("SystemExit: 0", "AttributeError: "))
+@pytest.mark.parametrize(
+    ("candidate", "error", "words"),
+    [
+        (leaving(), SpecError, "the candidate .*: SystemExit: 0"),
+        (called.raises, SpecError, "the candidate .*: KeyError: "),
+        ("leaves", SpecError, "called:leaves gave no result: SystemExit: 0"),
+        ("raises", SpecError, "called:raises gave no result: KeyError: 'no such layer'"),
+        ("dies", WorkerFailure, "called:dies gave no result: killed by SIGKILL"),
+        ("dies_without_a_word", WorkerFailure, "word gave no result: exit code 0"),
+    ],
+)
+def test_a_candidate_that_ends_its_process_or_fails_is_refused(candidate, error, words):
+    candidate = f"tests.toys.called:{candidate}" if isinstance(candidate, str) else candidate
+    with pytest.raises(error, match=words):
+        compare(nn.Linear(5, 3).eval(), candidate, {"input": X})
 
 
 # What is compiled.
@@ -84,19 +90,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.body(x)
-
-
-class Within(nn.Module):
-    """A network with another in it."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-        torch.manual_seed(2)
-        self.last = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.last(self.net(x))
 
 
 def right(graph, _):
@@ -125,36 +118,31 @@ def method(net, **options):
 
 COMPILED = {
     "module": torch.compile,
-    "in one graph": partial(torch.compile, fullgraph=True),
     "in place": in_place,
     "method": method,
-    "part": lambda net, **options: Within(torch.compile(net, **options)),
-    "part in place": lambda net, **options: Within(in_place(net, **options)),
+    "part": lambda net, **options: nn.Sequential(torch.compile(net, **options)),
+    "part in place": lambda net, **options: nn.Sequential(in_place(net, **options)),
 }
 
 
-def compiled(way, backend):
-    return COMPILED[way](Net().eval(), backend=backend).eval()
-
-
-@pytest.mark.parametrize("gradients", some_of([False, True], True))
-@pytest.mark.parametrize("way", some_of(COMPILED, "module", "part in place"))
-def test_a_program_is_judged_as_its_compiler_made_it(way, gradients):
-    reference = Within(Net()).eval() if "part" in way else Net().eval()
-    agrees = compare(reference, compiled(way, right), {"x": X}, gradients=gradients)
+@pytest.mark.parametrize("way", sample_of(COMPILED, lambda place, _: place in (0, 4)))
+def test_a_program_is_judged_as_its_compiler_made_it(way):
+    reference, inputs = nn.Sequential(Net()).eval() if "part" in way else Net().eval(), {"x": X}
+    if "part" in way:
+        inputs = {"input": X}
+    agrees = compare(reference, COMPILED[way](Net().eval(), backend=right).eval(), inputs, gradients=True)
     assert agrees.passed
-    wrong = compiled(way, wrong_where_it_fuses)
-    comparison = prepare(reference, wrong, {"x": X}, gradients=gradients)
+    assert not agrees.unchecked
+    wrong = COMPILED[way](Net().eval(), backend=wrong_where_it_fuses).eval()
+    comparison = prepare(reference, wrong, inputs, gradients=True)
     verdict = comparison.verdict()
     assert (verdict.status, verdict.first) == ("diverges", "output")
     assert not any("_orig_mod" in name for name in comparison.tensors)
-    if way != "in one graph":
-        assert not agrees.unchecked
-        assert {row.status for row in verdict.table if row.tensor.endswith("norm")} <= {"agrees"}
-        assert "no activation diverges" in str(verdict)
+    assert {row.status for row in verdict.table if row.tensor.endswith("norm")} <= {"agrees"}
+    assert "no activation diverges" in str(verdict)
     # What was compiled for the activations of one comparison is not what the next one judges.
-    assert compare(reference, wrong, {"x": X}).first == "output"
-    assert compare(wrong, reference, {"x": X}, gradients=gradients).passed  # what is right is what it says
+    assert compare(reference, wrong, inputs).first == "output"
+    assert compare(wrong, reference, inputs).passed  # what is right is what it says
 
 
 def scripted_part():
@@ -164,9 +152,7 @@ def scripted_part():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize(
-    "make", [lambda: torch.jit.script(Net().eval()), lambda: torch.jit.trace(Net().eval(), X), scripted_part]
-)
+@pytest.mark.parametrize("make", [lambda: torch.jit.trace(Net().eval(), X), scripted_part])
 def test_a_scripted_module_is_judged_as_it_is(make):
     assert compare(Net().eval(), make(), {"x": X}).passed
     wrong = make()
@@ -182,10 +168,6 @@ class Shy(Net):
         return super().body(x) * (1.0 if self.norm._forward_hooks else 1.01)
 
 
-def test_a_module_that_computes_otherwise_under_hooks_is_judged_without():
-    assert compare(Net().eval(), Shy().eval(), {"x": X}).first == "output"
-
-
 class Branching(Net):
     """Computes otherwise where it is compiled."""
 
@@ -193,24 +175,32 @@ class Branching(Net):
         return super().body(x) * (1.01 if torch.compiler.is_compiling() else 1.0)
 
 
-def test_a_way_that_compiles_to_something_else_diverges(monkeypatch):
+def test_a_module_that_computes_otherwise_under_hooks_or_compiled_is_judged_as_it_runs(monkeypatch):
+    assert compare(Net().eval(), Shy().eval(), {"x": X}).first == "output"
+    # Its compiler, which takes long, hands it on as it is.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     assert compare(Branching().eval(), way="compile", inputs={"x": X}).first == "output"
+    assert compare(Net().eval(), way="compile", inputs={"x": X}).passed
 
 
 # What PyTorch does beside its modules.
 
 
-@pytest.mark.parametrize("cut_off", ["reference", "candidate"])
-def test_a_branch_whose_gradient_is_cut_off_diverges(cut_off):
-    class Branching(Net):
-        def body(self, x):
-            norm = self.norm(self.inner(x))
-            return self.outer(norm.detach() if self.cut_off else norm) + self.outer(x.new_ones(11))
+class CutOff(Net):
+    """Of two branches with the same weights one may have no gradient."""
 
-    right, port = Branching().eval(), Branching().eval()
-    right.cut_off, port.cut_off = cut_off == "reference", cut_off == "candidate"
-    verdict = compare(right, port, {"x": X}, gradients=True)
+    cut_off = False
+
+    def body(self, x):
+        norm = self.norm(self.inner(x))
+        return self.outer(norm.detach() if self.cut_off else norm) + self.outer(x.new_ones(11))
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_branch_whose_gradient_is_cut_off_diverges(turn):
+    whole, cut = CutOff().eval(), CutOff().eval()
+    cut.cut_off = True
+    verdict = compare(*(whole, cut)[::turn], {"x": X}, gradients=True)
     assert verdict.first.startswith("gradients.")
     assert verdict.row("gradients.inner.weight").status == "diverges"
 
@@ -246,15 +236,7 @@ def test_the_fast_path_of_an_encoder_is_judged_where_it_is_taken():
 
 @pytest.mark.parametrize("way", ["bfloat16", "float16"])
 def test_a_lower_precision_agrees_by_its_own_rules(way):
-    assert 0 < compare(encoder(), inputs=texts(), way=way).worst <= 1
-
-
-def test_a_compiled_module_agrees(monkeypatch):
-    """Its compiler, which takes long, hands it on as it is."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    verdict = compare(encoder(), inputs=texts(), way="compile")
-    assert verdict.passed
-    assert not verdict.unchecked
+    assert 0 < compare(Net().eval(), inputs={"x": X}, way=way).worst <= 1
 
 
 class Shortened(nn.Linear):
@@ -267,11 +249,11 @@ class Shortened(nn.Linear):
         return nn.functional.linear(*map(torch.from_numpy, made), self.bias)
 
 
-class CutOff(Shortened):
+class Truncated(Shortened):
     shorten = staticmethod(cut_to_bits)
 
 
-@pytest.mark.parametrize("kind", [Shortened, CutOff])
+@pytest.mark.parametrize("kind", [Shortened, Truncated])
 def test_a_product_of_tf32_agrees_by_its_own_rules_alone(kind):
     right, port = (nn.Sequential(made(131, 17)).eval() for made in (nn.Linear, kind))
     port.load_state_dict(right.state_dict())
@@ -288,10 +270,10 @@ def test_a_product_of_tf32_agrees_by_its_own_rules_alone(kind):
 
 def test_weights_of_8_bits_are_judged_by_what_they_say():
     pytest.importorskip("torchao")
-    made = prepare(encoder(), inputs=texts(), way="int8")
+    made = prepare(Net().eval(), inputs={"x": X}, way="int8")
     assert made.verdict().passed
-    assert re.search(r"has the 13 .* farthest off .* by 0\.\d\d% ", made.notes["weights of 8 bits"])
-    assert compare(encoder(), made.theirs.model, texts()).first == "layers.0.attention.query"
+    assert re.search(r"has the 2 .* farthest off .* by 0\.\d\d% ", made.notes["weights of 8 bits"])
+    assert compare(Net().eval(), made.theirs.model, {"x": X}).first == "inner"
     with pytest.raises(SpecError, match=r"ReLU has no nn\.Linear"):
         prepare(nn.ReLU().eval(), way="int8", inputs=X)
 
@@ -299,25 +281,24 @@ def test_weights_of_8_bits_are_judged_by_what_they_say():
 def test_a_way_whose_package_is_missing_is_refused_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(SpecError, match=r"way 'int8' needs torchao.*, which is not installed"):
-        prepare(encoder(), inputs=texts(), way="int8")
+        prepare(Net().eval(), inputs={"x": X}, way="int8")
 
 
 # Arrays, files, functions and graphs.
 
 
 def test_arrays_a_file_and_functions_are_candidates(tmp_path):
-    inputs = texts()
-    arrays = activations(encoder(Fused), inputs)
+    model, arrays = Net().eval(), activations(Net().eval(), {"x": X})
+    arrays["inner"] *= np.float32(1 + 2**-23)
     save_file(arrays, tmp_path / "made.safetensors")
+    assert_same(model, tmp_path / "made.safetensors", {"x": X})
 
     def function(**given):
-        assert given["input_ids"].shape == (3, TOKENS)
-        return {"layers.0.norm1": arrays["layers.0.norm1"]}
+        assert given["x"].shape == (7, 5)
+        return {"norm": arrays["norm"]}
 
-    for candidate in (arrays, tmp_path / "made.safetensors"):
-        assert_same(encoder(), candidate, inputs)
-    for candidate in (function, "tests.toys.modules:in_numpy"):
-        assert_same(encoder(), candidate, inputs, declared=["output"])
+    assert_same(model, function, {"x": X}, declared=["output"])
+    assert_same(Of(lambda m, x: x * 0.5, {}).eval(), "tests.toys.called:halved", {"x": X})
 
 
 GRAPH = """<ir_version: 10, opset_import: ["": 18]>

@@ -1,6 +1,9 @@
-"""Any model: right candidates agree, wrong ones diverge where they are wrong, and nonsense is refused."""
+"""Any model: right candidates agree, wrong ones diverge where they are wrong, and nonsense is refused.
 
-import math
+A verdict agrees only if each output was judged, in something that there is to judge.
+"""
+
+import copy
 
 import numpy as np
 import pytest
@@ -8,62 +11,97 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
-from concord.conformance.compare import assert_same, compare
+from concord.conformance.compare import assert_same, compare, prepare
+from concord.conformance.judging.exemptions import ABSENT, CONSTANT
 from concord.conformance.judging.verdict import Judgement, Row, Verdict, verdict_lines
 from concord.spec.errors import SpecError
 from tests.toys.module_bugs import setting, weight
-from tests.toys.modules import WIDTH, Fused, activations, encoder, texts
-
-# Right candidates.
+from tests.toys.modules import WIDTH, Attention, Fused, Layer, activations, encoder, texts
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-def test_another_form_of_attention_agrees(gradients):
-    verdict = compare(encoder(), encoder(Fused), texts(), gradients=gradients)
-    assert verdict.status == "agrees"
-    judged = {row.tensor for row in verdict.table if row.status == "agrees"}
-    assert {"layers.1.attention.output", "output[logits]"} <= judged
-    assert ("gradients.layers.0.attention.query.weight" in judged) == gradients
-    assert ("gradients.taps.layers.0.norm2" in judged) == gradients
+class Table(nn.Module):
+    """Returns a parameter, a table that depends on no input, and what it computes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.scale, self.inner = nn.Parameter(torch.randn(5)), nn.Linear(3, 5)
+        self.position, self.act = nn.Embedding(7, 5), nn.ReLU()
+
+    def forward(self, x):
+        inner = self.inner(x)
+        places = self.position(torch.arange(len(x)))
+        return {"scale": self.scale * 1.0, "y": self.act(inner) + 0.1 * places}
+
+
+X = torch.linspace(-1, 1, 21).reshape(7, 3)
+
+
+def table():
+    return Table().eval()
+
+
+def arrays(names, factor=1 + 2**-23, model=None, inputs=X):
+    """Return activations of a run, by default each element a rounding off."""
+    found = prepare(model or table(), None, inputs).tensors
+    return {name: found[name] * np.float32(factor) for name in names}
+
+
+def verdict(names, *declared, factor=1 + 2**-23):
+    return compare(table(), arrays(names, factor), X, declared=declared)
+
+
+# Right candidates, and wrong ones.
+
+
+def test_another_form_of_attention_agrees():
+    judged = compare(encoder(), encoder(Fused), texts(), gradients=True)
+    assert judged.status == "agrees"
+    agreeing = {row.tensor for row in judged.table if row.status == "agrees"}
+    assert {"layers.1.attention.output", "output[logits]"} <= agreeing
+    assert {"gradients.layers.0.attention.query.weight", "gradients.taps.layers.0.norm2"} <= agreeing
 
 
 def test_a_model_beside_itself_has_the_same_bits_at_once():
-    verdict = compare(encoder(), encoder(), texts())
-    assert {row.note for row in verdict.table} == {"the same bits as the reference's own run"}
+    judged = compare(encoder(), encoder(), texts())
+    assert {row.note for row in judged.table} == {"the same bits as the reference's own run"}
+    assert not any(row.tensor.startswith("gradients.") for row in judged.table)
 
-
-# Wrong ones.
 
 BUGS = {
-    "norm_epsilon": (setting("layers.1.norm1", "eps", 1e-3), "layers.1.norm1"),
-    "transposed_weight": (weight("layers.1.attention.value.weight", torch.t), "layers.1.attention.value"),
-    "score_scale_missing": (setting("layers.1.attention", "scaling", 1.0), "layers.1.attention.output"),
+    "norm_epsilon": (setting("norm1", "eps", 1e-3), "norm1"),
+    "transposed_weight": (weight("attention.value.weight", torch.t), "attention.value"),
+    "score_scale_missing": (setting("attention", "scaling", 1.0), "attention.output"),
 }
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_found_where_it_is_and_named(bug):
-    wrong, inputs = encoder(), texts()
+    inputs = {"x": torch.randn(3, 7, WIDTH), "mask": texts()["attention_mask"]}
+    right = Layer(Attention).eval()
+    wrong = copy.deepcopy(right)
     edit, first = BUGS[bug]
     edit(wrong)
-    verdict = compare(encoder(), activations(wrong, inputs), inputs).explained()
-    assert (verdict.first, verdict.cause.hypothesis) == (first, bug)
+    judged = compare(right, activations(wrong, inputs), inputs).explained()
+    assert (judged.first, judged.cause.hypothesis) == (first, bug)
 
 
 def test_a_wrong_derivative_is_said_to_be_one_alone():
-    wrong = encoder()
-    wrong.layers[1].norm2.register_full_backward_hook(lambda norm, given, taken: (given[0] * 1.01,))
-    verdict = compare(encoder(), wrong, texts(), gradients=True)
-    assert verdict.first.startswith("gradients.")
-    assert "only gradients diverge" in str(verdict)
+    right, wrong = table(), table()
+    wrong.act.register_full_backward_hook(lambda module, given, taken: (given[0] * 1.01,))
+    judged = compare(right, wrong, X, gradients=True)
+    assert judged.first.startswith("gradients.")
+    assert "only gradients diverge" in str(judged)
 
 
-def test_assert_same_fails_with_the_first_divergence():
-    with pytest.raises(AssertionError, match=r"first at output"):
-        assert_same(nn.Linear(5, 3).eval(), nn.Linear(5, 3).eval(), torch.ones(7, 5))
-
-
-# What is said.
+def test_a_failure_says_the_first_divergence_and_what_else_is_wrong_by_itself():
+    right, wrong = (nn.Sequential(*(nn.Linear(5, 5) for _ in range(3))).eval() for _ in range(2))
+    wrong.load_state_dict(right.state_dict())
+    for place in (0, 2):
+        wrong[place].weight.data += 0.1
+    with pytest.raises(AssertionError, match=r"first at 0(.|\n)*wrong too, judged alone: `2`") as caught:
+        assert_same(right, wrong, torch.randn(3, 5))
+    assert "computed by \n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -90,14 +128,116 @@ def test_numbers_are_told_where_a_ratio_says_nothing(given, words, never):
     assert "--forward-only" not in said
 
 
-def test_what_else_is_wrong_by_itself_is_said():
-    right, wrong = (nn.Sequential(*(nn.Linear(5, 5) for _ in range(3))).eval() for _ in range(2))
-    wrong.load_state_dict(right.state_dict())
-    for place in (0, 2):
-        wrong[place].weight.data += 0.1
-    said = str(compare(right, wrong, torch.randn(3, 5)))
-    assert "wrong too, judged alone: `2`" in said
-    assert "computed by \n" not in said
+# Which outputs are judged.
+
+
+def test_a_verdict_agrees_if_every_output_was_judged():
+    assert verdict(["output[scale]", "output[y]"]).passed
+
+
+@pytest.mark.parametrize("names", [["output[scale]"], ["inner"], ["inner", "act", "output[y]"]])
+def test_an_output_that_is_not_delivered_is_not_judged_and_may_be_declared(names):
+    found = verdict(names)
+    lacking = {"output[scale]", "output[y]"} - {*names}
+    assert (found.status, {*found.unjudged}) == ("undetermined", lacking)
+    assert all(f"{name} not judged (not delivered): deliver it; if" in str(found) for name in lacking)
+    declared, depending = verdict(names, *lacking), {"inner", "output[y]"} & {*names}
+    assert (declared.passed, verdict(names, "output").passed) == (bool(depending), bool(depending))
+    assert {row.note for row in declared.table if row.tensor in lacking} == {ABSENT}
+    assert verdict(names, *lacking, factor=1.01).status == "diverges"
+
+
+def test_what_depends_on_no_input_says_nothing_of_the_forward_pass():
+    said = str(verdict(["position", "output[scale]"], "output"))
+    assert said.startswith("undetermined")
+    assert f"forward not judged: {CONSTANT}" in said
+
+
+class Chosen(nn.Module):
+    """Returns numbers of each kind beside what it computes, and has a layer that is called output."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.output, self.last = nn.Linear(3, 5), nn.Linear(5, 5)
+
+    def forward(self, x):
+        y = self.last(torch.relu(self.output(x)))
+        return {"y": y, "ids": y.argmax(-1), "mask": y > 0, "sum": y.sum().item(), "count": len(x)}
+
+
+def test_outputs_of_whole_numbers_truth_values_and_numbers_of_python_are_judged():
+    right, port = Chosen().eval(), Chosen().eval()
+    with torch.no_grad():
+        port.output.bias += 1e-8  # other bits
+    comparison = prepare(right, port, X)
+    assert comparison.verdict().passed
+    tensors = comparison.tensors
+    for name in ("output", "output[ids]", "output[mask]", "output[sum]", "output[count]"):
+        assert compare(right, {**tensors, name: tensors[name] + 1}, X).first == name
+        lacking = {other: array for other, array in tensors.items() if other != name}
+        assert compare(right, lacking, X).unjudged == (name,)
+    by_place = {
+        str(place): right(X)[name].detach().numpy() for place, name in enumerate(("y", "ids", "mask"))
+    }
+    assert {*prepare(right, by_place, X).tensors} == {"output", "output[ids]", "output[mask]"}
+
+
+# What there is to be judged in them.
+
+
+def layers(name="", value=0.0):
+    """Return layers; a parameter may be filled with a number."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).eval()
+    for parameter in [model.get_parameter(name)] if name else []:
+        nn.init.constant_(parameter, value)
+    return model
+
+
+VOID = {
+    "an empty batch": (layers(), X[:0], "it has no elements"),
+    "inputs that are infinite": (layers(), X / 0, "the inputs are not finite"),
+    "weights that are NaN": (layers("0.weight", torch.nan), X, "where 0 is the first that is not"),
+}
+
+
+@pytest.mark.parametrize("kind", VOID)
+def test_where_nothing_is_to_be_judged_no_port_agrees(kind):
+    model, inputs, words = VOID[kind]
+    for candidate in (model, arrays(["output"], 3.0, model, inputs)):
+        found = compare(model, candidate, inputs)
+        assert found.status == "undetermined"
+        assert "output not judged: " in str(found)
+        assert words in str(found)
+
+
+def test_a_tensor_that_is_partly_finite_is_judged_where_it_is():
+    inputs = X.clone()
+    inputs[2] = torch.nan
+    assert compare(layers(), layers(), inputs).passed
+    assert compare(layers(), layers("2.bias", 0.01), inputs).status == "diverges"
+
+
+def test_numbers_where_one_side_alone_has_none_diverge():
+    void, port = layers("0.weight", torch.nan), arrays(["output"], model=layers())
+    assert compare(void, port, X).first == "output"
+    port["output"][3, 1] = np.nan
+    assert compare(layers(), port, X).first == "output"
+
+
+class Spectrum(nn.Module):
+    conjugate = False
+
+    def forward(self, x):
+        found = torch.fft.rfft(x)
+        return found.conj() if self.conjugate else found
+
+
+def test_complex_numbers_that_are_conjugated_are_judged():
+    right, other = Spectrum().eval(), Spectrum().eval()
+    other.conjugate = True
+    assert compare(right, other, X).first == compare(other, right, X).first == "output"
 
 
 # Nonsense.
@@ -121,6 +261,10 @@ class Custom(nn.Module):
         return twice(x)
 
 
+def beside(candidate, **options):
+    return lambda: compare(encoder(), candidate, texts(), **options)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -131,6 +275,14 @@ class Custom(nn.Module):
         (lambda: compare(nn.Linear(2, 3).eval()), "inputs are missing but required: input of Linear"),
         (lambda: compare(encoder(), encoder(), texts()["input_ids"]), "reference cannot .* 'attention_mask'"),
         (lambda: compare(Custom().eval(), nn.ReLU().eval(), torch.ones(3)), "twice.* in float64: no float64"),
+        (lambda: verdict(["inner"], "output[z]"), r"unknown output 'output\[z\]'"),
+        (beside(encoder(), way="sdpa"), "a candidate is given too"),
+        (beside(encoder(), declared=["speed"]), "unknown declaration 'speed'"),
+        (beside(smaller()), "the candidate cannot .* index out of range"),
+        (beside({"nothing": np.zeros(7)}), "no activation by a name"),
+        (beside(lambda x: x), "the candidate cannot .* unexpected keyword"),
+        (beside("nowhere.onnx"), "in ONNX Runtime cannot be run"),
+        (beside("no.such.module:f"), "gave no result: ModuleNotFoundError"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(make, message):
@@ -139,48 +291,26 @@ def test_nonsense_is_refused_in_one_line(make, message):
     assert len(caught.value.problems) == 1
 
 
-@pytest.mark.parametrize(
-    ("candidate", "message", "options"),
-    [
-        (encoder(), "a candidate is given too", {"way": "sdpa"}),
-        (encoder(), "unknown declaration 'speed'", {"declared": ["speed"]}),
-        (smaller(), "the candidate cannot .* index out of range", {}),
-        ({"token": np.zeros((2, 3))}, r"has shape \(2, 3\) but must be", {}),
-        ({"nothing": np.zeros(7)}, "no activation by a name", {}),
-        (lambda x: x, "the candidate cannot .* unexpected keyword", {}),
-        ("nowhere.onnx", "in ONNX Runtime cannot be run", {}),
-        ("no.such.module:f", "gave no result: ModuleNotFoundError", {}),
-    ],
-)
-def test_a_candidate_that_is_nonsense_is_refused_in_one_line(candidate, message, options):
-    test_nonsense_is_refused_in_one_line(lambda: compare(encoder(), candidate, texts(), **options), message)
-
-
 # The command.
 
 
-def test_the_command_judges_writes_and_exits(invoke, tmp_path):
-    inputs = {name: tensor.numpy() for name, tensor in texts().items()}
-    save_file(inputs, tmp_path / "inputs.safetensors")
-    wrong = activations(encoder(), texts())
-    wrong["layers.1.inner"] = wrong["layers.1.inner"] * np.float32(1 + 2**-12)
-    save_file(wrong, tmp_path / "wrong.safetensors")
-    asked, given = "compare tests.toys.modules:encoder", ["--inputs", tmp_path / "inputs.safetensors"]
-    assert invoke(asked, "--as", "bfloat16", *given)[0] == 0
-    page = tmp_path / "page.html"
-    code, output, _ = invoke(asked, tmp_path / "wrong.safetensors", *given, "--html", page)
-    assert code == 1
-    assert "first at layers.1.inner" in output
-    assert "layers.1.inner" in page.read_text()
-    save_file({"inner": wrong["layers.1.inner"]}, tmp_path / "wrong.safetensors")
-    named = [tmp_path / "wrong.safetensors", *given, "--names", tmp_path / "names.txt"]
-    assert [invoke(asked, *named)[0] for _ in range(2)] == [3, 1]
-    assert (tmp_path / "names.txt").read_text() == "inner = layers.1.inner\n"
-    (tmp_path / "names.txt").write_text("# inner\n\ninner : layers.1.inner\n")
-    assert "names.txt:3: must be CANDIDATE'S NAME" in invoke(asked, *named)[2][0]
+def test_the_command_judges_writes_and_exits(entered, tmp_path):
+    def given(name, held):
+        save_file(held, tmp_path / f"{name}.safetensors")
+        return tmp_path / f"{name}.safetensors"
 
-
-def test_numbers_that_are_not_finite_are_compared_as_such():
-    found = activations(encoder(), texts())
-    found["layers.0.inner"][0, 0, 0] = math.nan
-    assert compare(encoder(), found, texts()).first == "layers.0.inner"
+    asked, inputs = "compare tests.test_compare:table", ("--inputs", given("inputs", {"x": X.numpy()}))
+    entered(asked, "--as", "bfloat16", *inputs)
+    inner, outputs = arrays(["inner"]), arrays(["output[scale]", "output[y]"])
+    port, page = given("port", inner), tmp_path / "page.html"
+    assert "output[y] not judged (not delivered)" in entered(asked, port, *inputs, "--seed", "3", ends=3)[0]
+    entered(asked, port, *inputs, "--declare", "output[y]", "--declare", "output[scale]")
+    wrong = given("wrong", outputs | {"inner": inner["inner"] * np.float32(1.01)})
+    assert "first at inner" in entered(asked, wrong, *inputs, "--html", page, ends=1)[0]
+    assert "inner" in page.read_text()
+    named = given("named", outputs | {"first": inner["inner"]}), *inputs, "--names", tmp_path / "names.txt"
+    entered(asked, *named, ends=3)  # names are written, to be looked at
+    entered(asked, *named)
+    assert (tmp_path / "names.txt").read_text() == "first = inner\n"
+    (tmp_path / "names.txt").write_text("# first\n\nfirst : inner\n")
+    assert "names.txt:3: must be CANDIDATE'S NAME" in entered(asked, *named, ends=2)[1][0]

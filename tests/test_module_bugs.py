@@ -9,7 +9,7 @@ import torch
 from concord import compare
 from tests import replay
 from tests.toys.architectures import architecture, inputs_of
-from tests.toys.module_bugs import BUGS, CONTROLS, ModuleBug
+from tests.toys.module_bugs import BUGS, CONTROLS
 
 pytest.importorskip("transformers")
 
@@ -28,26 +28,16 @@ def test_bugs_change_what_a_model_computes_and_right_edits_agree(name):
     assert compare(model, right, inputs).status == "agrees"
 
 
-@pytest.mark.parametrize(
-    ("words", "named"), [("an epsilon of 0.1", "right"), (None, "none"), ("a mask left out", "wrong")]
-)
-def test_a_replay_scores_place_and_cause(words, named):
-    bug = ModuleBug("epsilon", ("norm",), r"eps", None)
-    said = {"status": "diverges", "first": "norm", "words": words}
-    assert replay.scored(bug, said) == {**said, "found": True, "place": True, "named": named}
-
-
-def test_a_replay_shows_each_ratio_that_differs(tmp_path):
+def test_a_replay_shows_each_ratio_that_differs_and_leaves_out_what_it_has_no_files_of(
+    tmp_path, monkeypatch, capsys
+):
     for side, ratio in (("before", 0.25), ("after", 0.5)):
         (tmp_path / side).mkdir()
         said = {"status": "agrees", "ratios": {"a": 0.125, "b": ratio}}
         (tmp_path / side / "architectures.jsonl").write_text(json.dumps(["bert eager", said]))
     (line,) = replay.differences(tmp_path / "before", tmp_path / "after")
     assert line == 'architectures bert eager: {"ratios": {"b": 0.25}} -> {"ratios": {"b": 0.5}}'
-
-
-def test_a_replay_leaves_out_what_it_has_no_files_of(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(replay.NEEDS, "cases", tmp_path / "nothing.py")
-    replay.record(tmp_path / "before", ["cases"])
+    replay.record(tmp_path / "nothing", ["cases"])
     assert "cases: left out" in capsys.readouterr().out
-    assert not [*(tmp_path / "before").iterdir()]
+    assert not [*(tmp_path / "nothing").iterdir()]

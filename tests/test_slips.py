@@ -1,6 +1,7 @@
 """What explains a divergence that no catalogue knows: slips, and where wrong numbers come from."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -9,18 +10,24 @@ from torch import nn
 
 from concord.conformance.compare import compare
 from concord.conformance.compare.module_reference import ModuleReference
-from tests.toys.kinds import Of, drawn
+from tests.toys.kinds import Of, drawn, linear
+from tests.toys.surroundings import sample_of
 
 WIDTH, TOKENS = 6, 7
 
 
-LAYERS = {"a": lambda: nn.Linear(WIDTH, WIDTH), "norm": lambda: nn.LayerNorm(WIDTH)}
+LAYERS = {
+    "a": linear(WIDTH, WIDTH),
+    "norm": lambda: nn.LayerNorm(WIDTH),
+    "c": lambda: nn.Conv2d(3, 4, 3, padding=1),
+    "table": lambda: nn.Embedding(13, WIDTH),
+}
 IMAGE, TEXT = drawn(2, 3, 5, 7), drawn(2, TOKENS, WIDTH)
 
 
-def explained(right, wrong, x, arrays, **layers):
+def explained(right, wrong, x, arrays):
     """Return the verdict on a function beside another, at hand as a module or by its arrays."""
-    one, other = (Of(function, layers).eval() for function in (right, wrong))
+    one, other = (Of(function, LAYERS).eval() for function in (right, wrong))
     return compare(one, ModuleReference(other, args=(x,)).arrays if arrays else other, (x,)).explained()
 
 
@@ -36,22 +43,17 @@ def causal(corner=0):
     return torch.ones(TOKENS, TOKENS).tril(corner).bool()
 
 
-def recur(m, x, skipped=None, lost=False):
+def recur(m, x, skipped=None):
     h, states = torch.zeros_like(x[:, 0]), []
     for t in range(TOKENS):
-        u = x[:, t + (t == skipped)]
-        h = torch.tanh(
-            m.a(u) + F.linear(torch.zeros_like(h) if lost and t == 3 else h, m.norm.weight * torch.eye(WIDTH))
-        )
+        h = torch.tanh(m.a(x[:, t + (t == skipped)]) + h * m.norm.weight)
         states.append(h)
     return torch.stack(states, 1)
 
 
-def convolved(m, x, mode="constant", **kwargs):
-    return F.conv2d(F.pad(x, (1, 1, 1, 1), mode), m.c.weight, m.c.bias, **kwargs)
+def mirrored(m, x):
+    return F.conv2d(F.pad(x, (1, 1, 1, 1), "reflect"), m.c.weight, m.c.bias)
 
-
-CONV = {"c": lambda: nn.Conv2d(3, 4, 3, padding=1)}
 
 SLIPS = {
     "a mask by a factor": (
@@ -60,16 +62,12 @@ SLIPS = {
     "a corner off by one": (
         lambda m, x: attend(m, x, causal()),
         lambda m, x: attend(m, x, causal(1)), TEXT, "one (ear|la)\\w+ \\w+ more"),
-    "a shift by one pixel": (
-        lambda m, x: m.c(x),
-        lambda m, x: torch.roll(m.c(x), 1, -1), IMAGE, "order of axis 3|shift by one"),
     "a shift with an edge": (
         lambda m, x: m.a(x),
         lambda m, x: F.pad(m.a(x)[:, :-1], (0, 0, 1, 0)), TEXT, "shift by one along axis 1"),
     "a border": (
-        lambda m, x: m.c(x), lambda m, x: convolved(m, x, "reflect"), IMAGE, "mirrored at its border"),
+        lambda m, x: m.c(x), mirrored, IMAGE, "mirrored at its border"),
     "a step skipped": (recur, lambda m, x: recur(m, x, 2), TEXT, "step that is skipped, place 3 of axis 1"),
-    "a state lost": (recur, lambda m, x: recur(m, x, lost=True), TEXT, "state that is not carried on"),
     "n - 1": (
         lambda m, x: m.a(x) / (x * x).mean(-1, keepdim=True),
         lambda m, x: m.a(x) / ((x * x).sum(-1, keepdim=True) / (WIDTH - 1)), TEXT, "n - 1 in place of n"),
@@ -88,15 +86,10 @@ SLIPS = {
 }  # fmt: skip
 
 
-QUICK = ("a mask by a factor", "a border", "a step skipped", "n - 1", "a number", "rows under a bias")
-
-
-@pytest.mark.parametrize(
-    "slip", [pytest.param(slip, marks=[pytest.mark.slow] * (slip not in QUICK)) for slip in SLIPS]
-)
+@pytest.mark.parametrize("slip", sample_of(SLIPS, lambda place, _: place % 2 == 0))
 def test_a_slip_that_no_catalogue_knows_is_named(slip):
     right, wrong, x, words = SLIPS[slip]
-    verdict = explained(right, wrong, x, True, **LAYERS, **CONV)
+    verdict = explained(right, wrong, x, True)
     assert re.search(words, verdict.cause.text)
 
 
@@ -112,36 +105,20 @@ OPENED = {
         lambda m, x: torch.softmax(x[0] @ x[0].T, -1) @ x[0],
         lambda m, x: (powers := torch.exp(x[0] @ x[0].T)) / powers.sum(0) @ x[0],
         r"part: _softmax \(.*\) in the reference, exp \(.*\) to mm \(.*\) in the candidate"),
-    "nothing to compute": (
-        lambda m, x: m.a(x), lambda m, x: m.a(x).flip(1).sinh(),
-        r"nothing is computed there in the reference, flip \(.*\) in the candidate"),
-    "another product without effect": (
-        lambda m, x: torch.bmm(x, x.transpose(1, 2)).sinh() @ m.a(x),
-        lambda m, x: torch.stack([y @ y.T for y in x]).sinh().sinh() @ m.a(x),
-        r"part: bmm \(.*\) in the reference, sinh \(.*\) to"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", OPENED)
 def test_wrong_numbers_are_followed_back_to_right_ones(kind):
     right, wrong, words = OPENED[kind]
-    said = str(explained(right, wrong, TEXT / 3, False, **LAYERS))
+    said = str(explained(right, wrong, TEXT / 3, False))
     assert re.search(words, said)
 
 
 def test_positions_that_are_wrong_and_few_elements_are_no_other_order():
-    class Table(nn.Module):
-        def __init__(self, by):
-            super().__init__()
-            torch.manual_seed(2)
-            self.table, self.by = nn.Embedding(13, WIDTH), by
+    def looked_up(m, x, by=0):
+        return x + m.table(torch.arange(TOKENS) + by)
 
-        def forward(self, x):
-            return x + self.table(torch.arange(TOKENS) + self.by)
-
-    arrays = ModuleReference(Table(3).eval(), args=(TEXT,)).arrays
-    assert "another order" not in str(compare(Table(0).eval(), arrays, (TEXT,)))
-    verdict = explained(
-        lambda m, x: m.a(x).sum((1, 2)), lambda m, x: -m.a(x).sum((1, 2)), TEXT, True, **LAYERS
-    )
-    assert "another order" not in str(verdict)
+    assert "another order" not in str(explained(looked_up, partial(looked_up, by=3), TEXT, True))
+    negated = explained(lambda m, x: m.a(x).sum((1, 2)), lambda m, x: -m.a(x).sum((1, 2)), TEXT, True)
+    assert "another order" not in str(negated)

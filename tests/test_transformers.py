@@ -109,10 +109,8 @@ class Library:
             command: the program that loads it, and its first arguments.
         """
         arrays = batch.arrays()
-        given = {
-            "input_ids": arrays["input_ids"],
-            "attention_mask": (arrays["input_ids"] != pad).astype(np.int64),
-        }
+        ids = arrays["input_ids"]
+        given = {"input_ids": ids, "attention_mask": (ids != pad).astype(np.int64)}
         given |= {"token_type_ids": arrays["segment_ids"]} if "segment_ids" in arrays else {}
         inputs, found = (self.place.folder / name for name in ("inputs.npz", "found.npy"))
         np.savez(inputs, **given)
@@ -131,24 +129,15 @@ def library(request, tmp_path_factory):
     return Library(made)
 
 
+COMMON = {"vocab_size": 29, "max_position_embeddings": 23, "num_labels": 3}
 SIZES = {
-    "vocab_size": 29,
+    **COMMON,
     "hidden_size": 14,
     "num_attention_heads": 2,
     "intermediate_size": 17,
     "num_hidden_layers": 2,
-    "max_position_embeddings": 23,
-    "num_labels": 3,
 }
-DISTIL = {
-    "vocab_size": 29,
-    "dim": 14,
-    "n_heads": 2,
-    "hidden_dim": 17,
-    "n_layers": 2,
-    "max_position_embeddings": 23,
-    "num_labels": 3,
-}
+DISTIL = {**COMMON, "dim": 14, "n_heads": 2, "hidden_dim": 17, "n_layers": 2}
 KINDS = {
     "Bert": (SIZES, "hugging-face"),
     "Roberta": ({**SIZES, "pad_token_id": 1, "type_vocab_size": 1}, "hugging-face-roberta"),
@@ -182,9 +171,7 @@ def test_what_is_written_computes_the_same_bits(library, tmp_path, kind, head):
     library.run(MAKES, kind, head, json.dumps(sizes), str(tmp_path / "one"))
     read = porting.read(tmp_path / "one", AUTO)
     assert (porting.recognise(tmp_path / "one").format, read.part) == (format, HEADS[head])
-    porting.write(
-        read, tmp_path / "other", "hugging-face-bin" if format == "hugging-face" else f"{format}-bin"
-    )
+    porting.write(read, tmp_path / "other", f"{format}-bin")
     porting.write(porting.read(tmp_path / "other"), tmp_path / "back", format)
     batch, loader = batch_for(read), head.replace("Model", "")
     first, other, back = (
@@ -192,21 +179,14 @@ def test_what_is_written_computes_the_same_bits(library, tmp_path, kind, head):
         for name in ("one", "other", "back")
     )
     assert first.tobytes() == other.tobytes() == back.tobytes()
-    if (
-        head != "ForMaskedLM"
-    ):  # the family has no such head: what stands before it is judged as that of the bare model
-        assert judged(read, batch, first) < 1
+    # The family has no head of a language model: what stands before it is judged as that of the bare model.
+    assert head == "ForMaskedLM" or judged(read, batch, first) < 1
 
 
 @pytest.mark.parametrize("library", [NEW], indirect=True, ids=["5"])
 @pytest.mark.parametrize(
     ("kind", "pooling", "normalize"),
-    [
-        ("Bert", "mean", True),
-        ("Bert", "cls", False),
-        ("Roberta", "mean", True),
-        ("DistilBert", "mean", False),
-    ],
+    [("Bert", "cls", False), ("Roberta", "mean", True), ("DistilBert", "mean", False)],
 )
 def test_what_is_written_embeds_sentences_with_the_same_bits(library, tmp_path, kind, pooling, normalize):
     sizes, plain = KINDS[kind]
@@ -216,8 +196,8 @@ def test_what_is_written_embeds_sentences_with_the_same_bits(library, tmp_path, 
     read = porting.read(tmp_path / "one", AUTO)
     assert (porting.recognise(tmp_path / "one").format, read.part) == (format, "pooled")
     porting.write(read, tmp_path / "native", "jax-msgpack")
-    porting.write(porting.read(tmp_path / "native"), tmp_path / "back", format)
-    porting.write(porting.read(tmp_path / "native"), tmp_path / "older", f"{format}-bin")
+    for name, written in (("back", format), ("older", f"{format}-bin")):
+        porting.write(porting.read(tmp_path / "native"), tmp_path / name, written)
     batch = batch_for(read)
     first, back, older = (
         library.output(tmp_path / name, batch, read.config.pad_id, LOADS_SENTENCES)

@@ -90,13 +90,6 @@ def texts():
     }
 
 
-def in_numpy(input_ids, attention_mask):
-    """Compute the first activations of the encoder in NumPy."""
-    made = encoder()
-    token, position = (layer.weight.detach().numpy() for layer in (made.token, made.position))
-    return {"token": token[input_ids], "position": position[: attention_mask.shape[1]]}
-
-
 def activations(model, inputs):
     """Return what submodules return, as a user would note it."""
     return ModuleReference(model, kwargs=inputs).arrays
