@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.run import record
 from concord.conformance.run.campaign import Report, Setup
-from concord.conformance.run.page import page
+from concord.conformance.run.results_page import results_page
 
 
 class Page(str):
@@ -29,4 +29,4 @@ def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
             yield Result("the run", title, case, "as it ran", explained.status, verdict=explained)
 
     report = Report([*results()], {"the run": {}}, Setup())
-    return Page(page(record.made(report, "compare", title)))
+    return Page(results_page(record.made(report, "compare", title)))

@@ -85,15 +85,19 @@ KINDS = {
 """What every kind of record holds."""
 
 PAGES = {
+    **dict.fromkeys(("check", "golden", "compare"), "concord.conformance.run.results_page:results_page"),
+    "fuzz": "concord.conformance.fuzz.findings_page:findings_page",
+    "mutants": "concord.conformance.mutants.detection_page:detection_page",
+    "lockstep": "concord.conformance.lockstep.steps_page:steps_page",
     "speed": "concord.speed.speed_page:speed_page",
     "certificate": "concord.porting.certificate:certificate_page",
 }
-"""What makes the page of a kind, if it is not :func:`concord.conformance.run.page.page`."""
+"""What makes the page of each kind."""
 
 
 def page(made: record.Record) -> str:
     """Return the page of a record."""
-    text: str = pkgutil.resolve_name(PAGES.get(made.kind, "concord.conformance.run.page:page"))(made)
+    text: str = pkgutil.resolve_name(PAGES[made.kind])(made)
     return text
 
 

@@ -208,7 +208,7 @@ def _forward(job: Job) -> Job:
 
 
 def _published(asked: Callable[[str], Any]) -> list[Job]:
-    from concord.conformance.run.golden_files import DEFAULT, collect
+    from concord.conformance.golden.golden_files import DEFAULT, collect
 
     folders, variants = asked("golden") or [str(DEFAULT)], asked("variant")
     found = [] if folders == ["off"] else [collect(Path(folder)) for folder in folders]

@@ -47,12 +47,12 @@ def of_verdict(verdict):
     Status, first tensor, cause, and how near each tensor came to its tolerance.
     """
     first = verdict.first_divergence
-    found = verdict.explained().diagnosis if first else None
+    found = verdict.explained().explanation if first else None
     return {
         "status": verdict.status,
         "first": first and first.tensor,
         "clause": found and found.clause,
-        "cause": found and found.cause and found.cause.hypothesis,
+        "cause": found and (found.hypothesis or None),
         "ratios": {row.tensor: row.ratio for row in verdict.table},
     }
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concord.conformance.explain.breakdown import GRID, LARGEST, MOST_ELEMENTS, SMALLEST, break_down
+from concord.conformance.judging.breakdown import GRID, LARGEST, MOST_ELEMENTS, SMALLEST, break_down
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.scoring import scores_of
 from concord.conformance.run import record

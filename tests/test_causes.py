@@ -10,7 +10,7 @@ import pytest
 
 from concord.conformance.bugs.bug import REFUSED, Change
 from concord.conformance.bugs.catalogue import BUGS
-from concord.conformance.explain import Cause, diagnosis, search, suspects
+from concord.conformance.explain import family_explanation, search, suspects
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
 from concord.conformance.explain.question import Question
 from concord.conformance.judging.expectation import JudgedProblem as Judged
@@ -31,7 +31,7 @@ def test_a_bug_is_placed_and_its_cause_is_named(bug):
     case = build_case(bug.variant, bug.scenario, options=dict(bug.options))
     verdict = explained(case, run_with(bug.change, case, bug.precisions[0]))
     assert bug.rightly_first(verdict.first_divergence.tensor)
-    assert not [note for note in verdict.diagnosis.notes if " failed: " in note]
+    assert not [note for note in verdict.explanation.notes if " failed: " in note]
     if bug.cause:
         cause = verdict.cause
         assert bug.diagnosed(cause.hypothesis if cause else "") == "right", cause
@@ -163,7 +163,7 @@ def dropped(m, x):
 def test_dropout_that_was_left_on_is_recognised(tap, edit):
     case = build_case("bert", "ragged")
     cause = explained(case, run_with(Change(taps=(tap,), edit=edit), case, "float64")).cause
-    assert cause == Cause("dropout", cause.text, confident=True)
+    assert (cause.hypothesis, cause.confident) == ("dropout", True)
     assert "dropout of 20 %" in cause.text
 
 
@@ -199,10 +199,10 @@ def test_a_search_that_is_cut_short_says_what_it_found_by_then(monkeypatch, tanh
     seconds = iter(range(1000))
     monkeypatch.setattr(search.time, "thread_time", partial(next, seconds))  # one more each time it is asked
     longest = 60.0 if bare else 13.0  # what may be wrong anywhere is more
-    monkeypatch.setattr(diagnosis, "LONGEST", longest)
-    found = explained(case, dataclasses.replace(run, taps={}) if bare else run).diagnosis
-    assert "activation" in found.cause.hypothesis
-    assert not found.cause.confident
+    monkeypatch.setattr(family_explanation, "LONGEST", longest)
+    found = explained(case, dataclasses.replace(run, taps={}) if bare else run).explanation
+    assert "activation" in found.hypothesis
+    assert not found.confident
     (note,) = (note for note in found.notes if "cut short" in note)
     tried, known = map(
         int, re.search(r"cut short: (\d+) of (\d+) known explanations were tried", note).groups()
@@ -218,7 +218,7 @@ def test_a_faulty_explanation_is_noted_and_ends_no_search(monkeypatch, tanh_for_
         yield Hypothesis("broken", "a broken explanation", "PRT-1", change=Change(taps=(tap,), edit=broken))
 
     monkeypatch.setattr(suspects, "FAMILIES", (broken_family, *suspects.FAMILIES))
-    found = explained(*tanh_for_erf).diagnosis
-    assert found.cause.hypothesis == "activation"
-    assert found.cause.confident
+    found = explained(*tanh_for_erf).explanation
+    assert found.hypothesis == "activation"
+    assert found.confident
     assert found.notes[0] == "trying broken (a broken explanation) failed: TypeError: no such operation"

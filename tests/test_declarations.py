@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from concord.conformance.bugs.bug import Change
-from concord.conformance.judging.family import Misfit
+from concord.conformance.explain.family_judge import Misfit
 from concord.conformance.run.campaign import Job
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case

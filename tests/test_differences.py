@@ -67,7 +67,7 @@ def test_aliases_and_other_layouts_are_no_difference():
 
 
 def test_the_search_has_one_budget_and_the_verdict_does_without_it(monkeypatch):
-    monkeypatch.setattr("concord.conformance.compare.explanation.LONGEST", 0.0)
+    monkeypatch.setattr("concord.conformance.compare.module_explanation.LONGEST", 0.0)
     verdict = compare(model(), model(exchanged), (TEXT,))
     assert verdict.status == "diverges"
     assert verdict.explained().cause is None

@@ -11,8 +11,8 @@ from concord.backends.pool import GLANCE
 from concord.conformance import Setup, check_jobs, conduct
 from concord.conformance.mutants import matrix
 from concord.conformance.run import record
-from concord.conformance.run.page import page
 from concord.conformance.run.report import summary
+from concord.output_files import page
 from concord.spec.errors import SpecError
 from tests.toys.running import Running, noted, until
 from tests.toys.surroundings import ROOT, errors, toy
@@ -135,7 +135,7 @@ def test_no_cause_is_looked_for_once_a_campaign_is_stopped():
 
     report = conduct(jobs, [wrong], Setup(threads=1), progress, lambda: jobs[0].name in done)
     assert ([one.status for one in report.results], report.unfinished) == (["diverges"], 1)
-    assert report.results[0].verdict.search is None
+    assert report.results[0].verdict.judge is None
 
 
 def test_mutants_that_are_stopped_keep_what_was_found(monkeypatch):

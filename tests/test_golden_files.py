@@ -11,10 +11,10 @@ from safetensors.numpy import save_file
 
 from concord import spec
 from concord.backends.interface import Run
+from concord.conformance.explain.family_judge import judge
+from concord.conformance.golden.golden_files import DEFAULT, INCLUDED, SHARED, collect, expectation_of, read
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.expectation import JudgedTraining
-from concord.conformance.judging.family import judge
-from concord.conformance.run.golden_files import DEFAULT, INCLUDED, SHARED, collect, expectation_of, read
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.deviations import NONE
 from concord.spec.precision import precision

@@ -30,7 +30,7 @@ from concord.conformance.lockstep.steps_report import show
 from concord.conformance.lockstep.training_cases import example, standard
 from concord.conformance.run import record
 from concord.conformance.run.campaign import Setup
-from concord.conformance.run.page import page
+from concord.output_files import page
 from concord.spec.errors import SpecError
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
 from concord.spec.training.recipe import recipe as known_recipe

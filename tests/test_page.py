@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 
 from concord import output_files
 from concord.conformance.run import record
-from concord.conformance.run.page import FOLDER, page
+from concord.conformance.run.page import FOLDER
+from concord.output_files import page
 from tests.toys import reports
 from tests.toys.surroundings import ROOT, options, toy
 
@@ -151,7 +152,7 @@ def test_whatever_a_backend_says_is_only_text():
     data["notes"], data["environments"] = poisoned(data["notes"], True), poisoned(data["environments"], True)
     for result in data["results"]:
         free(result, "backend", "group", "case", "part", "dtype", "detail", "stderr")
-        free(result.get("verdict", {}), "diagnosis")
+        free(result.get("verdict", {}), "explanation")
         for row in result.get("verdict", {}).get("table", []):
             free(row, "tensor", "clause", "note", "axes")
     text = page(record.parsed(record.lines(data).encode()))

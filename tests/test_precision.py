@@ -17,8 +17,8 @@ from concord.conformance import Setup, check_jobs, conduct
 from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.run import environment, record
 from concord.conformance.run.environment import Installed
-from concord.conformance.run.page import page
 from concord.conformance.run.report import show
+from concord.output_files import page
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision

@@ -27,8 +27,8 @@ def test_what_was_written_is_read_back(tmp_path):
     for one, other in zip(read.outcome.results, made.outcome.results, strict=True):
         assert replace(one, verdict=None) == replace(other, verdict=None)
         if one.verdict:
-            assert (one.verdict.diagnosis, one.verdict.first) == (
-                other.verdict.diagnosis,
+            assert (one.verdict.explanation, one.verdict.first) == (
+                other.verdict.explanation,
                 other.verdict.first,
             )
 

@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from concord import output_files, porting
+from concord.conformance.golden import golden_files
 from concord.conformance.judging.verdict import Judgement, Result, Row, Verdict
-from concord.conformance.run import dump, golden_files, record, report
+from concord.conformance.run import dump, record, report
 from concord.conformance.run.campaign import Report, Setup
-from concord.conformance.run.page import page
+from concord.output_files import page
 from concord.porting import texts
 from concord.spec.errors import SpecError
 from concord.spec.files import read_bytes, read_json

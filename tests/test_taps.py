@@ -235,5 +235,5 @@ def test_branch_that_is_cut_off_is_found_where_it_is_cut(cut):
         ]
         if cut == "attention.weights" and not aside:
             verdict = verdict.explained()
-            assert verdict.diagnosis.clause == "ATT-6"
+            assert verdict.explanation.clause == "ATT-6"
             assert "no gradient at all" in verdict.cause.text

@@ -6,8 +6,8 @@ import pytest
 
 from concord import spec
 from concord.backends.interface import Unsupported
+from concord.conformance.explain.family_judge import judge
 from concord.conformance.judging.expectation import JudgedTraining
-from concord.conformance.judging.family import judge
 from concord.conformance.lockstep.envelope import of_training
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training

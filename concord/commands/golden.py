@@ -21,7 +21,7 @@ def golden(
         directory (DIR): A folder of golden files, with subfolders. Default: those that come along.
     """
     with optional("concord golden", "all"):
-        from concord.conformance.run import golden_files
+        from concord.conformance.golden import golden_files
 
     outputs.check()
     directory = directory or golden_files.INCLUDED

@@ -19,11 +19,11 @@ from concord.conformance.compare.differences import Difference
 from concord.conformance.compare.module_reference import numbers
 from concord.conformance.compare.slips import slips
 from concord.conformance.compare.stretch import Stretch
-from concord.conformance.explain import Cause
 from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.description import nearest
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.search import Effort, Search
+from concord.conformance.judging.explanation import Explanation
 from concord.conformance.wording import few, gather, instead
 from concord.spec.arrays import Array
 
@@ -66,7 +66,7 @@ def cause(
     strange: Iterable[str],
     differing: Sequence[Difference],
     effort: Effort,
-) -> Cause | None:
+) -> Explanation | None:
     """Return what explains the last activation of a stretch.
 
     Args:
@@ -92,7 +92,7 @@ def cause(
         chain(*(changed(stretch, asked.right, kinds, once=True) for kinds in (bugs, slips))),
         of_differences(stretch, asked.right, [[one] for one in layers]),
     ]
-    return Search(asked, effort).cause(stages, active)
+    return Search(asked, effort).explain(stages, active)
 
 
 def of_differences(

@@ -18,8 +18,8 @@ from torch import Tensor
 from concord.conformance.compare.activation_names import proposed
 from concord.conformance.compare.aten_arithmetic import FOREIGN
 from concord.conformance.compare.draws import constants
-from concord.conformance.compare.explanation import explain
 from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
+from concord.conformance.compare.module_explanation import explain
 from concord.conformance.compare.module_reference import (
     ModelReference,
     ModuleReference,
@@ -30,6 +30,7 @@ from concord.conformance.explain.computation import Prediction
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.exemptions import CONSTANT
 from concord.conformance.judging.expectation import Expectation, is_gradient
+from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.judge import Judge
 from concord.conformance.judging.protocol import Pin
 from concord.conformance.judging.verdict import NO_ELEMENT, Judgement, Row, Verdict
@@ -159,9 +160,11 @@ class ModelComparison(Judge):
         table = self.table()
         outputs = (name for name in self.plain if is_output(name) and name not in self.reference.absent)
         found = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
-        if found.status != "diverges":
-            return found
-        return dataclasses.replace(found, search=lambda: explain(self, found))
+        return dataclasses.replace(found, judge=self) if found.status == "diverges" else found
+
+    def explain(self, verdict: Verdict) -> Explanation:
+        """Say in which stretch the first divergence was made, and why, or which declaration is missing."""
+        return explain(self, verdict)
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
         """Judge every tensor; that one agrees may say nothing, as of a run that says nothing."""

@@ -4,8 +4,3 @@ The first tensor of a run that is wrong is recomputed from the run's own precedi
 made on purpose. If that gives what the run gave, to within the tolerance derived for it, the bug explains
 it. Where none does, it is said which elements are wrong, and how they are related to the right ones.
 """
-
-from concord.conformance.explain.hypothesis import Cause
-from concord.conformance.explain.result import Description, Diagnosis
-
-__all__ = ["Cause", "Description", "Diagnosis"]

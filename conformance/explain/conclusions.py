@@ -10,14 +10,14 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, caused
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, explained_by
 from concord.conformance.explain.partial_model import role_of
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.result import Diagnosis
 from concord.conformance.explain.search import Effort, one_thread
 from concord.conformance.explain.suspects import like
 from concord.conformance.judging import family
 from concord.conformance.judging.expectation import JudgedProblem, is_gradient
+from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.wording import counted, gather
 
@@ -52,7 +52,7 @@ def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]
     """Explain each divergence, and hold every cause against all cases of its backend.
 
     Returns:
-        The results with what remains of their diagnoses, and what all cases say together.
+        The results with what remains of their explanations, and what all cases say together.
     """
     explained, found = list(results), list[Conclusion]()
     for backend in dict.fromkeys(result.backend for result in results):
@@ -62,14 +62,14 @@ def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]
                 continue
             verdict = result.verdict.explained()
             run = explained[i] = dataclasses.replace(result, verdict=verdict)
-            if run.status == "diverges" and verdict.diagnosis:
-                groups.setdefault(role_of(verdict.diagnosis.tensor), []).append(i)
+            if run.status == "diverges" and verdict.explanation:
+                groups.setdefault(role_of(verdict.explanation.tensor), []).append(i)
             if run.status == "agrees":
                 passed.append(run)
         for tensor, wrong in groups.items():
             revised, conclusion = _together(backend, tensor, [explained[i] for i in wrong], passed, effort)
-            for i, diagnosis in zip(wrong, revised, strict=True):
-                verdict = dataclasses.replace(_verdict(explained[i]), diagnosis=diagnosis)
+            for i, explanation in zip(wrong, revised, strict=True):
+                verdict = dataclasses.replace(_verdict(explained[i]), explanation=explanation)
                 explained[i] = dataclasses.replace(explained[i], verdict=verdict)
             found.append(conclusion)
     return explained, found
@@ -82,16 +82,15 @@ def _verdict(run: Result) -> Verdict:
 
 def _together(
     backend: str, tensor: str, wrong: Sequence[Result], passed: Sequence[Result], effort: Effort
-) -> tuple[list[Diagnosis], Conclusion]:
-    """Return the diagnoses of runs that are first wrong at one tensor as all cases leave them.
+) -> tuple[list[Explanation], Conclusion]:
+    """Return what all cases leave of the explanations of runs that are first wrong at one tensor.
 
-    And what these say together.
+    And what these cases say together.
     """
-    diagnoses = [diagnosis for run in wrong if (diagnosis := _verdict(run).diagnosis)]
+    explanations = [known for run in wrong if (known := _verdict(run).explanation)]
     named: dict[str, list[list[Hypothesis]]] = {}
-    for diagnosis in diagnoses:
-        those = diagnosis.cause.hypotheses if diagnosis.cause else ()
-        for name, of_name in gather(those, lambda one: one.name).items():
+    for explanation in explanations:
+        for name, of_name in gather(explanation.hypotheses, lambda one: one.name).items():
             named.setdefault(name, []).append(of_name)
     condition = _condition(wrong, passed)
     some = {name for name, of_name in named.items() if len(of_name) < len(wrong)}
@@ -101,10 +100,12 @@ def _together(
     if not condition:  # else it is made in some cases only
         tried = {name: of_name for name, of_name in named.items() if name not in refuted}
         refuted |= {
-            name for name, of_name in tried.items() if _shown(of_name, diagnoses[0].tensor, nearest, effort)
+            name
+            for name, of_name in tried.items()
+            if _shown(of_name, explanations[0].tensor, nearest, effort)
         }
-    revised = [_revised(diagnosis, refuted, some) for diagnosis in diagnoses]
-    clauses = [diagnosis.clause for diagnosis in revised]
+    revised = [_revised(explanation, refuted, some) for explanation in explanations]
+    clauses = [explanation.clause for explanation in revised]
     clause = max(dict.fromkeys(clauses), key=clauses.count)
     lines = [f"`{tensor}` is first wrong in {counted(len(wrong), 'run')} (SPEC {clause})"]
     if left := [of_name for name, of_name in named.items() if name not in refuted]:
@@ -192,15 +193,17 @@ def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
     return False
 
 
-def _revised(diagnosis: Diagnosis, refuted: Collection[str], doubtful: Collection[str]) -> Diagnosis:
-    """Return a diagnosis without what other cases refute, and sure of nothing that they do not show too."""
-    cause = diagnosis.cause
-    if cause is None or not any(one.name in refuted or one.name in doubtful for one in cause.hypotheses):
-        return diagnosis
-    kept = tuple(one for one in cause.hypotheses if one.name not in refuted)
-    if kept:
-        return dataclasses.replace(diagnosis, cause=caused(diagnosis.tensor, kept, False))
+def _revised(explanation: Explanation, refuted: Collection[str], doubtful: Collection[str]) -> Explanation:
+    """Leave out what other cases refute, and be sure of nothing that they do not show too."""
+    hypotheses = explanation.hypotheses
+    if not any(one.name in refuted or one.name in doubtful for one in hypotheses):
+        return explanation
     # What is left to name are the other clauses; those of the cause come last.
-    broken = {one.clause for one in cause.hypotheses}
-    clauses = tuple(sorted(diagnosis.clauses, key=lambda clause: clause in broken))
-    return dataclasses.replace(diagnosis, cause=None, clauses=clauses)
+    clauses, kept = explanation.clauses, [one for one in hypotheses if one.name not in refuted]
+    if not kept:
+        broken = {one.clause for one in hypotheses}
+        clauses = tuple(sorted(clauses, key=lambda clause: clause in broken))
+    left = explained_by(explanation.tensor, kept, False) if kept else Explanation(explanation.tensor)
+    return dataclasses.replace(
+        left, clauses=clauses, description=explanation.description, notes=explanation.notes
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +11,10 @@ from numpy.typing import NDArray
 from concord.conformance.bugs.attention import PROJECTIONS
 from concord.conformance.bugs.context import Flags, norm_of
 from concord.conformance.bugs.norms import NORMS
-from concord.conformance.explain.breakdown import axes_of
 from concord.conformance.explain.computation import Computation, within
 from concord.conformance.explain.mask_rules import clauses_of_mask
 from concord.conformance.explain.question import Question
-from concord.conformance.explain.result import Description
+from concord.conformance.judging.breakdown import axes_of
 from concord.conformance.judging.estimate import R, Z
 from concord.conformance.judging.padding import padded_rows, seen_keys
 from concord.conformance.wording import few, instead, multiple
@@ -89,6 +89,41 @@ RELATED = (
     (("*attention.scores",), ("query", "key", "offset"), "ATT-3"),
 )
 """Taps, kinds of relations, and the clause that such a relation points to there."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is seen of a wrong tensor.
+
+    Attributes:
+        tensor: its name.
+        where: which elements are wrong, in words that follow "only in"; empty if all are.
+        what: what they are, in words that follow the name of the tensor; empty if no relation is seen.
+        wrong, size: how many elements are wrong, of how many.
+        relative: the usual error of a wrong element, as a share of the right number; infinite where that is
+            0.
+    """
+
+    tensor: str
+    where: str
+    what: str
+    wrong: int = 0
+    size: int = 0
+    relative: float = float("inf")
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        if self.size == 1 and self.what:
+            return f"`{self.tensor}` {self.what}"
+        share = f"{self.wrong} of {self.size} elements"
+        if self.where:
+            there = f": there it {self.what}" if self.what else ""
+            return f"`{self.tensor}` is wrong only in {self.where} ({share}){there}"
+        if self.what:
+            return f"`{self.tensor}` {self.what} ({share} are wrong)"
+        size = f", by about {self.relative:.1g} of its size" if 0 < self.relative < 1 else ""
+        return f"`{self.tensor}` is wrong in {share}{size}, with no order that is known"
 
 
 def describe(question: Question) -> tuple[Description | None, Flags, str]:

@@ -1,4 +1,4 @@
-"""What may have gone wrong, and what is said to have."""
+"""Hypotheses that a search tries, and what is said of those that hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from concord.backends.interface import Request
 from concord.conformance.bugs.bug import Change, weights
-from concord.conformance.record_fields import Unwritten
+from concord.conformance.judging.explanation import Explanation
 from concord.conformance.wording import instead
 from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
@@ -92,27 +92,10 @@ MOST_NAMED = 4
 """How many explanations a sentence names."""
 
 
-@dataclass(frozen=True)
-class Cause:
-    """What explains a divergence.
-
-    Attributes:
-        hypothesis: its name; several are joined by "or".
-        text: a sentence that says so.
-        confident: whether nothing else that was tried explains it as well.
-        clauses: that it breaks.
-        hypotheses: those that are named, as they can be tried elsewhere.
-    """
-
-    hypothesis: str
-    text: str
-    confident: bool
-    clauses: tuple[str, ...] = field(default=(), compare=False)
-    hypotheses: Unwritten = field(default=(), compare=False, repr=False)  # tuple[Hypothesis, ...]
-
-
-def caused(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool, since: str = "") -> Cause:
-    """Return that hypotheses explain a tensor, or a step if it has no name, and say it.
+def explained_by(
+    tensor: str, hypotheses: Sequence[Hypothesis], confident: bool, since: str = ""
+) -> Explanation:
+    """Say that hypotheses explain a tensor, or a step if it has no name.
 
     Args:
         since: from which step on, where it does not hold in steps before.
@@ -122,10 +105,11 @@ def caused(tensor: str, hypotheses: Sequence[Hypothesis], sure: bool, since: str
     shown = " or by ".join(texts[:MOST_NAMED])
     more = f" or by {len(texts) - MOST_NAMED} others" if len(texts) > MOST_NAMED else ""
     subject, how = (f"`{tensor}` ", "is ") if tensor else ("", "")
-    return Cause(
+    return Explanation(
+        tensor,
+        tuple(dict.fromkeys(one.clause for one in hypotheses if one.clause)),
         " or ".join(dict.fromkeys(one.name for one in hypotheses)),
-        f"{subject}{how if sure else 'may be '}explained by {shown}{more}{since}",
-        sure,
-        tuple(dict.fromkeys(one.clause for one in hypotheses)),
-        tuple(hypotheses),
+        f"{subject}{how if confident else 'may be '}explained by {shown}{more}{since}",
+        confident,
+        hypotheses=tuple(hypotheses),
     )

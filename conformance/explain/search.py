@@ -16,7 +16,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from concord.conformance.explain.computation import Computation, Prediction
-from concord.conformance.explain.hypothesis import INAPPLICABLE, Cause, Hypothesis, caused
+from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, explained_by
+from concord.conformance.judging.explanation import Explanation
 from concord.spec.errors import SpecError
 
 MUCH_BETTER = 8.0
@@ -97,7 +98,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Fit:
     """A hypothesis that explains a tensor.
 
     Attributes:
@@ -127,12 +128,12 @@ class Search:
         self, computation: Computation, effort: Effort | None = None, others: Sequence[Computation] = ()
     ) -> None:
         self.computation, self.effort, self.others = computation, effort or Effort(), others
-        self.refuted: list[Explanation] = []
+        self.refuted: list[Fit] = []
 
-    def cause(
+    def explain(
         self, stages: Iterable[Iterable[Hypothesis]], readings: Iterable[Hypothesis] = ()
-    ) -> Cause | None:
-        """Return what explains the computation.
+    ) -> Explanation | None:
+        """Return what explains the computation; None if nothing does.
 
         Args:
             stages: hypotheses that are tried together: the first that explain it are the answer.
@@ -145,15 +146,15 @@ class Search:
             if not self.effort.untried:
                 with self.effort.attempt("reading a cause off the tensor"):
                     for one in readings:
-                        return caused(self.computation.subject, [one], not one.rare)
+                        return explained_by(self.computation.subject, [one], not one.rare)
         return None
 
-    def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Explanation]:
+    def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Fit]:
         """Return the hypotheses under which the tensor is right, and which do not leave it as it should be.
 
         Of several that are one bug in other words, the first.
         """
-        found: list[Explanation] = []
+        found: list[Fit] = []
         asked = self.computation
         with self.effort.attempt("a list of explanations"):
             for one in self.near(hypotheses):
@@ -164,7 +165,7 @@ class Search:
                     prediction = asked.predict(one)
 
                     def known_in(
-                        those: Sequence[Explanation],
+                        those: Sequence[Fit],
                         one: Hypothesis = one,
                         prediction: Prediction = prediction,
                     ) -> bool:
@@ -176,7 +177,7 @@ class Search:
 
                     if known_in(found) or not asked.explains(prediction):
                         continue
-                    explanation = Explanation(one, prediction, asked.distance(prediction))
+                    explanation = Fit(one, prediction, asked.distance(prediction))
                     if all(other.compatible(one) for other in self.others):
                         found.append(explanation)
                     elif not known_in(self.refuted):
@@ -198,8 +199,8 @@ class Search:
         with self.effort.attempt(f"trying {one.name} ({one.text})"), contextlib.suppress(*INAPPLICABLE):
             yield
 
-    def conclude(self, found: Sequence[Explanation], since: str = "") -> Cause:
-        """Return the cause: what explains the tensor best, and all that explains it as well.
+    def conclude(self, found: Sequence[Fit], since: str = "") -> Explanation:
+        """Name what explains the tensor best, and all that explains it as well.
 
         Args:
             since: from which step on, where it does not hold in steps before.
@@ -214,7 +215,9 @@ class Search:
         )
         shown = [hypothesis for hypothesis in kept if not hypothesis.rare] or kept
         # An option that is wrong is the plainest reason.
-        return caused(self.computation.subject, sorted(shown, key=lambda one: not one.fields), sure, since)
+        return explained_by(
+            self.computation.subject, sorted(shown, key=lambda one: not one.fields), sure, since
+        )
 
 
 _guard = threading.Lock()

@@ -57,12 +57,12 @@ class Failure:
 def explained(result: Result) -> Result:
     """Return a result with what explains it, and without what only the search for that needs."""
     verdict = result.verdict
-    if verdict is None or (verdict.search is None and verdict.case is None):
+    if verdict is None or (verdict.judge is None and verdict.case is None):
         return result
     try:
         verdict = verdict.explained()
     except Exception as error:  # random cases are hard on the search for causes; what was found matters more
-        verdict = dataclasses.replace(verdict, search=None)
+        verdict = verdict.unexplained()
         result = dataclasses.replace(result, attribution=f"looking for its cause failed: {error!r}")
     return dataclasses.replace(result, verdict=dataclasses.replace(verdict, case=None))
 

@@ -11,18 +11,14 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from concord.backends.interface import Run
-from concord.backends.wire import misfits
-from concord.conformance.explain import Diagnosis
-from concord.conformance.explain.breakdown import axes_of
-from concord.conformance.explain.diagnosis import diagnose
+from concord.conformance.judging.breakdown import axes_of
 from concord.conformance.judging.estimate import (
     SAMPLES,
     SEVERAL,
@@ -42,10 +38,9 @@ from concord.conformance.judging.expectation import (
     is_tap_gradient,
     subject_of,
 )
-from concord.conformance.judging.judge import WIDER, Judge, is_half
-from concord.conformance.judging.padding import blind_samples, uncomputed
-from concord.conformance.judging.protocol import Activation, Pin, PublishedReference
-from concord.conformance.judging.verdict import Verdict
+from concord.conformance.judging.judge import is_half
+from concord.conformance.judging.padding import uncomputed
+from concord.conformance.judging.protocol import Activation, Pin
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch
@@ -56,166 +51,16 @@ from concord.spec.deviations import (
     UNCOMPUTED_PADDING,
     WIDER_OUTPUT,
     Deviations,
-    declared,
-    in_precision,
 )
-from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights, trainable
 from concord.spec.precision import precision
-from concord.spec.tensors import axis_sizes, from_output_on, output_name
+from concord.spec.tensors import from_output_on, output_name
 
 ALIKE = 2.0**-20
 """Share of a tensor's largest number by which deviations may change the truth where sigma is a first look."""
 
 SUM = " + "
 """Stands between the names of tensors of which a published one is the sum."""
-
-Published = Callable[[Deviations], Expectation]
-"""Gives what was published, for a backend that declares deviations."""
-
-
-def judge(
-    config: EncoderConfig,
-    weights: Weights,
-    batch: Batch,
-    run: Run,
-    part: str = "model",
-    expectation: Published | None = None,
-    dtype: str | None = None,
-    end_to_end: bool = True,
-) -> Verdict:
-    """Judge a run against the oracle.
-
-    Every tensor that it delivers, each step by itself and from the inputs (SPEC PRT-2).
-
-    Args:
-        config: the member of the family that the run was asked to compute.
-        weights: its weights, by canonical name, before they were rounded to the precision of the run (SPEC
-            WGT-1, PRC-2).
-        batch: its inputs (SPEC INP-1).
-        part: one of :data:`concord.spec.tensors.PARTS`.
-        run: what a backend returned, or a :class:`concord.backends.interface.Run` made of tensors from
-            anywhere. A tap that it lacks is not judged, and :attr:`Verdict.unchecked` says so; if
-            ``run.info`` declares ``not_exposed``, any other that it lacks diverges. Gradients come all
-            or none. ``run.info`` may declare ``deviations`` too (:mod:`concord.spec.deviations`, SPEC PRC-4).
-        expectation: gives tensors to compare with in place of the oracle's, end to end; one may be the sum
-            of several, by all their names (:data:`SUM`).
-        dtype: the precision or mode to judge by; by default the run's.
-        end_to_end: whether to judge end to end too where that does not decide; of a large model only the
-            forward pass is, since all of it takes as long as the rest.
-
-    Raises:
-        SpecError: for a deviation that cannot be understood.
-        Misfit: for tensors that nobody knows, or of wrong shapes or types.
-    """
-    dtype = dtype or run.dtype
-    deviations = in_precision(declared(run.info.get("deviations", [])), dtype)
-    if expectation and (run.steps or "steps" in run.requested):  # it alone says what is right of a step
-        reference = PublishedReference(functools.partial(expectation, followed(deviations)))
-        return Verdict(Judge(reference, run.steps).table(local=False))
-    if wrong := misfits(run, config, batch, part):
-        raise Misfit(wrong)
-    gradients = "gradients" in run.requested and (expectation is not None or bool(run.gradients))
-    unrounded = tuple(run.info.get("unrounded_taps", ()))
-    case = JudgedProblem(config, weights, batch, part, dtype, deviations, gradients, unrounded)
-    tensors = delivered(run, output_name(config, part))
-
-    def verdict(declaring: Deviations) -> Verdict:
-        kept = followed(declaring)
-        excuses = frozenset(name for name, value in declaring.items() if value and name not in kept)
-        published = expectation(kept) if expectation else None
-        reference = FamilyReference(replace(case, deviations=kept), run, excuses, published, end_to_end)
-        return judged(reference, tensors)
-
-    found = verdict(deviations)
-    if found.status != "diverges":
-        return found
-
-    def would_agree(name: str) -> bool:
-        """Return whether the run would agree, where it is still judged, if it declared a deviation.
-
-        Tried only where its worst elements lie where that shows.
-        """
-        if name in deviations or not _shows(case, name, found):
-            return False
-        declaring = verdict({**deviations, name: 1.0})
-        return declaring.status != "diverges" and any(row.status == "agrees" for row in declaring.table)
-
-    def search() -> tuple[Diagnosis | None, str]:
-        names = [name for name, known in KNOWN_DEVIATIONS.items() if known.alone]
-        undeclared = next((name for name in names if would_agree(name)), "")
-        return found.explained().diagnosis, undeclared
-
-    return replace(found, search=search)
-
-
-def followed(deviations: Deviations) -> Deviations:
-    """Return the deviations that the oracle follows; what the others name is left out by the judge."""
-    return {name: value for name, value in deviations.items() if not KNOWN_DEVIATIONS[name].excuses}
-
-
-def judged(reference: FamilyReference, tensors: Mapping[str, Array]) -> Verdict:
-    """Judge a run before its reference."""
-    sums = [name for name in reference.activations if SUM in name]
-    there = {name: parts for name in sums if tensors.keys() >= {*(parts := name.split(SUM))}}
-    added = {name: np.add.reduce([tensors[part] for part in parts]) for name, parts in there.items()}
-    tensors = {**tensors, **added}
-    judge, case = Judge(reference, tensors), reference.case
-    table = judge.table(local=reference.local)
-    case.forget()
-    verdict = Verdict(table, outputs=(reference.output, "loss"), case=case if reference.local else None)
-    first = verdict.first_divergence
-    if first is None or reference.published or not first.deciding or (reference.local and not first.local):
-        return verdict
-    statuses = {row.tensor: row.status for row in table}
-    taps = {name: tap.astype(np.float64) for name, tap in reference.pinned(judge.pin).taps.items()}
-    tensors = judge.tensors  # the judge holds an expectation, which a verdict need not keep
-
-    def search() -> tuple[Diagnosis | None, str]:
-        return diagnose(case, taps, first.tensor, tensors, statuses), ""
-
-    return replace(verdict, case=case, search=search)
-
-
-def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
-    """Return whether the worst elements of the first divergence lie where a deviation shows."""
-    first = verdict.first_divergence
-    assert first is not None
-    if deviation == WIDER_OUTPUT:
-        return first.note == WIDER and first.tensor in from_output_on(case.config, case.part)
-    if first.deciding is None or first.deciding.breakdown is None or first.axes[:1] != ("batch",):
-        return False
-    if deviation == UNCOMPUTED_PADDING:
-        where = uncomputed(case.config, case.batch, case.part, first.tensor, first.axes)
-    else:
-        where = blind_samples(case.config, case.batch).reshape(-1, *[1] * (len(first.axes) - 1))
-    # Whoever does not compute a row leaves hardly anything right in it: a few elements have another reason.
-    sizes, touched = axis_sizes(case.config), 1
-    for by_row in first.deciding.breakdown.maps[:1]:  # a tensor of one row for each sample has no map
-        if by_row.axes in (("batch", "tokens"), ("batch", "query")):
-            touched = sum(level is not None and level >= 0 for row in by_row.levels for level in row)
-    if 0 < 2 * first.deciding.beyond < touched * math.prod(sizes.get(axis, 1) for axis in first.axes):
-        return False
-    # An axis of length 1 holds for all places.
-    return all(
-        np.broadcast_to(where, np.maximum(np.shape(where), np.add(one.index, 1)))[one.index]
-        for one in first.deciding.breakdown.worst
-    )
-
-
-def delivered(run: Run, output: str) -> dict[str, Array]:
-    """Return every tensor of a run by the name that a verdict gives it.
-
-    Args:
-        output: the name of the part's result.
-    """
-    by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}
-    gradients = {f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}
-    return {**run.results(output), **run.taps, **gradients, **run.steps}
-
-
-class Misfit(SpecError):
-    """What a run holds cannot be what was asked for; nothing can be judged."""
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.explain.breakdown import break_down
+from concord.conformance.judging.breakdown import break_down
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.exemptions import OUT_OF_RANGE, PADDING, UNUSED
 from concord.conformance.judging.expectation import Expectation, is_gradient, is_tap_gradient, subject_of
+from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.protocol import Pin, Reference
 from concord.conformance.judging.scoring import finite_alone, judge_tensor, mostly, scores_of
-from concord.conformance.judging.verdict import Judgement, Row
+from concord.conformance.judging.verdict import Judgement, Row, Verdict
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
@@ -54,6 +55,10 @@ class Judge:
                 self.tensors[name] = np.where(excused & ~np.isfinite(array), array.dtype.type(0), array)
         self.unused: frozenset[str] = frozenset()
         self.broken = {name: why for name in reference.activations if (why := self.unjudgeable(name))}
+
+    def explain(self, verdict: Verdict) -> Explanation | None:  # noqa: ARG002 - a judge that knows why says more
+        """Say why a run diverges that was judged here; None if nothing is known."""
+        return None
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
         """Judge every tensor, each step by itself, from the inputs, or both."""

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from concord.conformance.explain import Cause, Diagnosis
-from concord.conformance.explain.breakdown import Breakdown
+from concord.conformance.judging.breakdown import Breakdown
 from concord.conformance.judging.estimate import Z, rms_limit
 from concord.conformance.judging.exemptions import ABSENT, CONSTANT, DECLARED, NOT_EXPOSED, UNUSED
 from concord.conformance.judging.expectation import is_gradient, is_tap_gradient
+from concord.conformance.judging.explanation import DECLARABLE, Explanation
 from concord.conformance.record_fields import Count, Field, Number, Unwritten, also, among, short
 from concord.conformance.wording import distinct, gather
-from concord.spec.deviations import KNOWN_DEVIATIONS, OF_MODULES
 from concord.spec.text import first_of, shown
 
 LONGEST_LINE, LONGEST_NAME = 1000, 160
@@ -93,9 +92,6 @@ def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]
     diverges = any("diverges" in found for found in sections.values())
     return "diverges" if diverges else "undetermined" if unjudged or not sections else "agrees", unjudged
 
-
-DECLARABLE = {**KNOWN_DEVIATIONS, **OF_MODULES}
-"""What a run may declare."""
 
 MEASURABLE = 1e12
 """A larger ratio says only that the exact value is zero, or nearly so: the numbers say more."""
@@ -210,39 +206,35 @@ class Verdict:
 
     Attributes:
         table: one row for each expected tensor, in the order of computation.
-        diagnosis: what is known of the first divergence (:mod:`concord.conformance.explain`); None where it
-            was not judged locally, or not explained.
-        undeclared: the deviation (:data:`DECLARABLE`) with whose declaration it
-            would not diverge; empty if there is none.
+        explanation: what is known of the first divergence (:mod:`concord.conformance.explain`); None until
+            somebody has asked for it.
         outputs: of these tensors each has to be judged, not one of them alone.
         case: what was judged, where each step was.
-        search: finds diagnosis and undeclared deviation; None once it is explained.
+        judge: who can explain it (:meth:`~concord.conformance.judging.judge.Judge.explain`), until it is.
         notes: what else is to be said of the run.
     """
 
     as_written = also("status", "worst", "first")
 
     table: list[Row]
-    diagnosis: Diagnosis | None = None
-    undeclared: Annotated[str, among("", *DECLARABLE)] = ""
+    explanation: Explanation | None = None
     outputs: tuple[str, ...] = ()
     case: Unwritten = field(default=None, repr=False, compare=False)  # JudgedProblem | None
-    search: Unwritten = field(default=None, repr=False, compare=False)  # () -> Diagnosis | None, str
+    judge: Unwritten = field(default=None, repr=False, compare=False)  # Judge | None
     notes: Unwritten = field(default=(), repr=False, compare=False)  # tuple[str, ...]
 
     def unexplained(self) -> Verdict:
-        """Return the verdict without what looks for a cause."""
-        return dataclasses.replace(self, search=None)
+        """Return the verdict without the judge that could explain it."""
+        return dataclasses.replace(self, judge=None)
 
     def explained(self) -> Verdict:
         """Return the verdict with what explains its first divergence.
 
         Looking for that takes up to a minute.
         """
-        if self.search is None:
+        if self.judge is None:
             return self
-        diagnosis, undeclared = self.search()
-        return dataclasses.replace(self, diagnosis=diagnosis, undeclared=undeclared, search=None)
+        return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
 
     def __str__(self) -> str:
         """Return what the terminal says: how near it came, or the first divergence in words.
@@ -292,8 +284,8 @@ class Verdict:
     @property
     def clause(self) -> str:
         """The clause that it most likely breaks."""
-        first = self.first_divergence
-        return self.diagnosis.clause if self.diagnosis else first.clause if first else ""
+        first, known = self.first_divergence, self.explanation
+        return (known.clause if known else "") or (first.clause if first else "")
 
     @property
     def beyond(self) -> str:
@@ -325,9 +317,14 @@ class Verdict:
         return known.alone, f"if this is meant, declare `{self.undeclared}` {how}: {meaning}"
 
     @property
-    def cause(self) -> Cause | None:
+    def undeclared(self) -> str:
+        """The deviation with whose declaration it would not diverge; empty if none is known."""
+        return self.explanation.undeclared if self.explanation else ""
+
+    @property
+    def cause(self) -> Explanation | None:
         """What explains the first divergence, if anything known does (:mod:`concord.conformance.explain`)."""
-        return self.diagnosis.cause if self.diagnosis else None
+        return self.explanation if self.explanation and self.explanation.hypothesis else None
 
     @property
     def nearest(self) -> Row | None:
@@ -494,7 +491,7 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
     row = verdict.first_divergence
     assert row is not None
     lines = [f"  first at {row.tensor}{in_brackets(verdict.clause)}{_where(row, name)}"]
-    lines += [f"  {line}" for line in verdict.diagnosis.lines] if verdict.diagnosis else []
+    lines += [f"  {line}" for line in verdict.explanation.lines] if verdict.explanation else []
     lines += [f"  {attribution}"] if attribution else []
     end = verdict.arrival
     if end and (there := end.judged("end_to_end")):

@@ -20,11 +20,11 @@ from concord.conformance.bugs.bug import recipe as with_recipe
 from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.edited_step import CLAUSE_OF
 from concord.conformance.bugs.training.edits import kept_in_other_step, of_other_step
-from concord.conformance.explain import Cause
 from concord.conformance.explain.computation import within
 from concord.conformance.explain.fitting import Left, fitted, power
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.search import Search
+from concord.conformance.judging.explanation import Explanation
 from concord.conformance.lockstep.training_step import DeliveredStep
 from concord.conformance.wording import few, instead, joined, multiple
 from concord.spec.arrays import Array
@@ -50,7 +50,7 @@ LONGEST = 2_000
 """By how many steps a schedule may be longer or shorter."""
 
 
-def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Cause | None:
+def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Explanation | None:
     """Return what explains the first step that diverges, and holds in other steps.
 
     Everything that a backend reported lies within the tolerances of training with that bug. What steps that
@@ -60,7 +60,7 @@ def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Caus
         others: steps before it, which agree, and after it, which diverge too.
     """
     search, diverging = Search(first, others=others), [other for other in others if other.tensor]
-    cause = search.cause((suspects(first.case.training.recipe), recovered(first)))
+    cause = search.explain((suspects(first.case.training.recipe), recovered(first)))
     for failure in search.effort.failures:
         warnings.warn(failure, RuntimeWarning, stacklevel=2)
     if cause:
@@ -68,7 +68,7 @@ def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Caus
     found = [one for one in search.refuted if all(other.compatible(one.hypothesis) for other in diverging)]
     if diverging and found:
         return search.conclude(found, f" from step {first.start.step + 1} on")
-    return search.cause((), readings(first))
+    return search.explain((), readings(first))
 
 
 def suspects(recipe: Recipe) -> Iterator[Hypothesis]:

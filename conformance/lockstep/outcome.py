@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.explain import Cause
+from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.verdict import STEP_SECTIONS, Row, Verdict
 from concord.conformance.record_fields import Config, Count, Number, also, short
 from concord.conformance.run.campaign import Setup
@@ -74,7 +74,7 @@ class Divergence:
 
     step: Count
     row: Row
-    cause: Cause | None = None
+    cause: Explanation | None = None
     more: Count = 0
 
     @classmethod

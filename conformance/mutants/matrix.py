@@ -14,7 +14,7 @@ from concord.backends.wire import WorkerFailure
 from concord.backends.worker import Worker
 from concord.conformance.bugs.bug import REFUSED, Bug
 from concord.conformance.bugs.catalogue import KNOWN, OPERATIONS
-from concord.conformance.judging.family import Misfit
+from concord.conformance.explain.family_judge import Misfit
 from concord.conformance.judging.verdict import Row, Verdict, number
 from concord.conformance.mutants.training_detection import divergence_of, shown
 from concord.conformance.record_fields import Count, Number
@@ -237,10 +237,10 @@ class Hunt:
             if (first := verdict.first_divergence) is None:
                 return None
             row, right, detail = first, mutant.rightly_first(first.tensor), first.note
-            diagnosis = verdict.explained().diagnosis if self.diagnosing else None
-            if diagnosis is None:
+            explanation = verdict.explained().explanation if self.diagnosing else None
+            if explanation is None:
                 return found(right, row.tensor, row.ratio, detail=detail, row=row)
-            cause, clauses = diagnosis.cause, (diagnosis.clause,)
+            cause, clauses = explanation, (explanation.clause,)
         said = cause.hypothesis if cause else ""
         clause = "right" if mutant.clause in clauses else "wrong"
         named = {"cause": mutant.diagnosed(said), "said": said, "clause": clause}

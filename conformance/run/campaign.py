@@ -20,8 +20,8 @@ from concord.backends.pool import Pool
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import TIME_LIMIT, Worker
 from concord.conformance.explain.conclusions import Conclusion, conclude
+from concord.conformance.explain.family_judge import Misfit, Published, delivered, judge
 from concord.conformance.judging import verdict as verdicts
-from concord.conformance.judging.family import Misfit, Published, delivered, judge
 from concord.conformance.judging.padding import independent_batch
 from concord.conformance.judging.verdict import FAILED_WORKER, NOT_JUDGED, Result, Verdict
 from concord.conformance.progress import listening
@@ -218,7 +218,7 @@ class Report:
 
         What one case says, held against all others.
         """
-        if not any(result.verdict and result.verdict.search for result in self.results):
+        if not any(result.verdict and result.verdict.judge for result in self.results):
             return self
         results, conclusions = conclude(self.results)
         return dataclasses.replace(self, results=results, conclusions=conclusions)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from concord.conformance.explain.breakdown import Breakdown, HeatMap
+from concord.conformance.judging.breakdown import Breakdown, HeatMap
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.verdict import BINS, Z_BINS, Row, number
 from concord.spec.text import first_of

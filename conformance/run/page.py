@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-from collections import Counter
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -16,15 +15,12 @@ import jinja2
 from markupsafe import Markup, escape
 
 from concord.backends.wire import legibly
-from concord.conformance.bugs.catalogue import KNOWN
-from concord.conformance.explain.breakdown import Breakdown
+from concord.conformance.judging.breakdown import Breakdown
 from concord.conformance.judging.estimate import R, Z
 from concord.conformance.judging.verdict import Z_BINS, number
-from concord.conformance.lockstep.outcome import Lockstep
-from concord.conformance.lockstep.steps_report import explanation, unjudged
-from concord.conformance.run import drawing, results_page
+from concord.conformance.run import drawing
 from concord.conformance.run.record import Record
-from concord.conformance.run.report import SHORT, FirstDivergence, ordered, tail, word
+from concord.conformance.run.report import SHORT, tail, word
 from concord.conformance.wording import counted, joined, plain
 from concord.spec.text import legible, shortened
 
@@ -53,16 +49,6 @@ LIMITS: dict[str, Any] = {"z": Z, "rms": R, "bins": Z_BINS}
 
 MAPS = 100
 """Breakdowns that are drawn: more would make a page of tens of MiB."""
-
-POINTS = 400
-"""Points of a line at most: of several steps that share one the largest error is drawn."""
-
-
-def page(record: Record) -> str:
-    """Return the page of a record of this package."""
-    make = {"fuzz": _of_fuzz, "mutants": _of_mutants, "lockstep": _of_lockstep}.get(record.kind)
-    template, parts = (f"{record.kind}.html", make(record.outcome)) if make else results_page.view(record)
-    return render(template, record, **parts)
 
 
 def render(template: str, record: Record, *folders: Path, script: str = "", **parts: Any) -> str:
@@ -144,71 +130,3 @@ def _soft(name: str) -> Markup:
 def _percent(part: float, whole: float) -> str:
     share = 100 * part / whole if whole else 0.0
     return f"{share:.0f}" if share in (0, 100) else f"{min(max(share, 0.1), 99.9):.1f}"
-
-
-# What the pages of random cases, mutants and lockstep need besides the record.
-
-
-def _of_fuzz(outcome: Any) -> dict[str, Any]:
-    names = {id(failure.result): failure.name for failure in outcome.failures}
-    tallies = []
-    for backend, dtype, tally in outcome.each():
-        counts = drawing.summed(one.histogram for one in tally.statistics.values())
-        tallies.append((backend, dtype, tally, drawing.histogram(counts, [], f"{backend}, {dtype}")))
-    return {
-        "tallies": tallies,
-        "divergence": lambda result: FirstDivergence([result], []),
-        "anchor_of": lambda result: names[id(result)],
-    }
-
-
-def _of_mutants(outcome: Any) -> dict[str, Any]:
-    findings, names = outcome.findings, ordered(finding.backend for finding in outcome.findings)
-    judged = [finding for finding in findings if finding.status != "absent"]
-
-    def share(name: str) -> str:
-        statuses = Counter(finding.status for finding in judged if finding.backend == name)
-        right, seen = statuses["found"], statuses["found"] + statuses["misplaced"]
-        return f"{name} {seen} of {statuses.total()}" + f" ({right} at the right tensor)" * (right < seen)
-
-    unknown = dict.fromkeys(("operation", "clause", "text", "variant", "scenario"), "")
-    return {
-        "shares": [*map(share, names)],
-        "names": names,
-        "mutants": {name: KNOWN.get(name, unknown) for name in ordered(one.mutant for one in findings)},
-        "cells": {(finding.mutant, finding.backend): finding for finding in findings},
-        "wrong": [finding for finding in judged if finding.status != "found"],
-        "misnamed": [finding for finding in findings if finding.cause == "wrong"],
-        "seen": sorted((one for one in findings if one.row), key=lambda one: one.status == "found"),
-    }
-
-
-def _of_lockstep(outcome: Lockstep) -> dict[str, Any]:
-    tracks = outcome.tracks
-    wrong = [f"{one.backend} diverges first at step {one.first.step + 1}" for one in tracks if one.first]
-    missing = [f"{one.backend}: {', '.join(one.unjudged)} not judged" for one in tracks if one.unjudged]
-    right = [track for track in tracks if track.status == "agrees"]
-    if wrong or missing or not right:
-        headline = f"{'; '.join(wrong or missing) or 'Nothing was judged'}."
-    else:
-        agree = "agree" if len(right) > 1 else "agrees"
-        steps = max(track.steps for track in right)
-        names = joined([track.backend for track in right])
-        headline = f"{names} {agree} with the oracle at each of {steps} steps."
-    figures = []
-    for section in outcome.sections:
-        curves = [(track.backend, curve) for track in tracks if (curve := track.curve(section))]
-        lines = [_thinned(curve.ratio) for _, curve in curves]
-        label = f"{section}: largest error of each step, in tolerances"
-        figures.append((section, curves, max(map(len, lines)), drawing.growth(lines, label)))
-    return {
-        "headline": headline,
-        "figures": figures,
-        "explanation": explanation(outcome),
-        "why": {track.backend: unjudged(track, outcome) for track in tracks},
-    }
-
-
-def _thinned(values: list[float]) -> list[float]:
-    share = -(-len(values) // POINTS) or 1
-    return [max(values[first : first + share]) for first in range(0, len(values), share)]

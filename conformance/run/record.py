@@ -21,7 +21,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, optional, refuse
 from concord.spec.files import LARGEST, parse_json, read_bytes, typed, write_text
 
-SCHEMA: Final = "concord.report/5"
+SCHEMA: Final = "concord.report/6"
 
 KINDS = {
     "check": "concord.conformance.run.campaign:Report",
@@ -53,7 +53,7 @@ class Record:
     written: str
     exit_code: Count
     machine: dict[str, str | int | float | None]
-    schema: Literal["concord.report/5"]
+    schema: Literal["concord.report/6"]
     outcome: Unwritten = None
 
 

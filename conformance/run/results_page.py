@@ -20,6 +20,7 @@ from concord.conformance.judging.verdict import (
 )
 from concord.conformance.run import drawing
 from concord.conformance.run.campaign import Report
+from concord.conformance.run.page import render
 from concord.conformance.run.record import Record
 from concord.conformance.run.report import (
     SHORT,
@@ -106,8 +107,8 @@ def cases_of(results: Sequence[Result]) -> list[CaseResults]:
     return sorted(cases, key=lambda case: case.order)
 
 
-def view(record: Record) -> tuple[str, dict[str, Any]]:
-    """Return the template of a report, and what it needs."""
+def results_page(record: Record) -> str:
+    """Return the page of the record of a report."""
     report: Report = record.outcome
     results, truth = report.results, TRUTH[record.kind]
     cases = cases_of(results)
@@ -123,34 +124,36 @@ def view(record: Record) -> tuple[str, dict[str, Any]]:
         for result in finding.results
     }
     ended = f" It was ended before {counted(report.unfinished, 'more run')}."
-    return "report.html", {
-        "headline": headline(results, truth) + ended * bool(report.unfinished),
-        "tone": "bad" if wrong else "broken" if record.exit_code == 3 else "good",
-        "summary": summary(report),
-        "truth": truth,
-        "group": GROUPS[record.kind],
-        "groups": ordered(result.group for result in results),
-        "names": names,
-        "dtypes": dtypes,
-        "matrix": matrix(report),
-        "findings": findings[:FINDINGS],
-        "more_findings": len(findings[FINDINGS:]),
-        "anchor_of": lambda result: anchors[id(result)],
-        "place_of": lambda result: places.get(id(result)),
-        "failures": _failures(results),
-        "cases": cases,
-        "opened": opened,
-        "histograms": [
+    return render(
+        "report.html",
+        record,
+        headline=headline(results, truth) + ended * bool(report.unfinished),
+        tone="bad" if wrong else "broken" if record.exit_code == 3 else "good",
+        summary=summary(report),
+        truth=truth,
+        group=GROUPS[record.kind],
+        groups=ordered(result.group for result in results),
+        names=names,
+        dtypes=dtypes,
+        matrix=matrix(report),
+        findings=findings[:FINDINGS],
+        more_findings=len(findings[FINDINGS:]),
+        anchor_of=lambda result: anchors[id(result)],
+        place_of=lambda result: places.get(id(result)),
+        failures=_failures(results),
+        cases=cases,
+        opened=opened,
+        histograms=[
             (name, dtype, _errors(found, f"{name}, {dtype}"))
             for name in names
             for dtype in dtypes
             if (found := [one for one in select(report, backend=name, dtype=dtype) if one.verdict])
         ],
-        "environments": [_about(name, report) for name in names],
-        "known": KNOWN_DEVIATIONS,
-        "figure": partial(_figures, brief=large),
-        "tensors_of": lambda case: _table(case, large and case.anchor not in opened),
-    }
+        environments=[_about(name, report) for name in names],
+        known=KNOWN_DEVIATIONS,
+        figure=partial(_figures, brief=large),
+        tensors_of=lambda case: _table(case, large and case.anchor not in opened),
+    )
 
 
 def headline(results: Sequence[Result], truth: str = "oracle") -> str:

@@ -5,7 +5,7 @@ import dataclasses
 from concord.backends.interface import Request, Run
 from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.edited_model import with_edits
-from concord.conformance.judging.family import judge
+from concord.conformance.explain.family_judge import judge
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.reference import compute
 

@@ -16,11 +16,11 @@ from concord.conformance.compare.differences import Difference, differences
 from concord.conformance.compare.kernels import KERNELS
 from concord.conformance.compare.module_reference import ModuleReference, numbers, spread
 from concord.conformance.compare.stretch import Stretch, opened
-from concord.conformance.explain import Cause, Diagnosis
 from concord.conformance.explain.description import wrong_elements
-from concord.conformance.explain.diagnosis import elsewhere
+from concord.conformance.explain.family_explanation import elsewhere
 from concord.conformance.explain.search import Effort
 from concord.conformance.judging.expectation import is_gradient
+from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.verdict import Row, Verdict
 from concord.spec.deviations import UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError
@@ -42,7 +42,7 @@ APART = (
 """What is said of an output that a run of its own gives, where the activations of another agree."""
 
 
-def explain(comparison: ModelComparison, verdict: Verdict) -> tuple[Diagnosis, str]:
+def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
     """Say in which stretch of the module the first divergence was made, and where that is written.
 
     Say why too, or which declaration is missing. All of it has one budget.
@@ -50,7 +50,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> tuple[Diagnosis, s
     first, reference = verdict.first_divergence, comparison.reference
     assert first is not None
     end, effort, undeclared = first.tensor, Effort(LONGEST), ""
-    why: Cause | None = None
+    why: Explanation | None = None
     beginning = "the outputs" if is_gradient(end) else "the inputs"
     agreeing = [
         row.tensor
@@ -61,7 +61,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> tuple[Diagnosis, s
     notes = [APART if end in comparison.whole else f"made between {start} and {end}"]
     by_kernel, switch = explain_by_kernel(comparison, first)
     if by_kernel:
-        return Diagnosis(end, ("",), by_kernel, notes=(*switch, *notes)), ""
+        return dataclasses.replace(by_kernel, notes=(*switch, *notes))
     with effort.attempt("the search for a cause"):
         if not is_gradient(end):
             right = None
@@ -74,10 +74,11 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> tuple[Diagnosis, s
             if right and end in comparison.wrong and not undeclared:
                 why = find_cause(comparison, right, effort, notes)
     wrong = {row.tensor: row.status for row in verdict.table if row.tensor not in comparison.whole}
-    return Diagnosis(end, ("",), why, notes=(*notes, *effort.notes, *elsewhere(end, wrong))), undeclared
+    notes += [*effort.notes, *elsewhere(end, wrong)]
+    return dataclasses.replace(why or Explanation(end), notes=tuple(notes), undeclared=undeclared)
 
 
-def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Cause | None, tuple[str, ...]]:
+def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanation | None, tuple[str, ...]]:
     """Return which kernel explains a tensor that diverges, and how it is avoided."""
     theirs = comparison.theirs
     device = next((p.device.type for p in theirs.model.parameters()), "cpu") if theirs else ""
@@ -86,7 +87,8 @@ def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Cause | No
     assert row.deciding is not None
     for key, kernel in KERNELS.items():
         if kernel.switch and comparison.by_kernel(key, {row.tensor: row.deciding}, row.local is not None):
-            cause = Cause(key, f"`{row.tensor}` is explained by {kernel.text}", confident=True)
+            text = f"`{row.tensor}` is explained by {kernel.text}"
+            cause = Explanation(row.tensor, hypothesis=key, text=text, confident=True)
             return cause, (f"avoided by {kernel.switch}; if it is meant, declare `{key}`",)
     return None, ()
 
@@ -121,7 +123,9 @@ def find_declaration(
     return ""
 
 
-def find_cause(comparison: ModelComparison, right: Stretch, effort: Effort, notes: list[str]) -> Cause | None:
+def find_cause(
+    comparison: ModelComparison, right: Stretch, effort: Effort, notes: list[str]
+) -> Explanation | None:
     """Return what explains the end of a stretch; add what else is seen of it to the notes."""
     asked, theirs, own = computation(comparison, right.end), comparison.theirs, comparison.own
     differing = list[Difference]()

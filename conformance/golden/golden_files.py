@@ -50,7 +50,7 @@ from concord.spec.tensors import resolve, sizes_of, taps
 from concord.spec.training.recipe import recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
-INCLUDED = Path(__file__).parents[1] / "golden"
+INCLUDED = Path(__file__).parent
 """The selection that comes with this package."""
 
 SHARED = Path(__file__).parents[3] / "shared" / "golden"

@@ -1,4 +1,4 @@
-"""Diagnosis of the first tensor of a run that is wrong: its cause, what is seen of it, and its clauses."""
+"""Why the first wrong tensor of a run of the family is wrong: its cause, what is seen of it, its clauses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 from concord.conformance.bugs.context import Flags
 from concord.conformance.explain import suspects
 from concord.conformance.explain.backward import bounds
-from concord.conformance.explain.description import clauses_of, clauses_of_rows, describe
-from concord.conformance.explain.hypothesis import MOST_NAMED, RIGHT, Cause, Hypothesis, caused
+from concord.conformance.explain.description import Description, clauses_of, clauses_of_rows, describe
+from concord.conformance.explain.hypothesis import MOST_NAMED, RIGHT, Hypothesis, explained_by
 from concord.conformance.explain.partial_model import group_of
 from concord.conformance.explain.question import Exact, Question
-from concord.conformance.explain.result import Description, Diagnosis
 from concord.conformance.explain.search import Effort, Search, one_thread
 from concord.conformance.judging.expectation import (
     JudgedProblem,
@@ -22,6 +21,7 @@ from concord.conformance.judging.expectation import (
     is_tap_gradient,
     root_mean_square,
 )
+from concord.conformance.judging.explanation import Explanation
 from concord.conformance.progress import say
 from concord.conformance.wording import few
 from concord.spec.arrays import Array
@@ -47,14 +47,14 @@ VISIBLE = 20.0
 
 
 @one_thread()
-def diagnose(
+def explain(
     case: JudgedProblem,
     pinned: Mapping[str, Array],
     tensor: str,
     delivered: Mapping[str, Array],
     statuses: Mapping[str, str],
-) -> Diagnosis:
-    """Return what can be said of the first tensor that is wrong.
+) -> Explanation:
+    """Say what is known of the first tensor that is wrong.
 
     Args:
         case: what was computed.
@@ -66,7 +66,7 @@ def diagnose(
     question, effort = Question(case, pinned, tensor, delivered[tensor]), Effort(LONGEST)
     question.delivered = delivered
     defining = clause_of(case.config, tensor, case.part)
-    cause: Cause | None = None
+    cause: Explanation | None = None
     seen: Description | None = None
     place, steps, ruling, kind = "", tuple[str, ...](), tuple[str, ...](), ""
     with np.errstate(all="ignore"):  # what is not finite is compared as such
@@ -74,7 +74,7 @@ def diagnose(
             say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
         with effort.attempt("the search for a cause"):
             search = Search(question, effort)
-            cause = search.cause(suspects.stages(question), suspects.readings(question))
+            cause = search.explain(suspects.stages(question), suspects.readings(question))
         if cause:
             with effort.attempt("trying the cause in the whole run"):
                 cause = _in_its_place(question, cause, delivered, statuses)
@@ -86,7 +86,7 @@ def diagnose(
                 ruling = clauses_of_rows(question, seen, kind) if cause else ()
         if cause and seen and seen.where and not np.isfinite(question.actual).all():
             # What is no number may have become so in many ways.
-            cause = caused(tensor, cause.hypotheses, False)
+            cause = explained_by(tensor, cause.hypotheses, False)
         if question.parameter:
             with effort.attempt("placing it in the backward pass"):
                 place, steps = bounds(question, statuses)
@@ -100,12 +100,17 @@ def diagnose(
     told = [place] if place and not certain else []
     ruling = ruling if {*ruling} & {"MSK-5", "MSK-8"} else ()
     clauses = tuple(dict.fromkeys((*ruling, *(cause.clauses if cause else ()), *others)))
-    return Diagnosis(tensor, clauses, cause, seen, (*effort.notes, *told, *elsewhere(tensor, statuses)))
+    return dataclasses.replace(
+        cause or Explanation(tensor),
+        clauses=clauses,
+        description=seen.text if seen else "",
+        notes=(*effort.notes, *told, *elsewhere(tensor, statuses)),
+    )
 
 
 def _in_its_place(
-    question: Question, cause: Cause, delivered: Mapping[str, Array], statuses: Mapping[str, str]
-) -> Cause:
+    question: Question, cause: Explanation, delivered: Mapping[str, Array], statuses: Mapping[str, str]
+) -> Explanation:
     """Return a cause without the options that the rest of the layer contradicts.
 
     If that leaves none, they hold in this tensor alone.
@@ -118,9 +123,9 @@ def _in_its_place(
         if one.fields and (other := refuting(question, one, delivered, statuses))
     }
     if kept := [one for one in cause.hypotheses if one.text not in against]:
-        return caused(question.tensor, kept, cause.confident) if against else cause
+        return explained_by(question.tensor, kept, cause.confident) if against else cause
     there = ", ".join(f"`{name}`" for name in dict.fromkeys(against.values()))
-    return caused(question.tensor, cause.hypotheses, False, f", here alone: {there} would be wrong too")
+    return explained_by(question.tensor, cause.hypotheses, False, f", here alone: {there} would be wrong too")
 
 
 def refuting(
@@ -158,7 +163,7 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
     return [f"wrong too, judged alone: {few(others)}"] if others else []
 
 
-def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> Cause | None:
+def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> Explanation | None:
     """Return what explains a tensor where it is wrong, everything else being right.
 
     Args:
@@ -170,5 +175,5 @@ def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> 
     found = [one.hypothesis for one in Search(question.within(region), of_place).explaining(tried)]
     if not 0 < len(found) <= FITTING:
         return None
-    cause = caused(question.tensor, found, False, f", only in {where}")
+    cause = explained_by(question.tensor, found, False, f", only in {where}")
     return dataclasses.replace(cause, hypotheses=())  # elsewhere they cannot be tried

@@ -15,11 +15,11 @@ from concord import spec
 from concord.conformance.bugs.bug import Change, fits
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.bugs.loss import of_targets
-from concord.conformance.explain import Diagnosis
 from concord.conformance.explain.conclusions import conclude
-from concord.conformance.explain.hypothesis import Hypothesis, caused
+from concord.conformance.explain.hypothesis import Hypothesis, explained_by
 from concord.conformance.explain.numbers import KNOWN
 from concord.conformance.judging.expectation import JudgedProblem
+from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.verdict import Result, Verdict, divergence_lines
 from concord.spec.cases import build_case
 from concord.spec.precision import round_to_bits
@@ -108,13 +108,13 @@ def test_an_unforeseen_bug_is_placed_and_described(name):
     tap, edit, clause, words = UNSEEN[name]
     case = build_case("bert", "ragged")
     run = run_with(Change(taps=(tap.replace(".0.", ".*."),), edit=edit), case)
-    diagnosis = verdict_of(case, run, end_to_end=False).explained().diagnosis
+    explanation = verdict_of(case, run, end_to_end=False).explained().explanation
     first = "gradients.classifier.bias" if "gradient" in name else tap
-    assert (diagnosis.tensor, diagnosis.clause) == (first, clause)
-    assert words in "; ".join(diagnosis.lines)
-    assert not [note for note in diagnosis.notes if " failed: " in note]
-    assert not (diagnosis.cause and diagnosis.cause.confident)
-    assert diagnosis.description.wrong <= diagnosis.description.size
+    assert (explanation.tensor, explanation.clause) == (first, clause)
+    assert words in "; ".join(explanation.lines)
+    assert not [note for note in explanation.notes if " failed: " in note]
+    assert not explanation.confident
+    assert explanation.description
 
 
 def test_an_option_that_the_rest_of_the_layer_contradicts_holds_in_one_tensor_alone():
@@ -252,13 +252,13 @@ def test_what_a_tensor_shows_by_itself_is_said(name):
     tap, edit, clause, words = READ[name]
     case = build_case("bert", "ragged")
     run = run_with(Change(taps=(tap.replace(".0.", ".*."),), edit=edit), case)
-    diagnosis = verdict_of(case, run, end_to_end=False).explained().diagnosis
-    assert (diagnosis.tensor, diagnosis.clause) == (tap, clause)
-    assert words in "; ".join(diagnosis.lines)
-    assert not [note for note in diagnosis.notes if " failed: " in note]
+    explanation = verdict_of(case, run, end_to_end=False).explained().explanation
+    assert (explanation.tensor, explanation.clause) == (tap, clause)
+    assert words in "; ".join(explanation.lines)
+    assert not [note for note in explanation.notes if " failed: " in note]
 
 
-def diagnosis_of(case, tap, edit):
+def explained_edit(case, tap, edit):
     run = run_with(Change(taps=(tap,), edit=edit), case)
     return verdict_of(case, run, end_to_end=False).explained()
 
@@ -281,12 +281,12 @@ def test_a_number_of_a_step_is_recovered_whatever_it_is(number):
     right = number.right(case.config) if callable(number.right) else number.right
     value = (right or 0.05) * random.uniform(1.1, 1.3)
     tap = next(tap for tap in spec.taps(case.config) if fits(tap, number.taps))
-    diagnosis = diagnosis_of(case, tap, lambda m: number.edit(m, value)).diagnosis
-    assert (diagnosis.tensor, diagnosis.clause) == (tap, number.clause)
+    explanation = explained_edit(case, tap, lambda m: number.edit(m, value)).explanation
+    assert (explanation.tensor, explanation.clause) == (tap, number.clause)
     before, after = number.text.split("{}")
-    found = re.search(rf"{re.escape(before)}(\S+)( instead of \S+)?{re.escape(after)}", diagnosis.cause.text)
+    found = re.search(rf"{re.escape(before)}(\S+)( instead of \S+)?{re.escape(after)}", explanation.text)
     assert f"{float(found.group(1)):.3g}" == f"{value:.3g}"
-    assert not diagnosis.cause.confident
+    assert not explanation.confident
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -297,7 +297,7 @@ def test_what_a_mask_depends_on_says_which_clause_it_breaks(axis, clause, seed):
     shape = [5, 1, 1, 11]
     shape[axis] = (5, 2, 11, 11)[axis]
     shown = random.random(shape) < 0.7
-    verdict = diagnosis_of(case, f"{H0}.masked_scores", lambda m: m.masked(m.visible & shown))
+    verdict = explained_edit(case, f"{H0}.masked_scores", lambda m: m.masked(m.visible & shown))
     assert verdict.clause == clause
     assert verdict.cause is None
 
@@ -313,12 +313,12 @@ def test_other_rows_of_a_table_are_named_and_no_vector_that_is_none_of_them(seed
     def looked_up(m):
         return m.where(chosen[..., None], m.rows_of(name, rows), m.y)
 
-    cause = diagnosis_of(case, tap, looked_up).cause
+    cause = explained_edit(case, tap, looked_up).cause
     assert (cause.hypothesis, cause.confident) == ("other_rows", True)
     place = random.choice(np.argwhere(chosen))
     stray = np.zeros((5, 11, 14))
     stray[(*place, 5)] = 0.25
-    assert diagnosis_of(case, tap, lambda m: looked_up(m) + m.constant(stray, m.y)).cause is None
+    assert explained_edit(case, tap, lambda m: looked_up(m) + m.constant(stray, m.y)).cause is None
 
 
 ERRORS = {
@@ -339,7 +339,7 @@ def test_small_errors_are_rounding_only_if_they_are_random(tap, own, kind):
         noise = np.random.default_rng(5).standard_normal(y.shape)
         return m.y + m.constant(ERRORS[kind](y, noise) - y, m.y)
 
-    assert diagnosis_of(case, tap, edit).clause == ("PRC-2" if kind == "random" else own)
+    assert explained_edit(case, tap, edit).clause == ("PRC-2" if kind == "random" else own)
 
 
 @pytest.mark.parametrize(
@@ -352,9 +352,9 @@ def test_padded_rows_that_are_zeroed_break_the_clause_of_padded_rows(tap):
         real = m.real.reshape(*m.real.shape, *[1] * (len(m.y.shape) - 2))
         return m.where(real, m.y, 0.0)
 
-    verdict = diagnosis_of(case, tap, zeroed)
+    verdict = explained_edit(case, tap, zeroed)
     assert verdict.clause == "MSK-4"
-    assert "only in padded tokens" in (text := verdict.diagnosis.description.text)
+    assert "only in padded tokens" in (text := verdict.explanation.description)
     assert text.endswith("there it is zero")
 
 
@@ -365,8 +365,8 @@ def test_gradients_that_are_flushed_to_zero_are_not_rounded_and_not_missing(shar
     right = run_with(Change(), case)
     limit = share * abs(right.gradients["pooler.bias"]).max()
     gradients = {name: np.where(abs(g) < limit, 0, g).astype(g.dtype) for name, g in right.gradients.items()}
-    diagnosis = explained(case, dataclasses.replace(right, gradients=gradients)).diagnosis
-    assert (diagnosis.clause, diagnosis.cause.hypothesis) == ("GRD-1", "flushed")
+    explanation = explained(case, dataclasses.replace(right, gradients=gradients)).explanation
+    assert (explanation.clause, explanation.hypothesis) == ("GRD-1", "flushed")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -387,7 +387,7 @@ def test_few_wrong_elements_of_padded_rows_are_not_rows_that_nobody_computes(cou
     wrong = np.zeros((5, 11, 14), np.float32)
     wrong[tuple(padded[:: len(padded) // count].T)] = 0.3
 
-    edit = diagnosis_of(case, "layers.1.feed_forward.outer", lambda m: m.y + m.constant(wrong, m.y))
+    edit = explained_edit(case, "layers.1.feed_forward.outer", lambda m: m.y + m.constant(wrong, m.y))
     assert edit.undeclared == declared
 
 
@@ -415,8 +415,8 @@ def of_shape(status, samples, tokens):
     """Return a run of so many samples and tokens that is judged to be right, or wrong in its scores."""
     case = build_case("bert", "full")
     batch = spec.example_batch(case.config, samples, tokens, padding="none")
-    diagnosis = Diagnosis("layers.0.attention.scores", ("ATT-4",)) if status == "diverges" else None
-    verdict = Verdict([], diagnosis, case=JudgedProblem(case.config, case.weights, batch))
+    explanation = Explanation("layers.0.attention.scores", ("ATT-4",)) if status == "diverges" else None
+    verdict = Verdict([], explanation, case=JudgedProblem(case.config, case.weights, batch))
     return Result("toy", "bert", f"{samples}x{tokens}", "float32", status, verdict=verdict)
 
 
@@ -436,7 +436,7 @@ def test_the_plainest_condition_is_named_and_every_one_that_is_as_plain(wrong, r
 def epsilons(case, *numbers):
     """Return a run that was judged by its logits alone, and may have any of several epsilons, or none."""
     those = [Hypothesis("norm_epsilon", f"norm_epsilon = {one:g}", "NRM-2") for one in numbers]
-    found = Diagnosis("logits", ("NRM-2",), caused("logits", those, False)) if those else None
+    found = explained_by("logits", those, False) if those else None
     status = "diverges" if those else "agrees"
     return Result("toy", "bert", case, "float32", status, verdict=Verdict([], found))
 

@@ -1,0 +1,35 @@
+"""The page of mutants: which were found, where, and under which name."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from concord.conformance.bugs.catalogue import KNOWN
+from concord.conformance.run.page import render
+from concord.conformance.run.record import Record
+from concord.conformance.run.report import ordered
+
+
+def detection_page(record: Record) -> str:
+    """Return the page of the record of mutants."""
+    findings = record.outcome.findings
+    names = ordered(finding.backend for finding in findings)
+    judged = [finding for finding in findings if finding.status != "absent"]
+
+    def share(name: str) -> str:
+        statuses = Counter(finding.status for finding in judged if finding.backend == name)
+        right, seen = statuses["found"], statuses["found"] + statuses["misplaced"]
+        return f"{name} {seen} of {statuses.total()}" + f" ({right} at the right tensor)" * (right < seen)
+
+    unknown = dict.fromkeys(("operation", "clause", "text", "variant", "scenario"), "")
+    return render(
+        "mutants.html",
+        record,
+        shares=[*map(share, names)],
+        names=names,
+        mutants={name: KNOWN.get(name, unknown) for name in ordered(one.mutant for one in findings)},
+        cells={(finding.mutant, finding.backend): finding for finding in findings},
+        wrong=[finding for finding in judged if finding.status != "found"],
+        misnamed=[finding for finding in findings if finding.cause == "wrong"],
+        seen=sorted((one for one in findings if one.row), key=lambda one: one.status == "found"),
+    )
