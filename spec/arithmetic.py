@@ -1,11 +1,8 @@
-"""The arithmetic that the reference is written against.
+"""Elementary operations with rounding and reverse-mode derivatives, which the reference is written in.
 
-Elementary operations that round, and their derivatives.
-
-The reference never calls NumPy for a computed value. It calls the operations here, so that one text of the
-model serves every kind of arithmetic: exact in float64, rounded to a precision after each operation, or
-perturbed at random after each operation by as much as rounding may (:mod:`concord.spec.montecarlo`).
-Reverse-mode derivatives are recorded on a tape, and computed by them too.
+The model calls these operations and never NumPy, so one text of it serves every kind of arithmetic: exact,
+rounded after each operation, or perturbed at random (:mod:`concord.spec.montecarlo`). Derivatives are
+recorded on a tape and computed by the same operations.
 """
 
 from __future__ import annotations
@@ -26,47 +23,37 @@ from concord.spec.tape import FUNCTION, Node, Pullback, RowSums
 WAYS = ("weights", "logarithm", "output")
 """Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3).
 
-``weights``: exponentials divided by their
-sum, the derivative from the weights. ``logarithm``: the exponential of the scores less the logarithm of the
-sum, and once more for the derivative. ``output``: by a running maximum over blocks of keys, the derivative by
-the row sums of output times gradient.
+``weights``: exponentials over their sum. ``logarithm``: the exponential of the log-softmax, recomputed in the
+backward pass. ``output``: a running maximum over blocks of keys; the derivative uses the row sums of output
+times gradient.
 """
 
+# Blocks of keys for the running maximum. Any number above 1 makes it rescale earlier blocks, which is the
+# rounding that fused attention kernels add (SPEC ALG-2).
 BLOCKS = 4
-"""Blocks of keys that the running maximum goes through."""
 
 
 class Arithmetic:
-    """Elementary operations in one precision.
+    """Elementary operations in one precision, on :class:`concord.spec.tape.Node` objects.
 
     Args:
         dtype: a name of :data:`concord.spec.precision.PRECISIONS` or :data:`concord.spec.precision.MODES`.
         corner: where the slope of a ReLU changes from 0 to 1, as a share of the largest entry of its row.
-            Rounding may put a number this close to zero on either side, and the gradient jumps there.
-        shuffle: a seed; sums then run over their terms in an order drawn from it. Mathematically nothing
-            changes.
-        fused: whether softmax and derivatives keep the storage type between their steps, as fused kernels do,
-            and round their result alone.
-        strict: whether what is too large for the precision becomes NaN, which taints all that depends on it,
-            and not infinity, from which a quotient may come back looking sound.
-        cut: whether factors of products are cut off where the precision shortens them (TF32), instead of
-            rounded.
-        way: one of :data:`WAYS`, in which attention weights and their derivative are
-            computed; with another than the first, :attr:`closed`, the derivative of a layer norm is that of
-            its closed form, and decay is a product (SPEC OPT-6).
-
-    Every operation takes and returns :class:`Node` objects of this arithmetic; constants are Python floats.
-    Arrays may have :attr:`lead` leading axes that are not part of a tensor's shape.
+        shuffle: seed for a random order of summation.
+        fused: keep the storage type between the steps of softmax and derivatives, as fused kernels do.
+        strict: turn what overflows the precision into NaN.
+        cut: truncate the factors of TF32 products instead of rounding them.
+        way: one of :data:`WAYS`; any but the first also takes layer norm's derivative in closed form and
+            decay as a product (SPEC OPT-6).
     """
 
+    # Arrays have this many leading axes that are not part of a tensor's shape.
     lead = samples = 0
+    # Set by the declared deviation of the same name: bias gradients of a bfloat16 run are summed in bfloat16.
     narrow_bias_gradients = False
-    """Whether those are summed in bfloat16 itself, in a run of that precision.
-
-    (:data:`concord.spec.deviations.KNOWN_DEVIATIONS`).
-    """
+    # Set by a declared deviation: a query that sees no key gets weights of zero, as PyTorch's
+    # scaled_dot_product_attention has them (SPEC MSK-5).
     blind_rows_zero = False
-    """Whether weights of attention of a row that sees no key are zero."""
 
     def __init__(
         self,
@@ -86,75 +73,73 @@ class Arithmetic:
         self._tape: list[Node] = []
 
     def leaf(self, values: NDArray[Any]) -> Node:
-        """Return an input of the computation, rounded to the precision."""
+        """Round an input of the computation to the precision."""
         rounded = self.precision.round(values)
         return Node(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape, taped=False)
 
     def override(self, a: Node, values: NDArray[Any], unrounded: bool = False) -> Node:
-        """Return given values in place of computed ones; gradients flow to where those came from.
+        """Replace computed values by pinned ones; gradients flow to where the computed ones came from.
 
         Args:
-            unrounded: whether what follows may have seen them before they were rounded.
+            unrounded: whether later steps may have seen the values before they were rounded.
         """
         return self._replacing(a, self.leaf(values).value)
 
     def _replacing(self, a: Node, values: Array) -> Node:
-        given = self._record(values, (a, lambda g: g))
-        given.hidden = a.hidden
-        return given
+        replacement = self._record(values, (a, lambda g: g))
+        replacement.hidden = a.hidden
+        return replacement
 
     def uncertain(self, a: Node, size: Array) -> Node:
-        """Return an input that is known but for an error of some size: here, as it is given."""
+        """Return an input that is known up to an error of this size, which only Monte Carlo
+        arithmetic adds.
+        """
         return a
 
     def given_gradient(self, values: NDArray[Any]) -> Array:
-        """Return a gradient that stands in place of a computed one."""
+        """Return a pinned gradient, rounded to the precision."""
         return self.leaf(values).value
 
-    # What becomes of the result of an operation. These three are all that kinds of arithmetic differ in.
+    # What happens to the result of an operation depends on the kind of arithmetic.
 
     def settle(self, values: Array, units: float = 1.0, absolute: float = 0.0) -> Array:
-        """Return the result of an operation as this arithmetic yields it.
+        """Round the result of an operation, or perturb it.
 
         Args:
-            units: how many unit roundoffs of its own size correct arithmetic may err there.
-            absolute: how many unit roundoffs of 1 it may err besides.
+            units: its relative error in unit roundoffs.
+            absolute: an additional error in unit roundoffs of 1.
         """
         return self._kept(self.precision.round(values))
 
     def settle_sum(
         self, values: Array, squares: Callable[[], Array], terms: float | Array, wide: bool = True
     ) -> Array:
-        """Return a sum as this arithmetic yields it.
+        """Round a sum, or perturb it.
 
         Args:
-            squares: gives the sum of the squares of the terms.
-            terms: how many there are.
-            wide: whether half precisions accumulate it in float32: only sums of products may be counted on
-                for that (SPEC PRC-2).
+            squares: returns the sum of the squares of the terms.
+            terms: their number.
+            wide: whether half precisions accumulate in float32, which only sums of products do (SPEC PRC-2).
         """
         return self._kept(self.precision.round(values))
 
     def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
-        """Return the sum of the squares of several tensors as one sum over all of them would yield it.
-
-        (SPEC ALG-7): here, tensor by tensor.
-        """
+        """Return a sum of squares of several tensors as one long sum would yield it (SPEC ALG-7)."""
         return total
 
     def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
-        """Return the variance of rows, of which the mean and the differences from it are given, as
-        admissible ways yield it: here, as two passes do.
-        """
+        """Return the variance of rows as another admissible algorithm would yield it (SPEC ALG-5)."""
         return variance
 
     def round_sum(self, values: Array, value: float, rounded: str) -> Array:
-        """Return scores and a mask constant, added and rounded as the precision ``rounded`` does."""
+        """Add a mask constant to scores and round as the precision ``rounded`` does (SPEC MSK-5)."""
+        # An exact sum would keep digits of the score that float32 absorbs into -1e9: a row without any
+        # visible key would get other weights than in the run.
         target = precision(rounded)
         return target.round(target.round(values) + np.float64(value)).astype(values.dtype)
 
     def step(self, values: Array, units: float = 1.0) -> Array:
-        """Settle a step within an operation, which fused kernels do not round."""
+        """Settle a step within an operation; fused kernels do not round it."""
         return self._kept(values) if self._fused else self.settle(values, units)
 
     # Sums and products.
@@ -170,10 +155,7 @@ class Arithmetic:
         return self._record(self.settle(left - right), (a, self._unbroadcast(a)), (b, lambda g: -back(g)))
 
     def center(self, x: Node, mean: Node) -> Node:
-        """Return by how much rows differ from their mean, as admissible ways yield it (SPEC ALG-5).
-
-        Here, as a difference does.
-        """
+        """Subtract the mean of each row (SPEC ALG-5)."""
         return self.subtract(x, mean)
 
     def multiply(self, a: Node, b: Node) -> Node:
@@ -196,14 +178,14 @@ class Arithmetic:
         )
 
     def scale(self, a: Node, factor: float) -> Node:
-        """Multiply by a constant."""
+        """Multiply by a Python number, which is rounded to the precision first."""
         units = self._units_of(factor)
         return self._record(
             self._scaled(a.value, factor, units), (a, lambda g: self._scaled(g, factor, units))
         )
 
     def divide_by(self, a: Node, divisor: float) -> Node:
-        """Divide by a constant."""
+        """Divide by a Python number, which is rounded to the precision first."""
         units, constant = self._units_of(divisor), self._constant(divisor)
 
         def divided(values: Array) -> Array:
@@ -212,7 +194,7 @@ class Arithmetic:
         return self._record(divided(a.value), (a, divided))
 
     def shift(self, a: Node, summand: float) -> Node:
-        """Add a constant."""
+        """Add a Python number, which is rounded to the precision first."""
         constant = self._constant(summand)
         return self._record(
             self.settle(a.value + constant, 1.0 if float(constant) == summand else 2.0), (a, lambda g: g)
@@ -223,15 +205,13 @@ class Arithmetic:
         return self._record(self._product(subscripts, a.value, b.value), *self._pulls(subscripts, a, b))
 
     def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
-        """Contract two tensors and add a bias, which is broadcast."""
+        """Contract two tensors and add a broadcast bias."""
         product = self.einsum(subscripts, a, b)
         total = self.settle(product.value + self._ranked(product, bias)[1])
         return self._record(total, (product, self._unbroadcast(product)), (bias, self._bias_pullback(bias)))
 
     def sum(self, a: Node, axis: int | None = None) -> Node:
-        """Sum over one axis, counted from the end, which stays with size 1, or over all of them to a
-        scalar.
-        """
+        """Sum over one axis, counted from the end and kept with size 1, or over all axes to a scalar."""
         axes = (axis,) if axis is not None else tuple(range(self.lead, a.value.ndim))
         return self._record(
             self._sum(a.value, axes, axis is not None), (a, lambda g: self._shared(g, a, axis is None))
@@ -248,13 +228,13 @@ class Arithmetic:
         """Hyperbolic tangent.
 
         Args:
-            absolute: whether it may err as much near 0 as near 1, as it may where 1 is added to it.
+            absolute: whether it may err near 0 as much as near 1, as GELU allows, which adds 1 to it.
         """
         value = self._function(np.tanh(a.value), absolute)
         return self._record(value, (a, lambda g: self.settle(g * self.step(1 - self.step(value * value)))))
 
     def erf(self, a: Node) -> Node:
-        """Return the error function, as near as libraries compute it."""
+        """Error function; its absolute error does not shrink near 0, since GELU adds 1 to it."""
         value = self._function(erf(a.value), absolute=True)
         slope = self._constant(2 / math.sqrt(math.pi))
         return self._record(
@@ -269,8 +249,10 @@ class Arithmetic:
         """Rectify.
 
         Args:
-            active: where the slope is 1, if that is known better than from the values.
+            active: where the slope is 1, if a pinned result shows it; by default where the input is positive.
         """
+        # Rounding may put an input near zero on either side, and the gradient jumps there. A pinned result
+        # says which side the run took (SPEC PRT-2).
         if active is not None:
             steep = active.reshape(a.shape)
         else:
@@ -278,18 +260,17 @@ class Arithmetic:
         return self._record(np.maximum(a.value, 0), (a, lambda g: np.where(steep, g, 0)))
 
     def sigmoid_cross_entropy(self, logits: Node, targets: Array) -> Node:
-        """Binary cross-entropy of each logit against a target of 0 or 1, without overflow.
-
-        Frameworks add 1 to an exponential before the logarithm, or do not: near 0 the result errs as it does
-        near 1.
-        """
+        """Binary cross-entropy of each logit against a target of 0 or 1, without overflow."""
+        # The error of log1p is absolute: some frameworks add 1 to the exponential before the logarithm, and
+        # then a loss near 0 errs as much as one near 1.
         x = logits.value
         value = self.settle(
             np.maximum(x, 0) - x * targets + self.settle(np.log1p(np.exp(-abs(x))), FUNCTION, 2.0)
         )
 
         def pullback(gradient: Array) -> Array:
-            # The chance less the target, from whichever side loses no digits.
+            # Probability minus target, from the side that loses no digits: 1 - logistic(x) cancels for large
+            # x.
             slope = (1 - targets) * logistic(x) - targets * logistic(-x)
             return self.settle(gradient * self.settle(slope, FUNCTION, 2.0))
 
@@ -303,23 +284,22 @@ class Arithmetic:
         floor: float | Array | None = None,
         sums: RowSums | None = None,
     ) -> Node:
-        """Softmax over the last axis, with the largest entry taken off first.
-
-        Beside a mask constant the logarithm of a row's sum is lost: what :meth:`replace` or :meth:`add_where`
-        hides says nothing of it.
+        """Softmax over the last axis, after subtracting the maximum.
 
         Args:
-            floor: below which what remains is clipped; one number, or what can be broadcast with ``a``.
-            sums: where :meth:`attend` leaves the row sums that the derivative may be computed from.
+            floor: lower bound of the shifted scores, where a kernel clips them; broadcast with ``a``.
+            sums: where :meth:`attend` leaves the row sums of output times gradient.
         """
         exponentials = self.step(np.exp(self._shifted(a, floor)), FUNCTION)
         total = self._sum(exponentials, (-1,), True, internal=True)
         value = self.settle(exponentials / total)
+        # A mask constant absorbs the logarithm of a row's sum, so a row without any visible key has no usable
+        # one (SPEC ALG-3).
         rows: Any = None if a.hidden is None else ~a.hidden.all(-1, keepdims=True)
 
         def logarithms() -> Array:
-            found = self.step(a.value.max(-1, keepdims=True) + self.step(np.log(total), FUNCTION))
-            return found if rows is None else np.where(rows, found, np.nan)
+            totals = self.step(a.value.max(-1, keepdims=True) + self.step(np.log(total), FUNCTION))
+            return totals if rows is None else np.where(rows, totals, np.nan)
 
         value = self.vary_softmax(value, a.value, floor, logarithms)
 
@@ -338,7 +318,7 @@ class Arithmetic:
         """Sum values by attention weights: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K).
 
         Args:
-            sums: where the row sums of output times gradient are left.
+            sums: where to leave the row sums of output times gradient.
         """
         result = self.einsum("bhqs,bshk->bqhk", weights, values)
         if not self.recording:
@@ -354,7 +334,7 @@ class Arithmetic:
         return result
 
     def log_softmax(self, a: Node, floor: float | None = None) -> Node:
-        """Logarithm of the softmax over the last axis; ``floor`` as in :meth:`softmax`."""
+        """Log-softmax over the last axis; ``floor`` as in :meth:`softmax`."""
         shifted = self._shifted(a, floor)
         total = self._sum(self.step(np.exp(shifted), FUNCTION), (-1,), True, internal=True)
         value = self.settle(shifted - self.step(np.log(total), FUNCTION))
@@ -374,61 +354,51 @@ class Arithmetic:
 
         return self._record(value, (a, pullback))
 
-    # What admissible ways to compute attention and cross-entropy differ in (SPEC ALG-1 to ALG-4).
+    # Admissible ways to compute attention and cross-entropy differ in these methods (SPEC ALG-1 to ALG-4).
 
     def vary_softmax(
         self, value: Array, x: Array, floor: float | Array | None, logarithms: Callable[[], Array]
     ) -> Array:
-        """Return the softmax in the way of this arithmetic.
+        """Return the softmax in the :data:`way <WAYS>` of this arithmetic.
 
         Args:
-            value: as it is computed most plainly.
-            x: what it is the softmax of.
-            logarithms: gives those of the sums of the rows' exponentials, NaN where they say too little.
+            value: exponentials over their sum.
+            x: the scores.
+            logarithms: returns the log-sum-exp of each row, NaN where a mask constant absorbs it.
         """
         if self.way == "output" and floor is None:
             return self._softmax_by_blocks(x)
         if self.way != "logarithm":
             return value
-        found = logarithms()
-        below = self.step(x - found)
+        totals = logarithms()
+        below = self.step(x - totals)
         below = below if floor is None else np.maximum(below, np.asarray(floor, self.precision.storage))
-        return np.where(np.isnan(found), value, self.settle(np.exp(below), FUNCTION))
+        return np.where(np.isnan(totals), value, self.settle(np.exp(below), FUNCTION))
 
     def vary_log_softmax(
         self, value: Array, x: Array, logarithms: Callable[[], Array], floor: float | None
     ) -> Array:
-        """Return the logarithm of the softmax in the way of this arithmetic.
-
-        Arguments as of :meth:`vary_softmax`.
-        """
+        """Return the log-softmax in the way of this arithmetic; arguments as in :meth:`vary_softmax`."""
         return self.settle(x - logarithms()) if self.way == "logarithm" and floor is None else value
 
     def vary_row_sums(self, sums: Array, products: Array) -> Array:
         """Return the row sums of weights times their gradient in the way of this arithmetic.
 
         Args:
-            products: of outputs and their gradients, whose sums they are too.
+            products: outputs times their gradients, which have the same row sums.
         """
         return self._sum(products, (-1,), True, internal=True) if self.way == "output" else sums
 
     def vary_largest(self, gradient: Array, x: Array, terms: Array, shares: Array) -> Array:
-        """Return the gradient of a softmax, or of its logarithm, as another admissible way would yield it.
-
-        Here, as it is.
+        """Return the gradient of a softmax or log-softmax as another admissible way would yield it.
 
         Args:
-            gradient: terms less shares times the row sum of the terms, so that each row sums to zero but for
-                rounding.
-            x: what the softmax is of.
+            gradient: terms minus shares times the row sum of the terms: zero in sum, except for rounding.
+            x: the scores.
         """
         return gradient
 
     def _softmax_by_blocks(self, x: Array) -> Array:
-        """Return the softmax by a running maximum.
-
-        What came before is rescaled when a larger entry appears.
-        """
         width = max(1, -(-x.shape[-1] // BLOCKS))
         top, total = x[..., :1], np.zeros_like(x[..., :1])
         parts: list[Array] = []
@@ -450,11 +420,12 @@ class Arithmetic:
         replaced = self._record(
             np.where(keep, a.value, self._constant(value)), (a, lambda g: np.where(keep, g, 0))
         )
+        # Nothing of the score is left, so perturbing it later would invent an error that no run has.
         replaced.constant = replaced.hidden = ~keep
         return replaced
 
     def choose(self, keep: Mask, a: Node, b: Node) -> Node:
-        """Return ``a`` where ``keep`` is True, and ``b`` elsewhere."""
+        """Take ``a`` where ``keep`` is True, and ``b`` elsewhere."""
         return self._record(
             np.where(keep, a.value, b.value),
             (a, lambda g: np.where(keep, g, 0)),
@@ -462,18 +433,17 @@ class Arithmetic:
         )
 
     def larger(self, a: Node, b: Node) -> Node:
-        """Return the larger of two, element by element."""
+        """Elementwise maximum; equal elements pass the gradient to the first."""
         return self.choose(a.value >= b.value, a, b)
 
     def bound(self, a: Node, low: float, high: float) -> Node:
-        """Return what is nearest in a range; no gradient flows where that is another number."""
+        """Clip to a range; no gradient flows where that changes the number."""
         inside = np.clip(a.value, self._constant(low), self._constant(high))
         return self._record(inside, (a, lambda g: np.where(inside == a.value, g, 0)))
 
     def add_where(self, a: Node, keep: Mask, value: float, rounded: str) -> Node:
-        """Add a constant wherever ``keep`` is False, and round the sum as the precision ``rounded`` does.
-
-        (SPEC MSK-5).
+        """Add a constant wherever ``keep`` is False and round the sum as the precision ``rounded`` does (SPEC
+        MSK-5).
         """
         sums = self.round_sum(a.value, value, rounded)
         added = self._record(np.where(keep, a.value, sums), (a, lambda g: g))
@@ -481,7 +451,7 @@ class Arithmetic:
         return added
 
     def freeze(self, a: Node, frozen: Mask) -> Node:
-        """Return the same values; no gradient flows where ``frozen`` is True."""
+        """Stop gradients wherever ``frozen`` is True."""
         return self._record(a.value, (a, lambda g: np.where(frozen, 0, g)))
 
     def take(self, table: Node, rows: Ids) -> Node:
@@ -497,6 +467,7 @@ class Arithmetic:
         def pullback(gradient: Array) -> Array:
             return self.settle_sum(
                 gather(gradient),
+                # Gradients of rows that several tokens look up are summed in any order (SPEC ALG-9).
                 lambda: gather(np.square(self._one(gradient), dtype=np.float64)),
                 uses,
                 wide=False,
@@ -516,7 +487,7 @@ class Arithmetic:
         return self._record(a.value[inside], (a, pullback))
 
     def reshape(self, a: Node, shape: tuple[int, ...]) -> Node:
-        """Return the same numbers in another shape, the arithmetic's own leading axes left alone."""
+        """Reshape, leaving the leading axes of the arithmetic alone."""
 
         def pullback(gradient: Array) -> Array:
             return gradient.reshape((*gradient.shape[: self.lead], *a.shape))
@@ -526,11 +497,9 @@ class Arithmetic:
     # Derivatives.
 
     def backward(self, result: Node) -> None:
-        """Compute the derivative of a scalar result by every tensor on the tape, last one first.
+        """Compute the derivative of a scalar by every tensor on the tape, last one first.
 
-        A tensor's gradient is complete when its place on the tape is reached. The tape is used up, so that
-        what is no longer needed can be let go, unless ``keeping`` says that operands and gradients are to
-        stay.
+        The tape is used up to free memory, unless ``keeping`` is set.
         """
         result.gradient = np.ones_like(result.value)
         while self._tape:
@@ -540,6 +509,7 @@ class Arithmetic:
             if tensor.completed:
                 tensor.completed(tensor)
             for operand, pullback in tensor.operands:
+                # Every use of a tensor comes later on the tape, so its gradient is complete here.
                 part = pullback(tensor.gradient)
                 operand.gradient = part if operand.gradient is None else self.settle(operand.gradient + part)
             if tensor.operands and not self.keeping:
@@ -548,15 +518,17 @@ class Arithmetic:
     # What the operations share.
 
     def _kept(self, values: Array) -> Array:
-        """Return rounded values, with what is out of range marked."""
         return (
+            # Infinity would come back from a quotient as a sound zero; NaN taints everything that depends on
+            # it.
             np.where(np.isinf(values), np.nan, values).astype(values.dtype)
             if self._strict and np.isinf(values).any()
             else values
         )
 
     def _ranked(self, a: Node, b: Node) -> tuple[Array, Array]:
-        """Return the values of two tensors with as many axes, which those of samples need to be broadcast."""
+        # Broadcasting aligns axes from the right, so without this the samples' leading axis would meet a
+        # tensor axis.
         rank = max(len(a.shape), len(b.shape))
         left, right = (
             x.value.reshape((*x.value.shape[: self.lead], *(1,) * (rank - len(x.shape)), *x.shape))
@@ -565,22 +537,17 @@ class Arithmetic:
         return left, right
 
     def _one(self, values: Array) -> Array:
-        """Return what stands for all samples where there are several.
-
-        A perturbed one, which a single point cannot make singular.
-        """
+        # The last sample is perturbed: unlike the exact values, it does not lie on a singular point such as
+        # zero.
         return values[-1:] if self.lead else values
 
     def _constant(self, value: float) -> Any:
         return self.precision.storage.type(value)
 
     def _units_of(self, factor: float) -> float:
-        """Return how much a product with a constant errs.
-
-        Nothing for a power of two, more for one that was rounded itself.
-        """
         return (
             0.0
+            # A power of two is exact. A constant that was rounded itself adds a second error.
             if abs(math.frexp(factor)[0]) == 0.5
             else 1.0
             if float(self._constant(factor)) == factor
@@ -594,7 +561,6 @@ class Arithmetic:
         return self.settle(values, 0.0, FUNCTION) if absolute else self.settle(values, FUNCTION)
 
     def _shifted(self, a: Node, floor: float | Array | None) -> Array:
-        """Return what lies below the largest entry of its row, clipped where a kernel does that."""
         shifted = self.step(a.value - a.value.max(-1, keepdims=True))
         return shifted if floor is None else np.maximum(shifted, np.asarray(floor, self.precision.storage))
 
@@ -603,7 +569,7 @@ class Arithmetic:
         if not self.recording:
             self.elements = max(
                 self.elements, value.size // 2
-            )  # with no tape there are but a few tensors at a time
+            )  # without a tape few tensors are alive at a time
             return Node(value, value.shape[self.lead :])
         for operand, _ in operands:
             if not operand.taped:  # where an input is used first, its gradient is complete last
@@ -615,7 +581,6 @@ class Arithmetic:
         return tensor
 
     def _shared(self, gradient: Array, a: Node, everything: bool) -> Array:
-        """Return the gradient of a sum for each of its terms."""
         samples = gradient.shape[: self.lead]
         shared: Array = np.broadcast_to(
             gradient.reshape((*samples, *(1,) * len(a.shape))) if everything else gradient,
@@ -624,14 +589,13 @@ class Arithmetic:
         return shared
 
     def _sum(self, values: Array, axes: tuple[int, ...], keepdims: bool, internal: bool = False) -> Array:
-        """Sum, and settle the sum unless it is a step within an operation, which fused kernels do not
-        round.
-        """
         ordered = values
         if axes and self._generator is not None:
             ordered = self._generator.permutation(values, axis=axes[0])
         elif axes and self._strict:
-            # Term after term, as some kernels add: equal terms then err alike. NumPy adds in pairs.
+            # Term by term, as some kernels add: the errors of equal terms then have one sign. NumPy adds in
+            # pairs and misses that: the length of 37 equal rows was off by 18 units where pairs err by 3
+            # (decision 0010).
             ordered = np.add.accumulate(values, axes[0]).take([-1], axes[0])
         total: Array = np.asarray(ordered.sum(axes, keepdims=keepdims))
         if internal and self._fused:
@@ -645,8 +609,6 @@ class Arithmetic:
         )
 
     def _unbroadcast(self, operand: Node) -> Pullback:
-        """Return how a gradient sums back to the shape of an operand that was broadcast."""
-
         def pullback(gradient: Array) -> Array:
             shape = gradient.shape[self.lead :]
             if shape == operand.shape:
@@ -659,14 +621,11 @@ class Arithmetic:
         return pullback
 
     def _bias_pullback(self, bias: Node) -> Pullback:
-        """Return how a gradient sums to that of a bias.
-
-        Term by term, each sum rounded, where a kernel does that.
-        """
         if not (self.narrow_bias_gradients and self.precision.name == "bfloat16"):
             return self._unbroadcast(bias)
 
         def pullback(gradient: Array) -> Array:
+            # One rounding per term, which is what the declared kernels do.
             return functools.reduce(
                 lambda total, term: self.settle(total + term), gradient, np.zeros(bias.shape, gradient.dtype)
             )
@@ -676,7 +635,6 @@ class Arithmetic:
     def _pulls(
         self, subscripts: str, a: Node, b: Node
     ) -> tuple[tuple[Node, Pullback], tuple[Node, Pullback]]:
-        """Return the operands of a contraction, with how a gradient flows back to each."""
         left, result = subscripts.split("->")
         index_a, index_b = left.split(",")
 
@@ -686,23 +644,21 @@ class Arithmetic:
         return (a, pull(index_a, b, index_b)), (b, pull(index_b, a, index_a))
 
     def _product(self, subscripts: str, a: Array, b: Array) -> Array:
-        """Contract two arrays and settle the sums."""
         a, b = self._factor(a), self._factor(b)
         terms = count_terms(subscripts, a.shape[self.lead :])
         contracted = self._contract(subscripts, a, b)
         if self._strict and self.precision.name == "float16":
-            # In another order, or before it is scaled, a partial sum may be out of range.
+            # In another order of summation, or before scaling, a partial sum may overflow float16 although
+            # the sum does not.
             contracted = np.where(
                 self._contract(subscripts, abs(a), abs(b)) > self.precision.largest, np.inf, contracted
             )
         return self.settle_sum(contracted, lambda: self._squares(subscripts, a, b), terms)
 
     def _factor(self, values: Array) -> Array:
-        """Return a factor of a matrix product as this arithmetic takes it."""
         return self.precision.round_factor(values, self._cut)
 
     def _squares(self, subscripts: str, a: Array, b: Array) -> Array:
-        """Return the sums of the squares of the products of a contraction."""
         return contract(subscripts, np.square(a), np.square(b))
 
     def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
@@ -710,6 +666,8 @@ class Arithmetic:
             left, result = subscripts.split("->")
             index_a, index_b = left.split(",")
             for index in sorted((set(index_a) & set(index_b)) - set(result)):
+                # Both operands move together along a summed index: the products stay the same, their order
+                # does not.
                 order = self._generator.permutation(a.shape[index_a.index(index)])
                 a, b = np.take(a, order, index_a.index(index)), np.take(b, order, index_b.index(index))
         return contract(subscripts, a, b)

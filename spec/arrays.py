@@ -1,4 +1,4 @@
-"""Arrays: their types, and what is wrong with one that was given, in words."""
+"""Array types, and descriptions of what is wrong with an array."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ KINDS = {
     "int": (np.integer, "an integer type"),
     "bool": (np.bool_, "bool"),
 }
-"""The abstract NumPy type of each kind of array, and what a message calls it."""
+"""NumPy's abstract type for each kind of array, and its name in messages."""
 
 
 def wrong_type(name: str, array: NDArray[Any], kind: str = "float") -> str | None:
-    """Return what is wrong with the type of an array; None: nothing."""
+    """Describe a wrong dtype, or return None."""
     abstract, words = KINDS[kind]
     right = np.issubdtype(array.dtype, abstract)
     return None if right else f"{name!r} has dtype {array.dtype} but must be {words}"
 
 
 def wrong_shape(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> str | None:
-    """Return what is wrong with the shape of an array; None: nothing."""
+    """Describe a wrong shape, or return None."""
     return None if array.shape == shape else f"{name!r} has shape {array.shape} but must be {shape}"
 
 
 def wrong_element(name: str, array: NDArray[Any], wrong: Mask, words: str) -> str | None:
-    """Return which element of an array is the first wrong one, and what it must be; None: none is."""
+    """Describe the first wrong element and what it must be, or return None."""
     if not wrong.any():
         return None
     at = tuple(map(int, np.argwhere(wrong)[0]))
@@ -41,5 +41,5 @@ def wrong_element(name: str, array: NDArray[Any], wrong: Mask, words: str) -> st
 
 
 def not_finite(name: str, array: NDArray[Any]) -> str | None:
-    """Return which element of an array is not finite; None: all are."""
+    """Describe the first element that is not finite, or return None."""
     return wrong_element(name, array, ~np.isfinite(array), "be finite")

@@ -1,4 +1,4 @@
-"""Inputs of a run: the container, its validation, and example batches with every awkward row."""
+"""Inputs of a run: their container, its validation, and example batches with every awkward row."""
 
 from __future__ import annotations
 
@@ -20,26 +20,24 @@ from concord.spec.tensors import OF_IDS, POOLED, axis_sizes, inputs, resolve
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """The inputs of one run. Integers may have any integer dtype, numbers any floating dtype.
+    """The inputs of one run, integers and floating-point numbers of any width.
 
     B samples of T tokens, Q queries, S keys, H heads of width K, D = H K. Each part takes some of them
-    (:func:`concord.spec.tensors.inputs`); an array that the part does not take is refused.
+    (:func:`concord.spec.tensors.inputs`) and refuses the others.
 
     Attributes:
-        input_ids: integers (B, T) in [0, vocab_size): the tokens. ``pad_id`` marks padding, wherever it
-            stands (SPEC INP-1, MSK-1).
+        input_ids: integers (B, T) in [0, vocab_size); ``pad_id`` marks padding anywhere (SPEC INP-1, MSK-1).
         segment_ids: integers (B, T) in [0, num_segments), also for padding (SPEC EMB-5).
-        labels: integers (B,) in [0, num_classes), or in {0, 1} where there is one class: what the loss is
-            taken against (SPEC INP-3).
-        embeddings: numbers (B, T, D), in place of those that tables would give (SPEC PRT-1).
-        query: numbers (B, Q, D), or (B, Q, H, K) for ``dot_product``.
-        key: numbers (B, S, D), or (B, S, H, K).
-        value: numbers (B, S, D), or (B, S, H, K).
-        key_mask: bool (B, S) or (B, Q, S), True where a key is visible; without it all are (SPEC MSK-4).
-        query_mask: bool (B, Q), True where a query is real; it matters with ``query_mask = overwrite`` alone
-            (SPEC MSK-8).
-        cotangent: numbers in the shape of the part's output. Where there are no labels, the loss is the sum
-            of output times cotangent: the gradients of that are compared (SPEC LOS-5).
+        labels: integers (B,) in [0, num_classes), or in {0, 1} for one class (SPEC INP-3).
+        embeddings: (B, T, D), in place of the tables' vectors (SPEC PRT-1).
+        query: (B, Q, D), or (B, Q, H, K) for ``dot_product``.
+        key: (B, S, D), or (B, S, H, K).
+        value: (B, S, D), or (B, S, H, K).
+        key_mask: bool (B, S) or (B, Q, S), True where a key is visible; all are by default (SPEC MSK-4).
+        query_mask: bool (B, Q), True where a query is real; used with ``query_mask = overwrite`` (SPEC
+            MSK-8).
+        cotangent: in the shape of the output; without labels the loss is sum(output * cotangent) (SPEC
+            LOS-5).
     """
 
     input_ids: Ids | None = None
@@ -54,7 +52,7 @@ class Batch:
     cotangent: Array | None = None
 
     def arrays(self) -> Arrays:
-        """Return the arrays that are there, by name."""
+        """Return the arrays that are not None, by name."""
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: array for name, array in fields if array is not None}
 
@@ -71,15 +69,10 @@ class Batch:
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
-    """Build a batch from arrays by name (SPEC INP-1).
-
-    Shapes and values are checked by :func:`validate_batch`.
-
-    Args:
-        arrays: names of :class:`Batch`'s fields to arrays.
+    """Build a batch from arrays by field name; :func:`validate_batch` checks shapes and values.
 
     Raises:
-        UnknownNameError: for a name that is no input, with the nearest names.
+        UnknownNameError: for an unknown input, with the nearest names.
     """
     known = [field.name for field in dataclasses.fields(Batch)]
     for name in arrays:
@@ -93,31 +86,32 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
 
     Args:
         part: one of :data:`concord.spec.tensors.PARTS`.
-        where: context for the messages, for example ``"backend=paddle"``.
+        where: context of the messages, for example ``"backend=paddle"``.
 
     Raises:
-        BatchError: listing everything that is wrong, at once.
+        BatchError: listing all problems at once.
     """
-    given, table, context = batch.arrays(), inputs(config, part), f"{where}, " if where else ""
+    arrays, table, context = batch.arrays(), inputs(config, part), f"{where}, " if where else ""
     problems = [
         f"{n!r} is missing but is required [{context}clause={t.clause}]"
         for n, t in table.items()
-        if t.required and n not in given
+        if t.required and n not in arrays
     ]
     problems += [
         f"{n!r} is unexpected: part {part!r} of this configuration takes no such input "
         f"[{context}clause=PRT-1]"
-        for n in given
+        for n in arrays
         if n not in table
     ]
     sizes: dict[str, int] = {}
     for name, tensor in table.items():
-        if name in given:
-            problem = wrong_type(name, given[name], tensor.kind) or _shape_problem(
-                config, name, given[name], tensor.shape, sizes
+        if name in arrays:
+            problem = wrong_type(name, arrays[name], tensor.kind) or _shape_problem(
+                config, name, arrays[name], tensor.shape, sizes
             )
             if problem:
                 problems.append(f"{problem} [{context}clause={tensor.clause}]")
+    # Values are checked only in arrays whose type and shape are right.
     if not problems:
         problems = [
             f"{problem} [{context}clause={clause}]"
@@ -130,7 +124,6 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
 def _shape_problem(
     config: EncoderConfig, name: str, array: NDArray[Any], shape: str, sizes: dict[str, int]
 ) -> str | None:
-    """Check a shape against the axes seen so far, and note those that it is the first to have."""
     if name == "key_mask" and array.ndim == 3:
         shape = "batch query key"
     axes = shape.split()
@@ -139,6 +132,7 @@ def _shape_problem(
     if 0 in array.shape:
         return f"{name!r} has shape {array.shape} but no axis may be empty"
     for axis, size in zip(axes, array.shape, strict=True):
+        # The first array that has an axis sets its size for all others.
         sizes.setdefault(axis, axis_sizes(config).get(axis, size))
     return wrong_shape(name, array, resolve(shape, sizes))
 
@@ -214,11 +208,10 @@ def example_batch(
     """Draw a batch for a part of the model (SPEC INP-6): ids and labels int64, masks bool, numbers float64.
 
     Args:
-        batch: B, the number of samples.
-        tokens: T; by default as many as the position table has room for. For the attention parts the number
-            of keys; there are T // 2 + 1 queries.
-        seed: of the random stream.
-        padding: one of :data:`PADDINGS`, or how many real tokens each sample begins with.
+        batch: B.
+        tokens: T, by default as many as there are positions; S of the attention parts, with T // 2 + 1
+            queries.
+        padding: one of :data:`PADDINGS`, or the number of real tokens at the start of each sample.
         part: one of :data:`concord.spec.tensors.PARTS`.
 
     Raises:
@@ -241,19 +234,18 @@ def completed(
     part: str = "model",
     drawn: bool = False,
 ) -> Batch:
-    """Return a batch with what the loss alone needs (SPEC INP-3, LOS-5), where nobody gave it.
-
-    What is not asked for need not be given.
+    """Return a batch with the labels or the cotangent that the loss needs, where none were given (SPEC INP-3,
+    LOS-5).
 
     Args:
-        drawn: whether gradients of the loss are wanted: then labels go through all classes, and a cotangent
-            is drawn; else the labels are all the same and the cotangent is zero.
+        drawn: whether gradients are wanted: labels then go through all classes and a cotangent is drawn;
+            otherwise labels are equal and the cotangent is zero.
     """
-    given = batch.arrays()
+    arrays = batch.arrays()
     table = inputs(config, part)
-    missing = table.keys() - given.keys()
-    # Of a part that stops at attention, the queries decide the shape.
-    main = next((given[name] for name in ("input_ids", "query") if name in given), None)
+    missing = table.keys() - arrays.keys()
+    # The attention parts have no ids; the number of queries decides the shape of their output.
+    main = next((arrays[name] for name in ("input_ids", "query") if name in arrays), None)
     if main is None or main.ndim < 2:
         return batch
     values: dict[str, Any] = {}
@@ -289,7 +281,6 @@ def _real_tokens(batch: int, tokens: int, padding: str | Sequence[int]) -> Mask:
 
 
 def _draw(config: EncoderConfig, generator: np.random.Generator, real: Mask, part: str) -> Arrays:
-    """Draw each input of a part. Floating-point values are float32 numbers held in float64."""
     batch, tokens = real.shape
     sizes = axis_sizes(config, batch=batch, tokens=tokens, key=tokens, query=tokens // 2 + 1)
     drawn: Arrays = {}
@@ -301,7 +292,7 @@ def _draw(config: EncoderConfig, generator: np.random.Generator, real: Mask, par
                 if config.vocab_size > 1
                 else np.zeros(shape, np.int64)
             )
-            words += words >= config.pad_id  # any id but padding
+            words += words >= config.pad_id  # skip pad_id
             drawn[name] = np.where(real, np.minimum(words, config.vocab_size - 1), config.pad_id)
         elif name == "segment_ids":
             border = generator.integers(1, tokens + 1, (batch, 1))
@@ -316,15 +307,13 @@ def _draw(config: EncoderConfig, generator: np.random.Generator, real: Mask, par
         elif name == "query_mask":
             drawn[name] = real[:, : shape[1]]
         else:
+            # float32 numbers held in float64, so that runs in both precisions see one input (SPEC WGT-5).
             drawn[name] = generator.standard_normal(shape).astype(np.float32).astype(np.float64)
     return drawn
 
 
 def round_inputs(weights: Weights, batch: Batch, dtype: str) -> tuple[Arrays, Batch]:
-    """Return weights and floating-point inputs rounded once to a precision.
-
-    (SPEC PRC-2), in its storage dtype.
-    """
+    """Round weights and floating-point inputs to a precision once (SPEC PRC-2)."""
     target = precision(dtype)
     inputs = {
         n: target.round(a) if np.issubdtype(a.dtype, np.floating) else a for n, a in batch.arrays().items()

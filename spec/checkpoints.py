@@ -1,4 +1,4 @@
-"""The folder of a checkpoint of this project: which files it has, and that they are what was written."""
+"""The folder of a checkpoint of this project: its files, and proof that they are what was written."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from concord.spec.files import MOST_PROBLEMS, read_as, sha256_of
 from concord.spec.tensors import PARTS
 
 CONTENTS, CONFIG, WEIGHTS = "contents.json", "config.toml", "weights.safetensors"
-"""The file that is read first, the configuration, and the parameters by canonical name."""
+"""Files of a checkpoint: the index, the configuration, and the parameters by canonical name."""
 
 FORMAT: Literal["concord.checkpoint/1"] = "concord.checkpoint/1"
 
+# Beside a backend's own weight file, this file names the part of the model: some parts have parameters of the
+# same names.
 PART = "part.json"
-"""The file that says which part of the model the weights beside it are, where they are a backend's own."""
 
 PART_FORMAT: Literal["concord.part/1"] = "concord.part/1"
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The first file that is read: which format it is, and what the others hold.
+    """The index of a checkpoint.
 
     Attributes:
-        sha256: of each of the other files, by name.
-        part: of the model that the weights are (:data:`concord.spec.tensors.PARTS`).
+        sha256: digest of each other file by name.
+        part: one of :data:`concord.spec.tensors.PARTS`.
     """
 
     format: Literal["concord.checkpoint/1"]
@@ -38,21 +39,17 @@ class Contents:
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of the model weights are: those of some have the same names.
-
-    Attributes:
-        part: one of :data:`concord.spec.tensors.PARTS`.
-    """
+    """The part of the model that a weight file belongs to."""
 
     format: Literal["concord.part/1"]
     part: str
 
 
 def part_of(folder: Path) -> str | None:
-    """Return which part of the model the weights in a folder are; None: nobody says.
+    """Return the part of the model that the weights in a folder belong to, if a file says so.
 
     Raises:
-        SpecError: if the file that says so cannot be read, or names a part that no model has.
+        SpecError: if that file is unreadable or names an unknown part.
     """
     if not (folder / PART).exists():
         return None
@@ -63,16 +60,16 @@ def part_of(folder: Path) -> str | None:
 
 
 def read_contents(folder: Path) -> Contents:
-    """Read the first file of a checkpoint.
+    """Read the index of a checkpoint.
 
     Raises:
-        SpecError: if it cannot be read, is of another format, or names a part that no model has, or files
-            elsewhere.
+        SpecError: if it is unreadable, of another format, or names an unknown part or a file elsewhere.
     """
     contents = read_as(folder / CONTENTS, Contents, written_by="'concord port'")
     problems = [
         f"{folder / CONTENTS}: names the file {name[:80]!r} but all must lie beside it"
         for name in contents.sha256
+        # A checkpoint from elsewhere must not have files outside its folder read.
         if os.sep in name or not name.isprintable()
     ]
     if contents.part not in PARTS:
@@ -85,7 +82,7 @@ def read_contents(folder: Path) -> Contents:
 
 
 def corrupt(folder: Path, contents: Contents) -> list[str]:
-    """Return which files of a checkpoint are not those that were written."""
+    """Return a line for each file of a checkpoint that has changed since it was written."""
     problems: list[str] = []
     for name, digest in contents.sha256.items():
         with collecting(problems):

@@ -36,68 +36,65 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """The values that each option may take (SPEC, section 2)."""
 
+# Above these limits the parameter names alone, or the table of fixed positions, would exhaust memory before
+# anything could be refused.
 MOST_LAYERS, MOST_HEADS, LARGEST_TABLE = 1 << 10, 1 << 17, 1 << 26
-"""Layers of a model, heads of all of them together, and numbers of a table of fixed positions: of more the
-names alone, or that table, would take all memory."""
 
 _AT_LEAST_ONE = ("vocab_size", "max_positions", "d_model", "num_heads", "d_ff", "num_layers", "num_classes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """One member of the family (SPEC CFG-1).
-
-    Every field is stated; only rows and table options that may be absent have a default.
+    """One member of the family (SPEC CFG-1). Every field must be stated, except rows and table options at the
+    end.
 
     Attributes:
         vocab_size: rows of the token table.
         max_positions: rows of the position table.
-        num_segments: rows of the segment table; 0: the model takes no segment ids (SPEC EMB-5).
+        num_segments: rows of the segment table; 0 for a model without segment ids (SPEC EMB-5).
         d_model: width of the model, divisible by ``num_heads`` (SPEC ATT-2).
-        num_heads: heads of each layer's attention.
+        num_heads: attention heads per layer.
         d_ff: width of the feed-forward sublayer (SPEC FFN-1).
         num_layers: encoder layers.
-        num_classes: 1: sigmoid cross-entropy; more: softmax cross-entropy (SPEC LOS-1).
+        num_classes: 1 for sigmoid, more for softmax cross-entropy (SPEC LOS-1).
         pad_id: the token id that masks hide (SPEC MSK-1).
-        token_padding_forward: what row ``token_padding_row`` gives going forward (SPEC EMB-3).
-        embedding_scale: what token vectors are multiplied by (SPEC EMB-2).
+        token_padding_forward: what row ``token_padding_row`` gives in the forward pass (SPEC EMB-3).
+        embedding_scale: factor of token vectors (SPEC EMB-2).
         embedding_norm: whether a norm follows the sum of the embeddings (SPEC EMB-6).
-        positions: a fixed table or a trained one (SPEC POS-1).
-        position_start: the position of the first token: 0 or 1, or ``pad_id`` + 1 where padding is not
-            counted (SPEC POS-5, POS-6).
-        position_of_padding: which position padding gets, and whether it is counted (SPEC POS-6).
-        mask_fill: whether the mask's constant replaces a score or is added to it (SPEC MSK-3).
-        mask_value: that constant, finite and negative (SPEC MSK-2).
+        positions: fixed or trained table (SPEC POS-1).
+        position_start: the position of the first token: 0, 1, or ``pad_id`` + 1 (SPEC POS-5, POS-6).
+        position_of_padding: the position of padding, and whether it is counted (SPEC POS-6).
+        mask_fill: whether the mask constant replaces a score or is added to it (SPEC MSK-3).
+        mask_value: the mask constant, finite and negative (SPEC MSK-2).
         mask_assignment: which sample's mask a head gets (SPEC MSK-7).
         query_mask: what happens to the weights of padded queries (SPEC MSK-8).
         qkv_bias: whether query, key and value have biases (SPEC ATT-1).
         qkv_activation: what follows these projections (SPEC ATT-1).
-        score_scale: whether scores are divided, or queries multiplied (SPEC ATT-4).
-        head_computation: all heads at once, or in a loop (SPEC ATT-7).
+        score_scale: whether to divide scores or multiply queries (SPEC ATT-4).
+        head_computation: all heads at once or in a loop (SPEC ATT-7).
         output_projection: whether a linear layer follows the joined heads (SPEC ATT-6).
-        norm_placement: norms after each residual sum, or before each sublayer (SPEC NRM-1).
+        norm_placement: post-norm or pre-norm (SPEC NRM-1).
         norm_epsilon: finite and positive (SPEC NRM-2).
         norm_epsilon_placement: inside or outside the root (SPEC NRM-3).
-        norm_variance: divided by D, or by D - 1 (SPEC NRM-4).
-        norm_sharing: whether both sublayers of a layer share one norm's parameters (SPEC NRM-5).
+        norm_variance: divided by D or by D - 1 (SPEC NRM-4).
+        norm_sharing: whether both sublayers share one norm (SPEC NRM-5).
         final_norm: whether a norm follows the last layer (SPEC NRM-6).
         activation: of the feed-forward sublayer (SPEC FFN-2).
-        pooling: the first token, all tokens side by side, or the mean of real tokens (SPEC HED-1).
-        pooler: what stands between pooling and classifier (SPEC HED-2).
-        l2_weight: of the penalty in the loss; 0: none (SPEC LOS-4).
-        token_padding_row: the row of the token table that gets no gradient; absent: all are trained (SPEC
-            EMB-4).
-        segment_padding_row: the same of the segment table (SPEC EMB-5).
-        position_padding_row: the same of a trained position table (SPEC POS-7).
-        position_layout: where sines and cosines stand; sinusoidal positions alone (SPEC POS-2).
-        position_exponent: the exponents of a row's angles; sinusoidal alone (SPEC POS-3).
-        position_base: the base of these powers; sinusoidal alone (SPEC POS-4).
-        length_epsilon: the least length that the pooled vector is divided by; absent: it keeps its length
-            (SPEC HED-5).
-        ignore_label: a label whose samples do not count in the loss (SPEC LOS-3).
+        pooling: first token, all tokens side by side, or mean of real tokens (SPEC HED-1).
+        pooler: the layer between pooling and classifier (SPEC HED-2).
+        l2_weight: of the penalty in the loss; 0 for none (SPEC LOS-4).
+        token_padding_row: row of the token table without a gradient (SPEC EMB-4).
+        segment_padding_row: the same for the segment table (SPEC EMB-5).
+        position_padding_row: the same for a trained position table (SPEC POS-7).
+        position_layout: order of sines and cosines; sinusoidal positions only (SPEC POS-2).
+        position_exponent: exponents of the angles; sinusoidal positions only (SPEC POS-3).
+        position_base: base of the angles; sinusoidal positions only (SPEC POS-4).
+        length_epsilon: lower bound of the length that divides the pooled vector; absent: no division (SPEC
+            HED-5).
+        ignore_label: a label that does not count in the loss (SPEC LOS-3).
 
     Raises:
-        ConfigError: listing everything that is wrong with the fields, at once.
+        ConfigError: listing all problems of the fields at once.
     """
 
     # Sizes.
@@ -151,6 +148,7 @@ class EncoderConfig:
     ignore_label: int | None = None
 
     def __post_init__(self) -> None:
+        # Values are compared with each other only once all types are right.
         problems = type_problems(self, CHOICES, "CFG-1") or _value_problems(self)
         if problems:
             raise ConfigError(problems)
@@ -162,24 +160,24 @@ class EncoderConfig:
 
     @property
     def rectifies(self) -> bool:
-        """Whether there is a ReLU anywhere: a gradient jumps where its input changes sides of zero."""
+        """Whether the model has a ReLU, whose gradient jumps at 0."""
         return "relu" in (self.activation, self.qkv_activation, self.pooler)
 
     def replace(self, **fields: Any) -> EncoderConfig:
         """Return a copy with some fields replaced.
 
         Raises:
-            UnknownNameError: for a field that does not exist, with the nearest names.
+            UnknownNameError: for an unknown field, with the nearest names.
             ConfigError: if the result describes no model.
         """
         return replaced(self, "configuration field", fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, without those that are absent (None)."""
+        """Return the fields by name, without absent ones."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def to_toml(self) -> str:
-        """Return the configuration as TOML text that :func:`from_toml` reads back to an equal one."""
+        """Return TOML text that :func:`from_toml` reads back unchanged."""
         return to_toml(self.as_dict())
 
 
@@ -191,22 +189,19 @@ def from_mapping(fields: Mapping[str, Any], where: str = "configuration") -> Enc
     """Build a configuration from plain data (SPEC CFG-1).
 
     Args:
-        fields: field names and values; those that may be absent may be missing.
-        where: what to call the data in an error message.
+        where: what error messages call the data.
 
     Raises:
-        ConfigError: listing unknown and missing fields and wrong values, at once.
+        ConfigError: listing unknown and missing fields and wrong values at once.
     """
     return build(EncoderConfig, fields, where, "CFG-1")
 
 
 def from_toml(text: str, where: str = "configuration") -> EncoderConfig:
-    """Read a configuration from TOML text (SPEC CFG-1).
+    """Read a configuration from TOML text, as ``concord show variants NAME`` prints it (SPEC CFG-1).
 
     Args:
-        text: one ``name = value`` for each field, as :meth:`EncoderConfig.to_toml` and ``concord show
-            variants NAME`` write it.
-        where: what to call the text in an error message.
+        where: what error messages call the text.
 
     Raises:
         SpecError: if the text is not TOML.
@@ -219,9 +214,8 @@ _VARIANTS = Path(__file__).parent / "variants"
 
 
 def variants() -> list[str]:
-    """Return the names of the published members of the family, the oldest form of the encoder first,
-    ``bert`` and what follows from it last.
-    """
+    """Return the names of the published members of the family, oldest first."""
+    # From the oldest form of the encoder to bert and its successors: reports list variants in this order.
     order = [
         "tf1-text-classifier",
         "bert-pytorch",
@@ -239,11 +233,7 @@ def variants() -> list[str]:
 
 
 def variant(name: str, **fields: Any) -> EncoderConfig:
-    """Return a published member of the family, with any field replaced.
-
-    Args:
-        name: one of :func:`variants`.
-        fields: fields of :class:`EncoderConfig` to replace, for example ``d_model=32``.
+    """Return a published member of the family, with any field replaced, for example ``d_model=32``.
 
     Raises:
         UnknownNameError: for an unknown variant or field, with the nearest names.
@@ -256,7 +246,6 @@ def variant(name: str, **fields: Any) -> EncoderConfig:
 
 
 def _value_problems(config: EncoderConfig) -> list[str]:
-    """Return what is wrong with fields whose types are right."""
     c = config
     problems = [
         f"{n!r} is {getattr(c, n)} but must be at least 1 [clause=CFG-1]"

@@ -1,8 +1,7 @@
-"""Deviations that a backend declares: where its framework cannot do what the specification says (SPEC PRC-4).
+"""Deviations that a backend declares where its framework cannot follow the specification (SPEC PRC-4).
 
-A declared deviation is fed into the reference for that backend, so that everything else stays as tightly
-judged as ever; it never widens a tolerance. It is data: a backend lists it under ``deviations`` in what it
-says of itself.
+The reference computes a declared deviation for that backend, so that no tolerance widens and everything else
+is judged as closely as ever. A backend lists them under ``deviations`` in its description.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from concord.spec.errors import SpecError, unknowns
 Deviations = Mapping[str, float]
 """Name of a deviation (:data:`KNOWN_DEVIATIONS`) to its value."""
 
+# No value of a deviation makes sense beyond this.
 LARGEST = 1e6
-"""Beyond this no value of a deviation means anything."""
 
 NONE: Deviations = MappingProxyType({})
 
@@ -28,12 +27,12 @@ class KnownDeviation:
     """A deviation that the reference can follow.
 
     Attributes:
-        clause: of SPEC.md that it departs from.
+        clause: the clause that it departs from.
         meaning: of its value.
-        dtypes: the precisions in which it makes a difference; all, if there are none.
-        rounds: whether it is in how numbers are rounded alone, so that the truth does not show it.
-        excuses: whether it changes nothing in the reference: the judge leaves out what it names.
-        alone: what is said of a run that would agree if it declared it.
+        dtypes: the precisions that it affects; empty for all.
+        rounds: whether it affects rounding only, so that the truth stays the same.
+        excuses: whether the judge excludes the tensors instead, because the reference cannot compute them.
+        alone: the verdict on a run that would agree if it declared this.
     """
 
     clause: str
@@ -105,6 +104,7 @@ KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
 
 BLIND_ROWS_UNIFORM = "blind_rows_uniform"
 
+# Declarations for candidates of a module only: in the family such rows are uniform anyway (SPEC MSK-5).
 OF_MODULES: dict[str, KnownDeviation] = {
     BLIND_ROWS_UNIFORM: KnownDeviation(
         "MSK-5",
@@ -113,7 +113,6 @@ OF_MODULES: dict[str, KnownDeviation] = {
         alone="only rows without a visible key differ",
     )
 }
-"""What a candidate for a module can declare besides: of the family such rows are uniform anyway."""
 
 
 def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
@@ -123,9 +122,9 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
         entries: each with ``name`` (one of :data:`KNOWN_DEVIATIONS`), ``value`` and ``reason``.
 
     Raises:
-        SpecError: listing every unknown name, missing reason, and value that is no number.
+        SpecError: listing every unknown name, missing reason and value that is no number.
     """
-    problems, found = [], {}
+    problems, values = [], {}
     for entry in entries:
         name, value, reason = (entry.get(key) for key in ("name", "value", "reason"))
         if not isinstance(name, str) or name not in KNOWN_DEVIATIONS:
@@ -138,14 +137,14 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
         elif not (isinstance(reason, str) and reason):
             problems.append(f"deviation {name!r} has no reason but must give one [clause=PRC-4]")
         else:
-            found[name] = float(value)
+            values[name] = float(value)
     if problems:
         raise SpecError(problems)
-    return found
+    return values
 
 
 def in_precision(deviations: Deviations, dtype: str) -> Deviations:
-    """Return those that make a difference in a precision."""
+    """Return the deviations that affect a precision."""
     return {
         name: value
         for name, value in deviations.items()

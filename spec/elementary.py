@@ -1,8 +1,6 @@
-"""What the reference needs of elementary functions and products, in every floating-point type that it
-computes in.
+"""Elementary functions and products in every floating-point type that the reference computes in.
 
-NumPy has exponentials and logarithms of ``numpy.longdouble``, and no error function; it multiplies such
-matrices one number at a time.
+NumPy has no error function, and multiplies matrices of ``numpy.longdouble`` one number at a time.
 """
 
 from __future__ import annotations
@@ -17,25 +15,23 @@ from scipy import special
 from concord.spec.arrays import Array
 from concord.spec.precision import EXTENDED
 
+# From here on erf differs from 1 by less than a unit in the last place of 64 bits.
 _SATURATED = 6.7
-"""From where on the error function differs from 1 by less than a unit in the last place of 64 bits."""
 
+# Splitting does not pay for this many products or fewer.
 _FEW = 1 << 16
-"""Products of that many numbers, and fewer, are not worth being split."""
 
+# Nor for this many rows: splitting the other factor would take longer than the products.
 _FEW_ROWS = 8
-"""Nor are those of that many rows, and fewer.
-
-Splitting what they are multiplied with would take longer than the products.
-"""
 
 
 def erf(x: Array) -> Array:
-    """Error function of each element, to within a few units in the last place of the type."""
+    """Error function, to within a few units in the last place of the type."""
     if x.dtype != EXTENDED or EXTENDED is np.float64:
         plain: Array = special.erf(x)
         return plain
-    # erf(x) = 2 / sqrt(pi) * exp(-x²) * sum of 2^n x^(2n+1) / (1 * 3 * … * (2n+1)): all terms have one sign.
+    # SciPy has no erf in extended precision. Of the known series this one has terms of one sign only, so
+    # nothing cancels: erf(x) = 2 / sqrt(pi) * exp(-x²) * sum of 2^n x^(2n+1) / (1 * 3 * … * (2n+1)).
     near = np.clip(x, -_SATURATED, _SATURATED)
     square = near * near
     term = near.copy()
@@ -50,7 +46,7 @@ def erf(x: Array) -> Array:
 
 
 def logistic(x: Array) -> Array:
-    """Logistic function of each element, without overflow."""
+    """Logistic function, without overflow."""
     small = np.exp(-abs(x))
     share: Array = np.where(x >= 0, 1, small) / (1 + small)
     return share
@@ -59,8 +55,10 @@ def logistic(x: Array) -> Array:
 def contract(subscripts: str, a: Array, b: Array) -> Array:
     """Contract two arrays over the indices that the result lacks, by one matrix product.
 
-    No index may appear twice in one of them.
+    No index may appear twice in one operand.
     """
+    # With the factors exchanged the product comes out in the order of the result; a transposed view would be
+    # copied by whoever reads it next.
     if _comes_out_turned(subscripts):
         index_a, index_b, index = subscripts.replace("->", ",").split(",")
         subscripts, a, b = f"{index_b},{index_a}->{index}", b, a
@@ -77,7 +75,6 @@ def contract(subscripts: str, a: Array, b: Array) -> Array:
 
 
 def _multiply(left: Array, right: Array) -> Array:
-    """Return the products of stacks of matrices, (N, R, I) and (N, I, C) to (N, R, C)."""
     wide = np.result_type(left, right)
     if (
         wide != EXTENDED
@@ -86,10 +83,12 @@ def _multiply(left: Array, right: Array) -> Array:
         or left.shape[-2] <= _FEW_ROWS
     ):
         return _plainly(left, right)
+    # Splitting an infinity gives NaN everywhere, where the plain product has it in a few places.
     if not (np.isfinite(left).all() and np.isfinite(right).all()):
         return _plainly(left, right)
     left, right = _balanced(left, right)
-    # Each factor is the sum of parts of so few bits that float64 products of them are exact.
+    # Each factor becomes a sum of parts with so few bits that float64 products of them, summed over the inner
+    # axis, are exact. Pairs of parts below 66 bits are left out: extended precision has 64.
     bits = (53 - max(math.ceil(math.log2(left.shape[-1])), 1)) // 2
     count = math.ceil(66 / bits)
     lefts, rights = _parts(left, -1, bits, count), _parts(right, -2, bits, count)
@@ -101,10 +100,8 @@ def _multiply(left: Array, right: Array) -> Array:
 
 
 def _balanced(left: Array, right: Array) -> tuple[Array, Array]:
-    """Scale what meets in a product by powers of two, so that both factors are of one size.
-
-    Parts have as many bits as the largest along an axis needs.
-    """
+    # Parts have as many bits as the largest number along an axis needs. Unbalanced, weights of -2^32 at
+    # padding cost 30 bits of a gradient beside them (decision 0016). Powers of two change no digit.
     sizes = [np.frexp(abs(array).max(axis))[1] for array, axis in ((left, -2), (right, -1))]  # (N, I)
     scale = np.ldexp(EXTENDED(1), (sizes[1] - sizes[0]) // 2)
     return left * scale[..., None, :], right * (1 / scale)[..., :, None]
@@ -116,23 +113,23 @@ def _plainly(left: Array, right: Array) -> Array:
 
 
 def _parts(values: Array, axis: int, bits: int, count: int) -> list[NDArray[np.float64]]:
-    """Return at most so many float64 arrays of so many bits each, from the leading ones on, whose sum is
-    the array to 64 bits of the largest along an axis.
+    """Split numbers into at most ``count`` float64 arrays of ``bits`` bits, leading ones first.
 
-    Those that are zero are left out: what a precision has rounded has few bits.
+    Their sum is exact to 64 bits of the largest number along the axis.
     """
     rest = values.astype(np.float64)
     low = (values - rest).astype(np.float64)
     scale = np.frexp(abs(rest).max(axis, keepdims=True))[1]  # numbers are at most 2^scale
     parts: list[NDArray[np.float64]] = []
     for place in range(1, count + 1):
-        # Nothing is left of a sum with this number below the unit of a part, 2^(scale - place bits).
+        # Adding and subtracting this number rounds to the unit of a part, 2^(scale - place bits).
         above = np.ldexp(1.5, scale - place * bits + 52)
         part = rest + above
         part -= above
         rest -= part
         if place == 1:
-            rest += low  # of which no more is lost than of the last part
+            rest += low  # loses no more than the last part does
+        # Numbers that a precision has rounded have few bits, so later parts are often zero.
         if place == 1 or part.any():
             parts.append(part)
     return parts
@@ -140,8 +137,8 @@ def _parts(values: Array, axis: int, bits: int, count: int) -> list[NDArray[np.f
 
 @functools.lru_cache(maxsize=256)
 def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, str], list[int]]:
-    """Return how to lay both operands out as stacks of matrices, the groups of indices, and how to lay the
-    product out.
+    """Return the axis orders that turn both operands into stacks of matrices, the groups of indices, and the
+    order of the result.
     """
     left, result = subscripts.split("->")
     index_a, index_b = left.split(",")
@@ -163,17 +160,13 @@ def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, s
 
 @functools.lru_cache(maxsize=256)
 def _comes_out_turned(subscripts: str) -> bool:
-    """Return whether the product has to be turned round, and that of the exchanged factors has not.
-
-    Whoever reads it next would copy it.
-    """
     index_a, index_b, index = subscripts.replace("->", ",").split(",")
     restores = [_plan(each)[3] for each in (subscripts, f"{index_b},{index_a}->{index}")]
     return [restore == sorted(restore) for restore in restores] == [False, True]
 
 
 def count_terms(subscripts: str, shape_a: tuple[int, ...]) -> int:
-    """Return how many products each element of a contraction is the sum of."""
+    """Return the number of products that each element of a contraction sums."""
     left, result = subscripts.split("->")
     return math.prod(
         size for index, size in zip(left.split(",")[0], shape_a, strict=True) if index not in result

@@ -1,4 +1,4 @@
-"""The model family in NumPy, written against an arithmetic: what :mod:`concord.spec.reference` runs.
+"""The model family in NumPy, written against an arithmetic.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
 d_ff, C classes.
@@ -27,23 +27,21 @@ from concord.spec.tape import Node, RowSums
 from concord.spec.tensors import POOLED
 
 Observer = Callable[[str, Array], None]
-"""Takes each tensor as it is computed.
+"""Takes each tensor as it is computed: taps in order, then gradients in the order of the backward pass.
 
-Taps in order, then gradients in the order of the backward pass, as ``gradients.<name>``
-and ``gradients.taps.<tap>``. Those of tables have the rows that are used alone
-(:func:`concord.spec.reference.used_rows`).
+Gradients are named ``gradients.<name>`` and ``gradients.taps.<tap>``. Those of tables have the rows that are
+used only (:func:`concord.spec.reference.used_rows`).
 """
 
 
 Dropout = Callable[[str, tuple[int, ...]], tuple[Mask, float] | None]
-"""Says of a site and the shape of its tensor which elements are kept and which share is dropped in the mean.
-
-None: it drops nothing (SPEC DRP-2).
+"""From a site and the shape of its tensor to the kept elements and the expected share of dropped ones, or
+None (SPEC DRP-2).
 """
 
 
 class Model:
-    """One run of the model on one tape, every option of the family in it."""
+    """One run of the model on one tape, with every option of the family."""
 
     def __init__(
         self,
@@ -73,25 +71,24 @@ class Model:
         self.dropout: Dropout = lambda site, shape: None
 
     def observe(self, observer: Observer, gradients: bool, part: str) -> int:
-        """Hand on every tap, and every gradient if they are wanted.
-
-        Return how many elements the forward pass has to hold.
+        """Hand on every tap, and every gradient if wanted; return the number of elements of the
+        forward pass.
         """
         self.observer = observer
         self.watched = set(trainable(self.config, part)) if gradients else set()
         self.a.recording = gradients or self.a.keeping
-        with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
+        with np.errstate(all="ignore"):  # infinities and NaN are results here
             loss = self.run(part)
             elements = self.a.elements
             if gradients:
                 self.watch_given()
                 self.a.backward(loss)
-            for name in sorted(self.watched):  # the loss does not depend on it
+            for name in sorted(self.watched):  # zero: the loss does not depend on it
                 self.observer(f"gradients.{name}", self.nothing(name))
         return elements
 
     def tap(self, name: str, tensor: Node) -> Node:
-        """Hand a tensor on, and return what the model goes on with."""
+        """Hand a tensor on, and return the one that later steps use: the pinned one, if there is one."""
         self.observer(name, tensor.value)
         if self.a.recording:
             tensor.completed = functools.partial(self.complete_tap, name)
@@ -102,37 +99,39 @@ class Model:
         )
 
     def complete_tap(self, name: str, tensor: Node) -> None:
-        """Hand on the gradient by a tap, and let what flows back further go on from the pinned one."""
+        """Hand on the gradient by a tap, and continue with the pinned one."""
         if name == "loss":
             return
         assert tensor.gradient is not None
         self.observer(f"gradients.taps.{name}", tensor.gradient)
+        # Each step of the backward pass is judged alone, from the run's own gradient (decision 0016).
         if name in self.pinned_gradients:
             tensor.gradient = self.a.given_gradient(self.pinned_gradients[name])
 
     def complete(self, name: str, tensor: Node) -> None:
-        """Hand on the gradient by a parameter or a given tensor."""
+        """Hand on the gradient by a parameter or an input."""
         assert tensor.gradient is not None
         if name in self.watched:
             self.watched.remove(name)
             self.observer(f"gradients.{name}", tensor.gradient)
+        # A large model's gradients would fill the memory: sigma is accumulated as they come (decision 0016).
         if not self.a.keeping:
             tensor.gradient = None
 
     def watch_given(self) -> None:
-        """Have all gradients that are wanted handed on as they are completed."""
-        given = {f"inputs.{name}": leaf for name, leaf in self.given.items()}
-        for name, leaf in {**self.weights, **self.looked_up, **given}.items():
+        """Register the parameters and inputs whose gradients are handed on."""
+        input_leaves = {f"inputs.{name}": leaf for name, leaf in self.given.items()}
+        for name, leaf in {**self.weights, **self.looked_up, **input_leaves}.items():
             leaf.completed = functools.partial(self.complete, name)
 
     def nothing(self, name: str) -> Array:
-        """Return the gradient of what the loss does not depend on."""
-        given = name.removeprefix("inputs.")
-        leaf = self.given[given] if given != name else self.looked_up.get(name, self.weights[name])
+        """Return zeros for a gradient that the loss does not depend on."""
+        input_name = name.removeprefix("inputs.")
+        leaf = self.given[input_name] if input_name != name else self.looked_up.get(name, self.weights[name])
         return np.zeros_like(leaf.value)
 
     def full(self, name: str, gradient: Array) -> Array:
-        """Return a gradient with the rows of its table that no id looked up."""
+        """Return the gradient of a table with all rows, also those that no id looked up."""
         if name not in self.rows:
             return gradient
         whole = np.zeros((*gradient.shape[: self.a.lead], *self.weights.shape(name)), gradient.dtype)
@@ -140,16 +139,17 @@ class Model:
         return whole
 
     def active(self, name: str) -> Mask | None:
-        """Return where a pinned tap that a ReLU gave is not zero: there, and only there, its slope was 1."""
+        """Return where a ReLU had slope 1, as its pinned result shows it (SPEC PRT-2)."""
+        # The input may be zero but for rounding; the result alone says which side the run took.
         return self.pinned[name] > 0 if name in self.pinned else None
 
     def held(self, constant: float, deviation: str) -> float:
-        """Return a constant as the backend holds it: rounded to as many bits as it declares."""
+        """Return a constant as the backend holds it, rounded to the bits that it declares."""
         bits = self.deviations.get(deviation)
         return constant if bits is None else float(round_to_bits(np.asarray(constant), int(bits)))
 
     def run(self, part: str) -> Node:
-        """Return the loss of a part (PRT-1)."""
+        """Return the loss of a part (SPEC PRT-1)."""
         if part in ("attention", "dot_product"):
             attend = self.attention if part == "attention" else self.dot_product
             query, key, value = (self.given[name] for name in ("query", "key", "value"))
@@ -172,7 +172,7 @@ class Model:
     # Embeddings (EMB-1 to EMB-6, POS-5).
 
     def embeddings(self, real: Mask) -> Node:
-        """Return what goes into the first layer: (B, T, D)."""
+        """Return the input of the first layer: (B, T, D)."""
         config, ids = self.config, self.batch.required("input_ids")
         token = self.lookup("embeddings.token.weight", ids, config.token_padding_row)
         if config.token_padding_forward == "zero":
@@ -200,15 +200,16 @@ class Model:
         )
 
     def drop(self, site: str, x: Node) -> Node:
-        """Drop elements of a tensor, and scale the others up, where the run drops any (DRP-2)."""
-        found = self.dropout(site, x.shape)
-        if found is None:
+        """Drop elements of a tensor and scale up the others (SPEC DRP-2)."""
+        dropped = self.dropout(site, x.shape)
+        if dropped is None:
             return x
-        keep, rate = found
+        keep, rate = dropped
         return self.a.scale(self.a.replace(x, keep, 0.0), 1 / (1 - rate))
 
     def lookup(self, table: str, ids: Ids, padding_row: int | None) -> Node:
-        """Return the rows of a table: (B, T) to (B, T, D)."""
+        """Look up rows of a table: (B, T) to (B, T, D)."""
+        # Only rows that are looked up go on the tape: the others have no gradient (decision 0016).
         self.rows[table], places = np.unique(ids, return_inverse=True)
         used = self.looked_up[table] = self.weights.rows(table, self.rows[table])
         vectors = self.a.take(used, places.reshape(ids.shape))  # (B, T, D)
@@ -216,15 +217,14 @@ class Model:
             vectors.completed = lambda node: self.observer(
                 f"gradients.slices.{table}", np.asarray(node.gradient)
             )
-            vectors = self.a.reshape(
-                vectors, vectors.shape
-            )  # a node of its own: a tap may be completed otherwise
+            # A node of its own, since a tap puts its own callback into ``completed``.
+            vectors = self.a.reshape(vectors, vectors.shape)
         return vectors if padding_row is None else self.a.freeze(vectors, (ids == padding_row)[..., None])
 
     # The encoder layer (NRM-1, RES-1, FFN-1).
 
     def layer(self, name: str, x: Node, real: Mask) -> Node:
-        """Return what a layer makes of (B, T, D)."""
+        """Apply an encoder layer: (B, T, D)."""
         x = self.sublayer(
             name,
             1,
@@ -242,7 +242,8 @@ class Model:
         return self.drop(f"{name}.output", x)
 
     def sublayer(self, name: str, number: int, x: Node, function: Callable[[Node], Node]) -> Node:
-        """Return a sublayer with its residual and norm: (B, T, D)."""
+        """Apply a sublayer with its residual and norm: (B, T, D)."""
+        # A shared norm has one pair of parameters and two taps (SPEC NRM-5).
         norm = f"{name}.norm" if self.config.norm_sharing == "shared" else f"{name}.norm{number}"
 
         def normed(y: Node) -> Node:
@@ -253,12 +254,12 @@ class Model:
         return normed(self.tap(f"{name}.residual{number}", self.a.add(x, function(x))))
 
     def norm(self, name: str, x: Node) -> Node:
-        """Layer norm over D (NRM-2 to NRM-4)."""
+        """Layer norm over D (SPEC NRM-2 to NRM-4)."""
         config, a = self.config, self.a
         mean = a.divide_by(a.sum(x, -1), config.d_model)
         centered = a.center(x, mean)
-        # A derivative in closed form takes differences from the mean to add up to zero, whatever its rounding
-        # (ALG-5).
+        # The closed form of the derivative takes for granted that differences from the mean sum to zero,
+        # whatever their rounding (SPEC ALG-5).
         differences = a.center(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
         squares, count = (
             a.sum(a.multiply(differences, differences), -1),
@@ -277,7 +278,7 @@ class Model:
         )
 
     def linear(self, name: str, x: Node) -> Node:
-        """Return x W + b over the last axis (WGT-2)."""
+        """Return x W + b over the last axis (SPEC WGT-2)."""
         rows = self.a.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
         weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
         y = (
@@ -288,7 +289,7 @@ class Model:
         return self.a.reshape(y, (*x.shape[:-1], y.shape[-1]))
 
     def feed_forward(self, name: str, x: Node) -> Node:
-        """Return two linear layers with an activation between them: (B, T, D)."""
+        """Two linear layers with an activation between them: (B, T, D)."""
         inner = self.tap(f"{name}.inner", self.linear(f"{name}.inner", x))  # (B, T, F)
         active = self.tap(f"{name}.activation", self.activation(inner, self.active(f"{name}.activation")))
         return self.tap(
@@ -296,11 +297,12 @@ class Model:
         )  # (B, T, D)
 
     def activation(self, x: Node, active: Mask | None) -> Node:
-        """FFN-2."""
+        """The activation of the feed-forward sublayer (SPEC FFN-2)."""
         a = self.a
         if self.config.activation == "relu":
             return a.relu(x, active)
         if self.config.activation == "gelu_erf":
+            # A declared deviation multiplies by a rounded sqrt(1/2) instead of dividing by sqrt(2).
             half = self.held(math.sqrt(0.5), "gelu_constant_bits")
             inner = a.erf(a.divide_by(x, math.sqrt(2)) if half == math.sqrt(0.5) else a.scale(x, half))
         else:
@@ -313,7 +315,7 @@ class Model:
     def attention(
         self, name: str, query: Node, key: Node, value: Node, key_mask: Mask | None, query_mask: Mask | None
     ) -> Node:
-        """Return attention with its projections: (B, Q, D)."""
+        """Attention with its projections: (B, Q, D)."""
         q, k, v = (
             self.tap(f"{name}.{role}", self.project(f"{name}.{role}", x))
             for role, x in (("query", query), ("key", key), ("value", value))
@@ -337,7 +339,7 @@ class Model:
     ) -> Node:
         """Scores, softmax and weighted sum: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
 
-        All heads at once: one after the other gives the same (ATT-7).
+        All heads are computed at once, since a loop gives the same (SPEC ATT-7).
         """
         config, a = self.config, self.a
         scores = self.tap(f"{name}.scores", self.scores(q, k))
@@ -355,20 +357,20 @@ class Model:
             weights = self.tap(
                 f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant)
             )
-            sums = None  # of weights that are none no more
+            # Overwritten weights no longer sum to 1, so the row sums do not belong to them.
+            sums = None
         context = a.attend(self.drop(f"{name}.weights", weights), v, sums)
         return self.tap(
             f"{name}.context", a.reshape(context, (*context.shape[:2], context.shape[2] * context.shape[3]))
         )
 
     def softmax_floor(self, key_mask: Mask | None) -> float | Array | None:
-        """Return where the softmax clips: everywhere alike, or for each key (B, 1, 1, S).
-
-        One that was left out nowhere.
-        """
+        """Return the declared lower bound of the shifted scores, for all keys or by key (B, 1, 1, S)."""
         floor = self.deviations.get("softmax_floor")
         if floor is None or key_mask is None or not self.deviations.get("padding_left_out"):
             return floor
+        # Keys that a kernel leaves out get no weight at all, so no bound; it always keeps the first of each
+        # sample.
         kept = key_mask | (np.arange(key_mask.shape[-1]) == 0)  # (B, S)
         return np.where(kept, floor, -np.inf)[:, None, None, :]
 
@@ -404,14 +406,16 @@ class Model:
         )
 
     def mean_of_real(self, x: Node, real: Mask) -> Node:
-        """Return the mean of the real tokens of (B, T, D), or zero: (B, D)."""
+        """Return the mean of the real tokens, or zero: (B, T, D) to (B, D)."""
         total = self.a.sum(self.a.replace(x, real[..., None], 0.0), -2)  # (B, 1, D)
+        # A text of padding only has the mean 0, not 0/0 (SPEC HED-1).
         count = self.a.leaf(np.maximum(real.sum(1), 1)[:, None].astype(np.float64))
         return self.a.divide(self.a.reshape(total, (x.shape[0], x.shape[2])), count)
 
     def normalized(self, x: Node) -> Node:
-        """Return vectors divided by their length, or by epsilon where that is larger: (B, D)."""
+        """Divide vectors by their length, or by epsilon where that is larger: (B, D)."""
         squares = self.a.sum(self.a.multiply(x, x), -1)  # (B, 1)
+        # Compared before the root, whose derivative at a zero vector would be infinite.
         least = self.a.leaf(np.full(squares.shape, least_squares(self.config, self.dtype)))
         return self.a.divide(x, self.a.sqrt(self.a.larger(squares, least)))
 
@@ -420,7 +424,7 @@ class Model:
         return self.tap("logits", self.linear("classifier", self.drop("head", pooled)))
 
     def classification_loss(self, logits: Node) -> Node:
-        """Return the mean cross-entropy and the L2 term of the classifier."""
+        """Return the mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4)."""
         config, a, labels = self.config, self.a, self.batch.required("labels")
         if config.num_classes == 1:
             losses = a.reshape(
@@ -443,5 +447,5 @@ class Model:
         return self.tap("loss", loss)
 
     def cotangent_loss(self, output: Node) -> Node:
-        """Sum of output times cotangent, so that its gradient is the cotangent's (LOS-5)."""
+        """Return sum(output * cotangent), whose gradient by the output is the cotangent (SPEC LOS-5)."""
         return self.tap("loss", self.a.sum(self.a.multiply(output, self.given["cotangent"])))

@@ -1,4 +1,4 @@
-"""Errors of the specification: what is wrong, what is there, what is required, and the clause."""
+"""Errors of the specification: what is wrong, the actual and the required value, and the clause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SpecError(ValueError):
     """Input that the specification refuses.
 
     Attributes:
-        problems: every problem found, one line each, in the order in which they were found.
+        problems: one line each, in the order in which they were found.
     """
 
     def __init__(self, problems: list[str] | str) -> None:
@@ -29,29 +29,28 @@ class ConfigError(SpecError):
 
 
 class WeightsError(SpecError):
-    """Weights that do not fit a configuration: missing, unexpected, misshapen, or not finite."""
+    """Weights that do not fit a configuration."""
 
 
 class BatchError(SpecError):
-    """Inputs that do not fit a configuration: wrong shape, dtype or range."""
+    """Inputs that do not fit a configuration."""
 
 
 class UnknownNameError(SpecError):
-    """A name that nothing bears; the message gives the nearest names."""
+    """An unknown name; the message gives the nearest known ones."""
 
 
+# Other names of the frameworks. No string distance leads from "keras" to "tf".
 USUAL = {"tensorflow": "tf", "keras": "tf", "pytorch": "torch", "paddlepaddle": "paddle", "flax": "jax"}
-"""What a framework is called elsewhere, to what it is called here."""
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
-    """Return the error for an unknown name, with the names nearest to it.
+    """Return the error for an unknown name, with the nearest known names.
 
     Args:
-        kind: what the name should have named, for example ``"variant"``.
-        name: the name that was given.
-        known: every name that would have been accepted.
+        kind: what the name should denote, for example ``"variant"``.
     """
+    # Imported here: only an error needs it.
     import difflib
 
     near = (
@@ -64,17 +63,14 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
 
 
 def unknowns(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return what is wrong with names of which some are unknown.
-
-    A line for each, as :func:`unknown` says it.
-    """
+    """Return a line for each unknown name."""
     among = list(known)
     return [str(unknown(kind, name, among)) for name in names if name not in among]
 
 
 @contextmanager
 def collecting(problems: list[str]) -> Iterator[None]:
-    """Add what is refused within to what is wrong already, each once, and go on."""
+    """Add the problems of an error raised within to a list, each once, and go on."""
     try:
         yield
     except SpecError as error:
@@ -83,10 +79,10 @@ def collecting(problems: list[str]) -> Iterator[None]:
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Say where that is in which something is refused within, but for what says it already.
+    """Prefix the problems of an error raised within with a place, unless they have it already.
 
     Raises:
-        SpecError: of the same kind.
+        SpecError: of the same class.
     """
     try:
         yield
@@ -97,10 +93,10 @@ def located(where: str) -> Iterator[None]:
 
 
 def collect(*steps: Callable[[], Any]) -> list[Any]:
-    """Return the result of each step, or raise what is wrong with all of them at once.
+    """Return the result of each step.
 
     Raises:
-        SpecError: listing every problem of every step.
+        SpecError: listing the problems of all steps at once.
     """
     results, problems = list[Any](), list[str]()
     for step in steps:
@@ -111,10 +107,10 @@ def collect(*steps: Callable[[], Any]) -> list[Any]:
 
 
 def refuse(problems: list[str]) -> None:
-    """Raise what is wrong, if anything is.
+    """Raise an error if there are problems.
 
     Raises:
-        SpecError: listing it.
+        SpecError: listing them.
     """
     if problems:
         raise SpecError(problems)
@@ -122,11 +118,11 @@ def refuse(problems: list[str]) -> None:
 
 @contextmanager
 def optional(what: str, extra: str) -> Iterator[None]:
-    """Import what only one thing needs.
+    """Import an optional dependency within this block.
 
     Args:
-        what: needs it.
-        extra: of this distribution, that installs it.
+        what: the feature that needs it.
+        extra: the extra of this distribution that installs it.
 
     Raises:
         SpecError: if it is not installed.
@@ -134,6 +130,7 @@ def optional(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        # A missing module of ours is a bug, not a missing package.
         if (error.name or "").startswith("concord"):
             raise
         raise SpecError(

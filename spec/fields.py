@@ -1,7 +1,4 @@
-"""Dataclasses that are written and read as plain data.
-
-Their types, their options, and what is wrong with a mapping.
-"""
+"""Dataclasses as plain data: TOML text, types, options, and what is wrong with a mapping."""
 
 from __future__ import annotations
 
@@ -14,21 +11,19 @@ from concord.spec.errors import ConfigError, unknown
 
 Kind = TypeVar("Kind")
 
+# From here on float64 does not hold every integer; no model has such a size.
 LARGEST = 2**53
-"""Whole numbers from here on are not all numbers of float64, and of no size that a model could have."""
 
 
 def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) -> Kind:
     """Build a dataclass from plain data.
 
     Args:
-        kind: the dataclass.
-        fields: field names and values.
-        where: what to call the data in an error message.
-        clause: that says what the fields are.
+        where: what error messages call the data.
+        clause: the clause that defines the fields.
 
     Raises:
-        ConfigError: listing unknown and missing fields and wrong values, at once.
+        ConfigError: listing unknown and missing fields and wrong values at once.
     """
     known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
@@ -56,18 +51,15 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
 
 
 def _plain(value: Any, annotation: str) -> Any:
-    """Return a value as a field has it.
-
-    TOML and JSON writers may spell a whole number without a point, and have no tuples.
-    """
+    # TOML and JSON writers may drop the point of a whole number, and have no tuples.
     if "float" in annotation and type(value) is int:
         return float(value)
     return tuple(value) if isinstance(value, list) else value
 
 
 def to_toml(fields: Mapping[str, Any]) -> str:
-    """Return fields as TOML text, one in each line."""
-    # A TOML scalar of these types, and a list of them, is spelled as its JSON form.
+    """Return fields as TOML text, one per line."""
+    # TOML spells scalars of these types, and lists of them, as JSON does.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
 
 
@@ -75,8 +67,8 @@ def replaced(data: Kind, noun: str, fields: Mapping[str, Any]) -> Kind:
     """Return a copy with some fields replaced.
 
     Raises:
-        UnknownNameError: for a field that does not exist, with the nearest names.
-        ConfigError: if the result is wrong.
+        UnknownNameError: for an unknown field, with the nearest names.
+        ConfigError: if the result is invalid.
     """
     known = [field.name for field in dataclasses.fields(data)]  # type: ignore[arg-type]
     for name in fields:
@@ -86,12 +78,11 @@ def replaced(data: Kind, noun: str, fields: Mapping[str, Any]) -> Kind:
 
 
 def type_problems(data: Any, choices: Mapping[str, tuple[str, ...]], clause: str) -> list[str]:
-    """Return what is wrong with the types of a dataclass's fields, and with options that have none of
-    their values.
+    """Return the fields of a dataclass that have a wrong type or an unknown option.
 
     Args:
-        choices: by field, the values that it may take.
-        clause: that says what the fields are.
+        choices: field to the values that it may take.
+        clause: the clause that defines the fields.
     """
     problems = []
     for field in dataclasses.fields(data):

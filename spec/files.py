@@ -1,6 +1,5 @@
-"""Files that are read and written whole.
-
-What is no regular file, too large, or not what it should be is refused in words.
+"""Reading and writing whole files; anything that is irregular, too large or malformed is refused with a
+message.
 """
 
 from __future__ import annotations
@@ -35,40 +34,38 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Writes the next bytes of a file.
 Write = Callable[[bytes | memoryview], None]
-"""What writes the next bytes of a file."""
 
+# Bytes of the largest text that is read; records of campaigns have some millions.
 LARGEST = 1 << 26
-"""Bytes of the largest text that is read: records of campaigns have some millions."""
 
+# Bytes of the largest file of arrays that is read. Weights, gradients and taps of a model with 350 million
+# parameters take less.
 LARGEST_ARRAYS = 1 << 34
-"""Bytes of the largest file of arrays that is read.
 
-Weights, gradients and taps of a model with 350 million parameters have less.
-"""
-
+# Prefix of the name of a file that is being written; a killed process may leave one behind.
 TEMPORARY = ".concord-"
-"""How the name of a file begins that is being written; a killed process may leave one."""
 
+# Nesting depth of dictionaries and lists in a file: code that walks them may recurse.
 DEEPEST = 100
-"""Dictionaries and lists of a file that may lie in each other: whoever walks through them may recurse."""
 
+# Digits of an integer. transformers writes 31 for a tokenizer without a length limit, and Python refuses to
+# convert thousands.
 LONGEST_WHOLE = 40
-"""Digits of a whole number: the 31 of what transformers writes for a tokenizer that has no limit are read."""
 
+# Irregular files by their letter in ``ls -l``.
 KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}
-"""What a name leads to that is no regular file, as ``ls -l`` spells it."""
 
+# Lines about one file; the first ones say enough.
 MOST_PROBLEMS = 10
-"""Lines about one file; the first say enough."""
 
 
 def find(folder: Path, pattern: str) -> list[Path]:
     """Return the files under a folder whose names match, sorted; links to folders are not followed.
 
     Raises:
-        SpecError: if it is no folder, or a folder in it cannot be read: what nobody sees must not look as if
-            it were not there.
+        SpecError: if it or a folder in it cannot be read; what is unreadable must not look absent.
     """
     if not folder.is_dir():
         raise SpecError(f"{folder}: no such folder")
@@ -76,27 +73,27 @@ def find(folder: Path, pattern: str) -> list[Path]:
     walk = os.walk(
         folder, onerror=lambda error: problems.append(f"{error.filename}: cannot be read: {error.strerror}")
     )
-    found = [Path(place) / name for place, _, names in walk for name in fnmatch.filter(names, pattern)]
+    paths = [Path(place) / name for place, _, names in walk for name in fnmatch.filter(names, pattern)]
     if problems:
         raise SpecError(problems)
-    return sorted(found)
+    return sorted(paths)
 
 
 def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
     """Return the content of a regular file.
 
     Args:
-        largest: how many bytes it may have.
+        largest: the maximum number of bytes.
 
     Raises:
-        SpecError: if it is missing, cannot be read, is no regular file, or is too large.
+        SpecError: if it is missing, unreadable, irregular or too large.
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        # Some files of the system say that they have no bytes, and have many.
+        # Files in /proc report a size of 0 and have content all the same.
         most = size or min(largest, LARGEST)
         content: bytes | None = file.read(most + 1) if most <= largest else b""
-        if content is None:  # some files of the system are to be waited for
+        if content is None:  # opened without blocking, and nothing is there yet
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if most > largest or len(content) > most:
             raise SpecError(
@@ -107,42 +104,42 @@ def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
-    """Open a regular file, to be read piece by piece.
+    """Open a regular file to read it piece by piece.
 
     Raises:
-        SpecError: if it is missing, cannot be read, or is no regular file.
+        SpecError: if it is missing, unreadable or irregular.
     """
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             kind = KINDS.get(stat.filemode(mode)[0], "something else")
             raise SpecError(f"{path}: cannot be read: is {kind} but must be a regular file")
-        # What has become a pipe since then is not waited for.
+        # The file may have become a pipe since the check: do not wait for its writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             yield file
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file") from None
     except SpecError:
         raise
-    except (OSError, ValueError) as error:  # the latter for a name with a null character
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise SpecError(f"{path}: cannot be read: {_reason(error)}") from None
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a regular file, read piece by piece.
+    """Return the SHA-256 of a regular file.
 
     Raises:
-        SpecError: if it is missing, cannot be read, or is no regular file.
+        SpecError: if it is missing, unreadable or irregular.
     """
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a text file in utf-8.
+    """Return the content of a utf-8 text file.
 
     Raises:
-        SpecError: as :func:`read_bytes`, and if it is no text.
+        SpecError: as :func:`read_bytes`, and if it is not utf-8.
     """
     try:
         return read_bytes(path, LARGEST).decode("utf-8")
@@ -151,26 +148,28 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Raises:
-        SpecError: as :func:`read_bytes`, and if it is no JSON.
+        SpecError: as :func:`read_bytes` and :func:`parse_json`.
     """
     return parse_json(read_bytes(path, LARGEST), str(path))
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
-    """Return what JSON text holds.
+    """Return the content of a JSON text.
 
     Raises:
-        SpecError: if it is no JSON; ``NaN``, numbers beyond float64 and lone surrogates are none; if it is
-            nested deeper than :data:`DEEPEST`.
+        SpecError: if it is invalid, has ``NaN``, numbers beyond float64 or lone surrogates, or is nested
+            deeper than :data:`DEEPEST`.
     """
     try:
         text = content if isinstance(content, str) else content.decode("utf-8")
         data = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
-        if re.search(r"\\u[dD][89a-fA-F]", text):  # parts of a character beyond the first 65,536, or of none
+        # Encoding is slow, and only an escaped surrogate can make it fail.
+        if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(data, ensure_ascii=False).encode("utf-8")
+        # Level by level, since a recursive walk would need the depth that it is to refuse.
         level = [data]
         for _ in range(DEEPEST + 1):
             level = [inner for outer in level for inner in _within(outer)]
@@ -201,10 +200,10 @@ def _whole(text: str) -> int:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Return what TOML text holds.
+    """Return the content of a TOML text.
 
     Raises:
-        SpecError: if it is no TOML; numbers of more than 64 bits are none.
+        SpecError: if it is invalid or has an integer of more than 64 bits.
     """
     try:
         data = tomllib.loads(text)
@@ -223,15 +222,15 @@ def _has_wide(value: Any) -> bool:
 
 
 def read_as(path: Path, kind: type[T], version: str = "format", written_by: str = "") -> T:
-    """Return what a JSON file holds, its types checked.
+    """Read a JSON file and check its types.
 
     Args:
-        kind: a data class or typed dictionary. Keys that it does not know are left alone.
-        version: the key that says which format it is; if that is another, nothing else is complained of.
+        kind: a data class or typed dictionary; unknown keys are ignored.
+        version: the key that names the format; if that is wrong, nothing else is reported.
         written_by: the command that writes such files, for the message about another format.
 
     Raises:
-        SpecError: as :func:`read_json`; and listing what is missing and what is of the wrong type.
+        SpecError: as :func:`read_json`, and listing what is missing or of the wrong type.
     """
     content = read_bytes(path, LARGEST)
     parse_json(content, str(path))
@@ -241,7 +240,7 @@ def read_as(path: Path, kind: type[T], version: str = "format", written_by: str 
 
 @cache
 def adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Return what reads and writes a type; it takes a tenth of a second to make."""
+    """Return the pydantic adapter of a type, which takes a tenth of a second to build."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
@@ -250,15 +249,12 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 def typed(
     kind: type[T], content: str | bytes | Mapping[str, Any], version: str = "format", written_by: str = ""
 ) -> T:
-    """Return what JSON text, or plain data, holds, its types checked.
-
-    Args:
-        kind, version, written_by: as in :func:`read_as`.
+    """Check the types of JSON text or plain data; arguments as in :func:`read_as`.
 
     Raises:
-        SpecError: listing what is missing and what is of the wrong type.
+        SpecError: listing what is missing or of the wrong type.
     """
-    from pydantic import ValidationError  # a worker's environment need not have it
+    from pydantic import ValidationError  # not at the top: a worker's environment need not have pydantic
 
     try:
         reader: TypeAdapter[T] = adapter(kind)  # type: ignore[arg-type]  # to mypy no type is hashable
@@ -267,16 +263,14 @@ def typed(
         return reader.validate_python(content, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False)
+    # Every other problem of a file in another format is noise.
     other = [problem for problem in found if problem["loc"] == (version,)]
     hint = f"; it is what {written_by} of this version writes" if other and written_by else ""
     raise SpecError([f"{line}{hint}" for line in _lines(other or found)][:MOST_PROBLEMS])
 
 
 def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
-    """Yield what is wrong with the types of a file, in our words.
-
-    What is missing in one place in one line.
-    """
+    # Everything that is missing in one place shares a line.
     missing: dict[str, list[str]] = {}
     for problem in found:
         *outer, last = ("", *problem["loc"])
@@ -295,16 +289,16 @@ def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
             .replace("an object", "a JSON object")
             .replace("Extra inputs are not permitted", "must be left out: nothing has such a key")
         )
-        given, place = problem["input"], _place(problem["loc"])
+        value, place = problem["input"], _place(problem["loc"])
         if place:
             yield from (
-                f"{place!r} is {_briefly(given)} but {line}"
+                f"{place!r} is {_briefly(value)} but {line}"
                 if line.startswith("must")
                 else f"{place!r}: {line}"
                 for line in required.split("\n")  # a configuration has several problems at once
             )
         else:
-            yield f"holds a {type(given).__name__} but {required.replace('must be', 'must hold')}"
+            yield f"holds a {type(value).__name__} but {required.replace('must be', 'must hold')}"
     yield from (
         f"{f'{place!r} ' if place else ''}lacks {', '.join(names)}" for place, names in missing.items()
     )
@@ -329,7 +323,7 @@ def read_arrays(path: Path) -> Arrays:
 
 
 def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
-    """Read a safetensors file; return its metadata and its arrays.
+    """Read the metadata and the arrays of a safetensors file.
 
     Raises:
         SpecError: as :func:`read_arrays`.
@@ -338,7 +332,7 @@ def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
     try:
         arrays = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    # The library reports a dtype that NumPy lacks in as many ways as it has versions.
+    # Versions of the library report a dtype that NumPy lacks with different exceptions.
     except (
         SafetensorError,
         OSError,
@@ -354,17 +348,18 @@ def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
 
 
 def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
-    """Return the arrays whose names start with a prefix, without it."""
+    """Return the arrays whose names start with a prefix, without the prefix."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def obstacle(path: Path) -> str | None:
-    """Return what keeps a file from being written, in a line: asked before it is known what to write."""
+    """Return what keeps a file from being written, or None; asked before long work begins."""
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "Is a directory")
         if (mode := _mode(path)) is not None and not os.access(path, os.W_OK):
             raise PermissionError(0, "Permission denied")
+        # Writing goes through a temporary file, so the folder must allow one.
         if mode is None or stat.S_ISREG(mode):
             temporary = new_beside(path.resolve(strict=False))
             temporary.touch(exist_ok=False)
@@ -375,7 +370,7 @@ def obstacle(path: Path) -> str | None:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Return whether two names are those of one regular file, or of one that is not there yet."""
+    """Return whether two names lead to one regular file, which need not exist yet."""
     with suppress(OSError, RuntimeError, ValueError):
         modes = {_mode(one), _mode(other)}
         if any(mode is not None and not stat.S_ISREG(mode) for mode in modes):
@@ -389,21 +384,17 @@ def same_file(one: Path, other: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in utf-8, whole or not at all.
-
-    Into a link's target, and straight into what is no regular file.
-
-    A file that is there keeps its permissions. What utf-8 cannot hold, of a name that is no text, is written
-    out as Python would.
+    """Write a utf-8 text, whole or not at all; an existing file keeps its permissions.
 
     Raises:
         SpecError: if it cannot be written.
     """
+    # A file name that is not utf-8 comes as lone surrogates, which only an escape can write.
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write bytes as :func:`write_text` writes a text.
+    """Write bytes, whole or not at all.
 
     Raises:
         SpecError: if they cannot be written.
@@ -414,18 +405,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Write]:
-    """Write a file piece by piece, as :func:`write_bytes` does a whole one.
-
-    It is there once the block has ended well.
+    """Write a file piece by piece; it appears once the block ends without an error.
 
     Yields:
-        What writes the next bytes.
+        A function that writes the next bytes.
 
     Raises:
         SpecError: if it cannot be written.
     """
     with refusing(path):
         mode = _mode(path)
+        # A pipe or /dev/null is written straight: replacing it would destroy it. A link's target is replaced,
+        # not the link.
         regular = mode is None or stat.S_ISREG(mode)
         target = path.resolve(strict=False) if regular else path
         temporary = new_beside(target) if regular else path
@@ -453,7 +444,7 @@ def writing(path: Path) -> Iterator[Write]:
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Turn what the system refuses while a file is written into a line."""
+    """Turn an error of the system while writing into a :class:`concord.spec.errors.SpecError`."""
     try:
         yield
     except FileExistsError as error:
@@ -461,17 +452,16 @@ def refusing(path: Path) -> Iterator[None]:
             raise
         raise SpecError(
             f"{path}: cannot be written: {os.strerror(errno.ENOTDIR)}"
-        ) from None  # a file stands where a folder has to be
+        ) from None  # a file stands where a folder must be
     except (
         OSError,
         RuntimeError,
         ValueError,
-    ) as error:  # the second for links that go round in a circle, the third for a null character
+    ) as error:  # RuntimeError: links in a circle; ValueError: a null character
         raise SpecError(f"{path}: cannot be written: {_reason(error)}") from None
 
 
 def _mode(path: Path) -> int | None:
-    """Return the mode of what a name leads to; None if there is nothing."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:
@@ -479,7 +469,8 @@ def _mode(path: Path) -> int | None:
 
 
 def new_beside(path: Path) -> Path:
-    """Return a name that nothing bears; one that is too long shows now."""
+    """Return an unused name in the same folder."""
+    # Raises here and now if the name is too long.
     with suppress(FileNotFoundError):
         path.lstat()
     return path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")

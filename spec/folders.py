@@ -14,11 +14,10 @@ from concord.spec.files import new_beside, refusing
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a new folder, with all its files or not at all.
+    """Write a new folder with all its files, or nothing.
 
     Raises:
-        FileExistsError: if there is something of that name; that decides between two that write at the same
-            time.
+        FileExistsError: if the name is taken; of two simultaneous writers one gets this.
         SpecError: if it cannot be written.
     """
     with new_folder(path) as temporary, refusing(path):
@@ -28,20 +27,16 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """Write a folder file by file.
-
-    It is there, with all of them, once the block has ended well, and a kill leaves the old one or the new
-    one.
+    """Write a folder file by file; it appears as a whole once the block ends without an error.
 
     Args:
-        replace: whether a folder that is there is replaced.
+        replace: whether to replace an existing folder; a kill leaves the old one or the new one.
 
     Yields:
-        The folder to write into meanwhile.
+        The folder to write into.
 
     Raises:
-        FileExistsError: if there is something of that name and it is not to be replaced; that decides between
-            two that write at the same time.
+        FileExistsError: if the name is taken and is not to be replaced.
         SpecError: if it cannot be written.
     """
     with refusing(path):
@@ -59,16 +54,13 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+# AT_FDCWD, RENAME_NOREPLACE and RENAME_EXCHANGE of renameat2(2).
 HERE, NOT_OVER, BOTH = -100, 1, 2
-"""AT_FDCWD, RENAME_NOREPLACE and RENAME_EXCHANGE of renameat2(2)."""
 
 
 def _renamed(one: Path, other: Path, how: int) -> bool:
-    """Rename in one step; say whether the system can.
-
-    Raises:
-        FileExistsError: if there is something that would be replaced.
-    """
+    # One system call, so a kill leaves the old folder or the new one (decision 0027). Python's os module
+    # lacks it.
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         return False
@@ -80,10 +72,9 @@ def _renamed(one: Path, other: Path, how: int) -> bool:
 
 
 def _place(one: Path, other: Path) -> None:
-    """Give a folder a name that nothing bears."""
     if _renamed(one, other, NOT_OVER):
         return
-    # To rename is to replace, of a folder an empty one alone: make that first, so that another's is seen.
+    # rename() silently replaces an empty folder. Making it first fails if another writer was faster.
     other.mkdir()
     try:
         one.rename(other)
@@ -93,9 +84,9 @@ def _place(one: Path, other: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Exchange two folders."""
     if _renamed(one, other, BOTH):
         return
+    # Without renameat2 there is a moment in which neither folder has the name.
     aside = new_beside(other)
     other.rename(aside)
     try:

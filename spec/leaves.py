@@ -1,4 +1,4 @@
-"""Weights on the tape of an arithmetic."""
+"""Weights as inputs of a computation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from concord.spec.tape import Node
 
 
 class Leaves(dict[str, Node]):
-    """The weights on the tape, each put there when it is first used: many steps use few of them.
+    """Weights that become inputs of the computation when they are first used: many steps use few of them.
 
     Args:
-        carried: whether they were computed by this arithmetic, and so have its leading axes.
+        carried: whether this arithmetic computed them, so that they have its leading axes.
     """
 
     def __init__(self, arithmetic: Arithmetic, arrays: Mapping[str, Array], carried: bool = False) -> None:
@@ -37,14 +37,14 @@ class Leaves(dict[str, Node]):
         )
 
     def rows(self, name: str, rows: Ids) -> Node:
-        """Return some rows of a table."""
+        """Return some rows of a table as an input of the computation."""
         where: Any = (*(slice(None),) * self.lead, rows)
         return self.leaf(self.arrays[name][where])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a weight."""
+        """Return the shape of a weight, without leading axes."""
         return self.arrays[name].shape[self.lead :]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a weight, or the default where there is none of that name."""
+        """Return a weight, or the default if there is none."""
         return self[name] if name in self.arrays else default

@@ -1,4 +1,4 @@
-"""Attention masks (SPEC MSK-1 to MSK-8). Polarity: True is visible (a key) or real (a query)."""
+"""Attention masks (SPEC MSK-1 to MSK-8). True means visible (a key) or real (a query)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concord.spec.precision import precision
 
 
 def real_tokens(config: EncoderConfig, input_ids: Ids) -> Mask:
-    """Return (B, T), True where a token is not padding. Decided by id, not by length (SPEC MSK-1)."""
+    """Return (B, T), True where a token is not padding, by id and not by length (SPEC MSK-1)."""
     real: Mask = input_ids != config.pad_id
     return real
 
@@ -20,32 +20,31 @@ def visible_keys(config: EncoderConfig, key_mask: Mask, num_heads: int) -> Mask:
     """Return which keys each query of each head sees (SPEC MSK-4, MSK-7).
 
     Args:
-        key_mask: (B, S) for all queries alike, or (B, Q, S).
-        num_heads: H of the heads that are computed at once.
+        key_mask: (B, S) or (B, Q, S).
+        num_heads: H, the heads computed at once.
 
     Returns:
-        (B, 1, 1 or Q, S) for ``per_sample``; (B, H, 1 or Q, S) for ``batch_major``, where head h of sample b
-        gets the mask of sample ``(h * B + b) // H``.
+        (B, 1, 1 or Q, S) for ``per_sample``; (B, H, 1 or Q, S) for ``batch_major``.
     """
     per_query: Mask = key_mask[:, None, :] if key_mask.ndim == 2 else key_mask
     if config.mask_assignment == "per_sample":
         return per_query[:, None]
     batch = len(key_mask)
+    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample (MSK-7).
     place = np.arange(num_heads)[None, :] * batch + np.arange(batch)[:, None]  # (B, H)
     assigned: Mask = per_query[place // num_heads]
     return assigned
 
 
 def sees_nothing(config: EncoderConfig, batch: Batch) -> bool:
-    """Return whether some query of a batch sees no key at all (SPEC MSK-5)."""
+    """Return whether some query of a batch sees no key (SPEC MSK-5)."""
     visible = batch.key_mask if batch.input_ids is None else real_tokens(config, batch.input_ids)
     return visible is not None and not bool(visible.any(axis=-1).all())
 
 
 def mask_constant(config: EncoderConfig, dtype: str) -> float:
-    """Return ``mask_value`` as a precision holds it.
-
-    Rounded, and never below its lowest finite number (SPEC MSK-6).
-    """
+    """Return ``mask_value`` in a precision, clamped to its lowest finite number (SPEC MSK-6)."""
+    # Converted naively, -1e9 is minus infinity in float16, and a row without any visible key becomes NaN
+    # (decision 0005).
     target = precision(dtype)
     return float(target.round(max(config.mask_value, -target.largest)))

@@ -1,9 +1,6 @@
-"""Monte Carlo arithmetic.
+"""Monte Carlo arithmetic: each operation adds noise as large as its rounding error may be.
 
-Exact but for noise after each operation, as large as rounding in a precision may be.
-
-Samples are computed side by side along a leading axis, as many at a time as fit into memory: each sees its
-own noise. A value that no noise has reached yet has a leading axis of size 1.
+Samples are computed side by side along a leading axis; a value that no noise has reached has size 1 there.
 """
 
 from __future__ import annotations
@@ -23,21 +20,21 @@ from concord.spec.tape import Node, Pullback
 
 Size = Callable[[slice], Array]
 
+# Elements that are perturbed at a time: few enough to stay in a processor's cache.
 BLOCK = 1 << 16
-"""Elements that are perturbed at a time: few enough to stay in a processor's cache."""
 
+# Random numbers that are drawn once. Each operation reads them from a random place: drawing anew would take
+# longer than most operations.
 PERIOD = (1 << 18) + 29
-"""Random numbers that are drawn once; each operation takes them up from a place of its own."""
 
+# A score may err by this many unit roundoffs of its row's largest one, where that decides how its sum with a
+# mask constant rounds. Sixteen samples would miss such a tie by their own noise, and one of many right runs
+# meets it (decision 0016).
 NEAR = 16.0
-"""Unit roundoffs of the largest score of a row by which a score may err where that decides to which side
-its sum with a mask constant is rounded.
-"""
 
+# The effective number of a sum's terms may differ from an integer by this share for its terms to count as
+# equal.
 EQUAL = 1e-5
-"""Share by which the effective number of a sum's terms may differ from a whole one where they count as
-equal.
-"""
 
 
 @functools.cache
@@ -48,35 +45,21 @@ def _uniform(storage: np.dtype) -> Array:
 
 
 class MonteCarlo(Arithmetic):
-    """Elementary operations on samples, each perturbed on its own.
+    """Elementary operations on samples, each perturbed independently.
 
-    An operation whose result is y adds ``(units * u * |y| + smallest normal) * xi``, with u the unit roundoff
-    and xi uniform in [-1, 1]. A sum of K terms t adds ``(u_acc * sqrt(v) + K * smallest normal) * xi``, with
-    ``v = K/3 * y² + (K+1)/6 * max(sum t² - y²/K, 0)``: the variance of its rounding in an unknown order of
-    summation. Each term that is smaller than the smallest normal number of what sums are kept in may be lost.
+    An operation with result y adds ``(units * u * |y| + smallest normal) * xi``, with u the unit roundoff and
+    xi uniform in [-1, 1]. A sum of K terms t adds ``(u_acc * sqrt(v) + K * smallest normal) * xi`` with ``v =
+    K/3 * y² + (K+1)/6 * max(sum t² - y²/K, 0)``, the variance of its rounding in a random order of summation.
     Selections, masks and maxima add nothing.
 
-    Attention weights may be computed from the logarithm of a row's sum, of whose rounding u_acc * |logarithm|
-    each then has the same share, and so may they be for the derivative; the row sums in it may be those of
-    outputs and their gradients, and what a row sums to may flow back to its largest entry (SPEC ALG-1 to
-    ALG-3). The variance of a norm may be one of merged blocks, or Welford's, which errs by the rounding of a
-    mean times the deviation, or one of a single pass over rows less one of their entries (SPEC ALG-5).
-
-    In TF32 a factor x of a product is multiplied by ``1 + f * xi``, with f = 2^-11, in every first sample of
-    two, and by
-    ``1 - f * (1 + xi)`` in every second: a kernel may round its factors, or leave it to tensor cores, which
-    read the upper 19 bits of a float32 number and so cut it off. That errs by up to 2 f, and always towards
-    zero: in a sum of equal signs it does not average out. Sigma is a mean square error about the truth, so
-    that samples with a bias tell how large it may be.
-
-    Samples are computed in the type that holds the numbers of the precision: of float64 and float32 each is a
-    correct run itself, in which what is rounded goes up or down at random. They are far smaller and faster so
-    than in a wider type.
+    Samples also carry what admissible algorithms err besides (SPEC ALG-1 to ALG-5). They are computed in the
+    storage type of the precision: each float64 or float32 sample is itself a correct run that rounds up or
+    down at random.
 
     Args:
         dtype: the precision or mode whose rounding is imitated.
-        samples: how many there are side by side.
-        first: the number of the first of them; it decides its noise, and whether it has the bias.
+        samples: the number of samples side by side.
+        first: the index of the first sample, which decides its noise and whether it truncates TF32 factors.
     """
 
     lead = 1
@@ -84,55 +67,49 @@ class MonteCarlo(Arithmetic):
     def __init__(self, dtype: str, samples: int, first: int = 0) -> None:
         target = precision(dtype)
         super().__init__(target.storage.name)
+        # The closed form of a norm's derivative errs by all that the other way does, and more.
         self.samples, self.first, self.closed = (
             samples,
             first,
             True,
-        )  # which errs by all that the other way does, and more
+        )
         self.target = target
         self._roundoff, self._accumulation, self._least = (
             target.unit_roundoff,
             target.accumulation,
             target.smallest_normal,
         )
-        self._lost = min(
-            target.smallest_normal, precision("float32").smallest_normal
-        )  # half precisions sum in float32
+        # Half precisions sum in float32, where smaller terms survive.
+        self._lost = min(target.smallest_normal, precision("float32").smallest_normal)
         self._half = self._roundoff > self._accumulation
         self._places = np.random.Generator(np.random.SFC64([first, 0x5EED]))
 
     def override(self, a: Node, values: Array, unrounded: bool = False) -> Node:
-        """Return given values in place of computed ones.
-
-        Half precisions may hold on to wider values than those that they deliver, and so does what says so:
-        there the given ones are perturbed, but for constants that absorb what they came from.
-        """
-        given = self.leaf(values).value
+        """Replace computed values by pinned ones."""
+        pinned = self.leaf(values).value
         if self._half or unrounded:
-            perturbed = self.settle(given)
-            given = perturbed if a.constant is None else np.where(a.constant, given, perturbed)
-        return self._replacing(a, given)
+            # A fused step of a half precision goes on from wider values than it delivers. A constant that
+            # absorbs its score has no such digits.
+            perturbed = self.settle(pinned)
+            pinned = perturbed if a.constant is None else np.where(a.constant, pinned, perturbed)
+        return self._replacing(a, pinned)
 
     def uncertain(self, a: Node, size: Array) -> Node:
-        """Perturb an input by what it may differ from the one that is given."""
+        """Perturb an input by the error it may have."""
         values = self._perturbed(a.value, self._of(size[None]))
         return Node(values, a.shape, taped=False)
 
     def given_gradient(self, values: Array) -> Array:
-        """Return a gradient that stands in place of a computed one, perturbed as it may have been rounded
-        when it was delivered.
-        """
+        """Return a pinned gradient, perturbed by the rounding of its delivery."""
         return self.settle(self.leaf(values).value)
 
     def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
-        """Contract two tensors and add a third.
-
-        A framework may add the bias after the products or begin the sum with it: where nothing is rounded
-        between the two, it is one more term in an unknown order.
-        """
+        """Contract two tensors and add a bias."""
         if self._half:
             return super().affine(subscripts, a, b, bias)
         left, right = self._factor(a.value), self._factor(b.value)
+        # A framework may add the bias last or begin the sum with it, so it is one more term in random order.
+        # Where it was added last alone, right runs lay up to 9 sigma off (decision 0010).
         added = bias.value.reshape(
             (len(bias.value), *(1,) * (len(subscripts.partition("->")[2]) - len(bias.shape)), *bias.shape)
         )
@@ -144,11 +121,9 @@ class MonteCarlo(Arithmetic):
         return self._record(summed, *self._pulls(subscripts, a, b), (bias, self._bias_pullback(bias)))
 
     def settle(self, values: Array, units: float = 1.0, absolute: float = 0.0) -> Array:
-        """Perturb the result of an operation (:meth:`Arithmetic.settle`).
-
-        One that is exact where numbers are so small that they may be lost.
-        """
+        """Perturb the result of an operation (:meth:`concord.spec.arithmetic.Arithmetic.settle`)."""
         share, least = units * self._roundoff, absolute * self._roundoff + self._least
+        # An exact operation errs only where its result is so small that it may be flushed to zero.
         if not (units or absolute) and not ((abs(values) < least / self._roundoff) & (values != 0)).any():
             return values
         flat = values.reshape(len(values), -1)
@@ -165,48 +140,41 @@ class MonteCarlo(Arithmetic):
     def settle_sum(
         self, values: Array, squares: Callable[[], Array], terms: float | Array, wide: bool = True
     ) -> Array:
-        """Perturb a sum (:meth:`Arithmetic.settle_sum`), and round it to the precision if sums are wider
-        than that.
-        """
-        # Each sample's own sum would say the same but for rounding: one estimate serves all.
-        one, powers = self._one(values), squares()
+        """Perturb a sum (:meth:`concord.spec.arithmetic.Arithmetic.settle_sum`)."""
+        # The sums of all samples are alike but for rounding: one estimate serves all.
+        sample, powers = self._one(values), squares()
         count = (
             max(terms, 1.0)
             if isinstance(terms, (int, float))
             else np.broadcast_to(np.maximum(terms, 1.0), powers.shape).reshape(1, -1)
         )
-        flat, flat_powers = (x.reshape(len(x), -1) for x in (one, powers))
+        flat, flat_powers = (x.reshape(len(x), -1) for x in (sample, powers))
         roundoff = self._accumulation if wide else self._roundoff
 
         def size(part: slice) -> Array:
             terms = count if isinstance(count, (int, float)) else count[:, part]
             share = (terms + 1) / 6
             square: Array = np.square(flat[:, part], dtype=np.float64)
-            # v as it says above, multiplied out: where squares sum to less than that of the mean, the first
-            # term alone is left.
+            # The variance v of the class docstring, multiplied out. Rounding can make the second term
+            # negative; the maximum then leaves the first alone.
             power: Array = flat_powers[:, part] * share
             power += (terms / 3 - share / terms) * square
             np.maximum(power, square * (terms / 3), out=power)
             self._add_up(power, square, flat_powers[:, part])
-            lost = (terms * self._lost + self._least) * (
-                (power > 0) | (flat[:, part] != 0)
-            )  # zero is exact; squares may underflow
+            # A sum of zeros is exact; squares of small terms may underflow, so the sum is looked at too.
+            lost = (terms * self._lost + self._least) * ((power > 0) | (flat[:, part] != 0))
             np.sqrt(power, out=power)
             power *= roundoff
             power += lost
             return power
 
         summed = self._perturbed(values, size)
+        # Half precisions accumulate in float32 and round the sum once more (SPEC PRC-2).
         return self.settle(summed) if self._half else summed
 
     def _add_up(self, power: Array, square: Array, squares: Array) -> None:
-        """Raise the variance of sums of equal terms, whose partial sums may all be rounded the same way.
-
-        N terms err up to n/2 of their sum.
-
-        The square of a sum over the sum of the squares is a whole number where all terms that are not zero
-        are equal.
-        """
+        # Partial sums of N equal terms may all be rounded the same way, and then err by up to N/2 of their
+        # sum. The square of a sum over the sum of squares is an integer where all nonzero terms are equal.
         count = np.divide(square, squares, out=np.zeros_like(square), where=squares > 0)
         equal = abs(count - np.rint(count)) <= EQUAL * count
         np.maximum(power, np.square(count / 2) * square, out=power, where=equal)
@@ -214,23 +182,17 @@ class MonteCarlo(Arithmetic):
     def vary_softmax(
         self, value: Array, x: Array, floor: float | Array | None, logarithms: Callable[[], Array]
     ) -> Array:
-        """Perturb a row's weights together, by what the logarithm of its sum may err.
-
-        (:meth:`Arithmetic.vary_softmax`).
-        """
+        """Perturb the weights of a row together, by the error of its log-sum-exp."""
         return value * self._row_noise(1.0, logarithms())
 
     def vary_log_softmax(
         self, value: Array, x: Array, logarithms: Callable[[], Array], floor: float | None
     ) -> Array:
-        """Perturb a row together, by what the logarithm of its sum may err.
-
-        (:meth:`Arithmetic.vary_log_softmax`).
-        """
+        """Perturb a row together, by the error of its log-sum-exp."""
         return value + self._row_noise(0.0, logarithms())
 
     def vary_row_sums(self, sums: Array, products: Array) -> Array:
-        """Perturb row sums by what those of other products may err (:meth:`Arithmetic.vary_row_sums`)."""
+        """Perturb row sums by the error of the equal sums of ``products``."""
         return self.settle_sum(
             sums,
             lambda: np.square(self._one(products), dtype=np.float64).sum(-1, keepdims=True),
@@ -239,17 +201,13 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_largest(self, gradient: Array, x: Array, terms: Array, shares: Array) -> Array:
-        """Perturb the gradient of a row's largest entry by what the row may sum to.
-
-        (:meth:`Arithmetic.vary_largest`).
-
-        That flows back to the entry that is taken off: to the largest, and of a running maximum, from either
-        end, to each that was the largest so far. There it is the rounding of the sums of terms, and of shares
-        of the whole, up to the next larger entry.
-        """
+        """Perturb the gradient of a row's largest entry by the rounding of the row's sum."""
+        # A softmax written by hand seldom stops the gradient at the maximum, so the rounding of the row sum
+        # flows back there: to the largest entry or, with a running maximum from either end, to each that was
+        # the largest so far. With 263 keys that was 2 to 18 tolerances (decision 0018).
         x, terms, shares = (self._one(values) for values in (x, terms, shares))
         total = terms.sum(-1, keepdims=True, dtype=np.float64)
-        # Entries that were equal before this noise differ by it now.
+        # Entries that were equal differ by their own noise here.
         reach, summed = 2 * self._roundoff * abs(x), (terms, shares * total)
         back = [values[..., ::-1] for values in (x, reach, *summed)]
         size = np.maximum(_rounding_up_to_larger(x, reach, *summed), _rounding_up_to_larger(*back)[..., ::-1])
@@ -262,33 +220,22 @@ class MonteCarlo(Arithmetic):
         return perturbed.reshape(self.samples, *gradient.shape[1:])
 
     def _row_noise(self, about: float, logarithms: Array) -> Array:
-        """Return numbers about one, as far from it as the logarithm of a row's sum may err.
-
-        Where it says nothing, that one.
-        """
+        # Rows without a usable log-sum-exp (NaN) get no noise.
         size = self._accumulation * np.where(np.isfinite(logarithms), abs(logarithms), 0.0)
         return self._perturbed(np.full_like(size, about), self._of(size))
 
     def round_sum(self, values: Array, value: float, rounded: str) -> Array:
-        """Add a constant and round.
-
-        (:meth:`Arithmetic.round_sum`), to either side where a sum lies near the middle between two numbers.
-
-        Too few samples would meet that by their own noise, and a correct run does once in many. Scores that a
-        run delivered are its own.
-        """
+        """Add a mask constant and round, to either side where the sum lies near a tie."""
+        # Scores that a run delivered have no samples: they are its own, so their sum rounds one way only.
         if len(values) > 1 or self.samples == 1:
             near = NEAR * self._roundoff * abs(values).max(-1, keepdims=True)
             values = self._perturbed(values, self._of(np.broadcast_to(near, values.shape)))
         return super().round_sum(values, value, rounded)
 
     def center(self, x: Node, mean: Node) -> Node:
-        """Perturb by how much rows differ from their mean.
-
-        Multiplied out, both are rounded before their difference is taken (ALG-5).
-
-        So are the gradients on their two ways back, which cancel where a row has one element.
-        """
+        """Subtract the mean of each row."""
+        # Multiplied out, (x - m) r = x r - m r, both products are rounded before they cancel (SPEC ALG-5). So
+        # are the gradients on the two ways back, which cancel where a row has one element.
         back, both = self._unbroadcast(mean), 2 * self._accumulation
         return self._record(
             self._perturbed(self.settle(x.value - mean.value), self._of(both * abs(x.value))),
@@ -297,10 +244,7 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
-        """Perturb a sum of squares by what one sum over all tensors may err, in any order.
-
-        (:meth:`Arithmetic.vary_total`).
-        """
+        """Perturb a sum of squares by the error of one long sum over all tensors."""
         if len(parts) == 1:
             return total
 
@@ -320,16 +264,11 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
-        """Perturb the variance of rows as ways to compute it in one pass may err (ALG-5).
-
-        By updates, or of blocks that are merged, it errs by the rounding of a mean times the deviation. As a
-        mean square less the square of the mean, after one of the row's entries was taken off, it errs by the
-        rounding of both.
-        """
+        """Perturb the variance of rows by the error of one-pass algorithms (SPEC ALG-5)."""
+        # Welford's updates and merged blocks err by the rounding of a mean times the deviation. A mean square
+        # minus a squared mean, of a row shifted by one of its entries, errs by the rounding of both.
         squares = np.square(centered.value, dtype=np.float64)
-        shift = np.sqrt(
-            np.square(squares).mean(-1, keepdims=True)
-        )  # the square of what the mean differs by from an entry
+        shift = np.sqrt(np.square(squares).mean(-1, keepdims=True))
         merged = 2 * abs(mean.value) * np.sqrt(variance.value)
         shifted = math.sqrt(centered.shape[-1] / 3) * (variance.value + 3 * shift)
         size = (self._accumulation * np.hypot(merged, shifted)).astype(variance.value.dtype)
@@ -339,23 +278,20 @@ class MonteCarlo(Arithmetic):
         )
 
     def _bias_pullback(self, bias: Node) -> Pullback:
-        """Return how a gradient sums to that of a bias.
-
-        Terms that are nearly equal are all rounded the same way when they are added one by one in few bits:
-        the errors of the partial sums do not cancel, and are taken together.
-        """
         if not (self.narrow_bias_gradients and self.target.name == "bfloat16"):
             return self._unbroadcast(bias)
 
         def pullback(gradient: Array) -> Array:
+            # Nearly equal terms are all rounded the same way when a few bits accumulate them one by one, so
+            # the errors of the partial sums add up instead of cancelling.
             partial = abs(np.cumsum(self._one(gradient), axis=1)).sum(1)
             return self._perturbed(gradient.sum(1), self._of(self._roundoff * partial + self._least))
 
         return pullback
 
     def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
-        """Contract sample by sample; an operand that is the same for all of them is taken as it is."""
         left, result = subscripts.split("->")
+        # An operand that is the same for all samples is contracted once, not once per sample.
         indices = [
             f"z{index}" if len(x) > 1 else index for index, x in zip(left.split(","), (a, b), strict=True)
         ]
@@ -366,10 +302,7 @@ class MonteCarlo(Arithmetic):
         return contracted if sampled else contracted[None]
 
     def _squares(self, subscripts: str, a: Array, b: Array) -> Array:
-        """Return the sums of the squares of the products of a contraction.
-
-        To say how large noise is, a few digits are enough.
-        """
+        # A noise size needs few digits, so float32 is enough once the factors are scaled to 1.
         largest = [float(abs(self._one(x)).max(initial=0.0)) or 1.0 for x in (a, b)]
         left, right = (
             np.square(self._flushed(self._one(x) / size, 1e-15), dtype=np.float32)
@@ -380,32 +313,30 @@ class MonteCarlo(Arithmetic):
         return squares
 
     def _flushed(self, values: Array, least: float) -> Array:
-        """Return values with those that are all but zero set to zero, with which processors multiply very
-        slowly.
-        """
+        # Processors multiply subnormal numbers very slowly.
         small = abs(values) < least
         return np.where(small, values.dtype.type(0), values) if small.any() else values
 
     def _factor(self, values: Array) -> Array:
-        """Perturb a factor of a matrix product by what rounding it may change, or cutting it off (TF32)."""
         if not self.target.factors:
             return values
+        # Tensor cores may read the upper 19 bits and truncate the rest. That errs by up to twice as much, and
+        # always towards zero, so it does not average out in a sum of equal signs. Every second sample
+        # truncates; sigma is a mean square error about the truth, so a biased sample is as good a witness
+        # (decision 0013).
         towards_zero = np.arange(self.first, self.first + self.samples) % 2
         return self._perturbed(values, self._of(self.target.factors * values), towards_zero)
 
     def _of(self, size: Array) -> Size:
-        """Return what gives the sizes of noise for some columns of an array that is laid out sample by
-        sample.
-        """
         flat = size.reshape(len(size), -1)
         return lambda part: flat[:, part]
 
     def _perturbed(self, values: Array, size: Size, below: NDArray[np.integer] | None = None) -> Array:
-        """Return samples of values that may err by a size.
+        """Return samples of values, each with noise of its own.
 
         Args:
-            size: gives the sizes for some columns of the array laid out as (1 or samples, …).
-            below: by how many sizes the errors of each sample lie below zero in the mean, where they do.
+            size: returns the sizes for some columns of the array, laid out as (1 or samples, …).
+            below: the mean error of each sample, in sizes below zero.
         """
         perturbed = np.empty((self.samples, *values.shape[1:]), values.dtype)
         flat, out = values.reshape(len(values), -1), perturbed.reshape(self.samples, -1)
@@ -422,18 +353,17 @@ class MonteCarlo(Arithmetic):
         return (slice(start, min(start + width, columns)) for start in range(0, columns, width))
 
     def _noise(self, shape: tuple[int, ...]) -> Array:
-        """Return numbers uniform in [-1, 1]."""
         count = shape[0] * shape[1]
         start = int(self._places.integers(PERIOD - count))
         return _uniform(self.precision.storage)[start : start + count].reshape(shape)
 
 
 def _rounding_up_to_larger(x: Array, reach: Array, *summed: Array) -> Array:
-    """Return how many unit roundoffs sums of each row may err, from its start as far as an entry stays the
-    largest; 0 where one never is.
+    """Return how many unit roundoffs the sums of each row err up to the next larger entry; 0 where an entry
+    never is the largest.
 
     Args:
-        reach: by how much an entry may be less than another and still be as large.
+        reach: how far an entry may lie below another and still count as equal.
     """
     size, shape = x.shape[-1], x.shape
     count, power = np.arange(1, size + 1), np.zeros(shape)

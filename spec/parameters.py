@@ -1,4 +1,4 @@
-"""The one table of parameters: canonical name, shape, how it is drawn, whether it is trained."""
+"""The table of parameters: canonical name, shape, distribution, and whether it is trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Parameter:
     Attributes:
         shape: axis names; a linear weight is (in, out).
         kind: ``"embedding"``, ``"positions"``, ``"kernel"``, ``"bias"``, ``"gamma"`` or ``"beta"``.
-        trainable: False for a fixed position table, which is stored with the weights but gets no gradient.
+        trainable: False for a fixed position table.
     """
 
     shape: str
@@ -36,9 +36,6 @@ class Parameter:
 def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Parameter]:
     """Return every parameter of a part by canonical name, in the order of computation (SPEC WGT-1).
 
-    Args:
-        part: one of :data:`concord.spec.tensors.PARTS`.
-
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
     """
@@ -46,9 +43,7 @@ def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Paramete
 
 
 def trainable(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the names of everything that gets a gradient (SPEC GRD-1, GRD-3, GRD-5).
-
-    Parameters, then given inputs as ``inputs.<name>``.
+    """Return the names of parameters, then ``inputs.<name>``, that get a gradient (SPEC GRD-1, GRD-3, GRD-5).
 
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
@@ -58,7 +53,7 @@ def trainable(config: EncoderConfig, part: str = "model") -> list[str]:
 
 
 def shape_of(config: EncoderConfig, parameter: Parameter) -> tuple[int, ...]:
-    """Return the shape of a parameter in numbers, a linear weight as (in, out) (SPEC WGT-2)."""
+    """Return the shape of a parameter in numbers (SPEC WGT-2)."""
     return resolve(parameter.shape, axis_sizes(config))
 
 
@@ -66,12 +61,10 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
     """Refuse weights that do not fit (SPEC WGT-1 to WGT-3).
 
     Args:
-        weights: canonical name to array of any floating dtype, in the shapes of :func:`shape_of`.
-        part: one of :data:`concord.spec.tensors.PARTS`.
-        where: context for the messages, for example ``"backend=paddle"``.
+        where: context of the messages, for example ``"backend=paddle"``.
 
     Raises:
-        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite one.
+        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight.
     """
     context = f"{where}, " if where else ""
     table = parameters(config, part)
@@ -122,18 +115,14 @@ def initialize(
     profile: str = "generic",
     part: str = "model",
 ) -> dict[str, NDArray[np.float64]]:
-    """Draw weights for conformance runs, none of them at a value that hides an error (SPEC WGT-5).
-
-    Each parameter has a stream of its own, so that a change of one leaves the others alone. The values are
-    float32 numbers, so that float64 and float32 runs see the same model.
+    """Draw weights for conformance runs, which hide no error (SPEC WGT-5).
 
     Args:
-        seed: of the random streams.
         profile: one of :data:`PROFILES`.
         part: one of :data:`concord.spec.tensors.PARTS`.
 
     Returns:
-        Canonical name to float64 array, in the shapes of :func:`shape_of`.
+        Canonical name to float64 array that holds float32 numbers.
 
     Raises:
         UnknownNameError: for an unknown profile or part, with the nearest names.
@@ -142,9 +131,11 @@ def initialize(
         raise unknown("weights profile", profile, list(PROFILES))
     drawn = {}
     for name, parameter in parameters(config, part).items():
+        # A stream for each parameter: adding one leaves all others as they were.
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         shape = shape_of(config, parameter)
         values = _profiled(config, name, _draw(config, parameter, generator.standard_normal(shape)), profile)
+        # float32 numbers, so that float64 and float32 runs see one model (SPEC WGT-5).
         drawn[name] = values.astype(np.float32).astype(np.float64)
     return drawn
 
@@ -153,6 +144,8 @@ def _draw(config: EncoderConfig, parameter: Parameter, normal: NDArray[np.float6
     if parameter.kind == "positions" and config.positions == "sinusoidal":
         return positions.sinusoid(config)
     scale, center = {
+        # Variance 1/in keeps activations at one size. No gamma is 1 and no bias 0, where a bug in them would
+        # not show.
         "kernel": (1 / np.sqrt(normal.shape[0]), 0.0),
         "positions": (0.5, 0.0),
         "embedding": (
@@ -170,7 +163,6 @@ def _draw(config: EncoderConfig, parameter: Parameter, normal: NDArray[np.float6
 def _profiled(
     config: EncoderConfig, name: str, values: NDArray[np.float64], profile: str
 ) -> NDArray[np.float64]:
-    """Return a drawn parameter as a profile has it."""
     if profile == "peaked" and name.endswith(("query.weight", "key.weight")):
         values = values * np.where(np.arange(config.d_model) < config.d_model // 2, 8.0, 200.0)
     if profile == "offset" and name == "embeddings.token.weight":
@@ -178,6 +170,8 @@ def _profiled(
     if profile == "extreme":
         values = values * next((factor for part, factor in EXTREME.items() if part in name), 1.0)
     if profile == "tiny":
+        # Everything that feeds a norm gets a deviation near epsilon, or its root where epsilon is inside the
+        # root.
         deviation = (
             config.norm_epsilon
             if config.norm_epsilon_placement == "outside"
@@ -194,16 +188,16 @@ def _profiled(
     return values
 
 
+# Factors of the profile ``extreme``, by a part of the parameter's name.
 EXTREME = {
     "feed_forward.inner.": 5.0,
     "feed_forward.outer.weight": 0.3,
     "pooler.": 2.0,
     "classifier.weight": 150.0,
 }
-"""What the profile ``extreme`` multiplies parameters by whose names contain these."""
 
+# Mean of the token vectors in the profile ``offset``, in units of their deviation.
 OFFSET = 40.0
-"""Mean of the token vectors in the profile ``offset``, in their own deviations."""
 
 
 def _linear(name: str, inward: str, outward: str, bias: bool = True) -> Iterator[tuple[str, Parameter]]:

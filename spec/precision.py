@@ -1,4 +1,4 @@
-"""The precisions that a run may have, and rounding to them (SPEC PRC-1 to PRC-3)."""
+"""The precisions of runs, and rounding to them (SPEC PRC-1 to PRC-3)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ class Precision:
     """A binary floating-point format.
 
     Attributes:
-        name: ``"float64"``, ``"float32"``, ``"bfloat16"``, ``"float16"``, or one of :data:`MODES`.
-        storage: the NumPy dtype that holds its values exactly.
-        unit_roundoff: half the distance from 1 to the next larger number.
+        name: a key of :data:`PRECISIONS` or :data:`MODES`.
+        storage: a NumPy dtype that holds its values exactly.
+        unit_roundoff: half the distance from 1 to the next number.
         smallest_normal: its smallest positive normal number.
         largest: its largest finite number.
-        accumulation: the unit roundoff of sums: half precisions accumulate in float32.
-        factors: the unit roundoff to which the factors of a product are shortened first; 0 where they are
-            not.
+        accumulation: the unit roundoff of sums; half precisions accumulate in float32.
+        factors: the unit roundoff that factors of products are shortened to; 0 for none.
     """
 
     name: str
@@ -36,32 +35,29 @@ class Precision:
     factors: float = 0.0
 
     def round(self, values: ArrayLike) -> Array:
-        """Round to nearest, ties to even, into an array of ``storage``.
-
-        Beyond ``largest`` becomes infinite.
-        """
-        given: Array = np.asarray(values)
+        """Round to nearest, ties to even, into ``storage``; numbers beyond ``largest`` become infinite."""
+        array: Array = np.asarray(values)
         if self.name == "bfloat16":
-            return _round_to_bfloat16(given)
-        if given.dtype == self.storage and self.name != "float16":
-            return given
+            return _round_to_bfloat16(array)
+        if array.dtype == self.storage and self.name != "float16":
+            return array
         with np.errstate(over="ignore"):
             return (
-                given.astype(np.float16).astype(np.float32)
+                array.astype(np.float16).astype(np.float32)
                 if self.name == "float16"
-                else given.astype(self.storage)
+                else array.astype(self.storage)
             )
 
     def holds(self, values: Array) -> bool:
-        """Whether the precision has each of these numbers; what is not finite is no question of digits."""
+        """Return whether the precision holds each finite number exactly."""
         finite = values[np.isfinite(values)]
         return bool((self.round(finite) == finite).all())
 
     def round_factor(self, values: Array, cut: bool = False) -> Array:
-        """Shorten a factor of a matrix product, where the precision does that (TF32).
+        """Shorten a factor of a matrix product to the bits of TF32.
 
         Args:
-            cut: whether its last bits are cut off, towards zero, instead of rounded to nearest.
+            cut: truncate instead of rounding to nearest.
         """
         if not self.factors:
             return values
@@ -71,10 +67,9 @@ class Precision:
 
 
 def round_to_bits(values: Array, bits: int) -> Array:
-    """Round numbers of float64, or of a wider type, to so many significant bits, to nearest, whatever
-    their exponent (Veltkamp's splitting).
-    """
+    """Round to a number of significant bits, to nearest, for any exponent."""
     own = np.finfo(values.dtype).nmant + 1
+    # Veltkamp's splitting needs no access to bits, so it works for longdouble too.
     with np.errstate(over="ignore", invalid="ignore"):
         widened = values * (2.0 ** (own - bits) + 1)
         rounded = widened - (widened - values)
@@ -82,7 +77,7 @@ def round_to_bits(values: Array, bits: int) -> Array:
 
 
 def cut_to_bits(values: Array, bits: int) -> Array:
-    """Cut float32 numbers off after so many significant bits, whatever their exponent."""
+    """Truncate float32 numbers to a number of significant bits."""
     kept = np.uint32(0xFFFFFFFF >> (24 - bits) << (24 - bits))
     single = np.atleast_1d(values.astype(np.float32))
     return np.where(np.isfinite(single), (single.view(np.uint32) & kept).view(np.float32), single).reshape(
@@ -93,28 +88,26 @@ def cut_to_bits(values: Array, bits: int) -> Array:
 def _round_to_bfloat16(values: Array) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         single = np.atleast_1d(values.astype(np.float32))
+    # Rounding float64 to float32 and then to bfloat16 rounds twice, and gets some ties wrong.
     bits = _sticky(single, np.atleast_1d(values)).view(np.uint32)
-    # Half of the discarded part, plus the last kept bit: nearest, ties to even.
+    # Adding half of the discarded part, plus the last kept bit, rounds to nearest, ties to even.
     rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)
     return np.where(np.isfinite(single), rounded.view(np.float32), single).reshape(values.shape)
 
 
 def _sticky(single: NDArray[np.float32], values: Array) -> NDArray[np.float32]:
-    """Return float32 numbers whose last bit remembers that something was cut off, so that rounding again
-    errs nowhere.
-    """
+    # Truncate, and set the last bit as a mark that something was lost: the second rounding then sees no false
+    # tie.
     inexact = np.isfinite(single) & (single != values)
     cut = np.where(abs(single) > abs(values), np.nextafter(single, np.float32(0)), single)
     return np.where(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), single)
 
 
+# The widest type of this platform, in which the truth for float64 is computed; float64 itself where there is
+# none.
 EXTENDED: type[np.floating] = (
     np.longdouble if np.finfo(np.longdouble).nmant > np.finfo(np.float64).nmant else np.float64
 )
-"""The widest type of this platform, in which float64 is judged.
-
-Float64 itself where there is no wider one.
-"""
 
 
 def _precision(name: str, storage: type, mantissa: int, exponent: int, factors: float = 0.0) -> Precision:
@@ -134,22 +127,19 @@ PRECISIONS: dict[str, Precision] = {
         _precision("float16", np.float32, 11, 16),
     )
 }
-"""Every precision that a run may be asked for, by name."""
+"""Every precision that a run may have, by name."""
 
 MODES: dict[str, Precision] = {
     p.name: p
     for p in (
-        # The factors of matrix products keep 11 significant bits, rounded or cut off; everything else is
+        # Factors of matrix products keep 11 significant bits, rounded or truncated; everything else is
         # float32.
         _precision("tf32", np.float32, 24, 128, factors=2.0**-11),
-        # In which the truth for float64 is computed. What float64 cannot hold is out of range here too.
+        # The truth for float64. Numbers that float64 cannot hold are out of range here too.
         _precision("extended", EXTENDED, np.finfo(EXTENDED).nmant + 1, 1024),
     )
 }
-"""Further arithmetics that a run may be judged by.
-
-How a framework multiplies float32, and what float64 is judged by.
-"""
+"""Arithmetics that judge a run besides: TF32 products, and the truth for float64."""
 
 
 def precision(name: str) -> Precision:
@@ -158,7 +148,7 @@ def precision(name: str) -> Precision:
     Raises:
         UnknownNameError: with the nearest names.
     """
-    found = PRECISIONS.get(name) or MODES.get(name)
-    if found is None:
+    target = PRECISIONS.get(name) or MODES.get(name)
+    if target is None:
         raise unknown("dtype", name, list(PRECISIONS))
-    return found
+    return target

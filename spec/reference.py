@@ -22,21 +22,16 @@ from concord.spec.tensors import OF_IDS, output_name
 
 @dataclass
 class Truth:
-    """What the reference computed.
-
-    All arrays have the dtype of the arithmetic, float64 unless another was asked for.
+    """What the reference computed, in the dtype of its arithmetic.
 
     Attributes:
-        output: the result of the part: logits (B, C), or the pooled vector (B, D), or (B, T, D), or (B, Q,
-            D).
+        output: the result of the part: (B, C), (B, D), (B, T, D) or (B, Q, D).
         loss: scalar (SPEC LOS-1 to LOS-5).
-        taps: every intermediate tensor by name, in the order of computation and the shapes of
-            :func:`concord.spec.tensors.taps`.
-        gradients: of the loss, for each trainable parameter, and ``inputs.<name>`` for given tensors, in the
-            order in which the backward pass completes them, each in the shape of what it is the gradient of
-            (SPEC GRD-1).
-        tap_gradients: of the loss, for each tap that it depends on, in the same order (SPEC GRD-6).
-        backward: names of all gradients in that order, ``taps.<tap>`` for those of taps.
+        taps: every intermediate tensor, in the order of computation (:func:`concord.spec.tensors.taps`).
+        gradients: of the loss, by parameter and ``inputs.<name>``, in the order of the backward pass (SPEC
+            GRD-1).
+        tap_gradients: of the loss, by each tap that it depends on (SPEC GRD-6).
+        backward: names of all gradients in order, with ``taps.<tap>`` for taps.
     """
 
     output: Array
@@ -48,7 +43,7 @@ class Truth:
 
     @property
     def logits(self) -> Array:
-        """The output under the name that it has in the whole model."""
+        """The output, by its name in the whole model."""
         return self.output
 
 
@@ -63,28 +58,22 @@ def reference(
     pinned: Mapping[str, Array] | None = None,
     deviations: Deviations = NONE,
 ) -> Truth:
-    """Compute a part of the model: the oracle that every backend is judged by.
+    """Compute a part of the model: the oracle that judges every backend.
 
     Args:
-        config: the member of the family.
-        weights: canonical name to array of any floating dtype; exactly the parameters of the part (SPEC
-            WGT-1, WGT-2).
+        weights: exactly the parameters of the part, in any floating dtype (SPEC WGT-1, WGT-2).
         batch: the inputs of the part (SPEC INP-1 to INP-5).
-        gradients: whether to differentiate the loss too.
+        gradients: whether to differentiate the loss.
         part: one of :data:`concord.spec.tensors.PARTS`.
-        dtype: the precision whose *model* is computed: weights, inputs and mask constants are rounded to it
-            once, and the sum with an additive mask constant is rounded as it rounds (SPEC PRC-2, MSK-5,
-            MSK-6).
-        arithmetic: the precision in which it is computed. ``float64`` gives the truth for ``dtype``;
-            ``dtype`` itself gives an example of what correct arithmetic of that precision makes of it.
-        pinned: tap name to array. Each tap is computed from the pinned taps before it, where there are any,
-            and what follows goes on from the pinned one (SPEC PRT-2). Gradients flow through, by the pinned
-            values.
-        deviations: in what a backend says that it deviates from the specification
-            (:mod:`concord.spec.deviations`).
+        dtype: the precision of the *model*: weights, inputs and mask constants are rounded to it once (SPEC
+            PRC-2, MSK-5, MSK-6).
+        arithmetic: the precision of the *computation*. ``float64`` gives the truth; ``dtype`` gives one
+            correct run of that precision.
+        pinned: tap name to array; later steps go on from these values (SPEC PRT-2).
+        deviations: what a backend declares (:mod:`concord.spec.deviations`).
 
     Raises:
-        WeightsError, BatchError: for input that does not fit, listing everything that is wrong.
+        WeightsError, BatchError: listing all problems of the input.
         UnknownNameError: for an unknown part or precision.
     """
     return compute(
@@ -112,23 +101,23 @@ def compute(
     deviations: Deviations = NONE,
     model: Callable[..., Model] | None = None,
 ) -> Truth:
-    """Compute a part of the model in any kind of arithmetic.
+    """Compute a part of the model in any arithmetic; other arguments as in :func:`reference`.
 
-    The other arguments are those of :func:`reference`.
-
-    ``model`` stands in for the model that is specified, as something that goes wrong in one of its steps.
-
-    The arrays of a :class:`concord.spec.montecarlo.MonteCarlo` arithmetic have a leading axis of samples, of
-    size 1 where no sample can differ from another.
+    Args:
+        arithmetic: with :class:`concord.spec.montecarlo.MonteCarlo`, arrays have a leading axis of samples,
+            or of size 1.
+        model: stands in for :class:`concord.spec.encoder.Model`, to put a bug into a step.
     """
     validate_weights(config, weights, part)
     validate_batch(config, batch, part)
     rounded_weights, rounded_batch = round_inputs(weights, batch, dtype)
-    taps, found = dict[str, Array](), dict[str, Array]()
+    taps, gradient_arrays = dict[str, Array](), dict[str, Array]()
 
     def store(name: str, array: Array) -> None:
         if name.startswith("gradients."):
-            found[name.removeprefix("gradients.")] = run.full(name.removeprefix("gradients."), array)
+            gradient_arrays[name.removeprefix("gradients.")] = run.full(
+                name.removeprefix("gradients."), array
+            )
         else:
             taps[name] = array
 
@@ -136,14 +125,18 @@ def compute(
         config, rounded_weights, rounded_batch, dtype, arithmetic, pinned or {}, deviations
     )
     run.observe(store, gradients, part)
-    by_taps = {name.removeprefix("taps."): array for name, array in found.items() if name.startswith("taps.")}
+    by_taps = {
+        name.removeprefix("taps."): array
+        for name, array in gradient_arrays.items()
+        if name.startswith("taps.")
+    }
     return Truth(
         taps[output_name(config, part)],
         taps["loss"],
         taps,
-        {n: g for n, g in found.items() if not n.startswith("taps.")},
+        {n: g for n, g in gradient_arrays.items() if not n.startswith("taps.")},
         by_taps,
-        list(found),
+        list(gradient_arrays),
     )
 
 
@@ -163,21 +156,17 @@ def observe(
     slices: bool = False,
     dropout: Dropout = lambda site, shape: None,
 ) -> int:
-    """Compute a part of the model and keep nothing: each tensor is handed on as soon as it is there.
+    """Compute a part of the model and hand on each tensor as soon as it exists, so that none is kept.
 
     Args:
-        weights, batch: valid, and rounded to ``dtype`` already.
-        observer: takes the tensors.
-        pinned_gradients: tap name to the gradient of the loss by it. What flows back further goes on from the
-            pinned one.
-        unrounded: says of which pinned taps what follows may have seen the values before they were rounded.
-        slices: whether to hand on the gradients by looked-up rows before they are summed, (B, T, D), as
-            ``gradients.slices.<table>``.
-        dropout: what is dropped at each site.
+        weights, batch: valid, and already rounded to ``dtype``.
+        pinned_gradients: tap name to the gradient by it; the backward pass goes on from these.
+        unrounded: whether later steps may have seen a pinned tap before it was rounded.
+        slices: whether to hand on ``gradients.slices.<table>`` (B, T, D), before rows of one id are summed.
+        dropout: which elements each site drops.
 
     Returns:
-        How many elements were computed on the way forward: what a sample takes up in memory, but for a
-        factor.
+        The number of elements of the forward pass, which the memory of a sample is proportional to.
     """
     run = Model(config, weights, batch, dtype, arithmetic, pinned or {}, deviations)
     run.pinned_gradients, run.unrounded, run.slices = pinned_gradients or {}, unrounded, slices
@@ -186,10 +175,7 @@ def observe(
 
 
 def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[str, Ids]:
-    """Return which rows of each table a batch looks up, in ascending order.
-
-    Those of the others have no gradient.
-    """
+    """Return the rows of each table that a batch looks up, in ascending order; only these have a gradient."""
     if part not in OF_IDS:
         return {}
     tokens = batch.required("input_ids")
@@ -203,8 +189,5 @@ def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[
 
 
 def predict(config: EncoderConfig, logits: Array) -> Ids:
-    """Return the predicted label of each sample (SPEC HED-4).
-
-    Logits (B, C) to int64 (B,), 0 or 1 where C is 1.
-    """
+    """Return the predicted label of each sample: (B, C) to int64 (B,) (SPEC HED-4)."""
     return (logits[:, 0] >= 0).astype(np.int64) if config.num_classes == 1 else np.argmax(logits, axis=-1)

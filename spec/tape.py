@@ -1,4 +1,4 @@
-"""A value on the tape of an arithmetic, and what ties two of them together."""
+"""Values on the tape of an arithmetic."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from concord.spec.arrays import Array, Mask
 
 Pullback = Callable[[Array], Array]
 
+# Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; other operations err 1.
 FUNCTION = 4.0
-"""Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; an operation errs 1."""
 
 
 class Node:
-    """A value on the tape, with the operands that it came from and how a gradient flows back to each.
+    """A value on the tape, its operands, and how a gradient flows back to each.
 
     Attributes:
-        completed: called once the gradient is the sum of everything that flows back; it may put another in
-            its place.
-        constant: where it is a constant that absorbs whatever it came from, to its last digit (SPEC MSK-5);
-            None: nowhere.
-        hidden: where it is a score that a mask hides; None: nowhere.
+        completed: called once the gradient is complete; it may replace the gradient.
+        constant: where a constant has absorbed all digits of the value (SPEC MSK-5); None for nowhere.
+        hidden: where a mask hides a score; None for nowhere.
     """
 
     __slots__ = ("completed", "constant", "gradient", "hidden", "operands", "shape", "taped", "value")
@@ -43,12 +41,9 @@ class Node:
 
 
 class RowSums:
-    """What ties a softmax to the weighted sum that it is used in.
+    """The products of output and gradient that a weighted sum leaves for its softmax.
 
-    The row sums of output times gradient (SPEC ALG-1 to ALG-3).
-
-    They are, but for rounding, the row sums of weights times their gradient that the derivative of the
-    softmax needs.
+    Except for rounding, their row sums are those of weights times gradient (SPEC ALG-3).
     """
 
     def __init__(self) -> None:

@@ -23,10 +23,10 @@ PARTS: dict[str, str] = {
 """The parts of the model that can be run and judged on their own (SPEC PRT-1)."""
 
 POOLED = ("model", "pooled")
-"""The parts that make one vector of a text."""
+"""Parts that make one vector of a text."""
 
 OF_IDS = (*POOLED, "encoder")
-"""The parts that look up embeddings."""
+"""Parts that look up embeddings."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Tensor:
     """A tensor of the specification.
 
     Attributes:
-        shape: axis names separated by spaces, for example ``"batch heads query key"``; ``""`` is a scalar.
+        shape: axis names separated by spaces, for example ``"batch heads query key"``; empty for a scalar.
         clause: the clause of SPEC.md that defines it.
         kind: ``"float"``, ``"int"`` or ``"bool"``.
-        required: whether an input has to be given.
+        required: whether an input must be given.
     """
 
     shape: str
@@ -58,10 +58,7 @@ def check_part(part: str) -> str:
 
 
 def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
-    """Return the inputs of a part by name, with axes, dtype and clause (SPEC INP-1, PRT-1).
-
-    Args:
-        part: one of :data:`PARTS`.
+    """Return the inputs of a part by name (SPEC INP-1, PRT-1).
 
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
@@ -90,12 +87,12 @@ def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
         case _:
             width = "heads head_dim"
     axes = {"query": "query", "key": "key", "value": "key"}
-    given = {name: Tensor(f"batch {axis} {width}", "PRT-1") for name, axis in axes.items()}
-    return {**given, **masks, "cotangent": Tensor("batch query d_model", "LOS-5")}
+    attended = {name: Tensor(f"batch {axis} {width}", "PRT-1") for name, axis in axes.items()}
+    return {**attended, **masks, "cotangent": Tensor("batch query d_model", "LOS-5")}
 
 
 def differentiable_inputs(part: str) -> tuple[str, ...]:
-    """Return the inputs whose gradients are part of the result, as ``inputs.<name>`` (SPEC GRD-5).
+    """Return the inputs that get a gradient, as ``inputs.<name>`` (SPEC GRD-5).
 
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
@@ -110,14 +107,11 @@ def differentiable_inputs(part: str) -> tuple[str, ...]:
 def taps(
     config: EncoderConfig, part: str = "model", given: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """Return every intermediate tensor of a part by name, in the order of computation, with axes and clause.
-
-    (SPEC PRT-1).
+    """Return every intermediate tensor of a part by name, in the order of computation (SPEC PRT-1).
 
     Args:
-        part: one of :data:`PARTS`.
-        given: names of the inputs that are given; by default all. Without a mask the masked tensors do not
-            exist; only ``attention`` and ``dot_product`` may go without.
+        given: names of the inputs, by default all; without a mask there are no masked tensors, which only
+            ``attention`` and ``dot_product`` allow.
 
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
@@ -128,20 +122,19 @@ def taps(
 
 
 def output_name(config: EncoderConfig, part: str = "model") -> str:
-    """Return the name of the tap that is the result of a part (SPEC PRT-1): ``logits`` of the whole model.
+    """Return the tap that is the result of a part (SPEC PRT-1), ``logits`` of the whole model.
 
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
     """
     if part == "model":
         return "logits"
+    # The output is the last tap before the loss; of the whole model other taps follow the logits.
     return [name for name in taps(config, part) if name != "loss"][-1]
 
 
 def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the names of a part's result and of the taps that follow it, the loss last.
-
-    What a run may hand out in a wider type.
+    """Return the result of a part and the taps that follow it, which a run may deliver in a wider type.
 
     Raises:
         UnknownNameError: for an unknown part, with the nearest names.
@@ -151,7 +144,7 @@ def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
 
 
 def axis_sizes(config: EncoderConfig, **lengths: int) -> dict[str, int]:
-    """Return the size of every axis name; ``lengths`` gives batch, tokens, query and key where they apply."""
+    """Return the size of every axis; ``lengths`` adds batch, tokens, query and key."""
     return {
         "vocab": config.vocab_size,
         "positions": config.max_positions,
@@ -167,7 +160,7 @@ def axis_sizes(config: EncoderConfig, **lengths: int) -> dict[str, int]:
 
 
 def sizes_of(config: EncoderConfig, given: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Return the size of every axis name for the inputs that are given, by name."""
+    """Return the size of every axis for the given inputs."""
     lengths = {"batch": len(next(iter(given.values())))}
     for axis, name in (("tokens", "input_ids"), ("query", "query"), ("key", "key")):
         if name in given:
@@ -182,13 +175,8 @@ def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
-    """Return the clause that defines a tap, or a gradient.
-
-    ``gradients.<parameter>``, ``gradients.inputs.<input>``, ``gradients.taps.<tap>``.
-
-    The gradient of a tap is defined by the step that the tap goes into: what is wrong with it is wrong with
-    that step's derivative.
-    """
+    """Return the clause that defines a tap, or a gradient such as ``gradients.inputs.<input>``."""
+    # A wrong gradient by a tap is a wrong derivative of the step that uses the tap.
     if name.startswith("gradients.taps."):
         return _clause_of_use(config, name.removeprefix("gradients.taps."), part)
     if name.startswith("gradients."):
@@ -199,16 +187,16 @@ def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
 
 @functools.lru_cache(maxsize=1 << 14)
 def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str = "") -> str:
-    """Return the tap, or the given input (``inputs.<name>``), that the step before a tap takes in.
-
-    That is the tap before it, but where several steps take in the same.
+    """Return the tap, or ``inputs.<name>``, that the step before a tap takes in.
 
     Args:
-        which: ``"result"`` for the sublayer's result that a residual adds, instead of what stands beside it.
+        which: ``"result"`` for the sublayer's result that a residual adds, instead of its other summand.
     """
     scope, _, leaf = tap.rpartition(".")
     if part in ALONE and leaf in ("query", "key", "value"):
         return f"inputs.{leaf}"
+    # Query, key and value take in the same tensor, so key and value are not computed from the tap before
+    # them.
     if leaf in ("key", "value"):
         tap = f"{scope}.query"
     elif leaf in ("residual1", "residual2") and which != "result":
@@ -219,6 +207,7 @@ def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str =
     return names[place - 1] if place else "inputs.embeddings"
 
 
+# The step that uses a tap, by the last parts of both names, where that is not the next tap.
 USES = {
     "query": "scores",
     "key": "scores",
@@ -227,11 +216,9 @@ USES = {
     "position": "sum",
     "segment": "sum",
 }
-"""What a step gives that a tap goes into, by the last parts of both names, where that is not the next tap."""
 
 
 def _clause_of_use(config: EncoderConfig, tap: str, part: str) -> str:
-    """Return the clause of the step that a tap goes into."""
     table, (scope, _, leaf) = taps(config, part), tap.rpartition(".")
     if tap not in table:
         return "GRD-1"
@@ -249,7 +236,6 @@ Entry = tuple[str, str, str]
 
 @functools.lru_cache(maxsize=256)
 def _listed(config: EncoderConfig, part: str, keys: bool, queries: bool) -> dict[str, Tensor]:
-    """Return the taps of a part; ``keys`` and ``queries`` say whether there are masks of them."""
     return {name: Tensor(axes, clause) for name, axes, clause in _taps(config, part, keys, queries)}
 
 
@@ -313,7 +299,7 @@ def _attention_taps(
 
 
 ALONE = {"dot_product": _dot_product_taps, "attention": _attention_taps}
-"""The parts that are attention alone."""
+"""Parts that consist of attention only."""
 
 
 def _layer_taps(config: EncoderConfig, name: str, wide: str) -> Iterator[Entry]:

@@ -1,26 +1,21 @@
-"""Text from outside, such as names in a file, as it may be shown.
-
-Characters that can be seen, and no more of them than one reads.
-"""
+"""Text from outside, such as names in a file, made visible and short enough to print."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+# Characters of a text, and of a word, that are shown.
 LONGEST, LONGEST_WORD = 8000, 500
-"""Characters of a text, and of a word in it, that are shown."""
 
 
 def legible(text: str) -> str:
-    """Return a text with what cannot be seen, such as control characters, marks of direction and lone
-    surrogates, written out as Python would.
-    """
+    """Escape everything invisible: control characters, marks of direction, lone surrogates."""
     return re.sub(r"[^\n\t -~]", lambda found: _seen(found[0]), text)
 
 
 def _seen(char: str) -> str:
-    # Spaces of other widths are not printable to Python, but harm nobody.
+    # Python calls spaces of other widths unprintable, but they do no harm.
     return (
         char
         if char.isprintable() or (char.isspace() and char > "\x9f" and char not in "\u2028\u2029")
@@ -29,11 +24,11 @@ def _seen(char: str) -> str:
 
 
 def shortened(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
-    """Return the beginning and the end of a text that is too long, and of every word of it that is.
+    """Cut the middle out of a text that is too long, and out of each word.
 
     Args:
-        most: characters that it may have.
-        word: characters that a word of it may have.
+        most: characters of the result.
+        word: characters of each word.
     """
     return _cut(re.sub(rf"\S{{{word + 1},}}", lambda found: _cut(found[0], word), text), most)
 
@@ -44,27 +39,25 @@ def _cut(text: str, most: int) -> str:
 
 
 def shown(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
-    """Return a text from outside as one line of a terminal.
-
-    Shortened, legible, with its line breaks written out.
+    """Return a text as one line: shortened, legible, with escaped line breaks.
 
     Args:
-        most: characters of it that are shown.
-        word: characters of a word of it that are shown.
+        most: characters of the result.
+        word: characters of each word.
     """
     return legible(shortened(text, most, word)).replace("\n", "\\n")
 
 
 def first_line(said: object) -> str:
-    """Return the first line of what an error says; empty if it says nothing."""
+    """Return the first line of an error's message, or nothing."""
     return next(iter(str(said).strip().splitlines()), "")
 
 
 def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
-    """Return the first of several words, and how many more there are.
+    """Return the first words, and the number of the others.
 
     Args:
-        most: words that are said.
+        most: words to list.
     """
-    said, more = between.join(words[:most]), len(words) - most
-    return f"{said}{' ' if between == ', ' else between}and {more} more" if more > 0 else said
+    listed, more = between.join(words[:most]), len(words) - most
+    return f"{listed}{' ' if between == ', ' else between}and {more} more" if more > 0 else listed

@@ -1,7 +1,6 @@
-"""The standard cases: what every backend is checked on, and the language-neutral files beside this module.
+"""The standard cases that every backend is checked on, and their files beside this module.
 
-``python -m concord.spec.cases`` writes the files; ``python -m concord.spec.cases --check`` fails if they have
-drifted.
+``python -m concord.spec.cases`` writes the files; ``--check`` fails if they have drifted.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ SIZES: dict[str, int] = {
 BATCH, TOKENS, ROOM = 5, 11, 13
 TABLE = "embeddings.token.weight"
 
-# Texts of one sample that are longer than the blocks of 64, 128 and 256 keys that kernels work in, and no
-# multiple of them.
+# Longer than the blocks of 64, 128 and 256 keys that kernels work in, and no multiple of them (decision
+# 0015).
 LONG = 263
-# Rows of a table whose numbers need more than 16 bits, and the ids that a text of it uses: at the borders of
-# 7, 8, 15 and 16 bits, of what half precisions count to, and the first and last row. Row 1 is padding in one
-# variant.
+# A table with ids beyond 16 bits, and ids at the borders of 7, 8, 11, 15 and 16 bits, of what half precisions
+# count to, and the first and last row. Row 1 is padding in one variant.
 VOCABULARY = 70_001
 LANDMARKS = (
     0,
@@ -56,26 +54,27 @@ LANDMARKS = (
     69_999,
     70_000,
 )
+# This many ids stand at the end of a long text only, so that the last block of keys differs from all others
+# and a running maximum grows there.
 LATE = 3
-# Between the lengths of the pooled vectors of a batch.
+# Between the lengths of a batch's pooled vectors, so that some are divided by it and some by their length.
 SHORT = 3.0
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A kind of input that makes a class of errors visible.
+    """A kind of input that exposes a class of errors.
 
     Attributes:
-        exposes: what it is for, in words.
-        profile: of the weights (:data:`spec.PROFILES`).
-        padding: of the batch (:data:`spec.PADDINGS`).
+        exposes: the errors, in words.
+        profile: of the weights (:data:`concord.spec.parameters.PROFILES`).
+        padding: of the batch (:data:`concord.spec.batch.PADDINGS`).
         batch, tokens: sizes of the batch.
         seed: of weights and inputs.
-        ids: those that its texts use, where they are few of many; every other row of the token table is then
-            zero.
-        once: whether one precision shows it: a check in several runs it in the last of them alone.
+        ids: the few ids that texts use; every other row of the token table is zero.
+        once: whether one precision is enough; a check in several runs it in the last one.
         options: configuration fields that it sets.
-        only: the variants that it is for; by default all, but for those of :data:`OWN`.
+        only: its variants; by default all without an entry in :data:`OWN`.
     """
 
     exposes: str
@@ -90,8 +89,8 @@ class Scenario:
     only: tuple[str, ...] = ()
 
 
-# They run one after the other in one process: neighbours differ in masks and lengths, or in every size, and
-# the first sizes come back at the end, so that what a backend keeps from an earlier call shows.
+# Cases run one after the other in one process. Neighbours differ in masks and lengths or in every size, and
+# the first sizes come back at the end, so that leftovers of an earlier call show (SPEC INP-6).
 SCENARIOS: dict[str, Scenario] = {
     "ragged": Scenario(
         "rows that are full, of one token, half full, fully padded, and padded inside the text; two "
@@ -187,24 +186,16 @@ SCENARIOS: dict[str, Scenario] = {
         only=("vanilla-encoder",),
     ),
 }
-"""Every scenario by name, in the order in which the cases of a variant run."""
 
+# The layers of these variants are those of another one, which is tested in full: they need only the scenarios
+# that show their own embeddings and heads.
 OWN: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("roberta", "distilbert", "sentence-bert"), ("ragged", "single", "extreme")
 )
-"""The scenarios of variants whose layers are another's.
-
-What shows that which they have of their own, embeddings and head. The rest
-shows in the other.
-"""
 
 
 def scenarios_of(name: str) -> list[str]:
-    """Return the scenarios that a variant meets, in the order in which they run.
-
-    Args:
-        name: of the variant.
-    """
+    """Return the scenarios of a variant, in the order in which they run."""
     return [
         scenario
         for scenario, entry in SCENARIOS.items()
@@ -214,7 +205,7 @@ def scenarios_of(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A standard case: a configuration, its weights and its inputs."""
+    """A standard case: a configuration with weights and inputs."""
 
     variant: str
     scenario: str
@@ -235,8 +226,7 @@ def standard_cases(
     """Return the standard cases.
 
     Args:
-        only: names of variants; all by default.
-        part: one of :data:`spec.PARTS`.
+        only: names of variants, all by default.
         options: configuration fields to replace in every case.
     """
     chosen = variants() if only is None else only
@@ -267,19 +257,14 @@ def build_case(name: str, scenario: str, part: str = "model", options: dict[str,
 
 
 def _with_ids(config: EncoderConfig, weights: Weights, batch: Batch, ids: list[int]) -> tuple[Weights, Batch]:
-    """Return weights and inputs of a text that uses these ids alone, and a token table that is zero in
-    every other row.
-
-    The ids follow each other again and again, but for the last few: they stand at the end alone, so that the
-    last block of a kernel has keys like no other.
-    """
-    given = batch.required("input_ids")
-    words = np.asarray(ids)[np.arange(given.size) % (len(ids) - LATE)].reshape(given.shape)
+    input_ids = batch.required("input_ids")
+    # The other ids repeat, so that gradients of their rows sum many terms.
+    words = np.asarray(ids)[np.arange(input_ids.size) % (len(ids) - LATE)].reshape(input_ids.shape)
     words[:, -LATE:] = ids[-LATE:]
     rows = {}
     if TABLE in weights:
         used = np.isin(np.arange(config.vocab_size), [*ids, config.pad_id])[:, None]
         rows[TABLE] = np.where(used, weights[TABLE], 0.0)
     return {**weights, **rows}, dataclasses.replace(
-        batch, input_ids=np.where(given == config.pad_id, given, words)
+        batch, input_ids=np.where(input_ids == config.pad_id, input_ids, words)
     )

@@ -1,4 +1,4 @@
-"""The standard cases as files: JSON that says what a case is, safetensors with its arrays."""
+"""Files of the standard cases: a JSON description and a safetensors file each."""
 
 from __future__ import annotations
 
@@ -19,22 +19,19 @@ FORMAT = 2
 
 FOLDER = Path(__file__).parent
 
-# Larger arrays are stored in part: a table by the rows that are not zero, anything else by every 61st of its
-# numbers.
+# Larger arrays are stored in part: tables by their nonzero rows, others by every 61st number (decision 0015).
 LARGE, EVERY = 2**14, 61
 
-# Mathematical functions may differ in the last bit between processors: this much of a tensor's scale is no
-# drift.
+# exp and tanh may differ in the last bit between processors: this share of a tensor's scale is no drift.
 LAST_BITS = 2.0**-40
 
 
 def contents(case: Case) -> tuple[dict[str, Any], Arrays]:
-    """Return what the JSON file of a case says, but for the digest of the other file, and its arrays.
+    """Return the JSON description of a case, except for the digest of its arrays, and the arrays.
 
-    The arrays are ``weights/…``, ``inputs/…``, ``float64/…`` (every tap, and every gradient as
-    ``gradients.…``) and ``float32/…``: output and loss of the model in float32, computed exactly (SPEC PRC-2,
-    MSK-5). Large ones are stored in part, as ``stored`` says: by the rows named in ``rows``, where the others
-    are zero, or by the first of each ``every`` numbers in row-major order.
+    They are ``weights/…``, ``inputs/…``, ``float64/…`` (taps, and gradients as ``gradients.…``) and
+    ``float32/…``: output and loss of the float32 model, computed exactly (SPEC PRC-2, MSK-5). ``stored`` says
+    how large arrays are shortened: to ``rows``, or to each ``every``-th number.
     """
     truth = reference(case.config, case.weights, case.batch, gradients=True, part=case.part)
     single = reference(case.config, case.weights, case.batch, part=case.part, dtype="float32")
@@ -68,7 +65,7 @@ def contents(case: Case) -> tuple[dict[str, Any], Arrays]:
 
 
 def write_case(case: Case, folder: Path = FOLDER) -> None:
-    """Write ``NAME.json`` and ``NAME.safetensors`` (:func:`contents`)."""
+    """Write ``NAME.json`` and ``NAME.safetensors``."""
     about, arrays = contents(case)
     beside = folder / about["arrays"]
     write_bytes(beside, save(arrays))
@@ -78,7 +75,7 @@ def write_case(case: Case, folder: Path = FOLDER) -> None:
 
 
 def drift(folder: Path = FOLDER) -> list[str]:
-    """Return how the files differ from what this code would write, one line each."""
+    """Return a line for each difference between the files and what this code would write."""
     current = {case.name: case for case in standard_cases()}
     stored = {path.stem: path for path in folder.glob("*.json")}
     problems = [f"{name}.json: is missing" for name in current if name not in stored]
@@ -86,24 +83,26 @@ def drift(folder: Path = FOLDER) -> list[str]:
     for name in current.keys() & stored.keys():
         beside = stored[name].with_suffix(".safetensors")
         with collecting(problems):
-            said, arrays = read_json(stored[name]), read_arrays(beside)
+            description, arrays = read_json(stored[name]), read_arrays(beside)
             about, wanted = contents(current[name])
             about["sha256"] = sha256_of(beside)
-            problems += [f"{name}.json: {key!r} differs" for key in about if said.get(key) != about[key]]
+            problems += [
+                f"{name}.json: {key!r} differs" for key in about if description.get(key) != about[key]
+            ]
             problems += [f"{beside.name}: {problem}" for problem in _differences(arrays, wanted)]
     return sorted(problems)
 
 
 def expected(truth: Truth) -> Arrays:
-    """Return every tensor of a truth by the name that it has in comparisons."""
+    """Return taps and gradients by the names that comparisons use."""
     return {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
 
 
 def _differences(stored: Arrays, current: Arrays) -> list[str]:
     problems = [f"{name!r} is missing" for name in current.keys() - stored.keys()]
     problems += [f"{name!r} is unexpected" for name in stored.keys() - current.keys()]
-    # A gradient may be the difference of far larger numbers, down to one that is mathematically zero: their
-    # common scale is that of the largest of them.
+    # A gradient may be the difference of far larger numbers, or zero but for rounding: all gradients share
+    # the scale of the largest.
     steepest = max(
         (np.max(abs(array)) for name, array in current.items() if "/gradients." in name), default=0.0
     )

@@ -1,4 +1,4 @@
-"""How a source lays out its arrays, by name: weights both ways, inputs and outputs into the canonical layout.
+"""Array layouts of sources by name: weights both ways, inputs and outputs into the canonical layout.
 
 B batch, T tokens, Q queries, S keys, H heads, K head_dim.
 """
@@ -21,11 +21,10 @@ class WeightLayout:
     """A layout of a weight.
 
     Attributes:
-        meaning: in words.
         rank: of the canonical array.
-        shape: the source's shape of one piece, from the canonical shape and the number of heads.
-        canonical: the canonical array of the source's pieces.
-        native: the source's pieces of a canonical array, for a number of heads.
+        shape: canonical shape and number of heads to the source's shape of one piece.
+        canonical: the source's pieces to the canonical array.
+        native: canonical array and number of heads to the source's pieces.
     """
 
     meaning: str
@@ -66,24 +65,22 @@ WEIGHT_LAYOUTS: dict[str, WeightLayout] = {
         lambda a, h: np.split(a, h, axis=1),
     ),
 }
-"""Every layout of a weight or its gradient by name."""
+"""Every layout of a weight or its gradient, by name."""
 
 
+# Columns that are copied at a time from a transposed matrix. The whole matrix would go through the
+# processor's cache once per column.
 STRIP = 128
-"""Rows that are transposed at once.
-
-A whole matrix would go through the processor's cache again for each of its columns.
-"""
 
 
 def contiguous(array: Array) -> Array:
-    """Return an array of the same values in C order; a scalar stays one."""
+    """Return an array in C order; a scalar stays one."""
     if array.ndim != 2 or array.flags.c_contiguous or array.shape[1] <= STRIP:
         return np.asarray(array, order="C")
-    found = np.empty(array.shape, array.dtype)
+    copied = np.empty(array.shape, array.dtype)
     for begin in range(0, array.shape[1], STRIP):
-        found[:, begin : begin + STRIP] = array[:, begin : begin + STRIP]
-    return found
+        copied[:, begin : begin + STRIP] = array[:, begin : begin + STRIP]
+    return copied
 
 
 Sizes = Mapping[str, int]
@@ -109,8 +106,8 @@ TENSOR_LAYOUTS: dict[str, tuple[str, Callable[[Array, Sizes], Array]]] = {
     "head_major": ("(H * B, Q, S), place h * B + b, to (B, H, Q, S)", _head_major),
     "heads_last": ("(B, Q, H * S), head after head, to (B, H, Q, S)", _heads_last),
 }
-"""Every layout of an input or output by name: its meaning, and the way to the canonical layout.
+"""Every layout of an input or output: its meaning, and its conversion to the canonical layout.
 
-The functions take the sizes ``batch`` and ``heads``; they raise ``ValueError`` or ``IndexError`` for an array
-that does not have the layout.
+The functions take the sizes ``batch`` and ``heads``, and raise ``ValueError`` or ``IndexError`` for an array
+without that layout.
 """

@@ -1,9 +1,8 @@
 """Placeholders in a source's names.
 
-``{i}`` is the layer, ``{h}`` the head, ``{n}`` the number of layers, ``{run}`` the label of a run. A number
-may stand in front as a factor and be added or taken off behind: ``{3i+1}``, ``{n-1}``. A leading underscore,
-``{_3i+1}``, writes
-``_4``, and nothing at all for 0, which is how TensorFlow 1 numbers layers of one kind.
+``{i}`` is the layer, ``{h}`` the head, ``{n}`` the number of layers, ``{run}`` the label of a run, with an
+optional factor and summand: ``{3i+1}``, ``{n-1}``. ``{_3i+1}`` writes ``_4``, and nothing for 0, as
+TensorFlow 1 numbers layers of one kind.
 """
 
 from __future__ import annotations
@@ -15,12 +14,7 @@ _PLACEHOLDER = re.compile(r"\{(_?)(\d*)(i|h|n|run)(?:([+-]\d+))?\}")
 
 
 def fill(pattern: str, values: Mapping[str, int | str]) -> str:
-    """Return a name with its placeholders filled in.
-
-    Args:
-        pattern: a name such as ``"dense{_3i+1}/kernel"``.
-        values: a number for each variable; a text for ``run``. Variables without a value stay as they are.
-    """
+    """Fill in the placeholders of a name; variables without a value stay as they are."""
 
     def replaced(match: re.Match[str]) -> str:
         underscore, factor, variable, summand = match.groups()
@@ -36,12 +30,12 @@ def fill(pattern: str, values: Mapping[str, int | str]) -> str:
 
 
 def variables(pattern: str) -> set[str]:
-    """Return the variables that a name has placeholders for."""
+    """Return the variables of a name's placeholders."""
     return {match[3] for match in _PLACEHOLDER.finditer(pattern)}
 
 
 def problem(pattern: str) -> str | None:
-    """Return what is wrong with the placeholders of a name, if anything is."""
+    """Describe a malformed placeholder, or return None."""
     rest = _PLACEHOLDER.sub("", pattern)
     if "{" in rest or "}" in rest:
         return (

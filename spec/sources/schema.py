@@ -1,46 +1,7 @@
-"""What the table of a source says: the tables of ``spec/sources`` as data classes.
+"""The TOML tables of ``spec/sources`` as data classes: how a published source names and stores things.
 
-A table is one TOML file for a published source or the format of its checkpoints. At the top: ``source``, its
-name; ``variant``, the member of the family that gives every configuration field that the source does not
-state; ``like``, another table, for the same configuration in another kind of file: what a part does not state
-is as there; ``words``, another table, in whose words the configuration is though the parts are others;
-``part_key``, the key of the source's configuration that tells which part was run, where there are several;
-``deviations``, a list of ``{ name, value, reason }``, where the source's framework could not do what it says
-(:mod:`concord.spec.deviations`); ``training``, how the source trains: ``constants``, field of a recipe
-(:class:`concord.spec.training.recipe.Recipe`) = value; ``fields``, field = the source's key, ``key.0`` for
-the first entry of a list, where the source has it; ``deviations``, those of the optimizer;
-``float32_positions``, whether the position table is computed in float32 and files do not hold it. Below
-``[parts.<part of the model>]``:
-
-==============  ============================================================================================
-``kind``        how the value of ``part_key`` begins for this part
-``fields``      configuration field = the source's key; each must be there
-``options``     configuration field = ``{ key, values, absent }``: the source's word to ours, where the
-                source has the key; ``absent``, which may be left out: its word where our configuration does
-                not have the field
-``constants``   configuration field = value
-``weights``     canonical parameter = ``{ name, layout }``
-``positions``   ``output``: where a file keeps the position table of a source that has no such parameter
-``inputs``      canonical input = ``{ name, layout }``
-``mask``        ``stored``, a pattern of an input with the mask itself; ``ids``, one that it follows from;
-                ``none = { key, value }``, what the source's configuration says where there is no mask
-``outputs``     the source's output = ``{ tap, layout, required }``
-``gradients``   ``under``: a prefix of all their names; ``inputs``: the source's input = ``{ sum_of, layout
-                }``
-``unchecked``   the source's output = why it is not checked
-``checkpoint``  what files of weights have besides (:class:`CheckpointTable`); a published source's files of
-                tensors have nothing of it
-``like``        another part above: what this one does not state is as there, but for the weights in the
-                list ``without`` and for runs; what it states in ``checkpoint.ignored`` is ignored besides
-                what is there
-``runs``        a list of ``{ label, fields, outputs, gradients, only }``: what was run on the same weights
-                and inputs; ``gradients`` replaces the names of some weights' gradients; ``only``: the run
-                checks its own outputs and nothing else, and exists where the file has them; a format of
-                checkpoints has none
-==============  ============================================================================================
-
-Names may hold the placeholders of :mod:`concord.spec.sources.names`; layouts are those of
-:mod:`concord.spec.sources.layouts`.
+A table describes one source, or the format of its checkpoints. Names may hold the placeholders of
+:mod:`concord.spec.sources.names`; layouts are those of :mod:`concord.spec.sources.layouts`.
 """
 
 from __future__ import annotations
@@ -76,7 +37,6 @@ def _declared(entries: Any) -> Any:
 
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
-"""A name that may hold placeholders."""
 
 WeightLayoutName = Annotated[str, AfterValidator(_one_of(WEIGHT_LAYOUTS))]
 
@@ -86,32 +46,30 @@ Declared = Annotated[Deviations, BeforeValidator(_declared)]
 
 
 class _Section(BaseModel):
-    """A TOML table: an unknown key is refused, and so is a value of another type."""
-
+    # A misspelt key or a number for a string is an error, never a silent default.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Native(_Section):
-    """A weight of a source: its name and layout."""
+    """The name and layout of a source's weight."""
 
     name: Pattern
     layout: WeightLayoutName
 
 
 class NativeInput(_Section):
-    """An input of a source: its name and layout."""
+    """The name and layout of a source's input."""
 
     name: Pattern
     layout: TensorLayoutName = "same"
 
 
 class Option(_Section):
-    """A configuration key of a source whose words are not ours.
+    """A configuration key whose values the source words differently.
 
     Attributes:
-        key: of the source's configuration.
-        values: the source's word to our value.
-        absent: the source's word where our configuration does not have the field.
+        values: from the source's word to our value.
+        absent: the source's word where our configuration lacks the field.
     """
 
     key: str
@@ -120,27 +78,27 @@ class Option(_Section):
 
     @property
     def words(self) -> dict[str, Any]:
-        """Every word of the source to our value; None: the field is absent."""
+        """From every word of the source to our value; None means that the field is absent."""
         return {**self.values, **({} if self.absent is None else {self.absent: None})}
 
 
 class NoMask(_Section):
-    """What the source's configuration says where there is no mask."""
+    """The configuration entry that says that there is no mask."""
 
     key: str
     value: str
 
 
 class MaskSource(_Section):
-    """Where the key mask comes from: a stored one, or ids, or nowhere."""
+    """Where the key mask comes from: stored, computed from ids, or absent."""
 
-    stored: str
-    ids: str
+    stored: str  # pattern of an input with the mask itself
+    ids: str  # pattern of an input of ids that the mask follows from
     none: NoMask
 
 
 class Output(_Section):
-    """The activation that an output of a source is."""
+    """The activation that a source's output corresponds to."""
 
     tap: Pattern
     layout: TensorLayoutName = "same"
@@ -148,45 +106,40 @@ class Output(_Section):
 
 
 class InputGradient(_Section):
-    """The inputs whose gradients sum up to a source's gradient."""
+    """The inputs whose gradients sum to one gradient of a source."""
 
     sum_of: list[str]
     layout: TensorLayoutName = "same"
 
 
 class Gradients(_Section):
-    """Where a source's file keeps gradients: what their names begin with, and those of inputs."""
+    """Where a source's file keeps gradients."""
 
-    under: Pattern = ""
+    under: Pattern = ""  # prefix of all names
     inputs: dict[Pattern, InputGradient] = {}
 
 
 class Positions(_Section):
-    """Where a file keeps the position table of a source that has no such parameter."""
+    """Where a file keeps a position table that is no parameter of the source."""
 
     output: str | None = None
 
 
 class RunEntry(_Section):
-    """One of the runs that a file holds."""
+    """One of the runs in a file, on the same weights and inputs; formats of checkpoints have none."""
 
     label: str
     fields: dict[str, Any] = {}
     outputs: dict[Pattern, Output] = {}
-    gradients: dict[Pattern, Native] = {}
-    only: bool = False
+    gradients: dict[Pattern, Native] = {}  # other names for some weights' gradients
+    only: bool = False  # checks its own outputs and nothing else, and exists where the file has them
 
 
 class Ignored(_Section):
-    """Why a tensor that is no parameter can be left out.
-
-    Attributes:
-        reason: in words.
-        holds: what it must hold for that to be true, ``positions`` or ``zeros``; empty: whatever it likes.
-    """
+    """Why a tensor that is no parameter can be ignored."""
 
     reason: str
-    holds: str = ""
+    holds: str = ""  # content that the reason requires, "positions" or "zeros"; empty for any
 
 
 def _ignored(value: Any) -> Any:
@@ -198,36 +151,21 @@ def _listed(value: Any) -> Any:
 
 
 class CheckpointTable(_Section):
-    """What a table says about files of weights, beyond the names and layouts of parameters.
+    """What weight files hold beyond the names and layouts of parameters."""
 
-    Attributes:
-        prefixes: how names may begin: those of the table begin with the first one, files may have another in
-            its place.
-        older: the end of a name = another end that it may have instead, as older versions wrote it.
-        ignored: a tensor that is no parameter, or a pattern with ``*`` = why it can be left out, or ``{
-            reason, holds }``.
-        tied: a tensor that is a copy of another one, where it is in the file = the other's name there.
-        positions: where the file keeps the table of fixed positions, if it does; the specification computes
-            it otherwise.
-        carried: a parameter of the whole model that this part does not have, or a tensor of a head that the
-            family does not have, by a name that begins with ``heads.`` = where a file may keep it
-            nevertheless: other kinds of file may have it too.
-        requires: a key of the configuration = the values that it may have; it may be missing.
-        equal: a key of the configuration = another one, which must have the same value.
-        defaults: a key of the configuration = its value where it is missing.
-        counts: a key of the configuration = another one, whose entries are counted where the first is
-            missing.
-        sizes: a key of the configuration = a tensor and the number of its axis, ``name:0``, whose length it
-            is where it is missing.
-        writes: a key of a configuration that is written = its value.
-    """
-
-    prefixes: list[str] = []
-    older: dict[str, str] = {}
+    prefixes: list[str] = []  # possible prefixes of all names; the table itself uses the first
+    older: dict[str, str] = {}  # suffix: the suffix that older versions wrote
+    # Tensor, or pattern with *: why it can be ignored. Every tensor of a file is accounted for
+    # (decision 0027).
     ignored: dict[str, Annotated[Ignored, BeforeValidator(_ignored)]] = {}
-    tied: dict[str, str] = {}
-    positions: Native | None = None
+    tied: dict[str, str] = {}  # a tensor that copies another one: that one's name
+    positions: Native | None = None  # the table of fixed positions; the specification computes it otherwise
+    # A parameter of the whole model that this part lacks, or "heads.<name>" of a head outside the family:
+    # where a file may keep it, so that conversion to another kind of file does not lose it.
     carried: dict[Pattern, Native] = {}
+    # Keys of the configuration: allowed values, if the key is there; another key with the same value; the
+    # value where missing; another key whose entries are counted where missing; "tensor:axis" whose length it
+    # is where missing; and the value to write.
     requires: dict[str, Annotated[list[Any], BeforeValidator(_listed)]] = {}
     equal: dict[str, str] = {}
     defaults: dict[str, Any] = {}
@@ -237,22 +175,23 @@ class CheckpointTable(_Section):
 
 
 class PartTable(_Section):
-    """What a table says about one part of the model; the module's docstring explains each field."""
+    """What a table says about one part of the model."""
 
     name: str = ""
-    kind: str = ""
+    kind: str = ""  # how the value of the table's part_key begins for this part
+    # Another part above, whose entries hold here too, except for runs and the weights in ``without``.
     like: str = ""
     without: list[str] = []
-    fields: dict[str, str] = {}
-    options: dict[Pattern, Option] = {}
-    constants: dict[str, Any] = {}
-    weights: dict[Pattern, Native] = {}
+    fields: dict[str, str] = {}  # configuration field: the source's key, which must exist
+    options: dict[Pattern, Option] = {}  # configuration field: from the source's word to ours
+    constants: dict[str, Any] = {}  # configuration field: value
+    weights: dict[Pattern, Native] = {}  # by canonical parameter
     positions: Positions = Positions()
-    inputs: dict[Pattern, NativeInput] = {}
+    inputs: dict[Pattern, NativeInput] = {}  # by canonical input
     mask: MaskSource | None = None
-    outputs: dict[Pattern, Output] = {}
+    outputs: dict[Pattern, Output] = {}  # by the source's output
     gradients: Gradients = Gradients()
-    unchecked: dict[str, str] = {}
+    unchecked: dict[str, str] = {}  # the source's output: why it is not checked
     checkpoint: CheckpointTable = CheckpointTable()
     runs: list[RunEntry] = []
 
@@ -264,22 +203,22 @@ class PartTable(_Section):
 
 
 class TrainingTable(_Section):
-    """What a table says about training; the module's docstring explains each field."""
+    """How a source trains, as a :class:`concord.spec.training.recipe.Recipe`."""
 
-    constants: dict[str, Any] = {}
-    fields: dict[str, str] = {}
-    deviations: Declared = {}
-    float32_positions: bool = False
+    constants: dict[str, Any] = {}  # field of a recipe: value
+    fields: dict[str, str] = {}  # field: the source's key, or ``key.0`` for the first entry of a list
+    deviations: Declared = {}  # those of the optimizer
+    float32_positions: bool = False  # the position table was computed in float32 and is not stored
 
 
 class Table(_Section):
-    """How a published source names and lays out what the family has."""
+    """How a published source names and lays out the family's tensors."""
 
     source: str
-    variant: str
+    variant: str  # gives the configuration fields that the source does not state
     parts: dict[Pattern, PartTable] = Field(min_length=1)
-    part_key: str | None = None
+    part_key: str | None = None  # configuration key that names the part that was run, if there are several
     deviations: Declared = {}
     training: TrainingTable | None = None
-    like: str = ""
-    words: str = ""
+    like: str = ""  # another table, for the same configuration in another kind of file
+    words: str = ""  # another table, in whose terms the configuration is written

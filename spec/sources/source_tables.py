@@ -1,4 +1,4 @@
-"""The tables of sources: which there are, and configurations and weights through them, both ways."""
+"""The tables of sources, and conversion of configurations and weights through them, both ways."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from concord.spec.sources.validation import check
 
 TABLES = Path(__file__).parent
 POSITIONS = "embeddings.position.weight"
+# What ``like`` does not take over: runs, and what they gave.
 RUN = ("outputs", "gradients", "unchecked", "runs")
-"""What a part has not from another one."""
 
 
 def sources() -> list[str]:
-    """Return the names of the published sources that there is a table for."""
+    """Return the names of the published sources that have a table."""
     return sorted(path.stem for path in TABLES.glob("*.toml"))
 
 
@@ -47,13 +47,14 @@ def load(source: str) -> Table:
 
 
 def read(path: Path) -> Table:
-    """Read a table, and check it against the parameters, taps and inputs of the family.
+    """Read a table and check it against the family's parameters, taps and inputs.
 
     Raises:
-        SpecError: listing everything that is wrong: the file, the key and what is required.
+        SpecError: listing all problems by file and key.
     """
     data = _stated(path)
     parts = data["parts"]
+    # First parts of another table, then parts of this one: a part may refer to one that was taken over.
     if data.get("like") in sources():
         others = _stated(TABLES / f"{data['like']}.toml")["parts"]
         parts = {name: _like(others.get(name, {}), parts.get(name, {})) for name in {**others, **parts}}
@@ -72,29 +73,25 @@ def read(path: Path) -> Table:
 
 
 def _stated(path: Path) -> dict[str, Any]:
-    """Return what a file says: it has the keys and types of a table."""
     data = parse_toml(read_text(path), str(path))
     with located(path.name):
+        # Checked before merging too: an error is then reported in the file that has it.
         typed(Table, data)
     return data
 
 
 def _like(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return a part with all that it has from another one: not what was run, and what that gave."""
     kept = {key: value for key, value in model.items() if key not in RUN}
     return {**kept, **own, "checkpoint": {**model.get("checkpoint", {}), **own.get("checkpoint", {})}}
 
 
 def words(table: Table) -> str:
-    """Return whose words the configuration of a source is in.
-
-    Its own, or those of another table that it says or is like.
-    """
+    """Return the name of the table in whose terms a source's configuration is written."""
     return table.words or table.like or table.source
 
 
 def part_of(table: Table, part: str | None = None) -> PartTable:
-    """Return what a table says about a part of the model; by default about its first one.
+    """Return what a table says about a part, by default its first one.
 
     Raises:
         UnknownNameError: if the source has no such part.
@@ -109,16 +106,15 @@ def part_of(table: Table, part: str | None = None) -> PartTable:
 def configure(
     table: Table, stated: Mapping[str, Any], part: str | None = None, where: str = "configuration"
 ) -> EncoderConfig:
-    """Return the configuration that a source's own one describes.
+    """Translate a source's configuration into ours.
 
     Args:
-        table: of the source.
-        stated: the source's configuration; keys that the table does not name are its own affair.
+        stated: the source's configuration; keys that the table does not name are ignored.
         part: by default the table's first.
-        where: what to call the configuration in an error message.
+        where: what error messages call the configuration.
 
     Raises:
-        SpecError: listing the keys that are missing and the words that the table does not know.
+        SpecError: listing missing keys and values that the table does not know.
         ConfigError: if it describes no model.
     """
     entry, problems = part_of(table, part), []
@@ -169,30 +165,31 @@ def configure(
 
 
 def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict[str, Any]:
-    """Return the source's own configuration of a model: the way back of :func:`configure`.
+    """Translate our configuration into the source's, the inverse of :func:`configure`.
 
     Raises:
-        SpecError: listing every option and parameter that the source does not have.
+        SpecError: listing every option and parameter that the source lacks.
     """
     entry, end = part_of(table, part), f"[source={table.source}]"
-    found = {key: getattr(config, field) for field, key in entry.fields.items()}
+    translated = {key: getattr(config, field) for field, key in entry.fields.items()}
     allowed: dict[str, list[Any]] = {field: [value] for field, value in entry.constants.items()}
     for field, option in entry.options.items():
         allowed[field] = list(option.words.values())
         words = [word for word, value in option.words.items() if value == getattr(config, field)]
-        found[option.key] = next(iter(words), None)
-    found |= {key: found[other] for key, other in entry.checkpoint.equal.items()}
+        translated[option.key] = next(iter(words), None)
+    translated |= {key: translated[other] for key, other in entry.checkpoint.equal.items()}
     problems = [
         f"{field} is {getattr(config, field)!r} but must be {' or '.join(map(repr, values))} {end}"
         for field, values in allowed.items()
         if getattr(config, field) not in values
     ]
+    # One layer stands for all: ``i`` is 0.
     required = parameters(config, entry.name)
     absent = [name for name in (fill(pattern, {"i": 0}) for pattern in entry.weights) if name not in required]
     problems += [f"{name!r} is required but the configuration has no such parameter {end}" for name in absent]
     if problems:
         raise SpecError(problems)
-    return found
+    return translated
 
 
 @dataclass(frozen=True)
@@ -200,7 +197,7 @@ class Binding:
     """A canonical parameter and the source's tensors that hold it.
 
     Attributes:
-        names: of the source's tensors; several where each holds one head.
+        names: several where each tensor holds one head.
         layout: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`.
         shape: of each of the source's tensors.
     """
@@ -213,43 +210,39 @@ class Binding:
 def bindings(
     entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None
 ) -> dict[str, Binding]:
-    """Return where a source keeps each parameter of a configuration, by canonical name in the order of
-    computation.
+    """Return where a source keeps each parameter, by canonical name in the order of computation.
 
     Args:
         entry: what the table says about the part.
-        config: gives the numbers of layers and heads and the shapes.
-        instead: other names for some parameters, as a run's gradients may have.
+        instead: other names for some parameters, as gradients of a run may have.
 
-    A parameter for which the source has no name is left out.
+    A parameter without a name in the source is left out.
     """
     places = {}
     for pattern, native in {**entry.weights, **(instead or {})}.items():
         for i in range(config.num_layers if "i" in variables(pattern) else 1):
             places[fill(pattern, {"i": i})] = Native(name=fill(native.name, {"i": i}), layout=native.layout)
-    found = {}
+    bound = {}
     for name, parameter in parameters(config, entry.name).items():
         if name in places:
             native, heads = places[name], config.num_heads
             count = heads if "h" in variables(native.name) else 1
             shape = WEIGHT_LAYOUTS[native.layout].shape(shape_of(config, parameter), heads)
-            found[name] = Binding(
+            bound[name] = Binding(
                 tuple(fill(native.name, {"h": h}) for h in range(count)), native.layout, shape
             )
-    return found
+    return bound
 
 
 def gather(
     places: Mapping[str, Binding], arrays: Mapping[str, NDArray[Any]], context: str
 ) -> tuple[Arrays, list[str]]:
-    """Return a source's tensors in canonical names and layouts, and what is wrong with them.
+    """Return a source's tensors under canonical names and in canonical layouts, and all problems.
 
     Args:
-        places: where each is kept.
-        arrays: the source's tensors by its own names.
         context: ends every message, for example ``"source=bert-pytorch"``.
     """
-    found, problems = {}, []
+    arrays_by_name, problems = {}, []
     for canonical_name, place in places.items():
         wrong = []
         for name in place.names:
@@ -259,11 +252,11 @@ def gather(
             elif problem := wrong_type(name, arrays[name]) or wrong_shape(name, arrays[name], place.shape):
                 wrong.append(f"{problem} {end}")
         if not wrong:
-            found[canonical_name] = contiguous(
+            arrays_by_name[canonical_name] = contiguous(
                 WEIGHT_LAYOUTS[place.layout].canonical([arrays[name] for name in place.names])
             )
         problems += wrong
-    return found, problems
+    return arrays_by_name, problems
 
 
 def canonical(
@@ -273,23 +266,21 @@ def canonical(
     part: str | None = None,
     positions: NDArray[Any] | None = None,
 ) -> Arrays:
-    """Return a source's weights under canonical names and in canonical layouts; the numbers and dtypes stay.
+    """Convert a source's weights to canonical names and layouts; numbers and dtypes stay.
 
     Args:
-        table: of the source.
-        config: of the model.
         native: every weight of the source under its own name.
         part: by default the table's first.
-        positions: (max_positions, d_model), the position table where the source has no parameter for it; by
-            default the sinusoid of the configuration in float64.
+        positions: (max_positions, d_model), where the source has no parameter for it; by default the
+            configuration's sinusoid in float64.
 
     Raises:
-        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight in the
-            source's names, at once.
+        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight by the
+            source's names.
     """
     entry, context = part_of(table, part), f"source={table.source}"
     places, required = bindings(entry, config), parameters(config, entry.name)
-    found, problems = gather(places, native, context)
+    converted, problems = gather(places, native, context)
     known = {name for place in places.values() for name in place.names}
     for name, array in native.items():
         wrong = (
@@ -300,40 +291,38 @@ def canonical(
         problems += [f"{wrong} [{context}]"] if wrong else []
     problems += _homeless(required, places, config, table)
     if not problems and POSITIONS in required and POSITIONS not in places:
-        found[POSITIONS] = contiguous(sinusoid(config) if positions is None else positions)
-        wrong = wrong_shape("the position table", found[POSITIONS], shape_of(config, required[POSITIONS]))
+        converted[POSITIONS] = contiguous(sinusoid(config) if positions is None else positions)
+        wrong = wrong_shape("the position table", converted[POSITIONS], shape_of(config, required[POSITIONS]))
         problems += [f"{wrong} [{context}]"] if wrong else []
     if problems:
         raise WeightsError(problems)
-    return {name: found[name] for name in required}
+    return {name: converted[name] for name in required}
 
 
 def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | None = None) -> Arrays:
-    """Return canonical weights under a source's names and in its layouts; the numbers and dtypes stay.
-
-    The table of fixed positions is left out where the source keeps none with its weights.
+    """Convert canonical weights to a source's names and layouts; numbers and dtypes stay.
 
     Raises:
-        WeightsError: if the weights do not fit the configuration, or the source has no place for one of them.
+        WeightsError: if the weights do not fit the configuration, or the source has no place for one.
     """
     entry = part_of(table, part)
     validate_weights(config, canonical, entry.name, where=f"source={table.source}")
     places = bindings(entry, config)
     if problems := _homeless(canonical, places, config, table):
         raise WeightsError(problems)
-    found = {}
+    converted = {}
     for name, place in places.items():
         pieces = WEIGHT_LAYOUTS[place.layout].native(canonical[name], config.num_heads)
-        found.update(
+        converted.update(
             {native_name: contiguous(piece) for native_name, piece in zip(place.names, pieces, strict=True)}
         )
-    return found
+    return converted
 
 
 def _homeless(
     names: Iterable[str], places: Mapping[str, Binding], config: EncoderConfig, table: Table
 ) -> list[str]:
-    """Return a line for each parameter that a source keeps nowhere, and that does not follow either."""
+    # A fixed table follows from the configuration, so it needs no place (decision 0002).
     computed = [POSITIONS] if config.positions == "sinusoidal" else []
     return [
         f"{name!r} is required by this configuration but the source has no weight for it "

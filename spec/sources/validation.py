@@ -1,7 +1,4 @@
-"""Whether the table of a source fits the family.
-
-Every name on our side exists, and every parameter has a place.
-"""
+"""Validation of a source's table: our names exist, and every parameter has a place."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from concord.spec.sources.names import fill
 from concord.spec.sources.schema import Native, Output, PartTable, Table
 from concord.spec.tensors import PARTS, differentiable_inputs, inputs, taps
 
+# Prefix of names that files carry for heads outside the family.
 HEADS = "heads."
-"""How the names begin of what files carry of heads that the family does not have."""
 
 
 def check(table: Table, where: str) -> list[str]:
-    """Return what is wrong with a table, one line each: the file, the key and what is required."""
+    """Return all problems of a table, with the file, the key and what is required."""
     if table.variant not in variants():
         return [f"{where}: 'variant' is {table.variant!r} but must be one of {', '.join(variants())}"]
     problems = []
@@ -28,7 +25,7 @@ def check(table: Table, where: str) -> list[str]:
         if name not in PARTS:
             problems.append(f"{where}: 'parts.{name}' must be one of {', '.join(PARTS)}")
             continue
-        # Two layers, so that names that forget the layer's number collide.
+        # With two layers, names without the layer's number collide.
         try:
             config = variant(
                 table.variant,

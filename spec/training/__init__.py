@@ -1,1 +1,1 @@
-"""What training computes: recipes, schedules, optimizers, dropout. Clauses OPT and DRP of SPEC.md."""
+"""Training in the specification: recipes, schedules, optimizers, dropout (SPEC OPT, DRP)."""

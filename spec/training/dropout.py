@@ -1,4 +1,4 @@
-"""Which elements dropout drops, in every framework the same: a counter-based generator (SPEC DRP-3).
+"""Dropout masks that are the same in every framework, from a counter-based generator (SPEC DRP-3).
 
 Philox 4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, 2011).
 """
@@ -19,8 +19,8 @@ from concord.spec.training.recipe import Recipe
 
 Words = NDArray[np.uint32]
 
+# Masks up to this size are cached, since several arithmetics compute the same step.
 SMALL = 1 << 16
-"""Elements of a mask that is kept for whoever asks for it again: several arithmetics make the same step."""
 
 ROUNDS = 10
 MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -50,17 +50,13 @@ def philox(
 
 
 def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
-    """Return which elements of a tensor are kept.
-
-    Element i, in row-major order, is kept if word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of
-    the site's name) is at least the rate times 2^32; the key is the seed, low word first.
+    """Return which elements of a tensor are kept (SPEC DRP-3).
 
     Args:
         seed: of the training, below 2^64.
         step: counted from 0.
         micro_batch: number of the batch within the step.
-        site: its name, for example ``"layers.0.attention.weights"``.
-        shape: of the tensor.
+        site: for example ``"layers.0.attention.weights"``.
         rate: the share that is dropped.
     """
     drawn = _drawn if math.prod(shape) > SMALL else _drawn_once
@@ -68,42 +64,47 @@ def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ..
 
 
 def _drawn(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
+    # Element i takes word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of the site): every element
+    # has a number of its own, whatever order a framework computes in.
     size = math.prod(shape)
     blocks = np.arange(-(-size // 4), dtype=np.uint32)
     fixed = (np.full_like(blocks, word) for word in (step, micro_batch, zlib.crc32(site.encode())))
     key = seed & 0xFFFFFFFF, seed >> 32
     words = np.stack(philox((blocks, *fixed), key), axis=-1).reshape(-1)[:size]  # type: ignore[arg-type]
-    found: Mask = (words >= math.ceil(rate * 2**32)).reshape(shape)
-    found.flags.writeable = False
-    return found
+    keep: Mask = (words >= math.ceil(rate * 2**32)).reshape(shape)
+    # The cached array is shared.
+    keep.flags.writeable = False
+    return keep
 
 
 _drawn_once = functools.lru_cache(maxsize=64)(_drawn)
 
 
 def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:
-    """Return the sites of dropout in a part (SPEC DRP-2), by the tap that each of them drops from."""
-    found = {}
+    """Return the sites of dropout in a part by the tap that each one drops from (SPEC DRP-2)."""
+    site_by_tap = {}
     if part in OF_IDS:
-        found["embeddings.norm" if config.embedding_norm else "embeddings.sum"] = "embeddings"
+        site_by_tap["embeddings.norm" if config.embedding_norm else "embeddings.sum"] = "embeddings"
     for i in range(config.num_layers if part in (*OF_IDS, "stack") else 0):
         layer = f"layers.{i}"
-        found[f"{layer}.attention.{'masked_weights' if config.query_mask == 'overwrite' else 'weights'}"] = (
-            f"{layer}.attention.weights"
-        )
-        found[f"{layer}.attention.{'output' if config.output_projection else 'context'}"] = (
+        site_by_tap[
+            f"{layer}.attention.{'masked_weights' if config.query_mask == 'overwrite' else 'weights'}"
+        ] = f"{layer}.attention.weights"
+        site_by_tap[f"{layer}.attention.{'output' if config.output_projection else 'context'}"] = (
             f"{layer}.attention"
         )
-        found[f"{layer}.feed_forward.activation"] = f"{layer}.feed_forward.activation"
-        found[f"{layer}.feed_forward.outer"] = f"{layer}.feed_forward"
-        found[f"{layer}.{'norm2' if config.norm_placement == 'post' else 'residual2'}"] = f"{layer}.output"
+        site_by_tap[f"{layer}.feed_forward.activation"] = f"{layer}.feed_forward.activation"
+        site_by_tap[f"{layer}.feed_forward.outer"] = f"{layer}.feed_forward"
+        site_by_tap[f"{layer}.{'norm2' if config.norm_placement == 'post' else 'residual2'}"] = (
+            f"{layer}.output"
+        )
     if part == "model":
-        found[source_of(config, "logits")] = "head"
-    return found
+        site_by_tap[source_of(config, "logits")] = "head"
+    return site_by_tap
 
 
 def rate_of(recipe: Recipe, site: str) -> float:
-    """Return the share that a recipe drops at a site (SPEC DRP-2)."""
+    """Return a recipe's dropout rate at a site (SPEC DRP-2)."""
     return float(getattr(recipe, f"dropout_{site.rpartition('.')[2]}"))
 
 

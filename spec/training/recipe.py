@@ -1,4 +1,4 @@
-"""How a model is trained: optimizer, schedule, clipping, accumulation. Data, never code."""
+"""Training recipes: optimizer, schedule, clipping, accumulation, dropout. Data, never code."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ RATES = (
     "dropout_output",
     "dropout_head",
 )
-"""The share that is dropped at each kind of site."""
+"""Dropout rates, by kind of site (SPEC DRP-2)."""
 
 KINDS_OF_PARAMETERS = ("embedding", "positions", "kernel", "bias", "gamma", "beta")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained (SPEC OPT-1). What an algorithm does not use keeps its default.
+    """How a model is trained (SPEC OPT-1); fields that the algorithm does not use keep their defaults.
 
     Raises:
-        ConfigError: listing everything that is wrong with the fields, at once.
+        ConfigError: listing all problems of the fields at once.
     """
 
     algorithm: str  # OPT-2 to OPT-5
@@ -105,13 +105,13 @@ class Recipe:
         """Return a copy with some fields replaced.
 
         Raises:
-            UnknownNameError: for a field that does not exist, with the nearest names.
-            ConfigError: if the result describes no training.
+            UnknownNameError: for an unknown field, with the nearest names.
+            ConfigError: if the result is invalid.
         """
         return replaced(self, "field of a recipe", fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, without those that are absent (None)."""
+        """Return the fields by name, without absent ones."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
@@ -119,11 +119,10 @@ def recipe_from_mapping(fields: Mapping[str, Any], where: str = "recipe") -> Rec
     """Build a recipe from plain data.
 
     Args:
-        fields: field names and values.
-        where: what to call the data in an error message.
+        where: what error messages call the data.
 
     Raises:
-        ConfigError: listing unknown and missing fields and wrong values, at once.
+        ConfigError: listing unknown and missing fields and wrong values at once.
     """
     return build(Recipe, fields, where, "OPT-1")
 
@@ -132,20 +131,16 @@ _RECIPES = Path(__file__).parent / "recipes"
 
 
 def recipes() -> list[str]:
-    """Return the names of the recipes that published sources and frameworks are known by."""
+    """Return the names of the recipes of published sources and frameworks."""
     return sorted(path.stem for path in _RECIPES.glob("*.toml"))
 
 
 def recipe(name: str, **fields: Any) -> Recipe:
-    """Return a known recipe, with any field replaced.
-
-    Args:
-        name: one of :func:`recipes`.
-        fields: fields of :class:`Recipe` to replace, for example ``learning_rate=1e-4``.
+    """Return a known recipe, with any field replaced, for example ``learning_rate=1e-4``.
 
     Raises:
         UnknownNameError: for an unknown recipe or field, with the nearest names.
-        ConfigError: if the result describes no training.
+        ConfigError: if the result is invalid.
     """
     if name not in recipes():
         raise unknown("recipe", name, recipes())
@@ -154,18 +149,15 @@ def recipe(name: str, **fields: Any) -> Recipe:
 
 
 def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
-    """Return a line for each number of a recipe that a precision does not hold as it is meant (SPEC OPT-11).
-
-    Args:
-        dtype: one of :data:`concord.spec.precision.PRECISIONS`.
+    """Return a line for each number of a recipe that a precision loses (SPEC OPT-11).
 
     Raises:
-        UnknownNameError: for another precision.
+        UnknownNameError: for an unknown precision.
     """
     target, adaptive = precision(dtype), recipe.algorithm != "sgd"
     share = recipe.weight_decay * (recipe.learning_rate if recipe.decay_form == "times_rate" else 1.0)
     averages = {"beta1": recipe.algorithm == "adam", "beta2": adaptive, "momentum": recipe.momentum > 0}
-    found = []
+    warnings = []
     for name in ("learning_rate", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "clip_epsilon"):
         stated = float(getattr(recipe, name))
         rounded = float(target.round(np.asarray(stated)))
@@ -179,19 +171,19 @@ def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
         elif (
             name == "weight_decay"
             and recipe.decay_form in ("times_rate", "alone")
+            # A parameter times 1 - share is then rounded to itself.
             and 0 < share < target.unit_roundoff / 2
         ):
             consequence = f"no weight decays: a share of {share:g} is below half of its last place"
         elif name in ("learning_rate", "weight_decay", "clip_epsilon") and stated and not rounded:
             consequence = "it has no effect"
         if consequence:
-            said = f"{name} is {stated:g} but {rounded:.6g} in {dtype}"
-            found.append(f"{said}: {consequence} [clause=OPT-11]")
-    return found
+            change = f"{name} is {stated:g} but {rounded:.6g} in {dtype}"
+            warnings.append(f"{change}: {consequence} [clause=OPT-11]")
+    return warnings
 
 
 def _value_problems(recipe: Recipe) -> list[str]:
-    """Return what is wrong with fields whose types are right."""
     r = recipe
     problems: list[str] = []
 

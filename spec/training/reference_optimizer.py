@@ -23,11 +23,11 @@ MOMENTS: dict[str, tuple[str, ...]] = {
     "adam": ("first_moment", "second_moment", "largest_second_moment"),
     "rmsprop": ("second_moment", "first_moment", "momentum"),
 }
-"""What an algorithm may keep for each parameter; :func:`moments` says what a recipe keeps."""
+"""Moments that an algorithm may keep for each parameter; :func:`moments` returns those of a recipe."""
 
 
 def moments(recipe: Recipe) -> tuple[str, ...]:
-    """Return what a recipe keeps for each parameter, each a tensor of its shape that begins as zero."""
+    """Return the moments of a recipe: tensors in the shape of the parameter that start at zero."""
     kept = {
         "momentum": recipe.momentum > 0,
         "first_moment": recipe.algorithm == "adam" or recipe.centered,
@@ -38,14 +38,11 @@ def moments(recipe: Recipe) -> tuple[str, ...]:
 
 
 class ReferenceOptimizer:
-    """The update of parameters (SPEC OPT-2 to OPT-6, OPT-8) in some arithmetic.
+    """The update of parameters in some arithmetic (SPEC OPT-2 to OPT-6, OPT-8).
 
     Args:
-        arithmetic: that it is computed in.
-        recipe: what is computed.
-        kinds: of the parameters (:class:`concord.spec.parameters.Parameter`), by name: decay depends on them.
-        bits: significant bits to which the framework rounds the recipe's constants before anything
-            follows from them; None: it does not.
+        kinds: of the parameters, by name: decay depends on them (:class:`concord.spec.parameters.Parameter`).
+        bits: significant bits of the recipe's constants in the framework, if it rounds them first.
     """
 
     def __init__(
@@ -57,17 +54,19 @@ class ReferenceOptimizer:
         self.powers = [self.scalar(1.0), self.scalar(1.0)]
 
     def load(self, state: Mapping[str, Array], steps: int) -> None:
-        """Go on from what was kept after so many steps.
+        """Resume after a number of steps.
 
         Args:
-            state: as ``<moment>.<parameter>``; what it lacks is as before the first step.
+            state: ``<moment>.<parameter>``; missing ones are zero.
         """
         self.state = {name: self.a.leaf(values) for name, values in state.items()}
         self.steps = steps
         self.powers = [self.raised(self.held(beta), steps) for beta in (self.recipe.beta1, self.recipe.beta2)]
 
     def raised(self, beta: float, steps: int) -> Node:
-        """Return a power of beta after so many products, whose errors grow with the root of their number."""
+        """Return a power of beta after a number of products."""
+        # Multiplied up step by step, as three of four frameworks do, it errs by the root of the number of
+        # products (decision 0023).
         return Node(self.a.settle(self.scalar(beta).value ** steps, 2 * math.sqrt(steps)), (), taped=False)
 
     def scalar(self, value: float) -> Node:
@@ -75,7 +74,7 @@ class ReferenceOptimizer:
         return self.a.leaf(np.asarray(value))
 
     def held(self, constant: float) -> float:
-        """Return a constant as the framework holds it."""
+        """Return a constant as the framework holds it (SPEC PRC-4)."""
         return constant if self.bits is None else float(round_to_bits(np.asarray(constant), self.bits))
 
     def update(
@@ -88,11 +87,8 @@ class ReferenceOptimizer:
         """Return the parameters after one step.
 
         Args:
-            parameters: those that are trained, by name.
-            gradients: of each, clipped.
-            rate: the learning rate of the step.
-            rows: of tables, those that the step's batches looked up: with lazy updates the others stay as
-                they are.
+            gradients: clipped.
+            rows: of tables, those that the step's batches looked up; lazy updates leave the others alone.
         """
         self.steps += 1
         self.powers = [
@@ -105,13 +101,14 @@ class ReferenceOptimizer:
         }
 
     def power(self, power: Node, beta: float) -> Node:
-        """Return the next power of beta, in the run's precision, or in that of the framework's constants."""
+        """Return the next power of beta."""
         if self.bits is None:
             return self.a.scale(power, beta)
+        # TF1 holds the powers as float32 too, whatever the run's precision (decision 0023).
         return self.scalar(self.held(float(power.value.reshape(-1)[0]) * beta))
 
     def updated(self, name: str, parameter: Node, gradient: Node, rate: float, rows: Ids | None) -> Node:
-        """Return a parameter after one step; rows of a table that are left alone as they were (OPT-8)."""
+        """Return a parameter after one step, with untouched rows as they were (SPEC OPT-8)."""
         before = {moment: self.moment(moment, name, parameter) for moment in moments(self.recipe)}
         after = self.stepped(name, parameter, gradient, rate)
         if self.recipe.embedding_updates == "lazy" and rows is not None:  # OPT-8
@@ -125,7 +122,7 @@ class ReferenceOptimizer:
         return after
 
     def stepped(self, name: str, parameter: Node, gradient: Node, rate: float) -> Node:
-        """Return a parameter after one step with all of its rows."""
+        """Return a parameter after one step in all of its rows."""
         a, recipe = self.a, self.recipe
         decays = recipe.weight_decay > 0 and self.kinds[name] not in recipe.undecayed
         if decays and recipe.decay_form == "coupled":
@@ -133,8 +130,8 @@ class ReferenceOptimizer:
         direct = {"sgd": self.sgd, "adam": self.adam, "rmsprop": self.rmsprop}[recipe.algorithm]
         if decays and recipe.decay_form in ("times_rate", "alone"):
             share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
-            # Both ways are right; a product drifts where it is rounded the same way in every step, as just
-            # above a power of two.
+            # Both ways are right, but a product drifts where it is rounded the same way in every step, as
+            # just above a power of two: low-precision runs have to go both ways (SPEC OPT-6).
             decayed = (
                 a.scale(parameter, 1 - share)
                 if a.closed
@@ -145,42 +142,42 @@ class ReferenceOptimizer:
         return a.subtract(decayed, direct(name, gradient, rate))
 
     def moment(self, moment: str, name: str, like: Node) -> Node:
-        """Return what is kept for a parameter; before the first step, zero."""
+        """Return a moment of a parameter, zero before the first step."""
         if f"{moment}.{name}" not in self.state:
             self.state[f"{moment}.{name}"] = self.a.leaf(np.zeros(like.shape))
         return self.state[f"{moment}.{name}"]
 
-    # By how much a parameter moves.
+    # The amount by which a parameter moves.
 
     def sgd(self, name: str, gradient: Node, rate: float) -> Node:
-        """OPT-2."""
+        """Gradient descent (SPEC OPT-2)."""
         if not self.recipe.momentum:
             return self.a.scale(gradient, rate)
         return self.with_momentum(name, gradient, rate)
 
     def with_momentum(self, name: str, gradient: Node, rate: float) -> Node:
-        """Return the step of a gradient, or of what stands for one, with momentum."""
+        """Return the step of a gradient, or of RMSProp's quotient, with momentum (SPEC OPT-2)."""
         a, recipe, factor = self.a, self.recipe, self.held(self.recipe.momentum)
         kept = self.moment("momentum", name, gradient)
         if recipe.momentum_form == "displacement":
             moved = a.add(a.scale(kept, factor), a.scale(gradient, rate))
             self.state[f"momentum.{name}"] = moved
             return a.add(a.scale(moved, factor), a.scale(gradient, rate)) if recipe.nesterov else moved
-        # The first step takes the gradient as it is: dampening begins with the second.
+        # PyTorch's dampening begins with the second step (SPEC OPT-2).
         damped = a.scale(gradient, 1 - recipe.dampening) if recipe.dampening and self.steps > 1 else gradient
         velocity = a.add(a.scale(kept, factor), damped)
         self.state[f"momentum.{name}"] = velocity
         return a.scale(a.add(gradient, a.scale(velocity, factor)) if recipe.nesterov else velocity, rate)
 
     def average(self, moment: str, name: str, value: Node, beta: float) -> Node:
-        """Move a kept average on by a value."""
+        """Update an exponential average."""
         a, beta = self.a, self.held(beta)
         moved = a.add(a.scale(self.moment(moment, name, value), beta), a.scale(value, 1 - beta))
         self.state[f"{moment}.{name}"] = moved
         return moved
 
     def adam(self, name: str, gradient: Node, rate: float) -> Node:
-        """OPT-3, OPT-4."""
+        """Adam and AMSGrad (SPEC OPT-3, OPT-4)."""
         a, recipe = self.a, self.recipe
         first = self.average("first_moment", name, gradient, recipe.beta1)
         second = self.average("second_moment", name, a.multiply(gradient, gradient), recipe.beta2)
@@ -192,13 +189,14 @@ class ReferenceOptimizer:
         if not recipe.bias_correction:
             return a.scale(a.divide(first, a.shift(root, epsilon)), rate)
         one, two = (a.shift(a.scale(power, -1.0), 1.0) for power in self.powers)
+        # Where epsilon stands decides the step of tiny gradients, so both forms are computed literally.
         if recipe.epsilon_placement == "uncorrected":
             height = a.divide(a.scale(a.sqrt(two), rate), one)
             return a.divide(a.multiply(first, height), a.shift(root, epsilon))
         return a.scale(a.divide(a.divide(first, one), a.shift(a.divide(root, a.sqrt(two)), epsilon)), rate)
 
     def rmsprop(self, name: str, gradient: Node, rate: float) -> Node:
-        """OPT-5."""
+        """RMSProp (SPEC OPT-5)."""
         a, recipe = self.a, self.recipe
         second = self.average("second_moment", name, a.multiply(gradient, gradient), recipe.beta2)
         if recipe.centered:
@@ -223,13 +221,12 @@ def clipped(
     """Clip gradients (SPEC OPT-7).
 
     Args:
-        squares: gives the sum of the squares of what the norm sees of a gradient; that of the gradient
-            itself, if None.
-        kinds: of the parameters; a group are those that decay alike.
-        norm: by which all are clipped in place of their own, where one norm clips all.
+        squares: returns the sum of squares that the norm sees of a gradient; by default the gradient's own.
+        kinds: of the parameters, for ``group_norm``.
+        norm: a run's own norm, to clip by it instead.
 
     Returns:
-        The clipped gradients, and the norm by which all of them were clipped, if there is one.
+        The clipped gradients, and the global norm, if there is one.
     """
     a, limit = arithmetic, recipe.clip_at
     if limit is None:
@@ -240,14 +237,15 @@ def clipped(
     def own(name: str) -> Node:
         return a.sum(a.multiply(gradients[name], gradients[name]))
 
-    found = {name: (squares or own)(name) for name in gradients}
+    square_sums = {name: (squares or own)(name) for name in gradients}
     groups = clipped_together(recipe, list(gradients), kinds or {})
     scaled: dict[str, Node] = {}
     together = recipe.clipping == "global_norm"
     for names in groups:
-        total = found[names[0]]
+        total = square_sums[names[0]]
         for name in names[1:]:
-            total = a.add(total, found[name])
+            total = a.add(total, square_sums[name])
+        # Frameworks may sum all squares in one pass, in another order than tensor by tensor (SPEC ALG-7).
         total = a.vary_total(total, [gradients[name] for name in names])
         own_norm = a.sqrt(total)
         used = a.override(own_norm, norm) if together and norm is not None else own_norm
@@ -259,7 +257,7 @@ def clipped(
 
 
 def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, str]) -> list[list[str]]:
-    """Return which parameters' gradients are clipped by one norm (SPEC OPT-7)."""
+    """Return which gradients share a norm (SPEC OPT-7)."""
     if recipe.clipping == "global_norm":
         return [list(names)]
     if recipe.clipping == "tensor_norm":
@@ -271,10 +269,10 @@ def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, s
 
 
 def batch_weights(recipe: Recipe, counts: list[tuple[int, int]]) -> list[float]:
-    """Return by how much the gradient of each batch of a step counts (SPEC OPT-10).
+    """Return the weight of each batch's gradient (SPEC OPT-10).
 
     Args:
-        counts: of each batch, how many samples it has and how many of them have a counted label.
+        counts: samples, and samples with a counted label, of each batch.
     """
     if recipe.accumulation_mean == "configured":
         return [1 / recipe.accumulation] * len(counts)

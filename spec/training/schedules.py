@@ -1,4 +1,4 @@
-"""The learning rate of each step (SPEC OPT-9), in float64: a precision rounds it once, where it is used."""
+"""Learning rate schedules (SPEC OPT-9), in float64; a precision rounds the rate once, where it is used."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     """Return the learning rate of a step.
 
     Args:
-        step: counted from 0; the schedule counts it from ``first_step``.
+        step: counted from 0; the schedule counts from ``first_step``.
     """
     return recipe.learning_rate * _share(recipe, step + recipe.first_step)
 
 
 def _share(recipe: Recipe, step: int) -> float:
-    """Return the share of the full rate."""
     warmup = recipe.warmup_steps
     if recipe.schedule == "inverse_square_root":
         return min(step / warmup, math.sqrt(warmup / step)) if step else 0.0

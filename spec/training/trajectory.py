@@ -27,20 +27,19 @@ from concord.spec.training.schedules import learning_rate
 Observer = Callable[[str, Array], None]
 """Takes the tensors of a step as they are computed.
 
-``losses.<number>`` of its batches, ``gradients.<name>`` before clipping, ``norm``, ``clipped.<name>``,
-``rate``, ``<moment>.<name>`` and ``parameters.<name>`` after the step."""
+These are ``losses.<number>`` of its batches, ``gradients.<name>`` before clipping, ``norm``,
+``clipped.<name>``, ``rate``, and ``<moment>.<name>`` and ``parameters.<name>`` after the step.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What is done to a model.
+    """A training run.
 
     Attributes:
-        recipe: of the optimizer.
-        steps: of each step, the batches whose gradients it accumulates.
+        steps: for each step, the batches whose gradients it accumulates.
         seed: of dropout.
-        reported: the steps of which everything is reported, counted from 0; of the others only losses and
-            norms.
+        reported: steps that report everything, counted from 0; all others report losses and norms.
     """
 
     recipe: Recipe
@@ -49,12 +48,12 @@ class Training:
     reported: tuple[int, ...] = ()
 
     def reports(self, step: int, name: str) -> bool:
-        """Return whether a tensor of a step is reported."""
+        """Return whether a step reports a tensor."""
         return step in self.reported or name == "norm" or name.startswith("losses.")
 
 
 def counts(config: EncoderConfig, batch: Batch) -> tuple[int, int]:
-    """Return how many samples a batch has, and how many of them have a counted label (SPEC LOS-3)."""
+    """Return the samples of a batch, and those with a counted label (SPEC LOS-3)."""
     size = len(next(iter(batch.arrays().values())))
     return size, size if batch.labels is None or config.ignore_label is None else int(
         (batch.labels != config.ignore_label).sum()
@@ -62,23 +61,19 @@ def counts(config: EncoderConfig, batch: Batch) -> tuple[int, int]:
 
 
 def rows_of(config: EncoderConfig, batches: Sequence[Batch], part: str = "model") -> dict[str, Ids]:
-    """Return which rows of each table the batches of a step look up, in ascending order (SPEC OPT-8)."""
-    found = [used_rows(config, batch, part) for batch in batches]
+    """Return the rows of each table that a step looks up, in ascending order (SPEC OPT-8)."""
+    rows_by_batch = [used_rows(config, batch, part) for batch in batches]
     return {
-        name: np.unique(np.concatenate([rows[name] for rows in found]))
-        for name in (found[0] if found else {})
+        name: np.unique(np.concatenate([rows[name] for rows in rows_by_batch]))
+        for name in (rows_by_batch[0] if rows_by_batch else {})
     }
 
 
 class Course:
-    """What of training follows from its recipe, its batches and the number of a step alone.
-
-    Args:
-        config, part: what is trained.
-        training: how.
+    """What follows from recipe, batches and step number alone: rates, batch weights, dropout.
 
     Attributes:
-        steps: how many were made: the number of the next one.
+        steps: the number of steps so far.
     """
 
     def __init__(self, config: EncoderConfig, training: Training, part: str = "model") -> None:
@@ -87,44 +82,41 @@ class Course:
         self.sites = {tap: site for tap, site in sites(config, part).items() if rate_of(self.recipe, site)}
 
     def batch_weights(self, batches: Sequence[Batch]) -> list[float]:
-        """Return by how much the gradient of each batch counts."""
+        """Return the weight of each batch's gradient (SPEC OPT-10)."""
         return batch_weights(self.recipe, [counts(self.config, batch) for batch in batches])
 
     def rate(self) -> float:
-        """Return the learning rate of the step."""
+        """Return the learning rate of the next step (SPEC OPT-9)."""
         return learning_rate(self.recipe, self.steps)
 
     def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> tuple[Mask, float] | None:
-        """Return which elements a batch of the step keeps at a site, and which share goes, if any does."""
+        """Return the kept elements of a site and the share of dropped ones, or None (SPEC DRP-2)."""
         rate = rate_of(self.recipe, site)
         return (kept(self.training.seed, self.steps, number, site, shape, rate), rate) if rate else None
 
     def masked(self, batch: Batch, number: int) -> dict[str, tuple[Mask, float]]:
-        """Return what :meth:`dropped` says of each tap that a batch drops elements of."""
-        given = batch.arrays()
-        table, sizes = taps(self.config, self.part, given), sizes_of(self.config, given)
-        found = {
+        """Return the result of :meth:`dropped` for each tap that drops elements."""
+        arrays = batch.arrays()
+        table, sizes = taps(self.config, self.part, arrays), sizes_of(self.config, arrays)
+        masks = {
             tap: self.dropped(number, site, resolve(table[tap].shape, sizes))
             for tap, site in self.sites.items()
         }
-        return {tap: one for tap, one in found.items() if one}
+        return {tap: mask for tap, mask in masks.items() if mask}
 
 
 class Trajectory(Course):
     """Training in some arithmetic, one step after the other.
 
     Args:
-        config, weights, part: what is trained; the weights are valid, and rounded to ``dtype``.
-        training: how.
-        arithmetic: that everything is computed in.
-        dtype: the precision whose model is trained: mask constants are rounded to it.
-        deviations: in what a backend says that it deviates from the specification.
-        uncertain: by how much weights may differ from those that are given, where that is so.
+        weights: valid, and already rounded to ``dtype``.
+        dtype: the precision of the model; mask constants are rounded to it.
+        deviations: what a backend declares.
+        uncertain: the error of weights that are not known exactly, such as a table computed in float32.
 
     Attributes:
-        parameters: as they are now, by canonical name.
-        optimizer: with what it keeps.
-        norm: by which the gradients of a step are clipped in place of their own; None: by that.
+        parameters: current values by canonical name.
+        norm: a run's own norm to clip by, or None.
     """
 
     def __init__(
@@ -153,7 +145,7 @@ class Trajectory(Course):
         self.norm: Array | None = None
 
     def run(self, observer: Observer) -> None:
-        """Make every step, and hand on what is reported, each tensor as ``steps.<step>.<name>``."""
+        """Make every step, and hand on reported tensors as ``steps.<step>.<name>``."""
         for step, batches in enumerate(self.training.steps):
             self.step(
                 batches,
@@ -163,11 +155,11 @@ class Trajectory(Course):
             )
 
     def load(self, state: Mapping[str, Array], steps: int) -> None:
-        """Go on from where training stands after so many steps.
+        """Resume after a number of steps.
 
         Args:
-            state: ``parameters.<name>`` of everything that is trained, and ``<moment>.<name>``; moments that
-                it lacks are as at the start.
+            state: ``parameters.<name>`` of everything trained, and ``<moment>.<name>``; missing moments are
+                zero.
         """
         self.parameters |= {name: self.a.leaf(state[f"parameters.{name}"]) for name in self.trained}
         self.optimizer.load(
@@ -176,14 +168,14 @@ class Trajectory(Course):
         self.steps = steps
 
     def state(self) -> dict[str, Array]:
-        """Return where training stands, as :meth:`load` takes it but for the arithmetic's leading axes."""
+        """Return what :meth:`load` takes, with the arithmetic's leading axes."""
         return {f"parameters.{name}": self.parameters[name].value for name in self.trained} | {
             name: node.value for name, node in self.optimizer.state.items()
         }
 
     def step(self, batches: Sequence[Batch], observer: Observer) -> None:
-        """Make one step of its batches, and hand on what it computes."""
-        with np.errstate(all="ignore"):  # infinities and NaN are results here, and are judged
+        """Make one step, and hand on what it computes."""
+        with np.errstate(all="ignore"):  # infinities and NaN are results here
             total, slices = self.accumulated(batches, observer)
         for name, values in total.items():
             observer(f"gradients.{name}", values)
@@ -196,11 +188,11 @@ class Trajectory(Course):
         batches: Sequence[Batch],
         observer: Observer,
     ) -> None:
-        """Make what of a step follows from its gradients.
+        """Clip and update by the gradients of a step.
 
         Args:
-            total: the gradients.
-            slices: by looked-up rows, where the norm sees these.
+            total: accumulated gradients.
+            slices: gradients by looked-up rows, where the norm sees those (SPEC OPT-7).
         """
         with np.errstate(all="ignore"):
             gradients = {name: self.node(values) for name, values in total.items()}
@@ -223,7 +215,7 @@ class Trajectory(Course):
     def limited(
         self, gradients: Nodes, squares: Callable[[str], Node]
     ) -> tuple[dict[str, Node], Node | None]:
-        """Return clipped gradients, and the norm of all of them, if they are clipped by one."""
+        """Return clipped gradients, and the global norm, if there is one."""
         return clipped(self.a, self.recipe, gradients, squares, self.kinds, self.norm)
 
     def update(self, gradients: Nodes, batches: Sequence[Batch]) -> None:
@@ -234,13 +226,13 @@ class Trajectory(Course):
         )
 
     def node(self, values: Array) -> Node:
-        """Return values that this arithmetic computed, as an input of what follows."""
+        """Return values of this arithmetic as a new leaf, samples included."""
         return Node(values, values.shape[self.a.lead :], taped=False)
 
     def accumulated(
         self, batches: Sequence[Batch], observer: Observer
     ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
-        """Return the gradient of a step, and those by looked-up rows where its norm sees these."""
+        """Return the gradients of a step, and those by looked-up rows."""
         total: dict[str, Array] = {}
         slices: dict[str, list[Array]] = {}
         for number, weight in enumerate(self.batch_weights(batches)):
@@ -257,14 +249,14 @@ class Trajectory(Course):
     def added(
         self, total: Mapping[str, Array], piece: Mapping[str, Array], weight: float
     ) -> dict[str, Array]:
-        """Return the sum of gradients so far with those of one more batch, which has a weight."""
+        """Add the gradients of one more batch."""
         return {
             name: self.a.add(self.node(total[name]), self.node(values)).value if name in total else values
             for name, values in piece.items()
         }
 
     def squares(self, pieces: Sequence[Array]) -> Node:
-        """Return the sum of the squares of what a norm sees."""
+        """Return the sum of the squares of several arrays."""
         sums = [self.a.sum(self.a.multiply(self.node(piece), self.node(piece))) for piece in pieces]
         total = sums[0]
         for further in sums[1:]:
@@ -272,9 +264,9 @@ class Trajectory(Course):
         return total
 
     def differentiated(self, batch: Batch, number: int, observer: Observer) -> dict[str, Array]:
-        """Return the gradients of a batch's loss, and of looked-up rows where the norm sees those."""
+        """Return the gradients of a batch's loss."""
         sliced = self.recipe.embedding_gradients == "slices"
-        found: dict[str, Array] = {}
+        gradients: dict[str, Array] = {}
         rows = used_rows(self.config, batch, self.part)
 
         def take(name: str, values: Array) -> None:
@@ -284,8 +276,9 @@ class Trajectory(Course):
                 ("gradients.taps.", "gradients.inputs.")
             ):
                 name = name.removeprefix("gradients.")
-                found[name] = self.whole(name, values, rows[name]) if name in rows else values
+                gradients[name] = self.whole(name, values, rows[name]) if name in rows else values
 
+        # A tape for each batch: weights are new leaves, which keep their samples from step to step.
         leaves = Leaves(self.a, {name: node.value for name, node in self.parameters.items()}, carried=True)
         observe(
             self.config,
@@ -300,11 +293,12 @@ class Trajectory(Course):
             slices=sliced,
             dropout=functools.partial(self.dropped, number),
         )
+        # The update needs no tape.
         self.a.recording = False
-        return found
+        return gradients
 
     def whole(self, name: str, values: Array, rows: Ids) -> Array:
-        """Return the gradient of a table with the rows that nothing looked up."""
+        """Return the gradient of a table with all rows."""
         lead = values.shape[: self.a.lead]
         full = np.zeros((*lead, *self.parameters[name].shape), values.dtype)
         where: Any = (*(slice(None),) * self.a.lead, rows)
