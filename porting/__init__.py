@@ -1,7 +1,7 @@
-"""Checkpoints of many formats, in and out: their configuration, weights, tokenizer and labels.
+"""Checkpoints of many formats, in and out: configuration, weights, tokenizer and labels.
 
-:func:`read` gives a :class:`Checkpoint`, whose tensors are read one by one when they are asked for;
-:func:`write` writes one as a folder of any format.
+:func:`read` returns a :class:`Checkpoint`, which reads each tensor on request. :func:`write` makes a folder
+of any format.
 """
 
 from concord.porting.checkpoint import Checkpoint, LazyTensor, from_weights

@@ -1,8 +1,6 @@
-"""Attention weights of one text, as one or several backends computed them: each judged, and shown as a page.
+"""Attention weights of one text, computed by several backends, judged, and drawn on a page.
 
-L layers, H heads, T tokens; a weight is at (layer, head, query, key). The page is one file, drawn by its
-script: numbers of a layer are halves (float16), deflated, in base64. Of all backends but the first, weights
-stand as their bits differ from those of the first.
+L layers, H heads, T tokens; a weight is at (layer, head, query, key).
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ from concord.spec.batch import completed
 from concord.spec.masks import real_tokens, visible_keys
 from concord.spec.tensors import taps
 
+# A masked key that weighs at least this counts as attended to.
 LEAK = 1e-6
-"""What a masked cell weighs at least to count as attended to."""
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -47,7 +45,7 @@ class AttentionMap:
     """The weights of one backend, (L, H, T, T).
 
     Attributes:
-        errors: signed, end to end, in tolerances; NaN where nothing is determined.
+        errors: signed, end to end, in tolerances; NaN where rounding leaves the weight undetermined.
     """
 
     backend: str
@@ -60,11 +58,9 @@ class Attention:
     """What a model attends to in a text, or a pair.
 
     Attributes:
-        tokens: what each is called, T.
-        segments: to which text each token belongs, 0 or 1; -1 of padding.
+        segments: the text to which each token belongs, 0 or 1; -1 for padding, (T,).
         visible: which keys are visible, (T,): the same for all heads and queries (SPEC MSK-4, MSK-7).
-        report: what came of the runs.
-        maps: of each backend that exposes its weights.
+        maps: one of each backend that exposes its weights.
     """
 
     title: str
@@ -75,19 +71,17 @@ class Attention:
     maps: list[AttentionMap]
 
     def largest(self) -> dict[str, Array]:
-        """Return the largest error of each backend, and the largest difference of the first two: (L, H).
-
-        Two right results differ by the root of 2 times what each may err.
-        """
+        """Return the largest error of each backend, and of the first two's difference: (L, H)."""
         errors = {one.backend: one.errors for one in self.maps}
         if len(self.maps) > 1:
+            # Two right results differ by the root of 2 times what each may err.
             errors["difference"] = (self.maps[0].errors - self.maps[1].errors) / math.sqrt(2)
         return {name: np.fmax.reduce(abs(error), axis=(-2, -1)) for name, error in errors.items()}
 
 
 @dataclass(frozen=True)
 class _Looking(Job):
-    """A job that keeps the attention weights of what it judges."""
+    """A job that keeps the attention weights that it judges."""
 
     names: tuple[str, ...] = ()
     seen: dict[int, AttentionMap] = field(default_factory=dict)
@@ -119,7 +113,7 @@ def look(
     dtype: str = "float32",
     progress: Callable[[str, str], None] = lambda backend, done: None,
 ) -> Attention:
-    """Have backends compute what a model reads, judge every tensor, and keep the attention weights."""
+    """Run backends on a text, judge every tensor, and keep the attention weights."""
     config, part = model.config, model.part
     (encoded,) = model.encoder.encode([text])
     batch = completed(config, batch_of(config, [encoded]), part)
@@ -133,7 +127,7 @@ def look(
     ]
     case = (config, model.weights, batch)
     large = family.is_large(JudgedProblem(*case, part, dtype=dtype, gradients=False))
-    # A large case is not kept: end to end it is estimated once, for the errors of the weights.
+    # The expectation of a large case is not kept, so judging it end to end would derive it a second time.
     about = ("text", "text", dtype, part, *case)
     job = _Looking(*about, end_to_end=not large, gradients=False, names=tuple(tensors))
     report = conduct([job], names, settings, progress)
@@ -153,11 +147,11 @@ def look(
 
 
 def attention_page(attention: Attention) -> str:
-    """Return attention maps as HTML."""
+    """Render attention maps as one HTML file."""
     maps, largest = attention.maps, attention.largest()
     layers, heads = maps[0].weights.shape[:2] if maps else (0, 0)
     worst = [*largest.values()][-1] if maps else np.zeros((0, 0))
-    # It opens at the worst head of the first layer beyond a tolerance.
+    # The page opens at the worst head of the first layer beyond a tolerance.
     beyond = np.flatnonzero((worst > 1).any(-1)).tolist() if maps else []
     about = {
         "tokens": attention.tokens,
@@ -194,18 +188,17 @@ def attention_page(attention: Attention) -> str:
 
 
 def _coded(maps: Sequence[AttentionMap]) -> list[tuple[list[str], list[str]]]:
-    """Return the codes of weights and of errors of each backend, layer by layer."""
     coded = []
     for place, one in enumerate(maps):
         weights = _halves(one.weights)
+        # Backends agree in most bits: XOR with the first leaves zeros, which deflate well.
         weights = weights ^ _halves(maps[0].weights) if place else weights
         coded.append(([*map(_packed, weights)], [*map(_packed, _halves(one.errors))]))
     return coded
 
 
 def _halves(values: Array) -> NDArray[Any]:
-    """Return the bits of numbers as float16."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # the largest errors become infinity
         return values.astype("<f2").view("<u2")
 
 

@@ -1,4 +1,4 @@
-"""Certificates of ports: how two checkpoints differ, what both compute, and which bugs would have shown."""
+"""Certificates of ports: how two checkpoints differ, what both compute, which bugs would have shown."""
 
 from __future__ import annotations
 
@@ -35,33 +35,28 @@ from concord.spec.tensors import POOLED, taps
 
 KIND = "certificate"
 
+# A certificate may lie beside the weights, and cannot contain its own hash.
 BESIDE = ("certificate.json", "certificate.html")
-"""What a certificate may be called that lies beside the weights: it cannot hold its own hash."""
 
 SENTENCES = "sentences"
 
+# Samples, tokens and padding of each input. Padding before the text and a single token are inputs that ports
+# get wrong and ordinary sentences never show. Gradients are judged on the first alone.
 DRAWN = {SENTENCES: (4, 11, "ragged"), "padding first": (5, 7, "left"), "one token": (1, 1, "none")}
-"""Samples, tokens and padding of each input. Gradients are judged on the first."""
 
+# Bytes of expectations kept from one run for the next. Source and target are judged by the same one on each
+# input: without this the oracle would derive it twice.
 KEPT = 400 << 20
-"""Bytes of tolerances that are kept from one run for the next on the same input."""
 
+# How backends ran belongs to the proof and is repeated by --verify; threads and limits belong to the machine.
 STATED = ("device", "implementation", "execution", "precision", "deterministic")
-"""What a certificate states of how backends run; the rest is the machine's."""
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two checkpoints.
-
-    Attributes:
-        path: as it was given.
-        format: one of :func:`concord.porting.formats`.
-        part: of the model that it holds.
-        files: the SHA-256 of each file in its folder.
-    """
+    """One of the two checkpoints; ``files`` has the SHA-256 of each file in its folder."""
 
     path: str
     format: str
@@ -71,66 +66,50 @@ class Side:
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """Wrong weights that were put into the target, and what became of them.
-
-    Attributes:
-        bug: what is wrong, in words.
-        difference: what the comparison of checkpoints says of it; empty: nothing.
-        status: of the run: the judge finds it if it diverges.
-        tensor: the first tensor that diverges.
-        ratio: by how many tolerances.
-    """
+    """Wrong weights put into the target on purpose, and the verdict on their run."""
 
     as_written = also("found")
 
-    bug: str
-    difference: str
+    bug: str  # in words
+    difference: str  # what the comparison of checkpoints says of it; empty: nothing
     status: str
-    tensor: str = ""
+    tensor: str = ""  # the first that diverges, and by how many tolerances
     ratio: Number = 0.0
 
     @classmethod
     def of(cls, wrong: tuple[str, str, Weights], result: Result) -> PlantedBug:
-        """Return what came of the run with wrong weights."""
+        """Pair wrong weights with the verdict on their run."""
         row = result.first_divergence
         return cls(*wrong[:2], result.status, *((row.tensor, row.ratio) if row else ()))
 
     @property
     def found(self) -> bool:
-        """Whether the judge finds it, who does not look at the weights."""
+        """Whether the judge, who never sees the weights, noticed the bug."""
         return self.status == "diverges"
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is known of a port.
+    """The evidence for a port. A is the source, B the target.
 
-    Attributes:
-        source, target: the two checkpoints.
-        table: the file with names and layouts of the source in place of its format's.
-        backends: that computed both; empty: that of each one's format.
-        texts: that both were run on; none: ids were drawn.
-        inputs: what both were run on, each with what it is.
-        comparison: how the two differ; A is the source, B the target.
-        report: the runs of both, grouped as ``"source"`` and ``"target"``, each judged as the source's model.
-        bugs: that were put into the target, where it agrees.
+    The report groups runs as ``"source"`` and ``"target"``; the source's weights judge both.
     """
 
     as_written = also("summary")
 
     source: Side
     target: Side
-    table: str | None
-    backends: tuple[str, ...]
-    texts: tuple[Text, ...]
-    inputs: Mapping[str, str]
+    table: str | None  # names and layouts that replaced the source format's own
+    backends: tuple[str, ...]  # computed both sides; empty: each ran on the backend of its format
+    texts: tuple[Text, ...]  # empty: ids were drawn
+    inputs: Mapping[str, str]  # what each input is, in words
     comparison: Comparison
     report: Report
-    bugs: tuple[PlantedBug, ...]
+    bugs: tuple[PlantedBug, ...]  # empty unless the target agrees
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the port, a line each."""
+        """One line for each defect of the port."""
         lacking = self.comparison.alone[0]
         return [
             *([self.comparison.summary] if self.comparison.exit_code else []),
@@ -145,6 +124,7 @@ class Certificate:
                 if result.first_divergence
             ),
             *(
+                # A proof that finds no planted bug would not have found a real one (decision 0030).
                 ["the judge finds no bug at all"]
                 if self.bugs and not any(bug.found for bug in self.bugs)
                 else []
@@ -152,21 +132,21 @@ class Certificate:
         ]
 
     def contradictions(self) -> Iterator[str]:
-        """Yield where statuses of runs are not what verdicts come to."""
+        """Yield each run whose recorded status contradicts its verdict."""
         return self.report.contradictions()
 
     @property
     def exit_code(self) -> int:
-        """1 if something is wrong, 3 if not all runs could be judged, else 0."""
+        """1: the port is wrong; 3: a run could not be judged; else 0."""
         return 1 if self.problems else self.report.exit_code
 
     @property
     def summary(self) -> str:
-        """What it comes to, in a sentence."""
+        """The result in one sentence."""
         if self.problems:
             return f"The port is wrong: {'; '.join(self.problems)}."
         if self.exit_code:
-            lost = [f"{_run(one)}: {one.status}" for one in self.report.results if one.status != "agrees"]
+            lost = [f"{_run(run)}: {run.status}" for run in self.report.results if run.status != "agrees"]
             return f"Nothing is known to be wrong, but not all was judged: {'; '.join(lost)}."
         found, runs = sum(bug.found for bug in self.bugs), len(self.report.results)
         return (
@@ -181,12 +161,12 @@ def _run(result: Result) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PortedJob(Job):
-    """A run of the target, which is judged as a run of the source."""
+    """A run of the target, judged as if it were a run of the source."""
 
     source: Job
 
     def judge(self, run: Run, rules: str | None = None) -> Verdict:
-        """Judge what the target computed against what the source should."""
+        """Judge the target's activations by the source's weights."""
         return replace(self.source, batch=self.batch).judge(run, rules)
 
 
@@ -201,32 +181,28 @@ def certify(
     settings: Setup | None = None,
     tell: Tell = lambda text: None,
 ) -> Certificate:
-    """Make a certificate.
+    """Run source and target, compare their tensors, and plant bugs in the target.
 
     Args:
-        source_path, target_path: the checkpoints.
-        source_format, target_format: of :func:`concord.porting.formats`, or ``"auto"``.
-        table: the file with names and layouts of the source in place of its format's.
-        names: the backends that compute both; none: that of each one's format.
-        texts: that both are run on, by the source's tokenizer; none: ids are drawn.
-        settings: how the backends run.
-        tell: takes what is being done, in words.
+        table: a file with names and layouts that replaces the source format's own.
+        names: backends that compute both sides; empty: each side runs on the backend of its format.
+        texts: encoded by the source's tokenizer; empty: ids are drawn.
 
     Raises:
         UnknownNameError: for an unknown format or backend.
-        SpecError: if one of the two cannot be read, or changes meanwhile, or has no tokenizer for texts.
+        SpecError: if a checkpoint cannot be read or changes meanwhile, or has no tokenizer for texts.
     """
     source = read(source_path, source_format, Path(table) if table else None)
     target = read(target_path, target_format)
     first, second = (
-        Side(str(path), one.format, one.part, hashes(path))
-        for path, one in ((source_path, source), (target_path, target))
+        Side(str(path), checkpoint.format, checkpoint.part, hashes(path))
+        for path, checkpoint in ((source_path, source), (target_path, target))
     )
     tell("comparing every tensor")
     comparison = compare(source, target)
     batches, meanings = inputs_of(source, texts)
-    homes = [names or (known(one.format).home,) for one in (source, target)]
-    # A backend that is not installed is missing: each of the two has to be run.
+    homes = [names or (known(side.format).home,) for side in (source, target)]
+    # Asked for by name, a backend that is not installed fails the run instead of being left out.
     settings = replace(settings or Setup(), asked=(*homes[0], *homes[1]))
 
     def run(jobs: Sequence[Job], names: Sequence[str]) -> Report:
@@ -234,6 +210,7 @@ def certify(
 
     with family.keeping(KEPT):
         report, bugs = _run_both(source, target, batches, homes, run)
+    # Hashes were taken before the runs: a file that changed meanwhile was not what ran.
     refuse([*_altered(first, source_path), *_altered(second, target_path)])
     return Certificate(
         first, second, table, (*names,), (*texts,), meanings, comparison, report.explained(), bugs
@@ -247,15 +224,15 @@ def _run_both(
     homes: Sequence[Sequence[str]],
     run: Callable[[Sequence[Job], Sequence[str]], Report],
 ) -> tuple[Report, tuple[PlantedBug, ...]]:
-    """Run both on each input, and, where the target agrees, the target with bugs."""
     weights, right = target.weights(), source.weights()
     jobs = [
         Job("source", case, "float32", source.part, source.config, right, batch, gradients=case == SENTENCES)
         for case, batch in batches.items()
     ]
     report = run(jobs, homes[0])
+    # Other shapes cannot run in the source's place; the comparison of tensors already says what is wrong.
     if source.part != target.part or _shapes(weights) != _shapes(right):
-        return report, ()  # what differs in shape cannot be run in its place
+        return report, ()
     ported = run([_ported(job, target.config, weights) for job in jobs], homes[1])
     report = replace(
         report,
@@ -263,14 +240,16 @@ def _run_both(
         environments={**report.environments, **ported.environments},
         seconds=report.seconds + ported.seconds,
     )
+    # In a port that already diverges nobody could tell a planted bug from the port's own.
     if ported.exit_code:
         return report, ()
     wrong = [*_wrong_weights(jobs[0], source, target)]
     trials = [
-        _trial(replace(jobs[0], case=words), target.config, {**weights, **made}) for words, _, made in wrong
+        _trial(replace(jobs[0], case=words), target.config, {**weights, **changed})
+        for words, _, changed in wrong
     ]
     results = run(trials, homes[1][:1]).results
-    return report, tuple(PlantedBug.of(*one) for one in zip(wrong, results, strict=True))
+    return report, tuple(PlantedBug.of(bug, result) for bug, result in zip(wrong, results, strict=True))
 
 
 def _shapes(weights: Weights) -> dict[str, tuple[int, ...]]:
@@ -283,18 +262,14 @@ def _ported(source: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
 
 
 def hashes(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file in a checkpoint's folder, by its name there.
-
-    Raises:
-        SpecError: if one cannot be read.
-    """
+    """Return the SHA-256 of each file in a checkpoint's folder, by relative name."""
     folder = folder_of(path)
-    files = {one.relative_to(folder).as_posix(): one for one in find(folder, "*") if one.is_file()}
-    return {name: sha256_of(one) for name, one in files.items() if name not in BESIDE}
+    files = {file.relative_to(folder).as_posix(): file for file in find(folder, "*") if file.is_file()}
+    return {name: sha256_of(file) for name, file in files.items() if name not in BESIDE}
 
 
 def _altered(side: Side, path: Path) -> Iterator[str]:
-    """Yield which files of a checkpoint are not as they were; others may have come."""
+    # Files that were added since are no alteration.
     now = hashes(path)
     for name, digest in side.files.items():
         if name not in now:
@@ -304,14 +279,10 @@ def _altered(side: Side, path: Path) -> Iterator[str]:
 
 
 def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str, Batch], dict[str, str]]:
-    """Return what a model is run on, and what that is.
-
-    Raises:
-        SpecError: if it has no tokenizer for texts.
-    """
+    """Return the inputs of a certificate and a description of each, by name."""
     config, part, batches, meanings = source.config, source.part, dict[str, Batch](), dict[str, str]()
     room = config.max_positions - config.position_start
-    flat = part in POOLED and config.pooling == "flatten"  # takes as many tokens as there are positions
+    flat = part in POOLED and config.pooling == "flatten"  # its classifier has a weight for each position
     for name, (samples, tokens, padding) in DRAWN.items():
         width = config.max_positions if flat else min(tokens, room)
         batches[name] = example_batch(config, samples, width, 0, padding, part)
@@ -328,28 +299,25 @@ def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str,
 
 
 def _wrong_weights(model: Job, source: Checkpoint, target: Checkpoint) -> Iterator[tuple[str, str, Weights]]:
-    """Yield wrong weights, one of each kind that changes any number.
-
-    Yields:
-        What is wrong in words, what the comparison of checkpoints says of it, and the parameters.
-    """
+    """Yield a bug of each kind in words, what ``concord diff`` says of it, and the changed parameters."""
     case = JudgedProblem(model.config, model.weights, model.batch, model.part, model.dtype)
     names = taps(model.config, model.part, list(model.batch.arrays()))
     kinds = gather((wrong for tap in names for wrong in wrong_weights(case, tap)), lambda wrong: wrong.name)
-    draw = random.Random(0)
+    draw = random.Random(0)  # --verify has to plant the same bugs
     for of_kind in kinds.values():
-        most = max(len(wrong.made) for wrong in of_kind)  # a small bias alone may hide in rounding
+        # A bug in a small bias alone may rightly stay within tolerance.
+        most = max(len(wrong.made) for wrong in of_kind)
         _, words, _, arrays = draw.choice([wrong for wrong in of_kind if len(wrong.made) == most])
-        made = {name: make().astype(model.weights[name].dtype) for name, make in arrays.items()}
-        if any((array != model.weights[name]).any() for name, array in made.items()):
-            tensors = {name: in_canonical_layout(name, array) for name, array in made.items()}
+        changed = {name: make().astype(model.weights[name].dtype) for name, make in arrays.items()}
+        if any((array != model.weights[name]).any() for name, array in changed.items()):
+            tensors = {name: in_canonical_layout(name, array) for name, array in changed.items()}
             pairs = compare(source, replace(target, tensors=tensors, others={}, files={})).pairs
-            yield words, pairs[0].said if pairs else "", made
+            yield words, pairs[0].said if pairs else "", changed
 
 
 def _trial(model: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
-    """Return the run of a target that has a bug, judged from the inputs on: that needs one expectation."""
 
+    # Judged end to end from the inputs, all bugs share one expectation; judged locally, each needs its own.
     def expected(deviations: Deviations) -> Expectation:
         about = (model.config, model.weights, model.batch, model.part, model.dtype, deviations)
         return family.end_to_end(JudgedProblem(*about, gradients=False))
@@ -357,7 +325,7 @@ def _trial(model: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
     return _ported(replace(model, gradients=False, expectation=expected), config, weights)
 
 
-# The proof made again, and its page.
+# Verification, and the page.
 
 
 def verify(
@@ -368,20 +336,17 @@ def verify(
     tell: Tell = lambda text: None,
     named: Collection[str] = (),
 ) -> tuple[list[str], Certificate | None]:
-    """Look at a certificate's files, and make it again.
+    """Check the files of a certificate against their hashes, then make the certificate again.
 
     Args:
-        source, target: where the checkpoints lie now; by default where they lay.
-        settings: of this machine.
-        tell: takes what is being done, in words.
-        named: backends that may be imported though nothing here offers them: a file does not say what code is
-            imported.
+        source, target: where the checkpoints lie now; default: where the certificate says.
+        named: plug-ins that may be imported: a foreign file must not decide which code runs here.
 
     Returns:
-        What is not as it states, a line each, and the one that was made again; None: the files are others.
+        One line for each difference, and the new certificate; None if the files have changed.
 
     Raises:
-        SpecError: if a checkpoint is not there or cannot be read, or a backend is neither known nor named.
+        SpecError: if a checkpoint cannot be read, or a backend is neither known nor named.
     """
     backends.check_offered(stated.backends, "the certificate", named)
     paths = source or Path(stated.source.path), target or Path(stated.target.path)
@@ -402,23 +367,23 @@ def verify(
 
 
 def _differing(stated: Certificate, again: Certificate) -> Iterator[str]:
-    """Yield what comes out otherwise. Measured errors need not be the same."""
+    # Statuses must be the same; measured errors may differ from machine to machine.
     if stated.comparison != again.comparison:
         yield f"the comparison said: {stated.comparison.summary}; now: {again.comparison.summary}"
-    for said, now in (
-        ({_run(one): one.status for one in side.report.results} for side in (stated, again)),
+    for before, now in (
+        ({_run(run): run.status for run in side.report.results} for side in (stated, again)),
         (
-            {f"bug: {one.bug}": ("missed", "found")[one.found] for one in side.bugs}
+            {f"bug: {bug.bug}": ("missed", "found")[bug.found] for bug in side.bugs}
             for side in (stated, again)
         ),
     ):
-        for key in {**said, **now}:
-            if said.get(key) != now.get(key):
-                yield f"{key}: was {said.get(key, 'not there')}, is {now.get(key, 'not there')}"
+        for key in {**before, **now}:
+            if before.get(key) != now.get(key):
+                yield f"{key}: was {before.get(key, 'not there')}, is {now.get(key, 'not there')}"
 
 
 def certificate_page(made: record.Record) -> str:
-    """Return a record of a certificate as HTML."""
+    """Render a certificate's record as HTML."""
     certificate: Certificate = made.outcome
     headline, _, rest = certificate.summary.rstrip(".").partition(": ")
     return render(

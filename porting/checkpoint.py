@@ -1,7 +1,4 @@
-"""A checkpoint of any format in the family's words: configuration, tensors by canonical name.
-
-And where each came from.
-"""
+"""A checkpoint of any format in the family's terms: configuration, and tensors by canonical name."""
 
 from __future__ import annotations
 
@@ -18,30 +15,26 @@ from concord.spec.errors import WeightsError
 from concord.spec.parameters import validate_weights
 from concord.spec.sources.layouts import contiguous
 
+# read: a parameter; ignored: no parameter of this part; tied: a copy of another tensor; computed: in no file,
+# follows from the configuration.
 Status = Literal["read", "ignored", "tied", "computed"]
-"""What became of a tensor: it is a parameter; it is none; it is another one's copy; it was in no file, and
-follows from the configuration."""
 
+# The layout of a tensor that no table names.
 UNKNOWN = "as it is"
-"""The layout of a tensor that no table names."""
 
 
 @dataclass(frozen=True)
 class LazyTensor(StoredTensor):
-    """A tensor in the canonical layout (SPEC WGT-2), read when it is asked for.
+    """A tensor in the canonical layout (SPEC WGT-2), read from its file on request.
 
     Attributes:
-        foreign: its name in the file; where each head has one of its own, they are joined by ``" + "``;
-            empty: it is in none.
-        transform: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`: how the file lays it out;
-            :data:`UNKNOWN`: nobody knows.
-        name: the canonical name of the parameter that it is, or is a copy of; empty: of none.
-        status: see :data:`Status`.
-        reason: why, where it was not simply read.
-        owner: the tensor of the file that a model takes in its place where it is tied, as an output is to
-            embeddings; empty: there is none.
-        redundant: whether it is no parameter and holds nothing but what the rest says: a copy of another,
-            the numbers of positions.
+        foreign: its name in the file; tensors that make up one parameter are joined by ``" + "``.
+        transform: the file's layout, one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`, or
+            :data:`UNKNOWN`.
+        name: the canonical name of the parameter that it is or copies.
+        reason: why the status is not simply ``read``.
+        owner: for tied tensors, the tensor that a model uses in its place.
+        redundant: whether it adds nothing to the other tensors, as a copy or position numbers do.
     """
 
     foreign: str
@@ -53,11 +46,9 @@ class LazyTensor(StoredTensor):
     redundant: bool = False
 
     def read(self) -> NDArray[Any]:
-        """Return its numbers, in C order.
+        """Return the numbers in C order, in the file's dtype; bfloat16 becomes float32, exactly.
 
-        Float64, float32 or float16 as they are, bfloat16 as float32, exactly.
-
-        Nothing is kept: whoever needs them twice keeps them, or reads twice.
+        Nothing is cached: a second call reads the file again.
         """
         return contiguous(widened(self.bits(), self.dtype))
 
@@ -67,19 +58,13 @@ class Checkpoint:
     """A model that lies in files.
 
     Attributes:
-        config: the member of the family.
-        part: one of :data:`concord.spec.tensors.PARTS`: a model without a head is an ``encoder``.
+        part: one of :data:`concord.spec.tensors.PARTS`; a model without a head is an ``encoder``.
         tensors: every parameter of that part by canonical name, in the order of computation.
         found: every tensor of the file, by its name and in its layout there.
-        files: what is carried over as it is, by name: the tokenizer's files, labels, ``config.json``.
-        labels: the names of the classes, if somebody gave them any.
-        source: the name of the table that its own names come from; empty: they are those of a backend or of
-            the specification.
-        others: tensors of the file that are no parameters of this part, such as a pooler without a
-            classifier, by the name that kinds of file
-            share, in its layout; where none is known, by the name and in the layout of the file.
-        words: the name of the table in whose words ``config.json`` is; empty: there is none.
-        format: that it was read from (:func:`concord.porting.formats`).
+        files: files copied as they are: tokenizer, labels, ``config.json``.
+        source: the table that names the file's tensors; empty: a backend or the specification does.
+        words: the table whose terms ``config.json`` uses.
+        others: tensors that are no parameter of this part, such as a pooler without a classifier.
     """
 
     config: EncoderConfig
@@ -95,24 +80,24 @@ class Checkpoint:
 
     @property
     def ledger(self) -> tuple[LazyTensor, ...]:
-        """Every tensor of the file, and those that are in none: first the parameters, then the others."""
+        """Every tensor, also computed ones: parameters first, then the others."""
         return (*self.tensors.values(), *self.others.values())
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Read all parameters, by canonical name; the dtypes are the file's (:meth:`LazyTensor.read`).
+        """Read all parameters, by canonical name, in the file's dtypes (:meth:`LazyTensor.read`).
 
         Raises:
             WeightsError: listing what is not finite, or does not fit the configuration (SPEC WGT-1 to WGT-3).
         """
-        found = {name: tensor.read() for name, tensor in self.tensors.items()}
-        validate_weights(self.config, found, self.part)
-        return found
+        weights = {name: tensor.read() for name, tensor in self.tensors.items()}
+        validate_weights(self.config, weights, self.part)
+        return weights
 
     def checked(self) -> None:
-        """Read every parameter once, one at a time.
+        """Read each parameter once, keeping one in memory at a time.
 
         Raises:
-            WeightsError: listing what holds NaN or infinity (SPEC WGT-3).
+            WeightsError: listing parameters with NaN or infinity (SPEC WGT-3).
         """
         wrong = [name for name, tensor in self.tensors.items() if not np.isfinite(tensor.read()).all()]
         if wrong:
@@ -133,10 +118,7 @@ def from_weights(
     part: str = "model",
     files: Mapping[str, bytes] | None = None,
 ) -> Checkpoint:
-    """Return weights in memory as a checkpoint, ready to be written.
-
-    Args:
-        weights: by canonical name, in canonical layouts.
+    """Wrap weights in memory, by canonical name and in canonical layouts, as a checkpoint.
 
     Raises:
         WeightsError: listing what does not fit the configuration (SPEC WGT-1 to WGT-3).
@@ -147,6 +129,6 @@ def from_weights(
 
 
 def in_canonical_layout(name: str, array: NDArray[Any]) -> LazyTensor:
-    """Return a parameter in memory as a tensor of a checkpoint."""
+    """Wrap a parameter in memory as a checkpoint's tensor."""
     stored = in_memory(array)
     return LazyTensor(stored.dtype, stored.shape, stored.bits, name, "as canonical", name)

@@ -1,4 +1,4 @@
-"""Two checkpoints, tensor by tensor: two tensors are in memory at a time."""
+"""Two checkpoints, tensor by tensor, with only two tensors in memory at a time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from concord.spec.errors import SpecError
 from concord.spec.files import parse_json
 from concord.spec.text import first_of, shown
 
+# Labels are compared by what they are: a configuration may hold them as well as a file.
 BESIDE = tuple(name for name in (*CARRIED, *SENTENCES) if name != LABELS)
-"""The files; labels are compared by what they are, which a configuration may say too."""
 
+# Entries named for each file, and characters shown of each.
 MOST, LONGEST = 3, 60
-"""Entries that differ of which a file's line tells, and characters of each that it shows."""
 
+# These entries say how a library loads the files, and which version wrote them, not what the model computes.
 SILENT = {LENGTHS: (ARGUMENTS,), PROMPTS: ("__version__",)}
-"""Entries of a file that say nothing of the model: how a library is to load what lies there anyway, and which
-one wrote it."""
 
 
 def _beside(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
-    """Return what labels and files say, each entry or line by its place."""
+    """Return labels and the contents of files, each entry or line by its place."""
     labels = {f"{number}": json.dumps(label) for number, label in enumerate(checkpoint.labels or ())}
     files = {name: _entries_of(name, checkpoint.files[name]) for name in BESIDE if name in checkpoint.files}
     return {**({"labels": labels} if labels else {}), **files}
@@ -51,7 +50,6 @@ def _entries_of(name: str, content: bytes) -> dict[str, str]:
 
 
 def _entries(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the place of each entry of JSON, and what stands there as JSON."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _entries(inner, f"{place}.{key}" if place else key)
@@ -63,7 +61,6 @@ def _entries(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _apart(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Return which entries are not the same, in words; empty: all are."""
     apart = [
         f"{shown(place, LONGEST) or 'all of it'} is {shown(mine.get(place, 'absent'), LONGEST)} in A and "
         f"{shown(other.get(place, 'absent'), LONGEST)} in B"
@@ -73,73 +70,56 @@ def _apart(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
     return first_of(apart, MOST, "; ")
 
 
+# Whether a head takes the embeddings in place of a table of its own.
 TIED = "tie_word_embeddings"
-"""The key of a configuration that says whether a head takes embeddings, where it has no table of its own."""
 
 
 def _tied(checkpoint: Checkpoint) -> bool | None:
-    """Return whether a configuration ties embeddings, as it does if it says nothing; None: there is none."""
     for name, content in checkpoint.files.items():
         if name in CONFIGS or name.endswith(FOREIGN):
             stated = parse_json(content, name)
+            # transformers ties unless the configuration says otherwise.
             return bool(stated.get(TIED, True)) if isinstance(stated, dict) else None
     return None
 
 
 @dataclass(frozen=True)
 class Others:
-    """What came of the tensors that are no parameters, such as heads that the family does not have.
+    """The comparison of tensors that are no parameters, such as heads that the family does not have."""
 
-    Attributes:
-        same: how many have the same bits.
-        pairs: those of both that have not.
-        apart: those that could not be compared, by the name in the file that has it, and why.
-    """
-
-    same: int = 0
-    pairs: tuple[TensorDifference, ...] = ()
-    apart: Mapping[str, str] = field(default_factory=dict)
+    same: int = 0  # how many have the same bits
+    pairs: tuple[TensorDifference, ...] = ()  # those that do not
+    apart: Mapping[str, str] = field(default_factory=dict)  # why a tensor could not be compared, by its name
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison of two checkpoints came to.
-
-    Attributes:
-        same: how many parameters have the same bits.
-        pairs: those of both that have not, in the order of computation.
-        missing: those of the first that the second lacks.
-        extra: those that the second alone has.
-        config: fields of the configuration that differ, and their values; ``part`` too.
-        files: those beside the weights that both have and that do not say the same, and in what, in words;
-            ``labels`` too.
-        alone: such files that the first alone has, and the second.
-        others: see :class:`Others`.
-    """
+    """How two checkpoints differ, A and B."""
 
     as_written = also("exit_code", "summary")
 
-    same: int
-    pairs: tuple[TensorDifference, ...]
-    missing: tuple[str, ...]
-    extra: tuple[str, ...]
-    config: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
-    alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    same: int  # how many parameters have the same bits
+    pairs: tuple[TensorDifference, ...]  # those that do not, in the order of computation
+    missing: tuple[str, ...]  # in B
+    extra: tuple[str, ...]  # in B alone
+    config: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # fields that differ, and ``part``
+    files: Mapping[str, str] = field(default_factory=dict)  # how files of both, and labels, differ
+    alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # files of A alone, and of B alone
     others: Others = field(default_factory=Others)
 
     @property
     def exit_code(self) -> int:
-        """0: the same bits, names and configuration, and all else that both have says the same; 1: not."""
+        """0: nothing that both have differs; else 1."""
+        # Files of one side alone do not count: a format without a place for a tokenizer is no wrong port.
         apart = (self.pairs, self.missing, self.extra, self.config, self.files, self.others.pairs)
         return int(any(apart))
 
     @property
     def summary(self) -> str:
-        """What it came to, in a sentence."""
-        said = [f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits"]
+        """The result in one sentence."""
+        parts = [f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits"]
         counts = Counter("swapped" if pair.other else pair.kind for pair in self.pairs)
-        said += [f"{count} {kind}" for kind, count in counts.items()]
+        parts += [f"{count} {kind}" for kind, count in counts.items()]
         others = {
             "the same bits": self.others.same,
             "different": len(self.others.pairs),
@@ -147,21 +127,21 @@ class Comparison:
         }
         if any(others.values()):
             listed = ", ".join(f"{count} {words}" for words, count in others.items() if count)
-            said.append(f"tensors that are no parameters: {listed}")
-        said += [f"{len(self.missing)} missing in B"] * bool(self.missing)
-        said += [f"{len(self.extra)} in B alone"] * bool(self.extra)
+            parts.append(f"tensors that are no parameters: {listed}")
+        parts += [f"{len(self.missing)} missing in B"] * bool(self.missing)
+        parts += [f"{len(self.extra)} in B alone"] * bool(self.extra)
         options = f"{len(self.config)} options differ" if len(self.config) > 1 else "1 option differs"
-        said.append(options if self.config else "the same configuration")
+        parts.append(options if self.config else "the same configuration")
         if self.files:
-            said.append(f"{', '.join(self.files)} {'differ' if len(self.files) > 1 else 'differs'}")
-        return "; ".join(said)
+            parts.append(f"{', '.join(self.files)} {'differ' if len(self.files) > 1 else 'differs'}")
+        return "; ".join(parts)
 
 
 def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
     """Compare two checkpoints; A is the first, B the second."""
-    mine, theirs = ({"part": one.part, **one.config.as_dict()} for one in (first, second))
+    mine, theirs = ({"part": side.part, **side.config.as_dict()} for side in (first, second))
     # Embeddings are tied in what gives tokens out: a bare model has no such head, and is the same either way.
-    if any(_is_of_head(name, tensor) for one in (first, second) for name, tensor in one.others.items()):
+    if any(_is_of_head(name, tensor) for side in (first, second) for name, tensor in side.others.items()):
         ties = _tied(first), _tied(second)
         if None not in ties:
             mine[TIED], theirs[TIED] = ties
@@ -191,29 +171,33 @@ def _is_of_head(name: str, tensor: LazyTensor) -> bool:
 
 
 def _compare_others(first: Checkpoint, second: Checkpoint) -> Others:
-    """Compare what is no parameter, but for what holds nothing but what the rest says."""
     pairs, apart, same = list[TensorDifference](), dict[str, str](), 0
     for name in {**first.others, **second.others}:
-        there = {side: one.others[name] for side, one in (("A", first), ("B", second)) if name in one.others}
+        there = {
+            side: checkpoint.others[name]
+            for side, checkpoint in (("A", first), ("B", second))
+            if name in checkpoint.others
+        }
         tensor, *_ = tensors = [*there.values()]
-        if all(one.redundant for one in tensors):
+        if all(tensor.redundant for tensor in tensors):
             continue
         if len(tensors) == 1:
             (here,) = there
             other, lacking = ("B", second) if here == "A" else ("A", first)
-            # Who lacks the whole head has lost nothing that ties would give back.
+            # A side that has the rest of this head would silently use the embeddings in its place. A side
+            # without the whole head has lost nothing that a tie would give back.
             if tensor.owner and any(one.startswith(name.rsplit(".", 2)[0]) for one in lacking.others):
                 words = f"is in {here} alone, where it is no copy of {tensor.owner!r}"
                 words += f"; {TIED} is {_tied(lacking)} in {other}"
                 pairs.append(TensorDifference("untied", words, f"{TIED} was not heeded", tensor.foreign))
             else:
                 apart[tensor.foreign] = f"is in {here} alone"
-        elif not (found := _difference(name, first.others, second.others, first.config)):
+        elif not (difference := _difference(name, first.others, second.others, first.config)):
             same += 1
-        elif first.source != second.source and UNKNOWN in [one.transform for one in tensors]:
+        elif first.source != second.source and UNKNOWN in [tensor.transform for tensor in tensors]:
             apart[tensor.foreign] = "no table says how it is laid out in files of both kinds"
         else:
-            pairs.append(replace(found, name=tensor.foreign))
+            pairs.append(replace(difference, name=tensor.foreign))
     return Others(same, tuple(pairs), apart)
 
 
@@ -224,16 +208,11 @@ def _difference(
     config: EncoderConfig,
     held: Mapping[str, tuple[str, str]] | None = None,
 ) -> TensorDifference | None:
-    """Return how a tensor differs, if it does.
-
-    Args:
-        held: what each of the first holds: the second may have taken one for another.
-    """
     mine, theirs, held = first[name], second[name], held or {}
-    found = theirs.held
-    if mine.shape == theirs.shape and found == (held.get(name) or mine.held):
+    bits = theirs.held
+    if mine.shape == theirs.shape and bits == (held.get(name) or mine.held):
         return None
-    others = [other for other in held if held[other] == found and first[other].shape == theirs.shape]
+    others = [other for other in held if held[other] == bits and first[other].shape == theirs.shape]
     if not others:
         difference = classify(mine.read(), theirs.read(), name, config)
         words = "" if mine.dtype == theirs.dtype else f" ({mine.dtype} in A, {theirs.dtype} in B)"

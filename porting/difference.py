@@ -1,7 +1,7 @@
-"""How one tensor differs from another, in words, and what is likely to have caused it.
+"""How one tensor differs from another, and the likely cause.
 
-Each way is a look, from what porting does wrong most often to what nobody can name. A is the first, B the
-second.
+A list of looks is tried in order, from the mistakes that ports make most to those that nobody can name.
+A is the first tensor, B the second; both are in canonical layout, and bfloat16 is widened to float32.
 """
 
 from __future__ import annotations
@@ -22,55 +22,44 @@ from concord.spec.sources.source_tables import POSITIONS
 
 Array = NDArray[Any]
 
+# Rows. RoBERTa's positions are shifted by 2, a table with a row for padding in front by 1.
 FARTHEST = 8
-"""Rows by which tables are shifted at most."""
 
-LOWER = ("bfloat16", "float16", "float32")
-"""Precisions that tensors are rounded to."""
+LOWER = ("bfloat16", "float16", "float32")  # a bfloat16 number is also a float32 number
 
+# Units in the last place that pass as rounding: another product or a way there and back.
 LAST_DIGITS = 8
-"""Units in the last place of float32 that count as rounding."""
 
+# With more rows than this share different, the tensor differs as a whole.
 FEW_ROWS = 0.25
-"""Share of rows up to which it is some rows that differ."""
 
+# Numbers compared at once: tables of embeddings have tens of millions, and float64 copies fill the memory.
 WHOLE = 2**22
-"""Numbers of a tensor that are looked at together."""
 
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How a tensor of B differs from that of A.
-
-    Attributes:
-        kind: a word for it.
-        words: the same in words.
-        cause: what is likely to have caused it; empty: nobody can say.
-        name: the canonical one; of what is no parameter, the one in A's file.
-        other: the parameter of A whose bits B has here; empty: none, or its own.
-    """
+    """How a tensor of B differs from that of A."""
 
     kind: str
     words: str
-    cause: str = ""
-    name: str = ""
-    other: str = ""
+    cause: str = ""  # empty: unknown
+    name: str = ""  # canonical; of a tensor that is no parameter, the name in A's file
+    other: str = ""  # the parameter of A whose bits B has here
 
     @property
     def reason(self) -> tuple[str, str, str]:
-        """What it shares with others that differ in the same way."""
+        """Equal for tensors that a report may tell of together."""
         return self.kind, self.cause, self.other
 
     @property
     def said(self) -> str:
-        """How it differs, and what is likely to have caused it."""
+        """The difference and its likely cause, in words."""
         return f"{self.words}; likely: {self.cause}" if self.cause else self.words
 
 
 @dataclass(frozen=True)
 class _Both:
-    """The numbers of both, in canonical layout; bfloat16 as float32."""
-
     first: Array
     second: Array
     name: str
@@ -78,24 +67,18 @@ class _Both:
 
     @property
     def sides(self) -> tuple[tuple[Array, Array, str], ...]:
-        """One and the other, and which the one is; then the other way round."""
+        """B against A, then A against B, each with the name of the side that may be at fault."""
         return (self.second, self.first, "B"), (self.first, self.second, "A")
 
 
-Found = tuple[str, str, str]
-"""A kind, words and a cause. Words that end in a colon are followed by how much differs."""
+# Kind, words and cause. Words that end in a colon are followed by how much differs.
+Finding = tuple[str, str, str]
 
-Look = Callable[[_Both], Iterator[Found]]
+Look = Callable[[_Both], Iterator[Finding]]
 
 
 def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> TensorDifference:
-    """Say how a tensor differs from another, whose bits are not the same or whose dtype is another.
-
-    Args:
-        first, second: numbers in canonical layout; bfloat16 as float32.
-        name: the canonical one.
-        config: of the first one's model.
-    """
+    """Say how a tensor differs from another whose bits or dtype are not the same."""
     both, alike = _Both(first, second, name, config), first.dtype == second.dtype
     with np.errstate(all="ignore"):
         if first.shape != second.shape:
@@ -107,17 +90,17 @@ def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> T
         else:
             looks = LOOKS if first.dtype.kind == second.dtype.kind == "f" else ()
             last = ("different", "different:", "")
-        kind, words, cause = next((found for look in looks for found in look(both)), last)
+        kind, words, cause = next((finding for look in looks for finding in look(both)), last)
         words += f" {_sizes(both)}" if words.endswith(":") else ""
     return TensorDifference(kind, words, cause, name)
 
 
-def _not_finite(both: _Both) -> Iterator[Found]:
-    """Look for NaN and infinities that one of the two has more of: they hide whatever else differs."""
+def _not_finite(both: _Both) -> Iterator[Finding]:
     for one, other, which in both.sides:
         places = np.argwhere(~np.isfinite(one) & np.isfinite(other))
         fewer = np.isfinite(one).sum() < np.isfinite(other).sum()
-        if not fewer or not np.isfinite(one).any():  # they stand elsewhere, or all numbers are the same
+        # Non-finite numbers may only stand elsewhere; with no others, the tensor is constant: a later look.
+        if not fewer or not np.isfinite(one).any():
             continue
         place = tuple(places[0].tolist())
         value, there = one[place], float(other[place])
@@ -130,15 +113,14 @@ def _not_finite(both: _Both) -> Iterator[Found]:
         )
 
 
-def _transposed(both: _Both) -> Iterator[Found]:
+def _transposed(both: _Both) -> Iterator[Finding]:
     if both.first.ndim == 2 and _equal(both.first.T, both.second):
         square = "; no shape shows it, since it is square" if len(set(both.first.shape)) == 1 else ""
         cause = f"a kernel of (out, in) was taken for one of (in, out), or the other way about{square}"
         yield "transposed", "transposed", cause
 
 
-def _longer(both: _Both) -> Iterator[Found]:
-    """Look for rows that one of the two has besides."""
+def _longer(both: _Both) -> Iterator[Finding]:
     (shorter, _, _), (longer, _, which) = sorted(both.sides, key=lambda side: side[0].shape[:1])
     if shorter.ndim == 0 or shorter.shape[1:] != longer.shape[1:]:
         return
@@ -153,7 +135,7 @@ def _longer(both: _Both) -> Iterator[Found]:
 
 
 def _head_axis(name: str) -> int | None:
-    """Return the axis of a canonical parameter along which the blocks of attention heads stand, if any."""
+    """Return the axis along which attention heads stand in blocks; None: no heads."""
     _, inside, rest = name.rpartition("attention.")
     place, _, leaf = rest.partition(".")
     if not inside or place not in ("query", "key", "value", "output"):
@@ -163,8 +145,7 @@ def _head_axis(name: str) -> int | None:
     return 1 if leaf == "weight" else 0
 
 
-def _shifted(both: _Both) -> Iterator[Found]:
-    """Look for rows that stand further up or down."""
+def _shifted(both: _Both) -> Iterator[Finding]:
     first, second = both.first, both.second
     for shift in range(1, min(FARTHEST, len(first) - 2) + 1) if first.ndim == 2 else ():
         for sign, above, below in (("-", first, second), ("+", second, first)):
@@ -172,28 +153,27 @@ def _shifted(both: _Both) -> Iterator[Found]:
                 yield _of_shift(both.name, sign, shift)
 
 
-def _of_shift(name: str, sign: str, shift: int) -> Found:
+def _of_shift(name: str, sign: str, shift: int) -> Finding:
     cause = "rows before the first were added to one of them, such as one for padding"
     if name == POSITIONS:
         cause = f"positions counted from {shift} in one and from 0 in the other"
+        # RoBERTa counts from pad_id + 1 (SPEC POS-6).
         if shift == 2:
             cause = "positions counted from the padding id: the first token has position 2"
     return "rows shifted", f"rows are shifted by {shift}: row i of B is row i {sign} {shift} of A", cause
 
 
-PERMUTED: dict[int, tuple[str, ...]] = {1: ("elements",), 2: ("rows", "columns")}
-"""What is permuted along each axis, by the number of axes."""
+PERMUTED: dict[int, tuple[str, ...]] = {1: ("elements",), 2: ("rows", "columns")}  # by rank
 
+# Hidden units of the feed-forward may be permuted without effect, if these three tensors are permuted alike.
 HIDDEN = (
     ("feed_forward.inner.weight", "columns"),
     ("feed_forward.inner.bias", "elements"),
     ("feed_forward.outer.weight", "rows"),
 )
-"""Where the units between the two feed-forward layers stand."""
 
 
-def _reordered(both: _Both) -> Iterator[Found]:
-    """Look for heads, rows, columns or elements in another order."""
+def _reordered(both: _Both) -> Iterator[Finding]:
     shape, heads, of_heads = both.first.shape, both.config.num_heads, _head_axis(both.name)
     ways = [] if of_heads is None or shape[of_heads] % heads else [("heads", of_heads, heads)]
     ways += [(what, axis, shape[axis]) for axis, what in enumerate(PERMUTED.get(len(shape), ()))]
@@ -210,7 +190,6 @@ def _reordered(both: _Both) -> Iterator[Found]:
 
 
 def _in_turns(mine: Sequence[str], other: Sequence[str], heads: int) -> bool:
-    """Say whether what stands together for each head in one takes turns in the other."""
     return any(
         [part for place in range(heads) for part in one[place::heads]] == [*two]
         for one, two in ((mine, other), (other, mine))
@@ -233,7 +212,7 @@ def _listed(places: Iterable[object]) -> str:
     return ", ".join(map(str, [*places][:5]))
 
 
-def _rounded(both: _Both) -> Iterator[Found]:
+def _rounded(both: _Both) -> Iterator[Finding]:
     for name in LOWER:
         for low, high, which in both.sides:
             if _equal(precision(name).round(high), low) and np.isfinite(low).all():
@@ -241,7 +220,7 @@ def _rounded(both: _Both) -> Iterator[Found]:
                 yield "rounded", f"{which} is rounded to {name}:", cause
 
 
-def _constant(both: _Both) -> Iterator[Found]:
+def _constant(both: _Both) -> Iterator[Finding]:
     for one, _, which in both.sides:
         if one.size > 1 and _equal(one, np.full_like(one, one.flat[0])):
             number = float(one.flat[0])
@@ -250,18 +229,18 @@ def _constant(both: _Both) -> Iterator[Found]:
             yield "all the same", f"all numbers of {which} are {number:g}", cause
 
 
-def _scaled(both: _Both) -> Iterator[Found]:
+def _scaled(both: _Both) -> Iterator[Finding]:
     products = squares = 0.0
     for one, other in _strips(both.first, both.second):
         mine, theirs = (array.astype(np.float64).reshape(-1) for array in (one, other))
         products, squares = products + float(mine @ theirs), squares + float(mine @ mine)
     by = products / squares if squares else 0.0
+    # A factor this close to 1 is rounding, which the next look names.
     if both.first.size > 1 and by and abs(by - 1) > 1e-6 and _near(both, by):
         yield "scaled", f"B is A times {by:.9g}", _of_scale(by, both.config)
 
 
 def _of_scale(by: float, config: EncoderConfig) -> str:
-    """Return where a factor may come from."""
     causes = {-1.0: "its sign is the other one"}
     for what, number, scaled in (
         ("d_model", config.d_model, "embeddings"),
@@ -272,14 +251,13 @@ def _of_scale(by: float, config: EncoderConfig) -> str:
     return next((cause for one, cause in causes.items() if math.isclose(by, one, rel_tol=1e-5)), "")
 
 
-def _rounding(both: _Both) -> Iterator[Found]:
+def _rounding(both: _Both) -> Iterator[Finding]:
     if _near(both):
         cause = "it was computed again, or went through another precision and back"
         yield "rounding", "the same but for the last digits:", cause
 
 
-def _rows(both: _Both) -> Iterator[Found]:
-    """Look for some rows that differ."""
+def _rows(both: _Both) -> Iterator[Finding]:
     apart = np.flatnonzero(~_alike(both.first, both.second).all(1)) if both.first.ndim == 2 else ()
     if 0 < len(apart) <= FEW_ROWS * len(both.first):
         words = f"{len(apart)} rows differ, the first at {_listed(apart)}:"
@@ -288,6 +266,8 @@ def _rows(both: _Both) -> Iterator[Found]:
         yield "some rows", words, f"the row of padding is zeroed in {zeroed[0]}" if padding else ""
 
 
+# For tensors of one shape; the first finding wins. NaN hides every other difference, so it comes first. Exact
+# looks come before approximate ones: a tensor rounded to float32 also differs in its last digits alone.
 LOOKS: tuple[Look, ...] = (
     _not_finite,
     _transposed,
@@ -299,7 +279,6 @@ LOOKS: tuple[Look, ...] = (
     _rounding,
     _rows,
 )
-"""What is looked for between tensors of one shape."""
 
 
 def _equal(first: Array, second: Array) -> bool:
@@ -309,26 +288,23 @@ def _equal(first: Array, second: Array) -> bool:
 
 
 def _alike(one: Array, other: Array) -> NDArray[np.bool_]:
-    """Say of each number whether it has the same bits in both.
-
-    Of two dtypes, whether it is the same number, or NaN in both.
-    """
     if one.dtype == other.dtype:
+        # Bits, not values: NaN is equal to itself, and -0.0 is not 0.0.
         bits = f"u{one.dtype.itemsize}"
         return np.asarray(one.view(bits) == other.view(bits))
     return np.asarray((one == other) | ((one != one) & (other != other)))
 
 
 def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield pieces of two arrays: most that differ do so in the first."""
     first, second = np.atleast_1d(first, second)
+    # Strips of rows, so that a comparison can stop at the first that differs.
     step = max(1, WHOLE // max(first[:1].size, 1))
     for begin in range(0, len(first), step):
         yield first[begin : begin + step], second[begin : begin + step]
 
 
 def _near(both: _Both, factor: float = 1.0) -> bool:
-    """Say whether all numbers are the same, those of the first times a factor, but for their last digits."""
+    """Whether the first, times a factor, is the second up to the last digits."""
     digits = max(precision(array.dtype.name).unit_roundoff for array in (both.first, both.second))
     for one, other in _strips(both.first, both.second):
         mine, theirs = one.astype(np.float64) * factor, other.astype(np.float64)
@@ -340,7 +316,6 @@ def _near(both: _Both, factor: float = 1.0) -> bool:
 
 
 def _sizes(both: _Both) -> str:
-    """Return how many numbers differ, and how much."""
     count, odd, largest, squares, whole = 0, 0, 0.0, 0.0, 0.0
     for one, other in _strips(both.first, both.second):
         differ, mine, theirs = ~_alike(one, other), one.astype(np.float64), other.astype(np.float64)
@@ -352,9 +327,9 @@ def _sizes(both: _Both) -> str:
         squares += float(gaps @ gaps)
         whole += float(mine[finite] @ mine[finite])
     relative = math.sqrt(squares / whole) if whole else math.inf if squares else 0.0
-    said = f"{count} of {both.first.size} numbers differ"
-    said += f", by at most {largest:.3g}" if largest else ""
+    words = f"{count} of {both.first.size} numbers differ"
+    words += f", by at most {largest:.3g}" if largest else ""
     if largest and math.isfinite(relative):
-        said += f", {relative:.2g} of their size (root mean square)"
-    said += f"; of these {odd} {'is' if odd == 1 else 'are'} not finite" if odd else ""
-    return said
+        words += f", {relative:.2g} of their size (root mean square)"
+    words += f"; of these {odd} {'is' if odd == 1 else 'are'} not finite" if odd else ""
+    return words

@@ -1,7 +1,4 @@
-"""Tensors that lie in files.
-
-Their dtypes and shapes are known, their numbers are read when they are asked for.
-"""
+"""Tensors that lie in files: dtype and shape are known, numbers are read on request."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from numpy.typing import NDArray
 from concord.spec.errors import SpecError
 from concord.spec.sources.layouts import contiguous
 
+# NumPy has no bfloat16 and no 8-bit floats: their bits come as unsigned integers.
 Bits = NDArray[Any]
-"""Numbers as a file holds them; NumPy has no bfloat16 and no 8-bit floats, so their bits come as unsigned
-integers."""
 
+# The dtypes that files may hold, and the NumPy dtype that holds their bits; little-endian in every format.
 NUMPY: dict[str, str] = {
     "float64": "<f8",
     "float32": "<f4",
@@ -39,23 +36,22 @@ NUMPY: dict[str, str] = {
     "uint8": "|u1",
     "bool": "|b1",
 }
-"""The dtypes that files may hold, by name, and the dtype of NumPy that holds their bits."""
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-"""Those that weights may have."""
+FLOATS = ("float64", "float32", "float16", "bfloat16")  # those of weights
 
+# Entries of nested dictionaries, counted as often as they are met. A pickle of a few bytes may refer to one
+# dictionary again and again, and so unfold into more entries than there is time for.
 MOST_ENTRIES = 1 << 18
-"""Entries of dictionaries in a file, each counted as often as it is met: a pickle of few bytes may have more
-than there is time for."""
 
 
 def shape_of(axes: Any) -> tuple[int, ...]:
-    """Return what a file says is a shape.
+    """Return a shape that a file states.
 
     Raises:
-        ValueError: if NumPy has no arrays of it, even where an axis is empty.
+        ValueError: if NumPy cannot have such an array.
     """
     shape = tuple(axes) if isinstance(axes, (list, tuple)) else (None,)
+    # NumPy's arrays had at most 32 axes until version 2; sizes are limited even where another axis is 0.
     whole = len(shape) <= 32 and all(type(axis) is int and axis >= 0 for axis in shape)
     if not whole or math.prod(axis or 1 for axis in shape) > 1 << 40:
         raise ValueError(f"{repr(axes)[:60]} is no shape of a tensor")
@@ -63,14 +59,15 @@ def shape_of(axes: Any) -> tuple[int, ...]:
 
 
 def size(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return how many bytes a tensor takes in a file."""
+    """Return the bytes that a tensor takes in a file."""
     return math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize
 
 
 def widened(bits: Bits, dtype: str) -> Bits:
-    """Return numbers from their bits: bfloat16 as float32, exactly; all else as it is."""
+    """Return bfloat16 as float32, exactly; anything else as it is."""
     if dtype != "bfloat16":
         return bits
+    # bfloat16 is the upper half of a float32.
     return np.asarray((bits.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
@@ -79,10 +76,7 @@ class StoredTensor:
     """A tensor of a file.
 
     Attributes:
-        dtype: one of :data:`NUMPY`.
-        shape: as the file has it.
-        bits: reads its numbers as they are stored, memory-mapped where that is possible; a new call reads
-            anew.
+        bits: reads the numbers as stored, memory-mapped where possible; each call reads anew.
     """
 
     dtype: str
@@ -91,34 +85,33 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """In bytes."""
         return size(self.dtype, self.shape)
 
     def data(self) -> memoryview | bytes:
-        """Return its bytes in C order, the least significant byte of a number first."""
+        """Return the bytes in C order, little-endian."""
         bits = self.array()
-        return bits.data.cast("B") if bits.size else b""
+        return bits.data.cast("B") if bits.size else b""  # a view of no elements cannot be cast
 
     def array(self) -> Bits:
-        """Return its bits in C order."""
+        """Return the bits in C order."""
         return contiguous(np.asarray(self.bits(), NUMPY[self.dtype]))
 
     def sha256(self) -> str:
-        """Return the digest of these bytes."""
+        """Return the digest of :meth:`data`."""
         return hashlib.sha256(self.data()).hexdigest()
 
     @property
     def held(self) -> tuple[str, str]:
-        """What it holds: its dtype, and the digest of its bits."""
+        """Dtype and digest: equal for tensors with the same bits."""
         return self.dtype, self.sha256()
 
 
 def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...]) -> StoredTensor:
-    """Return a tensor of a file that is mapped, as a view of it; one of no elements too.
+    """Return a tensor as a view of a mapped file, or of bytes.
 
     Args:
-        mapped: the file, or bytes.
-        begin: the byte at which the tensor begins; whoever calls this has seen that it ends in the file.
+        begin: the offset of its first byte; the caller has checked that the tensor ends inside the file.
     """
 
     def bits() -> Bits:
@@ -130,21 +123,17 @@ def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, 
 
 
 def in_memory(array: Bits, dtype: str | None = None) -> StoredTensor:
-    """Return an array as a tensor of a file.
-
-    Args:
-        dtype: by default the array's own.
-    """
+    """Wrap an array, whose bits may be those of another dtype."""
     return StoredTensor(dtype or array.dtype.name, array.shape, lambda: array)
 
 
 def digest(array: Bits) -> str:
-    """Return the SHA-256 of the bits of an array, in C order."""
+    """Return the SHA-256 of an array's bits, in C order."""
     return in_memory(array).sha256()
 
 
 def of_framework(value: Any, name: str) -> StoredTensor:
-    """Return an array of NumPy, whose dtype may be one that a framework adds, as a tensor of a file.
+    """Wrap an array whose dtype may be one that a framework adds to NumPy.
 
     Raises:
         SpecError: for a dtype that files of weights do not have.
@@ -156,7 +145,7 @@ def of_framework(value: Any, name: str) -> StoredTensor:
 
 
 def array_of(stored: StoredTensor) -> Any:
-    """Return a tensor as an array of the dtypes that TensorFlow and JAX have."""
+    """Return a tensor as an array of the dtypes that TensorFlow and JAX add to NumPy."""
     import ml_dtypes
 
     bits = stored.array()
@@ -164,39 +153,35 @@ def array_of(stored: StoredTensor) -> Any:
 
 
 def tree(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors as dictionaries in each other, by the parts of their names between dots."""
-    found: dict[str, Any] = {}
+    """Nest tensors in dictionaries, by the parts of their names between dots."""
+    root: dict[str, Any] = {}
     for name, tensor in tensors.items():
         *outer, last = name.split(".")
-        place = found
+        place = root
         for part in outer:
             place = place.setdefault(part, {})
         place[last] = tensor
-    return found
+    return root
 
 
 def flat(tree: Any, tensor: Callable[[Any, str], StoredTensor] = of_framework) -> dict[str, StoredTensor]:
-    """Return the arrays in dictionaries and lists, by names joined by dots; what is no array is passed over.
-
-    Args:
-        tensor: makes a tensor of an array and its name.
+    """Return the arrays in nested dictionaries and lists, their names joined by dots; skip everything else.
 
     Raises:
-        SpecError: if there are too many, or two of one name.
+        SpecError: if there are too many entries, or two arrays share a name.
     """
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for count, (name, value) in enumerate(_entries(tree, "")):
         if count > MOST_ENTRIES:
             raise SpecError(f"it holds more than {MOST_ENTRIES} entries")
         if isinstance(value, StoredTensor) or hasattr(value, "dtype"):
-            if name in found:
+            if name in tensors:
                 raise SpecError(f"has two tensors that are called {name[:200]!r}")
-            found[name] = value if isinstance(value, StoredTensor) else tensor(value, name)
-    return found
+            tensors[name] = value if isinstance(value, StoredTensor) else tensor(value, name)
+    return tensors
 
 
 def _entries(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield whatever lies in a tree, by its name."""
     yield name, tree
     if isinstance(tree, (dict, list, tuple)):
         for key, inner in tree.items() if isinstance(tree, dict) else enumerate(tree):

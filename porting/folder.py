@@ -1,7 +1,4 @@
-"""The folder that a checkpoint is: where its weights and its configuration lie.
-
-And which other files are carried over.
-"""
+"""A checkpoint's folder: where weights and configuration lie, and which other files come along."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from concord.porting.containers.container import stays
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import LARGEST, parse_json, read_bytes, read_json
 
+# Class names, where no configuration states them.
 LABELS = "labels.json"
-"""The names of classes, where no configuration says them."""
 
-CARRIED = (
+CARRIED = (  # copied as they are
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -29,28 +26,24 @@ CARRIED = (
     "merges.txt",
     LABELS,
 )
-"""Files beside the weights that are carried over as they are."""
 
+# Of sentence-transformers alone: how long texts may be, and the prompt before each.
 LENGTHS, PROMPTS = SENTENCES = ("sentence_bert_config.json", "config_sentence_transformers.json")
-"""The same of a folder of sentence-transformers: how long texts may be, and what is put before them. Other
-projects' folders do not have them."""
 
-CONFIG = "config.json"
-"""The configuration in the words of a source."""
+CONFIG = "config.json"  # in the source's terms
 
+# Also as Google's folders call it, and as PaddleNLP's did.
 CONFIGS = (CONFIG, "bert_config.json", "model_config.json")
-"""What it is called in Google's folders, and was in PaddleNLP's."""
 
+# The source's config.json beside the family's config.toml, kept for the way back as SOURCE.config.json.
 FOREIGN = ".config.json"
-"""How the name of that file ends where the configuration is in the family's own words: kept for the way back,
-by whose words it has."""
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a checkpoint, which may be named by what its weights lie in.
+    """Return the folder of a checkpoint, given it or the file of weights in it.
 
     Raises:
-        SpecError: if there is nothing of that name.
+        SpecError: if nothing has that name.
     """
     if not path.exists():
         raise SpecError(f"{path}: no such file or folder")
@@ -60,26 +53,26 @@ def folder_of(path: Path) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return what a checkpoint is called: as its folder is, by whatever link that was named."""
+    """Return the name of a checkpoint's folder, or of the link that leads to it."""
     return Path(os.path.abspath(path.parent if path.exists() and is_weights(path) else path)).name
 
 
 def is_weights(path: Path) -> bool:
-    """Say whether a path is what weights lie in: a file, or a folder of Orbax."""
+    """Whether a path is a file of weights, or the folder that Orbax has in its place."""
     return not path.is_dir() or orbax.is_folder(path)
 
 
 def carried(folder: Path) -> dict[str, bytes]:
-    """Return the files that are carried over, by name.
+    """Return the files that are copied as they are, by name.
 
     Raises:
-        SpecError: if one cannot be read, is larger than any such file is, or is a link that leads out of the
-            folder.
+        SpecError: if a file cannot be read, is too large, or links to another place.
     """
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
     there = {name: folder / name for name in (*CARRIED, *SENTENCES, *foreign) if (folder / name).exists()}
     refuse(
         [
+            # A checkpoint from elsewhere could link to a private file, which a port would then publish.
             f"{path}: is a link that leads out of the folder: what it leads to would be written into others"
             for path in there.values()
             if not stays(path, folder)
@@ -89,10 +82,10 @@ def carried(folder: Path) -> dict[str, bytes]:
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
-    """Return the file of the configuration in the words of a source, and what it says.
+    """Return the file of the configuration in a source's terms, and its content.
 
     Args:
-        required: what needs it, for the message.
+        required: who needs it, for the message.
 
     Raises:
         SpecError: if there is none, or it is no JSON object.
@@ -109,7 +102,7 @@ def json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        SpecError: if it cannot be read, or is none.
+        SpecError: if the file cannot be read, or holds something else.
     """
     content = read_json(path)
     if not isinstance(content, dict):
@@ -118,10 +111,10 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the names of classes, from ``id2label`` or this project's ``labels.json``, if there are any.
+    """Return the class names of ``id2label`` or this project's ``labels.json``; None: unnamed.
 
     Raises:
-        SpecError: if they are not numbered from 0 on.
+        SpecError: if labels are not numbered from 0.
     """
     if LABELS in files:
         content = parse_json(files[LABELS], LABELS)
@@ -137,12 +130,12 @@ def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, 
 
 
 def unnamed(count: int) -> tuple[str, ...]:
-    """Return what Hugging Face calls classes that nobody has named."""
+    """Return the names that Hugging Face gives to classes without any."""
     return tuple(f"LABEL_{number}" for number in range(count))
 
 
 def labels_file(names: tuple[str, ...]) -> bytes:
-    """Return the names of classes as this project keeps them."""
+    """Return this project's file of class names."""
     return (
         json.dumps({"format": "concord.labels/1", "names": names}, ensure_ascii=False, indent=1) + "\n"
     ).encode()

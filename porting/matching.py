@@ -1,7 +1,4 @@
-"""The tensors of a file as parameters of the family: which is which by a table.
-
-And what becomes of the others.
-"""
+"""The tensors of a file as parameters of the family, by a table, and what becomes of the others."""
 
 from __future__ import annotations
 
@@ -27,10 +24,10 @@ from concord.spec.text import first_of
 
 
 def contradiction(holds: str, tensor: StoredTensor) -> str:
-    """Return where a buffer does not hold what its name says, in words; empty: it does.
+    """Return how a buffer contradicts its name, in words; empty: it does not.
 
     Args:
-        holds: ``positions``: 0, 1, 2 and so on in one row; ``zeros``; empty: whatever it likes.
+        holds: ``positions``: one row of 0, 1, 2 and so on; ``zeros``; empty: anything.
     """
     if not holds:
         return ""
@@ -43,44 +40,38 @@ def contradiction(holds: str, tensor: StoredTensor) -> str:
     return "".join(f"element {i} is {actual[i]} but must be {expected[i]}" for i in wrong)
 
 
+# Lines about the tensors of a file. A wrong table misnames all of them, and the first lines tell enough.
 MOST = 20
-"""Lines about the tensors of a file; the first say enough."""
 
 
 def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
-    """Return a name of a table with another of its prefixes.
-
-    One that does not begin with the first one stays.
-    """
+    """Replace the first prefix of a table by another; a name without that prefix stays."""
     return prefix + name.removeprefix(prefixes[0]) if prefixes and name.startswith(prefixes[0]) else name
 
 
 def match(
     found: Mapping[str, StoredTensor], configs: Mapping[str, EncoderConfig], form: Format
 ) -> Checkpoint:
-    """Say what the tensors of a file are; none of their numbers is read but those of copies.
-
-    And those that a reason speaks of.
+    """Assign the tensors of a file to parameters; numbers are read only to verify copies and buffers.
 
     Args:
         found: the tensors by their names in the file.
-        configs: the configuration, by the part of the model that the file may hold, the most complete one
-            first.
+        configs: a configuration for each part that the file may hold, the most complete part first.
 
     Raises:
-        WeightsError: listing every tensor that is missing, unexpected, misshapen or of no floating-point
-            type, for the part that fits best.
+        WeightsError: for the part that fits best, listing every tensor that is missing, unexpected, misshapen
+            or of no floating-point type.
     """
-    tried = [_Matching(found, config, part, form) for part, config in configs.items()]
-    best = min(tried, key=lambda one: len(one.problems))  # of equals the most complete part
+    candidates = [_Matching(found, config, part, form) for part, config in configs.items()]
+    best = min(candidates, key=lambda candidate: len(candidate.problems))  # of equals the most complete part
     if best.problems:
         raise WeightsError([*_lines(best.problems)][:MOST])
     return Checkpoint(best.config, best.part, best.tensors, found, others=best.others)
 
 
 def _lines(problems: Sequence[tuple[str, str, str]]) -> Iterator[str]:
-    """Yield a line for each problem, but one alone for many tensors with the same."""
     for group in gather(problems, lambda problem: problem[1]).values():
+        # One line for many tensors with the same problem.
         few = len(group) <= FEW
         more = (
             "" if few else f", likewise {len(group) - 1} more: {first_of([one[0] for one in group[1:]], FEW)}"
@@ -89,8 +80,6 @@ def _lines(problems: Sequence[tuple[str, str, str]]) -> Iterator[str]:
 
 
 class _Matching:
-    """One part of the model against one file."""
-
     def __init__(
         self, found: Mapping[str, StoredTensor], config: EncoderConfig, part: str, form: Format
     ) -> None:
@@ -98,6 +87,7 @@ class _Matching:
         self.context = f"source={form.title}, part={part}"
         self.places = form.places(config, part)
         wanted = [name for place in self.places.values() for name in place.names]
+        # A model may lie bare or inside another; the prefix that most names have is the file's.
         self.prefix = max(
             self.rules.prefixes,
             key=lambda prefix: sum(renamed(name, self.rules.prefixes, prefix) in found for name in wanted),
@@ -116,12 +106,11 @@ class _Matching:
                 self._leave(native, carried.get(native, ""))
 
     def _named(self, name: str) -> str:
-        """Return a name of the table with the prefix of the file."""
         return renamed(name, self.rules.prefixes, self.prefix)
 
     def _spelled(self, name: str) -> str:
-        """Return how the file spells a name of the table."""
         name = self._named(name)
+        # As in TensorFlow 1's LayerNorm.gamma, which older Hugging Face files kept.
         for end, other in self.rules.older.items():
             old = name.removesuffix(end) + other
             if name not in self.found and name.endswith(end) and old in self.found:
@@ -135,11 +124,7 @@ class _Matching:
     def _bind(
         self, name: str, natives: Sequence[str], layout: str, shape: tuple[int, ...]
     ) -> dict[str, LazyTensor]:
-        """Return tensors of the file as one in the canonical layout, by name; nothing if they cannot be it.
-
-        Args:
-            shape: the canonical one.
-        """
+        """Join tensors of the file into one of a canonical shape; empty if they do not fit."""
         wanted, before = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
         for native in natives:
             stored, about = self.found.get(native), f"parameter={name}, "
@@ -161,10 +146,10 @@ class _Matching:
         return {name: LazyTensor(pieces[0].dtype, shape, bits, foreign, layout, name, reason=reason)}
 
     def _take(self, name: str, shape: tuple[int, ...]) -> None:
-        """Find a parameter."""
         place, kept = self.places.get(name), self.rules.positions if name == POSITIONS else None
         natives = [self._spelled(native) for native in place.names] if place else []
         layout = place.layout if place else ""
+        # Fixed positions are no weights of the source, but some of its files keep them as a buffer.
         if not place and kept and (native := self._named(kept.name)) in self.found:
             natives, layout = [native], kept.layout
         if natives:
@@ -179,14 +164,13 @@ class _Matching:
             self.tensors[name] = replace(made, status="computed", reason=reason)
 
     def _original(self, native: str) -> str:
-        """Return the tensor of the file that another one is tied to; empty: there is none."""
+        """Return the tensor that another is tied to; empty: none."""
         owners = (
             self._spelled(owner) for copy, owner in self.rules.tied.items() if native == self._named(copy)
         )
         return next((owner for owner in owners if owner in self.found), "")
 
     def _ignored(self, native: str) -> Ignored | None:
-        """Return why a tensor can be left out, if the table says so."""
         # Heads stand beside the bare model: they have no prefix, whatever it has.
         return next(
             (
@@ -198,11 +182,7 @@ class _Matching:
         )
 
     def _leave(self, native: str, name: str) -> None:
-        """Say what becomes of a tensor that is no parameter of this part.
-
-        Args:
-            name: that kinds of file share for it, of the whole model or another head; empty: none.
-        """
+        """Account for a tensor that is no parameter of this part."""
         stored, whole = self.found[native], parameters(self.config)
         layout = self.rules.carried[name].layout if name else UNKNOWN
         if name and name not in whole and len(stored.shape) != WEIGHT_LAYOUTS[layout].rank:
@@ -211,12 +191,14 @@ class _Matching:
         owner = self.found.get(original, stored)
         copied = bool(original) and (stored.shape, stored.held) == (owner.shape, owner.held)
         if ignored is None and not name and not copied:
+            # Nothing is skipped silently: a tensor without a line in the ledger is a refusal (decision 0027).
             self._problem(native, "is unexpected: the source has no such tensor in this configuration")
             return
         reason = ignored.reason if ignored else f"stands behind the part {self.part!r}"
         if wrong := contradiction(ignored.holds if ignored else "", stored):
             self._problem(native, f"{wrong}: otherwise it is not what it is said to be, {reason}")
             return
+        # A head that a model ties may have been trained apart; only the bits say whether it is a copy.
         reason += f"; it is no copy of {original!r}" if original else ""
         if name:
             reason += "; it is carried over to files that have a place for it"
@@ -240,12 +222,7 @@ class _Matching:
 
 
 def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> StoredTensor:
-    """Return a tensor of another kind of file: a parameter, or one of the pieces that it is kept in.
-
-    Args:
-        number: of the piece.
-        heads: of the model.
-    """
+    """Return a parameter, or one of its pieces, as another kind of file stores it."""
     return StoredTensor(
         tensor.dtype,
         place.shape,

@@ -1,4 +1,4 @@
-"""A checkpoint at work: a backend computes probabilities of classes, or embeddings, of texts."""
+"""A checkpoint at work: a backend computes class probabilities or embeddings of texts."""
 
 from __future__ import annotations
 
@@ -23,22 +23,15 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, refuse
 from concord.spec.parameters import Weights
 
-BATCH = 32
-"""Texts that are computed at once, unless something else is asked for."""
+BATCH = 32  # texts computed at once
 
+# JAX compiles every operation anew for each width, so widths are multiples of this.
 PAD_TO = 16
-"""Tokens of a batch are a multiple of it: JAX compiles every operation anew for each width."""
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """A checkpoint that takes texts.
-
-    Attributes:
-        labels: the names of its classes; where nobody has named them, their numbers.
-        part: of the model that it has (:data:`concord.spec.tensors.PARTS`).
-        encoder: its own tokenizer.
-    """
+    """A checkpoint that takes texts; unnamed classes are called by their numbers."""
 
     name: str
     config: EncoderConfig
@@ -52,7 +45,7 @@ class TextModel:
         """Read a checkpoint of any format.
 
         Args:
-            parts: of which it has to be one.
+            parts: the parts that it may hold.
 
         Raises:
             SpecError: if it cannot be read, is another part, or has no tokenizer.
@@ -68,13 +61,13 @@ class TextModel:
 
 
 class TextPredictor:
-    """A checkpoint that takes texts, and the backend that computes it: what :func:`load` returns."""
+    """A checkpoint and the backend that computes it: what :func:`load` returns."""
 
     def __init__(self, model: TextModel, worker: Worker, dtype: str = "float32", **how: Any) -> None:
         self.model, self.worker, self.how = model, worker, {"dtype": dtype, **how}
 
     def __call__(self, texts: str | Iterable[str | Sequence[str]]) -> Any:
-        """Return for each text, or pair of texts, the probabilities of its classes, or its embedding.
+        """Return the class probabilities, or the embedding, of each text or pair of texts.
 
         A single text gives one dictionary, several give a list of them.
 
@@ -95,40 +88,36 @@ class TextPredictor:
         return list(self.predict([Text(*row) for row in rows]))
 
     def predict(self, texts: Sequence[Text], size: int = BATCH) -> Iterator[dict[str, Any]]:
-        """Yield what is said of each text, in the order of the texts.
-
-        Args:
-            size: texts that are computed at once.
-        """
+        """Yield the prediction for each text in order, computing ``size`` texts at once."""
         model = self.model
         for start in range(0, len(texts), size):
-            some = texts[start : start + size]
-            encoded = model.encoder.encode(some)
+            chunk = texts[start : start + size]
+            encoded = model.encoder.encode(chunk)
             batch = completed(model.config, batch_of(model.config, encoded, multiple=PAD_TO), model.part)
             run = self.worker.run(
                 model.config, model.weights, batch, model.part, **self.how, taps=False, gradients=False
             )
-            for text, one, output in zip(some, encoded, run.output, strict=True):
+            for text, ids, output in zip(chunk, encoded, run.output, strict=True):
                 pair = {} if text.text_b is None else {"text_b": text.text_b}
-                yield {"text_a": text.text_a, **pair, **self._said(output), "truncated": one.truncated}
+                yield {"text_a": text.text_a, **pair, **self._prediction(output), "truncated": ids.truncated}
 
-    def _said(self, output: Array) -> dict[str, Any]:
-        """Return the embedding, or label and probabilities; None where the model gives no finite numbers."""
+    def _prediction(self, output: Array) -> dict[str, Any]:
+        # JSON has no NaN: None says that the model gave no number.
         finite = bool(np.isfinite(output).all())
         if self.model.part == "pooled":
             return {"embedding": output.tolist() if finite else None}
         if not finite:
             return {"label": None, "probabilities": None}
         # A single logit is that of class 1 against 0 (SPEC LOS-1).
-        shares = softmax(np.array([0.0, *output] if len(output) == 1 else output, np.float64))
+        probabilities = softmax(np.array([0.0, *output] if len(output) == 1 else output, np.float64))
         labels = self.model.labels
         return {
-            "label": labels[int(shares.argmax())],
-            "probabilities": dict(zip(labels, shares.tolist(), strict=True)),
+            "label": labels[int(probabilities.argmax())],
+            "probabilities": dict(zip(labels, probabilities.tolist(), strict=True)),
         }
 
     def close(self) -> None:
-        """End the worker; it ends with the program too."""
+        """End the worker; it also ends with the program."""
         self.worker.close()
 
     def __enter__(self) -> Self:
@@ -139,7 +128,7 @@ class TextPredictor:
 
 
 def read_model(path: Path) -> TextModel:
-    """Read a classifier or a sentence encoder (:meth:`TextModel.read`)."""
+    """Read a classifier or a sentence encoder."""
     return TextModel.read(path, ("model", "pooled"))
 
 
@@ -147,7 +136,7 @@ def load(path: str | Path, backend: str | None = None, dtype: str = "float32", *
     """Return a classifier or a sentence encoder of any format, ready for texts.
 
     Args:
-        backend: by default that of the checkpoint's format.
+        backend: default: that of the checkpoint's format.
         setup: fields of :class:`concord.conformance.run.campaign.Setup`, such as ``device``.
 
     Raises:
@@ -160,9 +149,5 @@ def load(path: str | Path, backend: str | None = None, dtype: str = "float32", *
 
 
 def framework_of(path: Path) -> str:
-    """Return the backend that a checkpoint's format belongs to.
-
-    Raises:
-        SpecError: if it is no checkpoint.
-    """
+    """Return the backend that computes a checkpoint's format."""
     return known(recognise(path).format).home

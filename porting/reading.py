@@ -22,44 +22,39 @@ from concord.spec.sources.schema import CheckpointTable, Table
 
 
 def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoint:
-    """Read a checkpoint; of its weights only where they lie.
+    """Read a checkpoint of any format; of its weights, only where they lie.
 
     Args:
         path: a folder, or the file of weights in it.
-        format: one of :func:`concord.porting.formats`, or ``"auto"``.
-        table: names, layouts and words of the configuration in place of the format's
+        table: names, layouts and terms of the configuration that replace the format's
             (:mod:`concord.spec.sources.schema`).
 
     Raises:
         UnknownNameError: for an unknown format.
-        SpecError: listing what is wrong: a file that is not what it should be, a model that the family does
-            not have,
-            tensors that are missing, unexpected or misshapen.
+        SpecError: listing what is wrong: spoilt files, a model that the family cannot express, and tensors
+            that are missing, unexpected or misshapen.
     """
     own = tables.read(table) if table else None
-    seen = recognise(path, table, format)
-    form = known(seen.format)
+    recognition = recognise(path, table, format)
+    form = known(recognition.format)
     form = replace(form, own=own, modules=False) if own else form
     if form.table is None:
-        found = _native(seen.folder, form, seen.weights)
+        checkpoint = _native(recognition.folder, form, recognition.weights)
     else:
-        outer, said = folders.folder_of(path), dict[str, Any]()
+        outer, more = folders.folder_of(path), dict[str, Any]()
         if form.modules:
-            said = sentences.words(outer, tables.part_of(form.table).options["pooling"].values)
-        found = _of_source(form.container.read(seen.weights), form, form.table, seen.folder, said)
+            more = sentences.words(outer, tables.part_of(form.table).options["pooling"].values)
+        tensors = form.container.read(recognition.weights)
+        checkpoint = _of_source(tensors, form, form.table, recognition.folder, more)
         if form.modules:
-            found = replace(found, files={**folders.carried(outer), **found.files})
-    return replace(found, format=seen.format)
+            files = {**folders.carried(outer), **checkpoint.files}
+            checkpoint = replace(checkpoint, files=files)
+    return replace(checkpoint, format=recognition.format)
 
 
 def _of_source(
     found: dict[str, StoredTensor], form: Format, table: Table, folder: Path, more: dict[str, Any]
 ) -> Checkpoint:
-    """Return what the tensors of a source are, by its table and its own configuration.
-
-    Args:
-        more: what other files than that of the configuration say.
-    """
     path, stated = folders.stated(folder, table.source)
     configs: dict[str, EncoderConfig] = {}
     refused: list[SpecError] = []
@@ -79,7 +74,7 @@ def _of_source(
 
 
 def _sized(stated: dict[str, Any], found: dict[str, StoredTensor], rules: CheckpointTable) -> dict[str, Any]:
-    """Return a configuration with the sizes that it leaves to the tensors."""
+    # Some configurations leave sizes to the weights, as a vocabulary's or a number of classes.
     places = {key: place.rpartition(":") for key, place in rules.sizes.items() if stated.get(key) is None}
     sizes = {
         key: found[name].shape[int(axis)]
@@ -90,12 +85,9 @@ def _sized(stated: dict[str, Any], found: dict[str, StoredTensor], rules: Checkp
 
 
 def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
-    """Return what the tensors of a backend's model are; the configuration is in the family's words.
-
-    Of this project's own checkpoints each file is what was written.
-    """
     path = folder / checkpoints.CONFIG
     if form.name == OWN:
+        # Our own checkpoints list the SHA-256 of every file: each must be what was written.
         contents = checkpoints.read_contents(folder)
         weights, part = folder / checkpoints.WEIGHTS, contents.part
         lacking = [one.name for one in (path, weights) if one.name not in contents.sha256]
@@ -108,6 +100,6 @@ def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
     else:
         part = checkpoints.part_of(folder) or ""
     config = from_toml(read_text(path), str(path))
-    found = match(form.container.read(weights), dict.fromkeys((part,) if part else PARTS, config), form)
+    checkpoint = match(form.container.read(weights), dict.fromkeys((part,) if part else PARTS, config), form)
     files = folders.carried(folder)
-    return replace(found, files=files, labels=folders.labels(files, {}))
+    return replace(checkpoint, files=files, labels=folders.labels(files, {}))

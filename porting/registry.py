@@ -1,4 +1,4 @@
-"""The formats, as a table: a container, names, and the file of weights in its folder."""
+"""The formats, as a table: a container, a naming, and the file of weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from concord.spec.sources.schema import CheckpointTable, Ignored, Table
 from concord.spec.sources.source_tables import Binding, bindings
 from concord.spec.tensors import OF_IDS
 
-LAYOUTS = {
+LAYOUTS = {  # the canonical layout of each kind of parameter
     "embedding": "table",
     "positions": "table",
     "kernel": "in_out",
@@ -30,53 +30,44 @@ LAYOUTS = {
     "gamma": "vector",
     "beta": "vector",
 }
-"""The canonical layout of each kind of parameter."""
 
-PARTS = ("model", "encoder", "pooled", "stack", "attention")
-"""The parts of the model that have parameters, the most complete one first."""
+PARTS = ("model", "encoder", "pooled", "stack", "attention")  # the most complete first
 
+# Files of backends' models may hold more than parameters.
 OPTIMIZER = CheckpointTable(
     ignored={
         "optimizer*": Ignored(reason="belongs to the optimizer"),
         "_metadata*": Ignored(reason="belongs to the format"),
     }
 )
-"""What files of backends' models may have besides parameters."""
 
 
 def keras_path(name: str) -> str:
-    """Return where Keras keeps a parameter of its own model in an h5 file.
-
-    By attributes, then the number of the variable.
-
-    A list of layers is kept by their class, numbered from the second one on.
-    """
+    """Return the path of a parameter of this project's Keras model in an HDF5 file."""
     path, _, leaf = name.rpartition(".")
+    # Keras names layers in a list by their class, numbered from the second one on.
     path = re.sub(
         r"^layers\.(\d+)",
         lambda match: f"blocks.encoder_layer{'' if match[1] == '0' else f'_{match[1]}'}",
         path,
     )
-    # ``output`` is a property of every Keras layer.
+    # ``output`` is a property of every Keras layer, so the model's attribute has another name.
     path = re.sub(r"(^|\.)attention\.output$", r"\1attention.projection", path)
     return f"{path.replace('.', '/')}/vars/{int(leaf in ('bias', 'beta'))}"
 
 
 def tensorflow_key(name: str) -> str:
-    """Return the key of a parameter in a checkpoint of TensorFlow that has a ``model``."""
+    """Return the key of a parameter in a ``tf.train.Checkpoint`` of a ``model``."""
     return f"model/{name.replace('.', '/')}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
+# How containers spell a backend's names.
 SPELLED: dict[str, Callable[[str], str]] = {"": str, "keras": keras_path, "tensorflow": tensorflow_key}
-"""What containers make of a backend's names."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of checkpoint: a folder with weights, configuration and what is carried over.
-
-    ``formats.toml`` explains each field.
-    """
+    """A kind of checkpoint. ``formats.toml`` explains each field."""
 
     name: str
     meaning: str
@@ -90,22 +81,21 @@ class Format:
     also: Sequence[str] = ()
     loading: str = ""
 
-    own: Table | None = None
-    """Somebody's own table in place of the source's."""
+    own: Table | None = None  # the user's, in place of the source's
 
     @cached_property
     def table(self) -> Table | None:
-        """What names its tensors, if it is no backend's."""
+        """The table that names the tensors; None: a backend does."""
         return self.own or (tables.load(self.source) if self.source else None)
 
     @property
     def title(self) -> str:
-        """Whose names they are, for messages."""
+        """Whose names the tensors have, for messages."""
         return self.table.source if self.table else self.backend or OWN
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the model that it holds, the most complete one first."""
+        """The parts of the model that it can hold, the most complete first."""
         if self.name == ONNX:
             return OF_IDS
         return tuple(self.table.parts) if self.table else PARTS
@@ -116,7 +106,7 @@ class Format:
         return self.backend or self.container.backend
 
     def rules(self, part: str) -> CheckpointTable:
-        """Return what its files have besides parameters."""
+        """Return what the files hold besides parameters."""
         if self.table and part in self.table.parts:
             return self.table.parts[part].checkpoint
         return OPTIMIZER if self.backend else CheckpointTable()
@@ -125,27 +115,23 @@ class Format:
         """Return where each parameter is kept, by canonical name."""
         if self.table:
             return bindings(self.table.parts[part], config)
-        naming, found = NAMINGS.get(self.backend), {}
+        naming, places = NAMINGS.get(self.backend), {}
         for name, parameter in parameters(config, part).items():
             turned = naming is not None and naming.transposed and parameter.kind == "kernel"
             layout = "out_in" if turned else LAYOUTS[parameter.kind]
             native = naming.native_name(name, parameter.kind) if naming else name
             shape = WEIGHT_LAYOUTS[layout].shape(shape_of(config, parameter), config.num_heads)
-            found[name] = Binding((SPELLED[self.spelled](native),), layout, shape)
-        return found
+            places[name] = Binding((SPELLED[self.spelled](native),), layout, shape)
+        return places
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Files beside the weights that it takes as they are: the tokenizer and labels.
-
-        What other projects' folders have no place for only if it is none.
-        """
+        """Files beside the weights that are copied as they are."""
+        # Other projects' folders have no place for the files of sentence-transformers.
         return (*CARRIED, *(SENTENCES if self.modules or not self.source else ()))
 
 
-OWN, KERAS, ONNX = "concord", "keras", "onnx"
-"""The format whose folder says itself what it is, the one whose file says how its model is made, and the one
-that is a graph."""
+OWN, KERAS, ONNX = "concord", "keras", "onnx"  # formats that are written in ways of their own
 
 TABLE = Path(__file__).with_name("formats.toml")
 
@@ -153,14 +139,13 @@ FORMATS = {
     name: Format(
         name,
         **{
-            **said,
-            "container": getattr(containers, said["container"].upper()),
-            "weights": (*said["weights"],),
+            **entry,
+            "container": getattr(containers, entry["container"].upper()),
+            "weights": (*entry["weights"],),
         },
     )
-    for name, said in parse_toml(read_text(TABLE), TABLE.name).items()
+    for name, entry in parse_toml(read_text(TABLE), TABLE.name).items()
 }
-"""Every format by name."""
 
 
 def formats() -> tuple[str, ...]:

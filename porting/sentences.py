@@ -1,7 +1,4 @@
-"""Folders of sentence-transformers.
-
-Modules one after the other, the first of which is a model of Hugging Face's.
-"""
+"""Folders of sentence-transformers: modules in sequence, the first a model of Hugging Face."""
 
 from __future__ import annotations
 
@@ -20,13 +17,12 @@ from concord.spec.text import shown
 
 MODULES = "modules.json"
 
+# Keys for what the modules behind a model say: how tokens become a vector, and whether that is normalised.
 POOLING, NORMALIZE = "pooling_mode", "normalize"
-"""The words of what the modules behind a model say: how the vectors of tokens become one, and whether it is
-divided by its length."""
 
-CHAINS = (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize"))
-"""The modules that a folder may have."""
+CHAINS = (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize"))  # that the family can express
 
+# A flag for each pooling, from before there was pooling_mode. Every version reads flags, so they are written.
 OLDER = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -35,35 +31,30 @@ OLDER = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""What was said before there was :data:`POOLING`, each true or false. Every version reads it, and so it is
-what is written."""
 
-WRITTEN = 4
-"""How many of those every version knows."""
+WRITTEN = 4  # of these flags; older versions know no others
 
+# The pooler that models of this kind have and nobody uses; and the arguments of the model's class in LENGTHS.
 POOLER, ARGUMENTS = "pooler.*", "model_args"
-"""How a table calls the pooler that models of its kind have and nobody uses, and the key of
-:data:`concord.porting.folder.LENGTHS` with the arguments of the model's class."""
 
-LONGEST = 400
-"""Characters of what a folder lists that are shown."""
+LONGEST = 400  # characters shown of a list of modules
 
 NOT_REFUSED = "--from hugging-face, or that of its kind, reads the bare encoder"
 
 
 @dataclass(frozen=True)
 class Module:
-    """An entry of :data:`MODULES`: the class of a module, and the folder that it lies in."""
+    """An entry of ``modules.json``: a class, and its folder."""
 
     type: str
     path: str
 
 
 def places(folder: Path) -> list[Path]:
-    """Return the folders of the modules; the first is that of the model.
+    """Return the folders of the modules, the model's first.
 
     Raises:
-        SpecError: if there are other modules than the family has, or they lie elsewhere.
+        SpecError: if the family cannot express the modules, or they lie elsewhere.
     """
     where = folder / MODULES
     modules = read_as(where, list[Module])
@@ -73,39 +64,39 @@ def places(folder: Path) -> list[Path]:
             f"{where}: lists {shown(', '.join(kinds), LONGEST) or 'no modules'} but must list "
             f"{' or '.join(', '.join(chain) for chain in CHAINS)}; {NOT_REFUSED}"
         )
-    found = [inside(folder, module.path, str(where)) for module in modules]
-    for place in found[1:]:
+    paths = [inside(folder, module.path, str(where)) for module in modules]
+    for place in paths[1:]:
         inside(folder, str((place / folders.CONFIG).relative_to(folder)), str(where))
-    if not found[0].is_dir():
+    if not paths[0].is_dir():
         raise SpecError(f"{where}: names {modules[0].path[:80]!r} but there is no such folder in {folder}")
-    return found
+    return paths
 
 
 def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
     """Return what the modules behind the model say, by :data:`POOLING` and :data:`NORMALIZE`.
 
     Args:
-        poolings: the words for a pooling that the family has.
+        poolings: those of the family, in the words of the files.
 
     Raises:
-        SpecError: as :func:`places`, and for a pooling that the family does not have, several, or one that
-            leaves out a prompt.
+        SpecError: as :func:`places`, and for a pooling that the family cannot express.
     """
     _, *behind = places(folder)
     problems, where = list[str](), behind[0] / folders.CONFIG
-    said = folders.json_object(where)
-    modes = _modes(said)
+    stated = folders.json_object(where)
+    modes = _modes(stated)
     if len(modes) != 1 or modes[0] not in list(poolings):
         problems.append(
             f"{where}: pools by {' and '.join(_brief(mode) for mode in modes)} but the family by one of "
             f"{', '.join(poolings)}; {NOT_REFUSED}"
         )
-    if said.get("include_prompt", True) is not True:
+    if stated.get("include_prompt", True) is not True:
         problems.append(
-            f"{where}: 'include_prompt' is {_brief(said['include_prompt'])} but must be true: the family "
+            f"{where}: 'include_prompt' is {_brief(stated['include_prompt'])} but must be true: the family "
             f"pools every token; {NOT_REFUSED}"
         )
     for place in behind[1:]:
+        # A Normalize of anything but the pooled vector would leave that as it is.
         named = folders.json_object(place / folders.CONFIG) if (place / folders.CONFIG).exists() else {}
         problems += [
             f'{place / folders.CONFIG}: {key!r} is {_brief(named[key])} but must be "sentence_embedding"'
@@ -119,13 +110,12 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
 def files(
     said: Mapping[str, Any], config: EncoderConfig, carried: bytes | None, bare: bool
 ) -> dict[str, bytes]:
-    """Return what makes a folder one of sentence-transformers, by name.
+    """Return the files that make a folder one of sentence-transformers, by name.
 
     Args:
-        said: by :data:`POOLING` and :data:`NORMALIZE`, in the words of a table.
-        carried: :data:`concord.porting.folder.LENGTHS`, if it was carried over.
-        bare: whether the file of weights has no pooler though models of its kind have one: then the library
-            is told not to make one.
+        said: pooling and normalisation, in the words of a table.
+        carried: the file :data:`concord.porting.folder.LENGTHS` that came with the checkpoint.
+        bare: the weights have no pooler although models of their kind do; the library must not create one.
     """
     kinds = CHAINS[said[NORMALIZE] == "true"]
     paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
@@ -143,16 +133,17 @@ def files(
         else parse_json(carried, folders.LENGTHS)
     )
     if bare and isinstance(lengths, dict):
+        # Otherwise the library makes a pooler from random numbers, with a warning.
         before = lengths.get(ARGUMENTS)
         lengths[ARGUMENTS] = {**(before if isinstance(before, dict) else {}), "add_pooling_layer": False}
-    made = {MODULES: modules, f"{paths[1]}/{folders.CONFIG}": pooling, folders.LENGTHS: lengths}
-    return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in made.items()}
+    contents = {MODULES: modules, f"{paths[1]}/{folders.CONFIG}": pooling, folders.LENGTHS: lengths}
+    return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in contents.items()}
 
 
 def _modes(said: Mapping[str, Any]) -> list[Any]:
-    """Return how a module pools; several are put side by side."""
     if POOLING in said:
         return said[POOLING] if isinstance(said[POOLING], list) else [said[POOLING]]
+    # Several flags concatenate the poolings; without any flag the library takes the mean.
     return [mode for key, mode in OLDER.items() if said.get(key)] or ["mean"]
 
 

@@ -1,4 +1,4 @@
-"""Texts as a checkpoint takes them: read from a file, made ids by its own tokenizer, put into batches."""
+"""Texts as a checkpoint takes them: read from a file, encoded by its own tokenizer, put into batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENIZER, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_conf
 
 @dataclass(frozen=True)
 class Text:
-    """A text, or a pair of texts, and the name of its class, if it has one.
+    """A text, or a pair of texts, and the name of its class.
 
     Raises:
         SpecError: if a text is empty.
@@ -42,15 +42,16 @@ class Text:
 
 
 def read_texts(path: Path) -> list[Text]:
-    """Read texts: one on a line, or two with a tab between them; ``*.jsonl`` holds a JSON object on a line.
+    """Read a text, or two with a tab between them, from each line; or a JSON object from each of ``*.jsonl``.
 
-    An object has ``text``, or ``text_a`` and perhaps ``text_b``; and perhaps ``label``.
+    An object has ``text``, or ``text_a`` and optionally ``text_b``; and optionally ``label``.
 
     Raises:
         SpecError: listing the lines that are no texts.
     """
     parse = _of_json if path.suffix == ".jsonl" else _of_line
     texts, problems = list[Text](), list[str]()
+    # Not splitlines(), which also splits at characters that a text may contain, such as U+2028.
     lines = read_text(path).removeprefix("\ufeff").removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         with collecting(problems), located(f"{path}:{number}"):
@@ -86,10 +87,10 @@ def _of_json(line: str) -> Text:
 
 
 class EncodedText(NamedTuple):
-    """A text, or a pair, as a model gets it.
+    """A text, or a pair, as token ids.
 
     Attributes:
-        places: to which text of a pair each token belongs, 0 or 1; None for a mark.
+        places: the text of a pair to which each token belongs, 0 or 1; None for a special token.
         truncated: how many tokens were cut off.
     """
 
@@ -103,14 +104,8 @@ class EncodedText(NamedTuple):
 class TextEncoder:
     """A checkpoint's own tokenizer.
 
-    Args:
-        checkpoint: with the tokenizer's files: ``tokenizer.json`` or ``vocab.txt``, and what is said of them.
-
-    Attributes:
-        max_tokens: of a text: as many as there are positions for, or as its files say.
-
     Raises:
-        SpecError: if a file cannot be understood, or there is none.
+        SpecError: if a file of the tokenizer cannot be understood, or there is none.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -120,6 +115,7 @@ class TextEncoder:
         with optional("A checkpoint's tokenizer", "porting"):
             from tokenizers.normalizers import Lowercase, Sequence
         self.tokenizer = _tokenizer(files, settings)
+        # A tokenizer.json may carry both; batches are padded, and texts cut, by the model's own sizes.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         if sentences.get("do_lower_case") is True:
@@ -134,21 +130,24 @@ class TextEncoder:
         """Encode texts; of a pair that is too long, the longer text is cut first.
 
         Raises:
-            SpecError: if the tokenizer fails, or there is no room for the marks around a text.
+            SpecError: if the tokenizer fails, or special tokens leave no room for a text.
         """
         rows = [(self.prompt + text.text_a, text.text_b) for text in texts]
-        given = [a if b is None else (a, b) for a, b in rows]
+        inputs = [a if b is None else (a, b) for a, b in rows]
         try:
-            whole = self.tokenizer.encode_batch(given)
+            # Once whole: the difference says how many tokens are cut off.
+            whole = self.tokenizer.encode_batch(inputs)
             self.tokenizer.enable_truncation(self.max_tokens, strategy="longest_first")
-            cut = self.tokenizer.encode_batch(given)
+            cut = self.tokenizer.encode_batch(inputs)
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
             raise SpecError(f"the tokenizer fails: {first_line(error)}") from None
         finally:
             self.tokenizer.no_truncation()
         return [
-            EncodedText(one.ids, one.type_ids, one.tokens, one.sequence_ids, len(uncut.ids) - len(one.ids))
-            for uncut, one in zip(whole, cut, strict=True)
+            EncodedText(
+                short.ids, short.type_ids, short.tokens, short.sequence_ids, len(long.ids) - len(short.ids)
+            )
+            for long, short in zip(whole, cut, strict=True)
         ]
 
 
@@ -158,15 +157,14 @@ def batch_of(
     labels: NDArray[np.int64] | None = None,
     multiple: int = 1,
 ) -> Batch:
-    """Return texts as a batch, filled up with padding.
+    """Return texts as a padded batch.
 
     Args:
-        multiple: of which the number of tokens is one, as far as the model has positions: frameworks compile
-            anew for each width.
+        multiple: round the number of tokens up to a multiple: frameworks compile anew for each width.
     """
     longest = -(-max(len(text.ids) for text in texts) // multiple) * multiple
     width = min(longest, config.max_positions - config.position_start)
-    if config.pooling == "flatten":  # which takes every position (SPEC INP-5)
+    if config.pooling == "flatten":  # its classifier has weights for every position (SPEC INP-5)
         width = config.max_positions
     ids = np.full((len(texts), width), config.pad_id, np.int64)
     segments = np.zeros_like(ids)
@@ -179,7 +177,6 @@ def batch_of(
 
 
 def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
-    """Return the tokenizer of ``tokenizer.json``, or BERT's with ``vocab.txt``."""
     from tokenizers import BertWordPieceTokenizer, Tokenizer
 
     name = TOKENIZER if TOKENIZER in files else VOCABULARY
@@ -197,18 +194,19 @@ def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
                 strip_accents=settings.get("strip_accents"),
                 lowercase=settings.get("do_lower_case", True) is not False,
             )
-        found = Tokenizer.from_str(text)
-    except BaseException as error:  # the library panics, besides all else
+        tokenizer = Tokenizer.from_str(text)
+    except BaseException as error:  # a panic in Rust is no Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise SpecError(f"{name}: is no tokenizer: {first_line(error)}") from None
-    if found.post_processor is None:
+    # It adds the special tokens, without which a model answers something else, and no error says so.
+    if tokenizer.post_processor is None:
         raise SpecError(f"{name}: has no 'post_processor': which marks stand around a text?")
-    return found
+    return tokenizer
 
 
 def _prompt(stated: Mapping[str, Any]) -> str:
-    """Return what sentence-transformers puts before every text, unless somebody asks for another."""
+    # sentence-transformers puts this before every text, unless the caller names another prompt.
     name, prompts = stated.get("default_prompt_name"), stated.get("prompts")
     prompt = "" if name is None else prompts.get(name) if isinstance(prompts, dict) else None
     if not isinstance(prompt, str):

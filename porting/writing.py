@@ -29,20 +29,15 @@ from concord.spec.sources.source_tables import POSITIONS, Binding
 
 
 def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, taps: bool = False) -> None:
-    """Write a checkpoint as a folder of a format, whole or not at all; a kill leaves what was there.
-
-    Or the new one.
+    """Write a checkpoint as a folder of a format: whole or not at all, even if the process is killed.
 
     Args:
-        path: the folder.
-        format: one of :func:`concord.porting.formats`.
-        force: whether a checkpoint that is there is replaced.
-        taps: whether every tap of a graph of ONNX is an output.
+        force: replace a checkpoint that is there.
+        taps: make every tap of an ONNX graph an output.
 
     Raises:
         UnknownNameError: for an unknown format.
-        SpecError: if there is something of that name; if the format cannot say what the checkpoint is,
-            listing why; if it cannot be written.
+        SpecError: if something is in the way, the format cannot express the checkpoint, or writing fails.
     """
     form = known(format)
     if taps and form.name != ONNX:
@@ -65,15 +60,10 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
 
 
 def _graph(checkpoint: Checkpoint, every_tap: bool) -> dict[str, Any]:
-    """Return what an ONNX graph is made from besides tensors (:func:`concord.porting.containers.onnx.save`).
-
-    Raises:
-        SpecError: for dtypes that no graph computes in.
-    """
     dtypes = {
         tensor.dtype
         for name, tensor in checkpoint.tensors.items()
-        if tensor.foreign or name != POSITIONS  # what was computed takes any
+        if tensor.foreign or name != POSITIONS  # computed positions take any dtype
     }
     if len(dtypes) != 1 or dtypes - {*onnx.DTYPES}:
         raise SpecError(
@@ -89,13 +79,13 @@ def _graph(checkpoint: Checkpoint, every_tap: bool) -> dict[str, Any]:
 
 
 def _in_the_way(path: Path, force: bool) -> str:
-    """Return what keeps a folder from being written, in a line."""
     if not path.exists() and not path.is_symlink():
         return ""
     if not force:
         return f"{path}: is there already; --force replaces it"
     if path.is_symlink() or not path.is_dir():
         return f"{path}: is no folder, which --force would replace"
+    # --force must never delete a folder of anything else.
     marks = (checkpoints.CONFIG, *folders.CONFIGS)
     if any(path.iterdir()) and not any((path / mark).is_file() for mark in marks):
         return f"{path}: has neither {' nor '.join(marks)}: it is no checkpoint, which --force would replace"
@@ -103,19 +93,18 @@ def _in_the_way(path: Path, force: bool) -> str:
 
 
 def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
-    """Return the tensors that a format's file has, by its names and in its layouts.
-
-    Each is read when it is written.
+    """Return the tensors of a format's file, by its names and in its layouts; each is read as it is written.
 
     Raises:
-        SpecError: listing the parameters for which the format has no place, and what its files cannot hold.
+        SpecError: listing parameters that the format has no place for.
     """
     if form.table is not None and checkpoint.source == form.table.source:
-        return dict(checkpoint.found)  # heads too
+        return dict(checkpoint.found)  # as they are, also heads that no table lists
     places = dict(form.places(checkpoint.config, checkpoint.part))
     rules, heads = form.rules(checkpoint.part), checkpoint.config.num_heads
     if rules.positions and POSITIONS in checkpoint.tensors and POSITIONS not in places:
         places[POSITIONS] = _placed(rules.positions, checkpoint.tensors[POSITIONS].shape, heads)
+    # A parameter must not be lost silently, unless the configuration gives it back bit for bit.
     homeless = [name for name in checkpoint.tensors if name not in places and not _follows(checkpoint, name)]
     if homeless:
         raise SpecError([f"{name!r} has no place in {form.name}: it would be lost" for name in homeless])
@@ -132,10 +121,6 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
 
 
 def _check_part(checkpoint: Checkpoint, form: Format) -> None:
-    """Refuse a part of the model that a format does not have.
-
-    And say how a folder of sentence-transformers goes without its pooling.
-    """
     if checkpoint.part in form.parts:
         return
     hint = ""
@@ -153,38 +138,31 @@ def _placed(native: Native, shape: tuple[int, ...], heads: int) -> Binding:
 
 
 def _follows(checkpoint: Checkpoint, name: str) -> bool:
-    """Say whether a parameter need not be written.
-
-    It follows from the configuration, to the last bit of its dtype.
-    """
     if name != POSITIONS or checkpoint.config.positions != "sinusoidal":
         return False
-    found = checkpoint.tensors[name].read()
-    return np.array_equal(found, sinusoid(checkpoint.config).astype(found.dtype))
+    stored = checkpoint.tensors[name].read()
+    return np.array_equal(stored, sinusoid(checkpoint.config).astype(stored.dtype))
 
 
 def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
-    """Return every file but the weights."""
     if form.table is not None:
-        said = configuration(checkpoint, form.table)
-        modules = _modules(checkpoint, form.table, said) if form.modules else {}
-        return {**_carried(checkpoint, form), **modules, form.configuration: _json(said)}
+        stated = configuration(checkpoint, form.table)
+        modules = _modules(checkpoint, form.table, stated) if form.modules else {}
+        return {**_carried(checkpoint, form), **modules, form.configuration: _json(stated)}
     files = {checkpoints.CONFIG: checkpoint.config.to_toml().encode(), **_carried(checkpoint, form)}
     if form.backend:
         files[checkpoints.PART] = _json(asdict(checkpoints.Part(checkpoints.PART_FORMAT, checkpoint.part)))
     if folders.CONFIG in checkpoint.files:
+        # Kept for the way back: it may state what the family has no field for.
         files[f"{checkpoint.words}{folders.FOREIGN}"] = checkpoint.files[folders.CONFIG]
     if checkpoint.labels and folders.LABELS not in files:
         files[folders.LABELS] = folders.labels_file(checkpoint.labels)
     return files
 
 
-def _modules(checkpoint: Checkpoint, table: Table, said: dict[str, Any]) -> dict[str, bytes]:
-    """Return the files of modules that stand behind a model.
-
-    What they say is taken out of its configuration.
-    """
-    behind = {key: said.pop(key) for key in (sentences.POOLING, sentences.NORMALIZE)}
+def _modules(checkpoint: Checkpoint, table: Table, stated: dict[str, Any]) -> dict[str, bytes]:
+    # Pooling and normalisation have modules of their own; transformers would not know the keys.
+    behind = {key: stated.pop(key) for key in (sentences.POOLING, sentences.NORMALIZE)}
     bare = (
         checkpoint.source != table.source
         and sentences.POOLER in tables.part_of(table, checkpoint.part).checkpoint.ignored
@@ -192,6 +170,7 @@ def _modules(checkpoint: Checkpoint, table: Table, said: dict[str, Any]) -> dict
     return sentences.files(behind, checkpoint.config, checkpoint.files.get(folders.LENGTHS), bare)
 
 
+# Classes of ``concord.backends.NAME.model``, by part.
 CLASSES = {
     "model": "TextClassifier",
     "pooled": "PooledEncoder",
@@ -199,19 +178,18 @@ CLASSES = {
     "stack": "EncoderStack",
     "attention": "AttentionAlone",
 }
-"""The classes of ``concord.backends.NAME.model``, by the part that each is."""
 
 
 def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
-    """Return lines of Python that load in its framework what was written; none where nobody else reads it."""
+    """Return lines of Python that load the folder in its framework; none if nobody else reads it."""
     head = "ForSequenceClassification" if checkpoint.part == "model" else ""
-    said = known(format).loading
-    lines = FORMATS[said].loading if said in FORMATS else said
+    code = known(format).loading
+    lines = FORMATS[code].loading if code in FORMATS else code
     return lines.format(folder=folder, name=CLASSES[checkpoint.part], head=head).splitlines()
 
 
 def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return what ``keras.saving.load_model`` makes this project's model from."""
+    """Return the files from which ``keras.saving.load_model`` builds this project's model."""
     module, name = "concord.backends.tf.model", CLASSES[checkpoint.part]
     dtype = {
         "module": "keras",
@@ -232,38 +210,37 @@ def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
-    """Return the files that a format takes as they are."""
     own = tuple(name for name in checkpoint.files if name.endswith(folders.FOREIGN) and not form.source)
     return {name: checkpoint.files[name] for name in (*form.carried, *own) if name in checkpoint.files}
 
 
 def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
-    """Return a configuration in the words of a source: what was carried over, as long as it says the same.
+    """Return a configuration in a source's terms; keys that came with the checkpoint and still hold are kept.
 
     Raises:
-        SpecError: listing every option that the source does not have.
+        SpecError: listing each option that the source does not have.
     """
     entry = tables.part_of(table, checkpoint.part)
-    said = tables.stated(table, checkpoint.config, checkpoint.part)
+    stated = tables.stated(table, checkpoint.config, checkpoint.part)
     before = _before(checkpoint, tables.words(table))
-    found = {**before, **{key: value for key, value in said.items() if before.get(key) != value}}
-    found |= entry.checkpoint.writes if not before else {}
+    keys = {**before, **{key: value for key, value in stated.items() if before.get(key) != value}}
+    keys |= entry.checkpoint.writes if not before else {}
     for key, other in entry.checkpoint.counts.items():
-        names = checkpoint.labels or folders.unnamed(int(said[key]))
-        found.pop(key, None)
+        names = checkpoint.labels or folders.unnamed(int(stated[key]))
+        keys.pop(key, None)  # the number of classes follows from their names
         if other not in before:
-            found |= {
+            keys |= {
                 other: {str(number): name for number, name in enumerate(names)},
                 "label2id": {name: number for number, name in enumerate(names)},
             }
-    return found
+    return keys
 
 
 def _before(checkpoint: Checkpoint, words: str) -> dict[str, Any]:
-    """Return the configuration that was carried over, if it is in the same words."""
+    """Return the configuration that came with the checkpoint, if it is in the same terms."""
     name = folders.CONFIG if checkpoint.words == words else f"{words}{folders.FOREIGN}"
-    found = parse_json(checkpoint.files.get(name, b"{}"), name)
-    return found if isinstance(found, dict) else {}
+    content = parse_json(checkpoint.files.get(name, b"{}"), name)
+    return content if isinstance(content, dict) else {}
 
 
 def _json(data: Mapping[str, Any]) -> bytes:

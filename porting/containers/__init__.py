@@ -1,4 +1,4 @@
-"""Containers: what lies in a file by its own names, whatever they mean."""
+"""The kinds of files that checkpoints come in."""
 
 from concord.porting.containers import (
     flax,
@@ -49,5 +49,5 @@ TENSORFLOW = Container(
 
 ORBAX = Container("orbax", "jax", orbax.load, orbax.save, framework="jax", looks=orbax.is_folder)
 
+# Written only: a graph is a program, and its exporter chooses the names of weights.
 ONNX = Container("onnx", "", None, onnx.save, framework="torch", looks=lambda _: False)
-"""Graphs, which are written alone: a program, and weights under names that nobody chose."""

@@ -1,4 +1,4 @@
-"""A kind of file: how it is known, and who reads and writes it."""
+"""A kind of file: how it is recognised, read and written."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from concord.porting.file_tensors import StoredTensor
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import MOST_PROBLEMS, read_json
 
+# Hugging Face's cache keeps files here; those in ``snapshots/<revision>/`` beside it are links to them.
 BLOBS = "blobs"
-"""The folder of Hugging Face's cache that keeps what ``snapshots/<revision>/*`` beside it are links to."""
 
+# Training loops keep all weights under one of the first three, beside other state. PyTorch puts the others
+# before every name: DataParallel, torch.compile, FSDP.
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "_orig_mod", "_fsdp_wrapped_module")
-"""What training loops keep all weights under, beside what else they keep, and what PyTorch puts before the
-name of each where a model was wrapped: parallel, compiled, sharded."""
 
-BESIDE = ("optimizer", "scheduler", "ema", "epoch")
-"""How the names of that begin."""
+BESIDE = ("optimizer", "scheduler", "ema", "epoch")  # prefixes of that other state
 
 
 def unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return tensors without the names that wrap all weights, one in another."""
+    """Strip the prefixes that wrap all weights, one inside another."""
     for wrapper in WRAPPERS:
         inner = {name for name in tensors if name.startswith(f"{wrapper}.")}
         if inner and all(name in inner or name.startswith(BESIDE) for name in tensors):
@@ -38,10 +37,7 @@ def unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def stays(path: Path, folder: Path) -> bool:
-    """Say whether a file of a folder lies in it.
-
-    Or is a link to the blobs of the cache that the folder belongs to.
-    """
+    """Whether a file lies in its folder, or links to the blobs of the cache that the folder belongs to."""
     try:
         path.exists()
         here, there = folder.resolve(), path.resolve()
@@ -51,10 +47,10 @@ def stays(path: Path, folder: Path) -> bool:
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """Return a file of a folder by a name that a file gives.
+    """Resolve a name that a file gives, relative to its folder.
 
     Raises:
-        SpecError: if the name leads out of the folder, or is none that a file can have.
+        SpecError: if the name leads out of the folder, or no file can have it.
     """
     parts = PurePosixPath(name).parts
     path = folder.joinpath(*parts)
@@ -68,24 +64,21 @@ def inside(folder: Path, name: str, where: str) -> Path:
     return path
 
 
+# An index says which of several files beside it holds each tensor.
 INDEX = ".index.json"
-"""How the name of an index ends that says which tensor is in which of several files beside it."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """A kind of file: tensors by their own names, whatever they mean.
+    """A kind of file: tensors by their own names, whatever these mean.
 
     Attributes:
-        name: of the kind.
-        backend: that such files are made for, where their format does not say so itself.
-        load: reads one; None: such files are written alone.
-        save: writes tensors, one by one, into a folder that is being written, which may get more than one
-            file.
-        endings: of the names of such files.
-        framework: that both import, by the extra that it comes with; empty: none.
-        lacks: dtypes that such files do not have.
-        looks: says of a path whether it is one, where its name does not.
+        backend: whose files these are, unless the format says so itself.
+        load: None: such files are only written.
+        save: may write more than one file into the folder.
+        framework: the extra that installs what both import; empty: none.
+        lacks: dtypes that such files cannot hold.
+        looks: recognises a path whose name is not enough.
         isolated: whether files are read in a process of their own.
     """
 
@@ -100,7 +93,7 @@ class Container:
     isolated: bool = True
 
     def is_one(self, path: Path) -> bool:
-        """Say whether a file is of this kind, or the index of several, by its name."""
+        """Whether a path is a file of this kind, or the index of several."""
         if self.looks:
             return self.looks(path)
         return path.name.removesuffix(INDEX).endswith(self.endings) and path.is_file()
@@ -109,11 +102,10 @@ class Container:
         """Write tensors.
 
         Args:
-            about: what ``save`` takes besides, as JSON has it.
+            about: further arguments of ``save``, which must be JSON: they may go to another process.
 
         Raises:
-            SpecError: if they cannot be written, this kind of file has no such dtype, or the framework is not
-                installed.
+            SpecError: if a dtype does not fit, the framework is not installed, or nothing can be written.
         """
         refuse(
             [
@@ -128,13 +120,11 @@ class Container:
             self.save(path, tensors, **about)
 
     def read(self, path: Path) -> dict[str, StoredTensor]:
-        """Return the tensors of a file, or of all files that an index names.
-
-        Their numbers are read when they are asked for. Their names are without what wraps all of them.
+        """Return the tensors of a file, or of all files that an index names, under unwrapped names.
 
         Raises:
-            SpecError: if it is no whole file of this kind, would have code run, or takes more than any file
-                of weights; if the files of an index lie elsewhere, lack a tensor or have others.
+            SpecError: if a file is spoilt, would run code or takes too much time or memory, or if an index
+                and its files contradict each other.
         """
         return unwrapped(self._several(path) if path.name.endswith(INDEX) else self._one(path))
 
@@ -149,19 +139,19 @@ class Container:
         if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
             raise SpecError(f"{path}: 'weight_map' must say for each tensor which file has it")
         files = {name: inside(path.parent, name, str(path)) for name in sorted({*places.values()})}
-        found: dict[str, StoredTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         problems: list[str] = []
         for name, file in files.items():
-            tensors = self._one(file)
-            said = {tensor for tensor, shard in places.items() if shard == name}
+            shard = self._one(file)
+            listed = {tensor for tensor, place in places.items() if place == name}
             problems += [
                 f"{path}: says that {tensor!r} is in {name} but it is not"
-                for tensor in sorted(said - set(tensors))
+                for tensor in sorted(listed - set(shard))
             ]
             problems += [
                 f"{file}: has {tensor!r} but the index does not say so"
-                for tensor in sorted(set(tensors) - said)
+                for tensor in sorted(set(shard) - listed)
             ]
-            found.update(tensors)
+            tensors.update(shard)
         refuse(problems[:MOST_PROBLEMS])
-        return {tensor: found[tensor] for tensor in places}
+        return {name: tensors[name] for name in places}

@@ -1,7 +1,6 @@
-"""Flax's msgpack: dictionaries in each other, and arrays as an extension of the format.
+"""Flax's msgpack: nested dictionaries, with arrays as an extension type (``flax.serialization``).
 
-The extension is that of ``flax.serialization``: type 1 is a packed list of shape, dtype and bytes.
-An array of more than 2^30 bytes is a dictionary of pieces.
+Extension type 1 packs shape, dtype and bytes. An array of more than 2^30 bytes is a dictionary of pieces.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, flat, shape_
 from concord.spec.errors import SpecError, optional, refuse
 from concord.spec.files import Write, writing
 
+# msgpack counts the bytes of an extension in a 32-bit number; the head of an array takes some of them.
 LARGEST = (1 << 32) - (1 << 10)
-"""Bytes of an array that is written: the format counts those of an extension with four bytes."""
 
-NDARRAY, SCALAR = 1, 3
-"""The types of extensions that hold numbers."""
+NDARRAY, SCALAR = 1, 3  # types of extensions that hold numbers
 
 CHUNKED = "__msgpack_chunked_array__"
 
 
 def load(path: Path) -> dict[str, StoredTensor]:
-    """Return the arrays of a file; the names of dictionaries are joined by dots."""
+    """Return the arrays of a file; nested names are joined by dots."""
     with optional("a msgpack file", "porting"):
         import msgpack
 
@@ -40,21 +38,20 @@ def load(path: Path) -> dict[str, StoredTensor]:
             ext_hook=_extension,
             object_pairs_hook=_entries,
         )
-        found = unpacker.unpack()
+        content = unpacker.unpack()
         if unpacker.tell() != path.stat().st_size:
             raise SpecError(f"{path.stat().st_size - unpacker.tell()} bytes follow the dictionary")
-    return flat(found)
+    return flat(content)
 
 
 def _entries(pairs: list[tuple[Any, Any]]) -> Any:
-    """Return a dictionary, or the array that is kept in it in pieces."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
         raise SpecError(
-            f"the name {next(str(one) for one in names if names.count(one) > 1)[:60]!r} is there twice"
+            f"the name {next(str(name) for name in names if names.count(name) > 1)[:60]!r} is there twice"
         )
-    return _joined(found) if CHUNKED in found else found
+    return _joined(entries) if CHUNKED in entries else entries
 
 
 def _extension(code: int, data: bytes) -> StoredTensor | None:
@@ -75,7 +72,6 @@ def _array(shape: Any, dtype: str, content: bytes) -> StoredTensor:
 
 
 def _joined(entries: Mapping[str, Any]) -> StoredTensor:
-    """Return an array that is kept in pieces, as ``flax.serialization`` does with long ones."""
     shape, chunks = shape_of([*entries["shape"].values()]), list(entries["chunks"].values())
     dtype, count = chunks[0].dtype, sum(math.prod(piece.shape) for piece in chunks)
     if count != math.prod(shape) or any(piece.dtype != dtype for piece in chunks):
@@ -88,10 +84,10 @@ def _joined(entries: Mapping[str, Any]) -> StoredTensor:
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors, one by one, as ``flax.serialization`` writes dictionaries in each other.
+    """Write tensors one by one as nested dictionaries.
 
     Raises:
-        SpecError: if it cannot be written, or one is larger than the format can say.
+        SpecError: if nothing can be written, or an array is larger than the format can say.
     """
     with optional("to write msgpack", "porting"):
         import msgpack
@@ -113,7 +109,8 @@ def _put(put: Write, packer: Any, value: Any) -> None:
         for key, inner in value.items():
             put(packer.pack(key))
             _put(put, packer, inner)
-    elif isinstance(value, StoredTensor):  # the packer would hold its bytes several times
+    elif isinstance(value, StoredTensor):
+        # By hand, bin 32 (0xc6) in ext 32 (0xc9): the packer would hold an array's bytes several times.
         head = packer.pack_array_header(3) + packer.pack(value.shape) + packer.pack(value.dtype)
         head += b"\xc6" + struct.pack(">I", value.size)
         put(b"\xc9" + struct.pack(">Ib", len(head) + value.size, NDARRAY) + head)

@@ -1,9 +1,7 @@
-"""HDF5 files of Keras: groups in each other, and datasets.
+"""Keras' HDF5 files, and its ``.keras`` archives, which hold one beside the model's configuration.
 
-``.keras`` is an archive with one and the model's configuration.
-
-Links that lead elsewhere, to another name or another file, are refused, and so are datasets in pieces or
-compressed: Keras writes none.
+Links to other names or files and chunked or compressed datasets are refused. Keras writes none of these, and
+with them an HDF5 file can reach out of itself or unfold beyond its size.
 """
 
 from __future__ import annotations
@@ -24,11 +22,9 @@ from concord.spec.files import refusing
 
 BFLOAT16 = "bfloat16"
 
-WEIGHTS = "model.weights.h5"
-"""The member of an archive of Keras that holds the weights."""
+WEIGHTS = "model.weights.h5"  # the member of an archive
 
-MODEL = "tf_model"
-"""What a model of Hugging Face is called in what is written."""
+MODEL = "tf_model"  # the group of a model of Hugging Face
 
 
 def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
@@ -40,8 +36,8 @@ def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
 
 
 def load_keras(path: Path) -> dict[str, StoredTensor]:
-    """Return the weights of an archive by their paths; its configuration may name code, and stays unread."""
-    # Without a name: nothing is left of it, however this process ends.
+    """Return the weights of an archive; its configuration may name code, and is not read."""
+    # A file without a name leaves nothing behind, however this process ends.
     copy = tempfile.TemporaryFile()  # noqa: SIM115
     with zipfile.ZipFile(path) as archive:
         entries = [entry for entry in archive.infolist() if entry.filename == WEIGHTS]
@@ -57,19 +53,15 @@ def load_keras(path: Path) -> dict[str, StoredTensor]:
 
 
 def load_models(path: Path) -> dict[str, StoredTensor]:
-    """Return the weights of a model of Hugging Face, as Keras 2 wrote them.
-
-    ``<layer>/<model>/<name>:0``, by their names alone.
-
-    The name of the model, which nobody chose, is left out, and that of the layer with it.
-    """
-    found: dict[str, StoredTensor] = {}
+    """Return the weights of a model of Hugging Face that Keras 2 wrote."""
+    tensors: dict[str, StoredTensor] = {}
     for name, stored in load(path).items():
+        # Paths are <layer>/<model>/<name>:0; layer and model bear names that Keras made up.
         short = "/".join(name.split("/")[2:]).removesuffix(":0") or name
-        if short in found:
+        if short in tensors:
             raise SpecError(f"has two weights that are called {short[:200]!r}")
-        found[short] = stored
-    return found
+        tensors[short] = stored
+    return tensors
 
 
 def _datasets(group: Any, name: str) -> Iterator[tuple[str, StoredTensor]]:
@@ -88,10 +80,12 @@ def _datasets(group: Any, name: str) -> Iterator[tuple[str, StoredTensor]]:
 
 def _dataset(member: Any, name: str) -> StoredTensor:
     elsewhere = member.is_virtual or member.external or member.chunks is not None
+    # Storage smaller than the data is compression, or numbers that were never written.
     if elsewhere or member.id.get_storage_size() != member.size * member.dtype.itemsize:
         raise SpecError(
             f"{name[:200]!r} lies in another file, in pieces, or compressed; Keras writes it here, in one"
         )
+    # HDF5 has no bfloat16: Keras stores two opaque bytes and names the dtype in an attribute.
     if member.dtype == np.dtype("V2") and member.attrs.get("dtype") == BFLOAT16:
         return StoredTensor(BFLOAT16, member.shape, lambda: member[()].view(np.uint16))
     described = of_framework(np.empty(0, member.dtype), name)
@@ -99,7 +93,6 @@ def _dataset(member: Any, name: str) -> StoredTensor:
 
 
 def _put(group: Any, name: str, tensor: StoredTensor) -> None:
-    """Write a tensor into a group; Keras says in an attribute that two bytes are bfloat16."""
     array = tensor.array()
     dataset = group.create_dataset(name, data=array.view("V2") if tensor.dtype == BFLOAT16 else array)
     if tensor.dtype == BFLOAT16:
@@ -109,22 +102,23 @@ def _put(group: Any, name: str, tensor: StoredTensor) -> None:
 def _created(path: Path) -> Any:
     with optional("to write HDF5", "porting"):
         import h5py
-    return h5py.File(path, "w", track_order=True)
+    return h5py.File(path, "w", track_order=True)  # h5py would sort by name: layer 10 before layer 2
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors, one by one, each at its path."""
+    """Write each tensor at its path."""
     with refusing(path), _created(path) as file:
         for name, tensor in tensors.items():
             _put(file, name, tensor)
 
 
 def save_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write weights as Keras 2 did: a group for each layer of the model, which lists its weights' names."""
+    """Write weights as Keras 2 did."""
     layers: dict[str, list[str]] = {}
     for name in tensors:
         layers.setdefault(name.partition("/")[0], []).append(name)
     with refusing(path), _created(path) as file:
+        # Keras 2 finds layers and weights by these attributes.
         file.attrs["layer_names"] = [layer.encode() for layer in layers]
         file.attrs["backend"], file.attrs["keras_version"] = b"tensorflow", b"2.15.0"
         for layer, names in layers.items():
@@ -135,13 +129,14 @@ def save_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def save_keras(path: Path, tensors: Mapping[str, StoredTensor], members: Mapping[str, str]) -> None:
-    """Write the weights into an archive.
+    """Write weights into an archive.
 
     Args:
-        members: what else Keras wants in it, to make the model from it.
+        members: the other files from which Keras builds the model, by name.
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         save(Path(folder) / WEIGHTS, tensors)
+        # Keras stores its members; load_keras refuses a compressed one.
         with refusing(path), zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             archive.write(Path(folder) / WEIGHTS, WEIGHTS)
             for name, content in members.items():

@@ -1,8 +1,7 @@
-"""Other people's files, opened by their own libraries in a process of its own, with limits.
+"""Files of unknown origin, opened by their own libraries in a process with limits.
 
-Frameworks that are needed for a kind of file are imported there alone, and a spoilt file may kill a library.
-What is read comes back through a safetensors file that nobody else sees, which is mapped; what is written
-goes there by another.
+A spoilt file may kill a library in C, and only that process imports a framework. Tensors travel through a
+temporary safetensors file, which the parent maps.
 """
 
 from __future__ import annotations
@@ -24,46 +23,41 @@ from concord.porting.file_tensors import StoredTensor
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import opened
 
+# Seconds for a file of any size, and bytes that add another; importing a framework takes several seconds.
 TIME_LIMIT, BYTES_A_SECOND = 60.0, 10 << 20
-"""Seconds that a file may take, four times as many with a framework, and one more for so many bytes."""
 
+# Bytes for any file, and a multiple of its own: frameworks compress and copy. Four times as many with one.
 MEMORY_LIMIT, GROWTH = 1 << 30, 8
-"""Bytes that the process may hold, four times as many with a framework, and so many times those of the file:
-frameworks compress and copy."""
 
 Load = Callable[[Path], Mapping[str, StoredTensor]]
 Save = Callable[..., None]
 
 
 def read(load: Load, path: Path, framework: str = "") -> dict[str, StoredTensor]:
-    """Return the tensors of a file, or folder.
+    """Have ``load`` read a file or folder in the process of a framework.
 
     Args:
-        load: a function of a module, which reads them; it may raise whatever it likes.
-        framework: that it imports, by the extra that it comes with; empty: none.
+        load: a function of a module, which may raise anything.
 
     Raises:
-        SpecError: if it is refused, or takes more time or memory than any file of weights.
+        SpecError: if the library refuses the file, dies, or exceeds a limit.
     """
     if not path.is_dir():
-        with opened(path):  # for the message
+        with opened(path):  # a file that is missing is refused before a process starts
             pass
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         between = Path(folder) / "tensors.safetensors"
         names = _ask("read", load, path, between, path, framework)
-        found = safetensors.read(between)  # mapped: the file may go
-        return {name: found[name] for name in names}
+        tensors = safetensors.read(between)  # mapped: the file may be deleted now
+        # The library's order: safetensors sorts tensors by the size of their numbers.
+        return {name: tensors[name] for name in names}
 
 
 def write(save: Save, path: Path, tensors: Mapping[str, StoredTensor], framework: str, **about: Any) -> None:
-    """Write tensors.
-
-    Args:
-        save: a function of a module, which writes them.
-        about: what it takes besides, as JSON has it.
+    """Have ``save`` write tensors in the process of a framework.
 
     Raises:
-        SpecError: if it cannot, or the framework is not installed.
+        SpecError: if nothing can be written, or the framework is not installed.
     """
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         between = Path(folder) / "tensors.safetensors"
@@ -71,14 +65,14 @@ def write(save: Save, path: Path, tensors: Mapping[str, StoredTensor], framework
         _ask("write", save, path, between, between, framework, **about)
 
 
+# By the parent's process number and framework. One is kept and asked again: a framework takes seconds to
+# start.
 _processes: dict[tuple[int, str], Process] = {}
-"""The processes of this one, by its number and the framework in them: they take a second to start, or
-many."""
 
 
 @atexit.register
 def _end() -> None:
-    """End the processes of this one; a process that was forked from it ends none of them."""
+    # A forked child inherits this table, and must not end its parent's processes.
     for (parent, _), process in _processes.items():
         if parent == os.getpid():
             process.close()
@@ -87,16 +81,12 @@ def _end() -> None:
 def _ask(
     method: str, act: Load | Save, path: Path, between: Path, source: Path, framework: str, **about: Any
 ) -> Any:
-    """Have a function called in the process that has a framework.
-
-    Args:
-        source: what is read by it, whose size sets the limits.
-    """
-    data = source.parent.glob(f"{glob.escape(source.stem)}.data-*")  # of TensorFlow
+    # The size of what is read sets the limits; TensorFlow's data lie beside its index.
+    data = source.parent.glob(f"{glob.escape(source.stem)}.data-*")
     files = [file for file in source.rglob("*") if file.is_file()] if source.is_dir() else [source, *data]
     length, factor = sum(file.stat().st_size for file in files), 4 if framework else 1
     key, function = (os.getpid(), framework), f"{act.__module__}:{act.__name__}"
-    kept = _processes.pop(key, None)  # one whose answer nobody waited for is not asked again
+    kept = _processes.pop(key, None)  # after an interrupt nobody may read the answer to an earlier question
     process = kept or Process(time_limit=0, memory_limit=1)
     process.time_limit = TIME_LIMIT * factor + length / BYTES_A_SECOND
     process.memory_limit = MEMORY_LIMIT * factor + GROWTH * length
@@ -116,20 +106,20 @@ def _ask(
 
 
 class Library:
-    """What the process does."""
+    """The service that the isolated process offers."""
 
     def read(self, function: str, path: str, between: str) -> list[str]:
-        """Read a file; return the names of its tensors."""
+        """Read a file into a safetensors file; return the names of its tensors in order."""
         tensors = dict(_function(function)(Path(path)))
         safetensors.write(Path(between), tensors)
         return list(tensors)
 
     def write(self, function: str, path: str, between: str, **about: Any) -> None:
-        """Write a file."""
+        """Write a file from a safetensors file."""
         _function(function)(Path(path), safetensors.read(Path(between)), **about)
 
 
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+    resolved: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return resolved

@@ -1,4 +1,4 @@
-"""ONNX graphs: this project's PyTorch model as PyTorch exports it, in a process of its own. Written alone."""
+"""ONNX graphs: this project's PyTorch model, exported by PyTorch. Written only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from concord.spec.errors import optional
 from concord.spec.files import refusing
 from concord.spec.tensors import inputs, output_name, taps
 
+# The first with LayerNormalization, and known to every runtime of today.
 OPSET = 17
-"""The version of the operators: all that the family needs, and every runtime of today knows it."""
 
-DTYPES = ("float32", "float16", "float64")
-"""Those that a graph may compute in."""
+DTYPES = ("float32", "float16", "float64")  # that a graph may compute in
 
+# Axes of any length; the exporter would fix them at the length of its example.
 AXES = {"batch": "B", "tokens": "T", "query": "T", "key": "T"}
-"""Those of any length."""
 
 
 def save(
@@ -33,11 +32,11 @@ def save(
     dtype: str,
     every_tap: bool,
 ) -> None:
-    """Write a graph, in the process that has PyTorch, and ``<name>.data`` with its weights beside it.
+    """Write a graph, and its weights as ``<name>.data`` beside it.
 
     Args:
         tensors: the state of the model.
-        every_tap: whether every tap is an output, and not what the part hands out alone.
+        every_tap: make every tap an output, not only the result of the part.
     """
     with optional("to write ONNX", "torch"):
         import torch
@@ -50,45 +49,48 @@ def save(
     family = from_mapping(dict(config), str(path))
     model = PARTS[part](family, dtype=getattr(torch, dtype)).eval()
     model.load_state_dict(state(tensors))
-    found: dict[str, Any] = {}
+    tapped: dict[str, Any] = {}
 
     def tap(name: str, tensor: Any) -> Any:
-        found[name] = tensor
+        tapped[name] = tensor
         return tensor
 
     def outputs(_: Any, __: Any, result: Any) -> Any:
         if not every_tap:
             tap(output_name(family, part), result)
-        return tuple(found.values())
+        return tuple(tapped.values())
 
     if every_tap:
         attach(model.named_modules(), tap)
     model.register_forward_hook(outputs)
     room = family.max_positions - family.position_start
     ids = torch.ones(2, room if family.pooling == "flatten" else min(3, room), dtype=torch.int64)
-    given = {"input_ids": ids, **({"segment_ids": ids * 0} if family.num_segments else {})}
+    example = {"input_ids": ids, **({"segment_ids": ids * 0} if family.num_segments else {})}
     with (
         torch.no_grad(),
         warnings.catch_warnings(action="ignore"),
         refusing(path),
-        tempfile.TemporaryDirectory(dir=path.parent) as folder,  # of more than 2 GB become many files
+        tempfile.TemporaryDirectory(
+            dir=path.parent
+        ) as folder,  # beyond 2 GB the exporter writes a file per tensor
     ):
-        model(**given)  # says which taps there are
+        model(**example)  # says which taps there are
         shown = {**inputs(family, part), **taps(family, part)}
         torch.onnx.export(
             model,
-            tuple(given.values()),
+            tuple(example.values()),
             f"{folder}/{path.name}",
-            input_names=list(given),
-            output_names=list(found),
+            input_names=list(example),
+            output_names=list(tapped),
             dynamic_axes={
                 name: {
                     place: AXES[axis] for place, axis in enumerate(shown[name].shape.split()) if axis in AXES
                 }
-                for name in (*given, *found)
+                for name in (*example, *tapped)
             },
             opset_version=OPSET,
-            dynamo=False,  # the other exporter needs one more package
+            dynamo=False,  # the other exporter needs onnxscript as well
         )
+        # A protobuf message ends at 2 GB, so the weights go into one file beside it.
         graph = onnx.load(f"{folder}/{path.name}")
         onnx.save_model(graph, path, save_as_external_data=True, location=f"{path.name}.data")

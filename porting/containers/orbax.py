@@ -1,4 +1,4 @@
-"""Folders of Orbax, as JAX programs write them: read and written by Orbax itself, in a process of its own."""
+"""Orbax folders, as JAX programs write them, read and written by Orbax."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from concord.spec.errors import optional
 
 
 def is_folder(path: Path) -> bool:
-    """Say whether a folder is one."""
+    """Whether a folder has the marks that Orbax leaves."""
     marks = ("manifest.ocdbt", "_sharding", "_CHECKPOINT_METADATA")
     return path.is_dir() and (path / "_METADATA").is_file() and any((path / mark).exists() for mark in marks)
 
 
 def load(path: Path) -> dict[str, StoredTensor]:
-    """Return the arrays of a folder; the names of dictionaries are joined by dots."""
+    """Return the arrays of a folder; nested names are joined by dots."""
     with _checkpointer() as checkpointer:
         return flat(checkpointer.restore(path))
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write arrays, in the process that has Orbax."""
+    """Write arrays as nested dictionaries."""
     with _checkpointer() as checkpointer:
         arrays: Any = {name: array_of(tensor) for name, tensor in tensors.items()}
         checkpointer.save(path, tree(arrays))

@@ -1,6 +1,6 @@
-"""PaddlePaddle's own files: pickles of arrays, of which nothing is run but what makes arrays.
+"""PaddlePaddle's files: pickles of arrays.
 
-PaddlePaddle's own reader would run whatever they name, and so is not asked.
+PaddlePaddle's own reader runs whatever a pickle names; this one runs nothing but what makes arrays.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from concord.porting.file_tensors import NUMPY, StoredTensor, flat
 from concord.spec.errors import SpecError
 from concord.spec.files import refusing
 
-LACKS = ("float8_e4m3fn", "float8_e5m2", "uint64", "uint32", "uint16")
-"""Dtypes that PaddlePaddle does not have."""
+LACKS = ("float8_e4m3fn", "float8_e5m2", "uint64", "uint32", "uint16")  # dtypes
 
 
 def _encoded(text: str, encoding: str = "latin1") -> bytes:
-    """Return bytes as Python 2 spells them."""
+    # Pickles of protocol 2 spell bytes as Latin-1 text; no pickle of arrays asks for another codec.
     if encoding not in ("latin1", "latin-1"):
         raise SpecError(f"it spells bytes in {encoding[:40]!r}")
     return codecs.encode(text, "latin1")
 
 
 RECONSTRUCT: Any = np.zeros(1).__reduce__()[0]
+# How NumPy itself rebuilds an array, in pickles of protocol 2 to 4 and of protocol 5.
 FROM_BUFFER: Any = np.zeros(1).__reduce_ex__(5)[0]
-"""What NumPy makes an array with."""
 
+# All that a pickle may name. NumPy 2 calls its core ``_core``; files of both versions are about.
 ALLOWED: Mapping[str, Any] = {
     "collections.OrderedDict": OrderedDict,
     **{f"{module}.bytes": bytes for module in ("builtins", "__builtin__")},
@@ -49,14 +49,10 @@ ALLOWED: Mapping[str, Any] = {
         )
     },
 }
-"""All that a pickle may name, and what is taken for it."""
 
 
 class _Reader(pickle.Unpickler):
-    """Reads a pickle that names nothing but what is allowed."""
-
     def find_class(self, module: str, name: str) -> Any:
-        """Return what is taken for a class or function; nobody looks for it."""
         asked = f"{module}.{name}"
         if asked not in ALLOWED:
             raise SpecError(
@@ -66,12 +62,13 @@ class _Reader(pickle.Unpickler):
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return the arrays of a file, which keeps bfloat16 as uint16 and has no tensors of that."""
+    """Return the arrays of a file."""
     with path.open("rb") as file:
-        found = flat(_Reader(file, encoding="latin1").load())
+        tensors = flat(_Reader(file, encoding="latin1").load())
     return {
-        name: StoredTensor("bfloat16", one.shape, one.bits) if one.dtype == "uint16" else one
-        for name, one in found.items()
+        # paddle.save stores bfloat16 as uint16, which is no dtype of PaddlePaddle's tensors.
+        name: StoredTensor("bfloat16", tensor.shape, tensor.bits) if tensor.dtype == "uint16" else tensor
+        for name, tensor in tensors.items()
     }
 
 
@@ -79,7 +76,7 @@ def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors as ``paddle.save`` writes a ``state_dict``."""
     with refusing(path), path.open("wb") as file:
         pickler = pickle.Pickler(file, 4)
-        pickler.fast = True  # remembers, and so holds, no array
+        pickler.fast = True  # its memo would keep every array in memory
         pickler.dump(
             {name: np.asarray(tensor.bits(), NUMPY[tensor.dtype]) for name, tensor in tensors.items()}
         )

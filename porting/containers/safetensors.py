@@ -1,8 +1,6 @@
-"""Safetensors: eight bytes with the length of a JSON header, the header, and the tensors behind it.
+"""Safetensors, memory-mapped: https://huggingface.co/docs/safetensors.
 
-Memory-mapped.
-
-https://huggingface.co/docs/safetensors. The format's own library says whether a file is one.
+Eight bytes with the length of a JSON header, the header, the tensors. The format's library validates a file.
 """
 
 from __future__ import annotations
@@ -34,19 +32,17 @@ CODES = {
     },
     "BOOL": "bool",
 }
-"""What the format calls dtypes."""
 
+# Bytes, enough for some 100,000 tensors. The library accepts six times as many, whose JSON may take
+# gigabytes.
 LONGEST_HEADER = 1 << 24
-"""Bytes of a header: of some 100,000 tensors. The library reads six times as many, which may take
-gigabytes."""
 
 
 def read(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file; nothing but its header is read.
+    """Return the tensors of a file; only its header is read.
 
     Raises:
-        SpecError: if it is no such file: cut off, tensors that overlap, lie beyond its end or leave gaps,
-            unknown dtypes.
+        SpecError: if it is cut off, its tensors overlap or leave gaps, or a dtype is unknown.
     """
     with opened(path) as file:
         total, length = file.seek(0, 2), 0
@@ -55,15 +51,15 @@ def read(path: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(file.read(8), "little")
             if total < 8 or length > min(LONGEST_HEADER, total - 8):
                 raise SafetensorError(f"its header says {length} bytes")
-            with safe_open(path, "numpy"):  # looks at every entry
+            with safe_open(path, "numpy"):  # validates every offset, on which the views below rely
                 header = json.loads(file.read(length))
             header.pop("__metadata__", None)
             shapes = {name: shape_of(entry["shape"]) for name, entry in header.items()}
         except (SafetensorError, ValueError, RecursionError, OSError) as error:
-            said = " ".join(str(error).split())[:300]
-            raise SpecError(f"{path}: not a whole safetensors file: {said}; it has {total} bytes") from None
+            reason = " ".join(str(error).split())[:300]
+            raise SpecError(f"{path}: not a whole safetensors file: {reason}; it has {total} bytes") from None
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    found = {}
+    tensors = {}
     for name, entry in header.items():
         dtype, shape = CODES.get(entry["dtype"]), shapes[name]
         if dtype is None:
@@ -71,16 +67,12 @@ def read(path: Path) -> dict[str, StoredTensor]:
             raise SpecError(
                 f"{path}: {name[:200]!r} has dtype {entry['dtype']!r} but must have one of {known}"
             )
-        found[name] = sliced(mapped, 8 + length + entry["data_offsets"][0], dtype, shape)
-    return found
+        tensors[name] = sliced(mapped, 8 + length + entry["data_offsets"][0], dtype, shape)
+    return tensors
 
 
 def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors one by one, which the library does not.
-
-    Raises:
-        SpecError: if it cannot be written.
-    """
+    """Write tensors one by one; the library would need all of them in memory."""
     codes = {name: code for code, name in CODES.items()}
     # As the library does: wide dtypes first, so that each tensor lies at a multiple of its numbers' size.
     order = sorted(tensors, key=lambda name: (-np.dtype(NUMPY[tensors[name].dtype]).itemsize, name))
@@ -92,6 +84,7 @@ def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
         dtype, shape = codes[tensors[name].dtype], list(tensors[name].shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, reached]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    # Tensors begin at a multiple of 8 bytes, so that a mapped view is aligned.
     text += b" " * (-len(text) % 8)
     with writing(path) as put:
         put(len(text).to_bytes(8, "little") + text)

@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow: an index and data beside it, read and written by TensorFlow itself."""
+"""TensorFlow's checkpoints: an index with data beside it, read and written by TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ import numpy as np
 from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, array_of, of_framework
 from concord.spec.errors import SpecError, optional
 
-SUFFIX, OURS = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"
-"""How the name of an index ends, and the keys of checkpoints of TensorFlow 2."""
+SUFFIX, TF2 = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"  # the latter ends every key of TensorFlow 2
 
 
 def is_index(path: Path) -> bool:
-    """Say whether a file is the index of one, by its name and that of its data beside it."""
+    """Whether a file is an index, by its name and its data beside it."""
     data = f"{glob.escape(path.name.removesuffix(SUFFIX))}.data-*-of-*"
     return path.name.endswith(SUFFIX) and path.is_file() and any(path.parent.glob(data))
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return the tensors of a checkpoint; texts are passed over."""
+    """Return the tensors of a checkpoint."""
     with optional("a checkpoint of TensorFlow", "tf"):
         import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(path.with_suffix("")))
-    shapes, found = reader.get_variable_to_shape_map(), {}
+    shapes, tensors = reader.get_variable_to_shape_map(), {}
     for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
-        if dtype == tf.string:
+        if dtype == tf.string:  # such as the graph of objects
             continue
         if dtype.name not in NUMPY:
             raise SpecError(f"{name[:200]!r} has dtype {dtype.name}, which is not known")
-        found[name] = StoredTensor(dtype.name, tuple(shapes[name]), partial(_bits, reader, name))
-    return found
+        tensors[name] = StoredTensor(dtype.name, tuple(shapes[name]), partial(_bits, reader, name))
+    return tensors
 
 
 def _bits(reader: object, name: str) -> Bits:
@@ -43,22 +42,20 @@ def _bits(reader: object, name: str) -> Bits:
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors, in the process that has TensorFlow.
-
-    Where they bear the keys of TensorFlow 2, with the graph of objects by which it finds them.
-    """
+    """Write tensors; keys of TensorFlow 2 go with the graph of objects that they describe."""
     with optional("to write a checkpoint of TensorFlow", "tf"):
         import tensorflow as tf
 
     prefix = str(path.with_suffix(""))
-    if not all(name.endswith(OURS) for name in tensors):
+    if not all(name.endswith(TF2) for name in tensors):
         arrays = [array_of(tensor) for tensor in tensors.values()]
         slices = [""] * len(tensors)
         tf.raw_ops.SaveV2(prefix=prefix, tensor_names=list(tensors), shape_and_slices=slices, tensors=arrays)
         return
+    # tf.train.Checkpoint.restore finds variables by this graph, not by their keys.
     root = tf.train.Checkpoint()
     for name, tensor in tensors.items():
-        *outer, last = name.removesuffix(OURS).split("/")
+        *outer, last = name.removesuffix(TF2).split("/")
         place = root
         for part in outer:
             if not hasattr(place, part):

@@ -1,7 +1,4 @@
-"""PyTorch's own files, read and written by PyTorch itself, in a process of its own.
-
-Nothing that a file names is run but what makes tensors and arrays (``weights_only=True``).
-"""
+"""PyTorch's files, read with ``weights_only=True``: nothing runs but what makes tensors and arrays."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, flat, of_fra
 from concord.spec.errors import SpecError, optional
 from concord.spec.files import refusing
 
+# Training loops keep settings and NumPy arrays beside weights, which PyTorch does not allow by itself.
 HARMLESS: tuple[Any, ...] = (
     argparse.Namespace,
     np.ndarray,
@@ -27,14 +25,13 @@ HARMLESS: tuple[Any, ...] = (
     np.float64(1).__reduce__()[0],
     *(type(np.dtype(code)) for code in "bBhHiIqQefd?"),
 )
-"""What training loops keep beside weights and PyTorch does not list: settings, and arrays of NumPy."""
 
+# How PyTorch's message names the class or function that it refused.
 GLOBAL = re.compile(r"GLOBAL (\S+)")
-"""How PyTorch calls a class or function that it does not load."""
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return the tensors of a file."""
+    """Return the tensors of a file, also those nested in a training loop's state."""
     with optional("a file of PyTorch", "torch"):
         import torch
 
@@ -42,24 +39,24 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
         raise SpecError("it is empty")
     try:
         with torch.serialization.safe_globals(list(HARMLESS)):
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        said = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
-        said = said.partition(" Check the documentation")[0]
+        # PyTorch advises to load with weights_only=False, which would run the file.
+        reason = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
+        reason = reason.partition(" Check the documentation")[0]
         if named := GLOBAL.search(str(error)):
-            said = f"it asks for {named[1][:100]!r}, which no file of weights needs; nothing of it was run"
-        raise SpecError(said[:300] or "it is no pickle of tensors; nothing of it was run") from None
+            reason = f"it asks for {named[1][:100]!r}, which no file of weights needs; nothing of it was run"
+        raise SpecError(reason[:300] or "it is no pickle of tensors; nothing of it was run") from None
     except RuntimeError as error:
         if "TorchScript" in str(error):
             raise SpecError(
                 "it is a compiled model of TorchScript, which is code; save its state_dict()"
             ) from None
         raise
-    return flat(found, _stored)
+    return flat(content, _stored)
 
 
 def _stored(tensor: Any, name: str) -> StoredTensor:
-    """Return a tensor of PyTorch as one of a file; an array of NumPy too."""
     if isinstance(tensor, (np.ndarray, np.generic)):
         return of_framework(tensor, name)
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
@@ -71,12 +68,13 @@ def _stored(tensor: Any, name: str) -> StoredTensor:
 def _bits(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Bits:
     import torch
 
+    # Bytes, since NumPy has no bfloat16. A conjugated or negated view would lose its flag with its dtype.
     flat_bytes = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     return np.asarray(flat_bytes.numpy().view(NUMPY[dtype]).reshape(shape))
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors as a ``state_dict``, in the process that has PyTorch."""
+    """Write tensors as a ``state_dict``."""
     with optional("to write a file of PyTorch", "torch"):
         import torch
 
@@ -85,11 +83,11 @@ def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def state(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
-    """Return tensors as PyTorch's own."""
+    """Copy tensors into PyTorch's own."""
     import torch
 
-    found = {}
+    copies = {}
     for name, tensor in tensors.items():
-        found[name] = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        found[name].reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(tensor.data(), np.uint8)
-    return found
+        copies[name] = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        copies[name].reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(tensor.data(), np.uint8)
+    return copies
