@@ -1,4 +1,4 @@
-"""How each framework computes it: the four backends, and the door to them.
+"""The four backends, and how to find and start one.
 
 Nothing here imports a framework; that happens in a worker process (:mod:`concord.backends.worker`).
 """
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from concord.backends.worker import Worker
 
 BUILT_IN = ("torch", "tf", "paddle", "jax")
-"""The backends that live in this repository."""
+"""Backends of this repository."""
 
 ENTRY_POINTS = "concord.backends"
-"""The entry-point group in which an installed package offers a backend of its own."""
+"""Entry-point group in which an installed package offers a backend."""
 
 
+# Part of messages about a user's own class (docs/guides/joining.md).
 SEARCHED = "its module is looked for in the current folder, in PYTHONPATH and in the environment's packages"
-"""Where a class of one's own is found (docs/guides/joining.md)."""
 
 
 def names() -> list[str]:
-    """Return the names of all known backends: the four, and those that installed packages offer."""
+    """Return the names of all known backends: the four, then those of installed packages."""
     return [*BUILT_IN, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN))]
 
 
 def resolve(name: str) -> str:
-    """Return the class behind a backend's name, as ``"package.module:Class"``.
+    """Return the class of a backend as ``"package.module:Class"``.
 
     Args:
         name: a known name, or such a path itself.
@@ -57,23 +57,24 @@ def resolve(name: str) -> str:
 
 
 def check_offered(found: Iterable[str], where: str, named: Collection[str] = ()) -> None:
-    """Refuse backends that a file names and nothing here offers: a file does not say what code is imported.
+    """Refuse backends that a file names but nothing here offers.
 
     Args:
         found: the names in the file.
-        where: what the file is, for the message.
-        named: those that the user names too, and so may be imported.
+        where: the file, for the message.
+        named: names that the user gave too.
 
     Raises:
         SpecError: with a line for each.
     """
-    strange = [name for name in dict.fromkeys(found) if name not in (*names(), *named)]
-    if strange:
+    # A name may be a path of a class, and a file must not decide what code is imported.
+    not_offered = [name for name in dict.fromkeys(found) if name not in (*names(), *named)]
+    if not_offered:
         raise SpecError(
             [
                 f"{where} names backend {name!r}, which is not known here; to have it imported, say "
                 f"--backend {name}"
-                for name in strange
+                for name in not_offered
             ]
         )
 
@@ -82,13 +83,12 @@ def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
     """Start a backend in a process of its own.
 
     Args:
-        name: a known name (:func:`names`) or ``"package.module:Class"``.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        settings: the other arguments of :class:`concord.backends.worker.Worker`.
+        name: one of :func:`names`, or ``"package.module:Class"``.
+        settings: other arguments of :class:`concord.backends.worker.Worker`.
 
     Raises:
         UnknownNameError: with the nearest names.
-        WorkerFailure: if it cannot be started, for example because the framework is not installed.
+        WorkerFailure: if it cannot start, for example because the framework is not installed.
     """
     from concord.backends.worker import Worker
 
@@ -96,7 +96,7 @@ def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
 
 
 def __getattr__(name: str) -> Any:
-    # A worker process imports this package too, in environments that have no psutil.
+    # A worker process imports this package too, in environments without psutil.
     if name in ("Worker", "WorkerFailure"):
         from concord.backends import worker
 

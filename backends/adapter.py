@@ -1,7 +1,4 @@
-"""What the backends of the four frameworks share: how a request becomes a session.
-
-No framework is called here.
-"""
+"""The base of the four backends: from a request to a session, without a framework call."""
 
 from __future__ import annotations
 
@@ -42,19 +39,15 @@ class FrameworkAdapter(ABC):
     """A backend on a framework (:class:`concord.backends.interface.Backend`).
 
     Attributes:
-        name: what reports call it.
-        version: of the framework.
-        dtypes: what it computes in, for each kind of device.
-        thread_switches: the environment variables that say how many threads it has.
-        implementations: by name.
-        known_deviations: what it declares (SPEC PRC-4), for each kind of device.
-        naming: what it calls parameters.
-        precisions: what ``strict`` and ``tf32`` of :data:`concord.backends.interface.PRECISION_MODES` set;
-            first the switch of matrix products.
-        determinism: what is set where only kernels may run that give the same bits each time.
-        defaults: the switches as they were when the framework was imported.
-        session_type: the class of its sessions.
-        trainer: makes of a session what trains its model.
+        dtypes: by kind of device.
+        thread_switches: environment variables that set the number of threads.
+        known_deviations: declarations by kind of device (SPEC PRC-4).
+        naming: of the parameters.
+        precisions: the switches of ``strict`` and ``tf32``
+            (:data:`concord.backends.interface.PRECISION_MODES`), matrix products first.
+        determinism: the switches of deterministic kernels.
+        defaults: the switches at import.
+        trainer: makes a session's trainer.
         training, optimizers: the framework's modules of these names.
     """
 
@@ -72,6 +65,7 @@ class FrameworkAdapter(ABC):
     optimizers: ModuleType
 
     def __init__(self) -> None:
+        # Recorded at import, before anything is set: nothing tells later what the framework does unasked.
         self.naming, self.defaults = NAMINGS[self.name], self.read_switches()
 
     def describe(self) -> dict[str, Any]:
@@ -96,26 +90,25 @@ class FrameworkAdapter(ABC):
         }
 
     def run(self, request: Request) -> Run:
-        """Compute what is asked (:meth:`concord.backends.interface.Backend.run`)."""
+        """Compute a request (:meth:`concord.backends.interface.Backend.run`)."""
         run: Run = self.session_type(self, request).read()
         return run
 
     def session(self, request: Request) -> Session:
-        """Build what is asked for, to be run many times."""
+        """Build a request's model, to run it many times."""
         session: Session = self.session_type(self, request)
         return session
 
     def train(self, request: Request) -> TrainingSession:
-        """Hold training open (:meth:`concord.backends.interface.Trainable.train`)."""
+        """Open a training session (:meth:`concord.backends.interface.Trainable.train`)."""
         session: TrainingSession = self.session_type(self, request).trainer
         return session
 
     def implementation(self, request: Request) -> Implementation:
-        """Return the implementation that a request asks for.
+        """Return the implementation for a request.
 
         Raises:
-            Unsupported: if there is none of that name, or with everything that keeps it from computing the
-                request.
+            Unsupported: if there is none of that name, or listing everything that prevents the request.
         """
         asked = f"implementation {request.implementation!r}"
         if request.implementation not in self.implementations:
@@ -131,10 +124,9 @@ class FrameworkAdapter(ABC):
         return implementation
 
     def trace(self, request: Request) -> Trace:
-        """Return what makes of the tap that records the one that the layers call: they are the same.
+        """Return how the tap of the layers follows from the recording one; here they are the same.
 
-        A subclass may return a function whose tap changes what it is given; compilers trace it like the
-        model.
+        A subclass may change tensors in between, to put a bug in; compilers trace it like the model.
         """
         return lambda model, inputs, record: record
 
@@ -145,7 +137,7 @@ class FrameworkAdapter(ABC):
         return Product(self, self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def build(self, request: Request, device: Device) -> Any:
-        """Return the part of the model with the weights loaded."""
+        """Return a part of the model with its weights."""
         model = self.construct(self.implementation(request).parts[request.part], request, device)
         self.load(model, request.config, request.weights, request.part)
         return model
@@ -154,8 +146,10 @@ class FrameworkAdapter(ABC):
         """Return the parameters of a model by canonical name."""
         exported = self.export(self.training.named(model), request.config, request.part)
         return {
-            name: np.array(array) for name, array in exported.items()
-        }  # what a framework gives may be its own memory, which the next step changes
+            # Copies: the array may be the framework's own memory, which the next step changes.
+            name: np.array(array)
+            for name, array in exported.items()
+        }
 
     def device(self, name: str) -> Device:
         """Return the framework's device of that name.
@@ -173,11 +167,11 @@ class FrameworkAdapter(ABC):
 
     @contextmanager
     def within(self, request: Request) -> Iterator[None]:
-        """Do what a block does in the place and way of a request."""
+        """Return the context of a request, such as its device."""
         yield
 
     def precision(self, mode: str) -> dict[str, Any]:
-        """Return what a precision mode sets."""
+        """Return the switches of a precision mode."""
         return (
             {name: self.defaults[name] for name in self.precisions["strict"]}
             if mode == "default"
@@ -185,22 +179,19 @@ class FrameworkAdapter(ABC):
         )
 
     def set_precision(self, mode: str) -> None:
-        """Have products of float32 numbers computed in a precision mode (:data:`PRECISION_MODES`)."""
+        """Set how float32 matrices are multiplied (:data:`concord.backends.interface.PRECISION_MODES`)."""
         self.put_switches(self.precision(mode))
 
     def wanted(self, request: Request) -> dict[str, Any]:
-        """Return the switches that a request sets, as they have to be still when it is done."""
+        """Return the switches that a request sets, which must be unchanged after the run (SPEC PRC-3)."""
         return {**self.precision(request.precision), **(self.determinism if request.deterministic else {})}
 
     def relaid(self, array: NDArray[Any], kind: str) -> NDArray[Any]:
-        """Return a canonical array in the native layout, or a native one in the canonical layout."""
+        """Convert an array between the canonical and the native layout, in either direction."""
         return array.T if self.naming.transposed and kind == "kernel" else array
 
     def load(self, model: Any, config: EncoderConfig, weights: Weights, part: str) -> None:
-        """Copy canonical weights into a model, rounding each to the model's dtype once.
-
-        SPEC PRC-2, WGT-4.
-        """
+        """Copy canonical weights into a model, rounding each once (SPEC PRC-2, WGT-4)."""
         named = self.training.named(model)
         for name, parameter in parameters(config, part).items():
             self.assign(
@@ -209,7 +200,7 @@ class FrameworkAdapter(ABC):
             )
 
     def export(self, named: Mapping[str, Tensor], config: EncoderConfig, part: str) -> Arrays:
-        """Return tensors of native names, a model's parameters or their gradients, as canonical arrays."""
+        """Convert tensors by native name, parameters or gradients, to canonical arrays."""
         arrays = {}
         for name, parameter in parameters(config, part).items():
             native = self.naming.native_name(name, parameter.kind)
@@ -218,11 +209,11 @@ class FrameworkAdapter(ABC):
         return arrays
 
     def call(self, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the output of a model that takes each of its inputs as an argument."""
+        """Call a model with each input as an argument."""
         return model(**inputs)
 
     def without_gradients(self) -> AbstractContextManager[Any]:
-        """Return what computes without a thought of gradients."""
+        """Return a context without gradients."""
         return nullcontext()
 
     # What each framework does in its own way.
@@ -233,35 +224,35 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def threads(self) -> int:
-        """Return the number of threads that the framework computes with on the CPU."""
+        """Return the number of CPU threads of the framework."""
 
     @abstractmethod
     def place(self, kind: str, index: int) -> Device:
-        """Return the framework's device: ``"cpu"``, or ``"cuda"`` of that number."""
+        """Return the framework's device for ``"cpu"`` or ``"cuda"`` and its number."""
 
     @abstractmethod
     def construct(self, part: Callable[..., Any], request: Request, device: Device) -> Any:
-        """Return a part of the model in the dtype of a request, on a device, without its weights."""
+        """Return a part of the model in the request's dtype, without weights."""
 
     @abstractmethod
     def tensor(self, array: NDArray[Any], dtype: str, device: Device) -> Tensor:
-        """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
+        """Return an input as a tensor: numbers in the run's precision, ids as int64, masks as bool."""
 
     @abstractmethod
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device."""
+        """Return the most bytes held on a device."""
 
     @abstractmethod
     def event(self) -> Any:
-        """Return an event of the device's clock; None if the framework does not give it away."""
+        """Return an event of the device's clock, or None."""
 
     @abstractmethod
     def layers(self, model: Any) -> Iterable[tuple[str, Any]]:
-        """Return all layers of a model, itself too, with their paths, such as ``layers.0.attention``."""
+        """Return a model and all its layers with paths such as ``layers.0.attention``."""
 
     @abstractmethod
     def synchronize(self, computed: Any) -> None:
-        """Wait until what it is given is computed."""
+        """Wait until tensors are computed."""
 
     @abstractmethod
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
@@ -269,15 +260,15 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def read_switches(self) -> dict[str, Any]:
-        """Return every switch as it is now, with what the environment says of it."""
+        """Return the current value of every switch, with what the environment sets."""
 
     @abstractmethod
     def put_switches(self, wanted: Mapping[str, Any]) -> None:
-        """Set switches of a precision."""
+        """Set the switches of a precision."""
 
     @abstractmethod
     def set_determinism(self, on: bool) -> None:
-        """Have only kernels run that give the same bits each time, or let any run."""
+        """Allow deterministic kernels only, or all."""
 
     @abstractmethod
     def has_tf32(self, device: Any) -> bool:
@@ -285,25 +276,22 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def assign(self, parameter: Tensor, array: NDArray[Any]) -> None:
-        """Copy an array of the native layout into a parameter, rounding to its dtype once."""
+        """Copy an array in native layout into a parameter, rounding once."""
 
     @abstractmethod
     def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
-        """Return a tensor as an array; the half precisions come as float32, exactly."""
+        """Return a tensor as an array; half precisions come as float32, exactly."""
 
 
 class Product:
-    """A matrix product, again and again (:class:`concord.backends.interface.Steps`).
-
-    (M, K) and (K, N) to (M, N).
-    """
+    """A repeated matrix product (:class:`concord.backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
 
     def __init__(self, adapter: FrameworkAdapter, left: Tensor, right: Tensor) -> None:
         self.adapter, self.left, self.right = adapter, left, right
         self.product: Tensor | None = None
 
     def compile(self) -> None:
-        """Do nothing: there is nothing to compile."""
+        """Do nothing."""
 
     def step(self) -> None:
         """Start one product."""
@@ -314,5 +302,5 @@ class Product:
         self.adapter.synchronize(self.product)
 
     def results(self) -> Arrays:
-        """Return what the last step computed."""
+        """Return the last product."""
         return {"product": self.adapter.to_numpy(self.product)}

@@ -1,7 +1,4 @@
-"""The worker's side of a measurement.
-
-A session is opened from a few numbers, stepped, and timed where it runs.
-"""
+"""The worker's side of a measurement: a session is built, stepped and timed where it runs."""
 
 from __future__ import annotations
 
@@ -25,22 +22,22 @@ from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import round_inputs
 from concord.spec.parameters import initialize, trainable
 
+# Random directions along which updates are reported.
 VECTORS = 4
-"""Random directions along which an update is reported."""
 
+# Arrays up to this size are reported whole.
 WHOLE = 16
-"""Numbers up to which it is reported as it is."""
 
 MOMENT = "first_moment."
-"""How what an optimizer keeps of gradients is called."""
+"""Prefix of Adam's first moments."""
 
 
 Answer = tuple[dict[str, Any], Arrays]
-"""What is said, and arrays by name."""
+"""JSON data, and arrays by name."""
 
 
 class Bench:
-    """The one session, or bare product, that a worker holds at a time."""
+    """The session or product that a worker measures."""
 
     def __init__(self, measured: Measurable) -> None:
         self.measured = measured
@@ -51,12 +48,12 @@ class Bench:
         """Build a model and run it once.
 
         Args:
-            request: all but the weights.
-            weights: a file with them; None: drawn.
+            request: without weights.
+            weights: a file; None to draw them.
 
         Returns:
-            Seconds (building, compiling ahead, first step), and what was computed: logits, or of the steps
-            of training the losses, and what parameters and first moments have come to (:func:`moved`).
+            Seconds of building, compiling and the first step; logits, or losses and :func:`moved` of
+                training.
         """
         self.release()
         if not hasattr(self.measured, "session"):
@@ -73,10 +70,6 @@ class Bench:
         return seconds, self._trained(session, request, results) if request.training else results
 
     def _trained(self, session: Session, request: Request, results: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Make the other steps of training, and return what has come of all.
-
-        The session is left with the first step's inputs.
-        """
         if not hasattr(session, "state"):
             raise Unsupported(
                 f"{self.measured.name} cannot be measured in training: its session has no method 'state'"
@@ -88,6 +81,7 @@ class Bench:
             session.step()
             session.synchronize()
             losses.append(session.results().get("loss", np.asarray(np.nan)))
+        # The measured steps all take the first batch.
         session.feed(request.batch)
         after = session.state()
         changes = (
@@ -98,7 +92,7 @@ class Bench:
         return {"loss": np.array(losses)} | moved(changes, after.items())
 
     def product(self, sizes: Sequence[int], dtype: str, device: str, precision: str) -> Answer:
-        """Make ready a product of two random matrices, (M, K) and (K, N).
+        """Prepare a product of random matrices (M, K) and (K, N).
 
         Args:
             sizes: M, K and N.
@@ -133,24 +127,21 @@ class Bench:
         return seconds, results
 
     def repeat(self, count: int, seconds: float) -> Answer:
-        """Run steps, at least one, until time is over or so many are done; return how long each took."""
+        """Run steps until time or count is used up, at least one; return the seconds of each."""
         assert self.steps is not None, "nothing is prepared"
         self._reset_peak_memory()
         taken = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, count, seconds)
         return {"seconds": taken, "peak_memory_bytes": self._peak_memory()}, {}
 
     def _on_cpu(self, steps: Steps, count: int, seconds: float) -> list[float]:
-        """Time steps one by one."""
         taken: list[float] = []
         while not taken or (len(taken) < count and sum(taken) < seconds):
             taken.append(mean_seconds(steps, 1))
         return taken
 
     def _on_device(self, steps: Steps, count: int, seconds: float) -> list[float]:
-        """Time steps of which none waits for the last, as many as should take that long.
-
-        Each by the clock of the device, or the mean of all where the framework does not give that away.
-        """
+        # Steps are started without waiting for each other, as in real use; the device's clock times each, or
+        # the mean of all is returned.
         single = mean_seconds(steps, 1)
         count = max(1, min(count, int(seconds / max(single, 1e-6))))
         events = (
@@ -170,14 +161,14 @@ class Bench:
             self.measured.peak_memory(self.device, reset=True)
 
     def release(self) -> Answer:
-        """Let the session go."""
+        """Free the session."""
         self.steps = None
         gc.collect()
         return {}, {}
 
 
 def mean_seconds(steps: Steps, count: int) -> float:
-    """Return the mean seconds of steps that are started one after another, by the clock of the host."""
+    """Return the mean seconds of consecutive steps, by the host's clock."""
     steps.synchronize()
     started = time.perf_counter()
     for _ in range(count):
@@ -187,7 +178,7 @@ def mean_seconds(steps: Steps, count: int) -> float:
 
 
 def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
-    """Return the seconds of steps that are started one after another, one fewer than events of the device."""
+    """Return the seconds of consecutive steps, by the device's events, one more than steps."""
     steps.synchronize()
     events[0].record()
     for event in events[1:]:
@@ -200,18 +191,17 @@ def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
 def moved(
     changes: Iterable[tuple[str, NDArray[Any]]], kept: Iterable[tuple[str, NDArray[Any]]]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return what steps of training are reported by, each array along a few directions.
-
-    (:func:`project`): a few numbers for millions.
+    """Return projections of parameter changes and first moments of training.
 
     Args:
         changes: of parameters, by name.
-        kept: what the optimizer keeps, among others, as ``<moment>.<name>``. The first moments are reported,
-            which have a gradient's errors in proportion; the second ones show in the changes.
+        kept: optimizer state, as ``<moment>.<name>``.
 
     Returns:
         ``updates/<name>`` and ``moments/<name>``.
     """
+    # A few numbers stand for millions. First moments have a gradient's errors in proportion; those of second
+    # moments show in the changes.
     projections = {f"updates/{name}": project(name, array) for name, array in changes}
     return projections | {
         f"moments/{name.removeprefix(MOMENT)}": project(name.removeprefix(MOMENT), array)
@@ -221,32 +211,28 @@ def moved(
 
 
 def project(name: str, change: Array) -> NDArray[np.float64]:
-    """Return the sums of an array's elements under random signs.
-
-    Which follow from the name, in units of their root number.
-
-    A small array is returned whole: a few signs may miss a change of a few numbers altogether.
-    """
+    """Return sums of an array under random signs that follow from its name, over the root of its size."""
+    # A few signs may miss a change of a few numbers altogether.
     if change.size <= WHOLE:
         return change.reshape(-1).astype(np.float64)
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     signs = generator.integers(0, 2, (VECTORS, change.size), dtype=np.int8)
     flat = change.reshape(-1).astype(np.float64, copy=False)
     total = flat.sum()
-    # Sums of signed terms, without an array of signs in float64: twice those that keep their sign, less all.
+    # Twice the positive terms minus all of them: no array of signs in float64.
     sums = [2 * flat[signed.view(bool)].sum() - total for signed in signs]
     projected: NDArray[np.float64] = np.array(sums) / np.sqrt(change.size)
     return projected
 
 
 def reset_peak_memory() -> None:
-    """Have the kernel forget this process's largest resident size, where it can."""
+    """Reset the peak resident size of this process, where the kernel allows it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int | None:
-    """Return the largest resident size since the last reset, in bytes; None where the kernel does not say."""
+    """Return the peak resident size since the last reset in bytes, if the kernel reports it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""The first lines of a worker, run by whichever interpreter it has: ``bootstrap.py ROOT TARGET``.
+"""The first lines of a worker, run by its own interpreter: ``bootstrap.py ROOT TARGET``.
 
-They stand on their own until they have decided where modules are found.
+They import nothing of ours before they have decided where modules are found.
 """
 
 import contextlib
@@ -10,11 +10,10 @@ import sys
 
 
 def end_with_parent(connection: int) -> None:
-    """Wait, in a process of its own, until the parent is gone; then end this one and all that it has started.
-
-    A framework may keep every thread of its own process from running. This one has nothing but the
-    connection, whose other end the parent holds: that is hung up once the parent is gone, however it ended.
-    """
+    """Fork a process that kills this one and its children once the parent is gone."""
+    # No thread of the worker can do this, since a framework may hold the interpreter's lock for good.
+    # PR_SET_PDEATHSIG fires when the starting thread ends, and spares children (decision 0001). The forked
+    # process holds only the connection, which hangs up however the parent ends.
     if os.fork() != 0:
         return
     os.dup2(connection, 0)
@@ -26,30 +25,31 @@ def end_with_parent(connection: int) -> None:
 
 
 def search(root: str) -> None:
-    """Have the package found in a folder, and everything else where it is installed."""
+    """Find this package in a folder, and everything else where it is installed."""
     here = os.path.realpath(os.getcwd())
-    # A folder whose subfolders bear the frameworks' names must never be searched for imports.
+    # Subfolders of backends/ have the names of the frameworks and must never be imported in their place.
     shadowing = os.path.join(root, "backends")
     searched = [
         os.path.abspath(entry or ".") if os.path.exists(entry or ".") else entry for entry in sys.path
     ]
     others = [entry for entry in searched if os.path.realpath(entry) not in (shadowing, root, here)]
-    sys.path[:] = [root, *others]  # the index has another "concord"
+    sys.path[:] = [root, *others]
+    # Imported now, from the checkout: the package index has another "concord", which may be installed.
     import concord  # noqa: F401
 
-    # The folder where somebody happens to stand may hold a torch.py: what is installed comes first.
+    # The user's current folder may hold a torch.py: installed packages come first.
     sys.path[:] = [*others, *dict.fromkeys((root, os.getcwd() if here not in (root, shadowing) else root))]
 
 
 def main(root: str, target: str) -> None:
-    """Answer for an object of ``target``, ``"package.module:name"``."""
+    """Serve the object of ``target``, ``"package.module:name"``."""
     os.environ.pop("PYTHONSAFEPATH", None)
     connection = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     end_with_parent(connection)
     search(root)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if the machine runs out of memory, this process goes first
+        file.write("1000")  # if memory runs out, this process goes first
     from concord.backends.remote import serve
 
     serve(connection, target)

@@ -1,4 +1,4 @@
-"""What the C library keeps of memory that was let go."""
+"""Memory that the C library keeps after it was freed."""
 
 from __future__ import annotations
 
@@ -7,29 +7,26 @@ import functools
 import sys
 from collections.abc import Callable
 
+# From malloc.h.
 M_ARENA_MAX = -8
-"""The number by which ``malloc.h`` calls the largest number of heaps."""
 
+# Below this many bytes giving memory back is not worth the call.
 LARGE = 64 << 20
-"""Bytes of a message after which it is worth while to give memory back."""
 
 
 def share() -> None:
-    """Let the threads of this process share a few heaps.
-
-    Glibc gives each one of its own, and each keeps what it once held.
-    """
+    """Let all threads of this process share two heaps."""
+    # By default glibc gives each thread a heap, and each heap keeps what it once held.
     _call("mallopt", M_ARENA_MAX, 2)
 
 
 def give_back(size: int = LARGE) -> None:
-    """Give memory that nothing uses any more back to the system.
-
-    Glibc keeps it where something above it is still in use.
+    """Return unused memory to the system.
 
     Args:
-        size: bytes that were let go; of few it is not worth while.
+        size: bytes that were freed.
     """
+    # Glibc keeps freed memory below anything that is still in use; messages of large models are gigabytes.
     if size >= LARGE:
         _call("malloc_trim", 0)
 
@@ -42,5 +39,5 @@ def _call(name: str, *arguments: int) -> None:
 
 @functools.cache
 def _function(name: str) -> Callable[..., int] | None:
-    """Return a function of glibc; other C libraries have none of these."""
+    # Other C libraries lack these functions.
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

@@ -1,4 +1,4 @@
-"""What a backend is: the protocol that the four keep, and that anyone else's may (docs/guides/joining.md)."""
+"""The protocol of a backend: the four of this repository, and any other (docs/guides/joining.md)."""
 
 from __future__ import annotations
 
@@ -21,44 +21,41 @@ from concord.spec.text import first_line
 from concord.spec.training.trajectory import Training
 
 IMPLEMENTATIONS = ("explicit", "library")
-"""``explicit``: written out as the sources write it. ``library``: out of the framework's own layers and fused
-kernels."""
+"""``explicit``: written out as the sources write it. ``library``: the framework's own layers and fused
+kernels.
+"""
 
 UNPADDED = "unpadded"
 
 EXECUTIONS = ("eager", "compiled", UNPADDED, f"{UNPADDED}-compiled")
-"""``eager``: operation by operation. ``compiled``: through the framework's compiler. ``unpadded``,
-``unpadded-compiled``: the same without the rows of padded tokens
-(:mod:`concord.backends.library_support`), library layers alone."""
+"""``eager``, or ``compiled`` by the framework. ``unpadded`` and ``unpadded-compiled`` leave out the rows of
+padded tokens (:mod:`concord.backends.library_support`); library layers only.
+"""
 
 PRECISION_MODES = ("strict", "tf32", "default")
-"""How products of float32 numbers are computed. ``strict``: in full float32, whatever the framework does
-unasked. ``tf32``: from factors of 11 bits, as tensor cores do (SPEC PRC-1). ``default``: as the framework
-does if nobody says anything."""
+"""How to multiply float32 matrices. ``strict``: full float32. ``tf32``: factors of 11 bits (SPEC PRC-1).
+``default``: as the framework does unless told otherwise.
+"""
 
 WORKLOAD_KINDS = ("inference", "training")
-"""``inference``: the forward pass. ``training``: forward, loss, gradients and the update of an optimizer."""
+"""``inference``: the forward pass. ``training``: forward, loss, gradients and optimizer step."""
 
 
 class Overruled(RuntimeError):
-    """Something else has set a switch that a run had set.
-
-    What came out was not computed as it was asked for.
-    """
+    """Something reset a switch during a run, which therefore was not computed as requested."""
 
 
 class Unsupported(RuntimeError):
-    """The backend cannot do what was asked, and says so instead of doing something else (SPEC PRC-3)."""
+    """The backend refuses a request that it cannot compute, instead of computing another one (SPEC PRC-3)."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is computed.
+    """What to compute.
 
     Attributes:
-        config: the member of the model family.
-        weights: canonical name to array of any floating dtype, linear weights as (in, out); a backend rounds
-            to its precision once (SPEC WGT-1, WGT-2, PRC-2).
+        weights: canonical names, any floating dtype, linear weights as (in, out); rounded once (SPEC WGT-1,
+            WGT-2, PRC-2).
         batch: the inputs of the part (SPEC INP-1).
         part: one of :data:`concord.spec.tensors.PARTS` (SPEC PRT-1).
     """
@@ -71,16 +68,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Settings:
-    """How it is computed.
+    """How to compute it.
 
     Attributes:
-        dtype: the precision of the run: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"`` (SPEC
-            PRC-1).
-        implementation: one of :data:`IMPLEMENTATIONS`, or a name with a colon: one of the backend's own.
+        dtype: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"`` (SPEC PRC-1).
+        implementation: one of :data:`IMPLEMENTATIONS`, or one of the backend's own, with a colon.
         execution: one of :data:`EXECUTIONS`.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        precision: one of :data:`PRECISION_MODES`. It is for float32: other precisions multiply in their own.
-        deterministic: whether only kernels may run that give the same bits each time.
+        precision: one of :data:`PRECISION_MODES`, for float32 products.
+        deterministic: whether to allow only kernels that give the same bits each time.
     """
 
     dtype: str = "float32"
@@ -93,15 +89,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request(Settings, Problem):
-    """One run that a backend is asked for.
-
-    A problem, how to compute it, and what to return besides output and loss.
+    """One run: a problem, settings, and what to return besides output and loss.
 
     Attributes:
-        taps: whether to return every intermediate tensor.
-        gradients: whether to return the gradient of the loss for every trainable parameter.
-        tap_gradients: whether to return the gradient of the loss by every tap too, beside ``gradients``.
-        training: how to train the model instead, for a backend that is :class:`Trainable`.
+        taps: every intermediate tensor.
+        gradients: of the loss, by every trainable parameter.
+        tap_gradients: of the loss, by every tap; needs ``gradients``.
+        training: how to train the model instead, for a :class:`Trainable` backend.
     """
 
     taps: bool = True
@@ -110,12 +104,10 @@ class Request(Settings, Problem):
     training: Training | None = None
 
     def zeros(self) -> Arrays:
-        """Return zeros in the shape of each tap whose gradient is asked for.
-
-        Added to it, they have the same gradient.
-        """
+        """Return zeros in the shape of each tap whose gradient is wanted."""
         if not self.tap_gradients:
             return {}
+        # Added to a tap, zeros have the gradient of its total use (SPEC GRD-6).
         inputs = self.batch.arrays()
         sizes = sizes_of(self.config, inputs)
         return {
@@ -128,7 +120,7 @@ class Request(Settings, Problem):
         """Refuse a request that no backend could answer.
 
         Args:
-            where: context for the messages, for example ``"backend=torch"``.
+            where: context of the messages, for example ``"backend=torch"``.
 
         Raises:
             UnknownNameError, WeightsError, BatchError, SpecError: naming what is wrong.
@@ -158,29 +150,20 @@ class Request(Settings, Problem):
 
 @dataclass
 class Run:
-    """What a backend computed: NumPy arrays in the precision of the run (SPEC PRC-2, PRC-3).
+    """The results of a backend: NumPy arrays in the run's precision (SPEC PRC-2, PRC-3).
 
-    bfloat16 and float16 come as float32 arrays that hold the same values.
+    bfloat16 and float16 come as float32 arrays with the same values.
 
     Attributes:
-        output: the result of the part: logits (B, C) of the whole model, the pooled vector (B, D), (B, T, D)
-            of encoder and stack, (B, Q, D) of the attention parts; of training, the last loss.
-        loss: scalar, of rank 0 (SPEC LOS-2, LOS-5). Where no gradients were asked for, it may be None.
-        taps: intermediate tensors by the names, and in the shapes, of :func:`concord.spec.tensors.taps`.
-            Those that are left out are not judged.
-        gradients: of the loss, by parameter name and in the parameter's shape, and ``inputs.<name>`` for
-            given tensors (SPEC GRD-1, GRD-5).
-        backend: the name of the backend.
-        dtype: the precision it ran in.
-        info: what it ran on: versions, device, threads, and ``precision``, ``deterministic`` and
-            ``precision_switches`` as they were when it was done. ``not_exposed`` may list patterns of
-            tap names that a fused implementation does not expose.
-        requested: what was asked for besides output and loss; set by whoever asked, so that nothing can be
-            left out unnoticed.
-        tap_gradients: of the loss, by the name of the tap: of its total use, in its shape (SPEC GRD-6). Only
-            taps that the loss depends on; None counts as left out.
-        steps: what is reported of training, as ``steps.<step>.<name>``
-            (:data:`concord.spec.training.trajectory.Observer`).
+        output: (B, C) of the whole model, (B, D), (B, T, D) or (B, Q, D) of parts; the last loss of training.
+        loss: scalar (SPEC LOS-2, LOS-5); may be None without gradients.
+        taps: by name and in the shapes of :func:`concord.spec.tensors.taps`; missing ones are not judged.
+        gradients: of the loss, by parameter and ``inputs.<name>`` (SPEC GRD-1, GRD-5).
+        info: versions, device, threads, and precision and determinism as they were after the run;
+            ``not_exposed`` may list patterns of taps that a fused implementation hides.
+        requested: what the caller asked for, set by the caller so that an omission is noticed.
+        tap_gradients: of the loss, by tap, for its total use (SPEC GRD-6); None counts as missing.
+        steps: ``steps.<step>.<name>`` of training (:data:`concord.spec.training.trajectory.Observer`).
     """
 
     output: Array
@@ -196,23 +179,23 @@ class Run:
 
     @property
     def logits(self) -> Array:
-        """The output under the name that it has in the whole model."""
+        """The output, by its name in the whole model."""
         return self.output
 
     def results(self, output: str) -> Arrays:
-        """Return output and loss by the names of their taps.
+        """Return output and loss by tap name.
 
         Args:
-            output: that of the output (:func:`concord.spec.tensors.output_name`).
+            output: the output's name (:func:`concord.spec.tensors.output_name`).
         """
         return {output: self.output} | ({} if self.loss is None else {"loss": self.loss})
 
 
 class Steps(Protocol):
-    """Something that runs many times. Steps may run on after they have started."""
+    """A computation that runs many times; a step may still run after it was started."""
 
     def compile(self) -> None:
-        """Do ahead of the first step what can be done ahead of it."""
+        """Do ahead of the first step what can be done ahead."""
 
     def step(self) -> None:
         """Start one step."""
@@ -221,24 +204,21 @@ class Steps(Protocol):
         """Wait until the device is done."""
 
     def results(self) -> Arrays:
-        """Return what the last step computed.
-
-        ``logits`` (B, C), the ``loss`` before an update, or a bare ``product``.
-        """
+        """Return the last step's ``logits`` (B, C), the ``loss`` before an update, or ``product``."""
 
 
 class Session(Steps, Protocol):
-    """A model that is built once, with its weights and inputs on a device, and stepped any number of times.
+    """A model that is built once on a device and stepped many times.
 
-    A step is a training step where the request says how to train (:attr:`Request.training`; SPEC, section
-    10), else a forward pass. A session takes its inputs from :meth:`feed`, never from the steps of training.
+    A step is a training step if the request has :attr:`Request.training`, otherwise a forward pass. Inputs
+    come from :meth:`feed`, never from the steps of training.
     """
 
     def feed(self, batch: Batch) -> None:
-        """Take other inputs, of the same shapes and already rounded to the precision (SPEC PRC-2)."""
+        """Take other inputs of the same shapes, already rounded to the precision (SPEC PRC-2)."""
 
     def state(self) -> Mapping[str, Array]:
-        """Return where training stands (:meth:`TrainingSession.state`)."""
+        """Return the state of training (:meth:`TrainingSession.state`)."""
 
 
 @dataclass(frozen=True)
@@ -246,14 +226,13 @@ class Implementation:
     """One way in which a backend computes the model.
 
     Attributes:
-        parts: what builds each part (:data:`spec.PARTS`) from a configuration.
-        unsupported_reasons: says what keeps a request from being computed so, one line for each option;
-            nothing: it can be.
-        not_exposed: patterns of the names of taps that it does not expose.
-        known_deviations: what it declares besides the backend's own (SPEC PRC-4), for each kind of device.
-        context: what a request is computed within, for example the choice of a kernel.
-        finish: turns a model that has its weights into what runs, for example with weights in a layout of a
-            kernel's own.
+        parts: builds each part (:data:`concord.spec.tensors.PARTS`) from a configuration.
+        unsupported_reasons: returns a line for each option that prevents a request.
+        not_exposed: patterns of taps that it does not expose.
+        known_deviations: declarations besides the backend's own, by kind of device (SPEC PRC-4).
+        context: the context to compute a request in, for example the choice of a kernel.
+        finish: turns a model with weights into the one that runs, for example with weights in a kernel's own
+            layout.
     """
 
     parts: Mapping[str, Callable[..., Any]]
@@ -265,18 +244,15 @@ class Implementation:
 
 
 def variety(implementation: str, execution: str) -> str:
-    """Return the name under which a backend lists an implementation: without padding it is one of its own."""
+    """Return the name under which a backend lists an implementation; unpadded ones have their own."""
     return implementation + (f" {UNPADDED}" if execution.startswith(UNPADDED) else "")
 
 
 def refuse_tf32(backend: str, request: Request, able: bool) -> None:
-    """Refuse products in TF32 where there are none: another arithmetic must not pass for it (SPEC PRC-3).
-
-    Args:
-        able: whether the device has tensor cores that compute them.
+    """Refuse TF32 products where the device has none (SPEC PRC-3).
 
     Raises:
-        Unsupported: with what is in the way.
+        Unsupported: with the reason.
     """
     if request.precision != "tf32" or request.dtype != "float32":
         return
@@ -294,7 +270,7 @@ def refuse_tf32(backend: str, request: Request, able: bool) -> None:
 
 @contextmanager
 def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
-    """Turn a framework's report that it has no deterministic kernel into a refusal (SPEC PRC-3)."""
+    """Turn a framework's report of a missing deterministic kernel into a refusal (SPEC PRC-3)."""
     try:
         yield
     except Exception as error:
@@ -305,104 +281,101 @@ def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
 
 
 class Backend(Protocol):
-    """A backend, as it lives in its worker process. It is constructed without arguments.
+    """A backend in its worker process, constructed without arguments.
 
     Attributes:
-        name: what reports call it.
+        name: shown in reports.
     """
 
     name: str
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON data about it: ``version``, ``devices``, ``dtypes``, ``threads`` and what else matters.
+        """Return JSON data about itself: ``version``, ``devices``, ``dtypes``, ``threads`` and more.
 
-        ``precision_defaults`` are the switches as they were when the framework was imported; ``products``
-        among them says for each kind of device whether float32 products are then in ``"float32"`` or
-        ``"tf32"``.
+        ``precision_defaults`` are the switches at import; its ``products`` says for each kind of device
+        whether float32 products are then ``"float32"`` or ``"tf32"``.
         """
 
     def run(self, request: Request) -> Run:
-        """Compute what is asked.
+        """Compute a request.
 
         Raises:
-            Unsupported: if it cannot, with the reason. It must never compute something else instead.
+            Unsupported: if it cannot; it must never compute something else.
         """
 
 
 class TrainingSession(Protocol):
-    """A model, and what its optimizer keeps, while it is trained step by step (SPEC, section 10)."""
+    """A model and its optimizer state, trained step by step (SPEC, section 10)."""
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
-        """Go on from where training stood after so many steps, with the bits that going on would have had.
+        """Resume after a number of steps, with the bits of uninterrupted training.
 
         Args:
-            state: ``parameters.<canonical name>`` of all that is trained, and ``<moment>.<canonical name>``
-                (:func:`concord.spec.training.reference_optimizer.moments`) in shapes of the
-                parameters; those that are missing are as at the start. It may come in the dtype that is
-                stored or in a wider one.
+            state: ``parameters.<canonical name>`` and ``<moment>.<canonical name>``
+                (:func:`concord.spec.training.reference_optimizer.moments`), in the stored dtype or a wider
+                one; missing ones are as at the start.
         """
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Mapping[str, Array]:
-        """Make the next step from batches, of any shapes.
+        """Make the next step from batches of any shapes.
 
-        Nothing is built or compiled anew for shapes that were there before.
+        Known shapes cause no new compilation.
 
         Returns:
-            ``losses.<number>`` of each batch, and ``norm``, if there is one, by which gradients were clipped.
-            To ``report`` is to return all that :data:`concord.spec.training.trajectory.Observer` names.
+            ``losses.<number>`` of each batch, and the clipping ``norm``, if any; with ``report``, all names
+                of :data:`concord.spec.training.trajectory.Observer`.
         """
 
     def predict(self, batch: Batch) -> Array:
-        """Return the output for a batch, logits (B, C), without dropout; its labels mean nothing."""
+        """Return the output (B, C) without dropout; labels are ignored."""
 
     def state(self) -> Mapping[str, Array]:
-        """Return a copy of where training stands, as :meth:`load` takes it."""
+        """Return a copy of the state, as :meth:`load` takes it."""
 
     def info(self) -> dict[str, Any]:
-        """Return what a run would say of itself (:attr:`Run.info`)."""
+        """Return the session's description (:attr:`Run.info`)."""
 
 
 class Trainable(Backend, Protocol):
-    """A backend that holds training open."""
+    """A backend with training sessions."""
 
     def train(self, request: Request) -> TrainingSession:
-        """Begin what ``request.training`` says, at the request's weights; its steps are of no account.
+        """Start training from the request's weights; the steps in ``request.training`` are ignored.
 
         Raises:
-            Unsupported: as :meth:`Backend.run` does.
+            Unsupported: as :meth:`Backend.run`.
         """
 
 
 Trace = Callable[[Any, Mapping[str, Any], Callable[[str, Any], Any]], Callable[[str, Any], Any]]
-"""Takes a model, its inputs and the tap that records; returns the tap that the layers call."""
+"""From a model, its inputs and the recording tap to the tap that the layers call."""
 
 
 class Measurable(Backend, Protocol):
-    """A backend that holds a model in a session, so that its speed can be measured too."""
+    """A backend with sessions, whose speed can be measured."""
 
     def session(self, request: Request) -> Session:
-        """Build what is asked for, to be run many times.
+        """Build a request's model, to run it many times.
 
         Raises:
-            Unsupported: as :meth:`Backend.run` does.
+            Unsupported: as :meth:`Backend.run`.
         """
 
     def product(self, left: Array, right: Array, dtype: str, device: str, precision: str) -> Steps:
-        """Return the bare product of two matrices, (M, K) and (K, N), to measure the machine by.
+        """Return the product of matrices (M, K) and (K, N), which measures the machine.
 
         Args:
             precision: one of :data:`PRECISION_MODES`.
         """
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes that the framework knows to have been held on a device.
+        """Return the most bytes that the framework has held on a device.
 
         Args:
-            reset: whether to forget it, where that can be.
+            reset: whether to start over, if possible.
         """
 
     def event(self) -> Any:
-        """Return an event of the device's clock; None if the framework does not give it away.
-
-        It has ``record()``, and ``elapsed_time(later)`` in milliseconds.
+        """Return an event of the device's clock with ``record()`` and ``elapsed_time(later)`` in
+        ms, or None.
         """

@@ -1,10 +1,7 @@
-"""What the library implementations of the four frameworks share.
+"""What the library implementations share: refusals, and execution without padding.
 
-What their layers cannot express, and execution without padding.
-
-A padded token is a row that nothing depends on: as a key it is masked, and nobody asks for its vector. Kept
-are the real tokens, and the first of each sample, since pooling may take that. The indices are computed here,
-on the host, so that compiled programs see shapes that do not depend on data. No framework is called here.
+Nothing depends on the row of a padded token, so only real tokens and the first token of each sample, for
+pooling, are kept. Indices are computed on the host: compiled programs then have static shapes.
 
 Shapes: B batch, T tokens, N rows kept.
 """
@@ -22,35 +19,34 @@ from concord.backends.interface import UNPADDED, Implementation, Request
 from concord.spec.arrays import Ids
 from concord.spec.masks import mask_constant, real_tokens, sees_nothing
 
+# Parts without a norm.
 ATTENTION_ALONE = ("attention", "dot_product")
-"""The parts that have no norm."""
 
 NOT_EXPOSED = ("*attention.scores", "*attention.masked_scores", "*attention.weights")
-"""Patterns of the taps that stay inside the kernel."""
+"""Taps inside a fused attention kernel."""
 
 NOT_EXPOSED_BY_MODELS = ("embeddings.*", "layers.*", "final_norm", "pooling", "pooler.*", "normalized")
-"""Patterns of the taps that stay inside a program for the whole model. Its logits are exposed."""
+"""Taps inside a program of the whole model; only its logits are visible."""
 
+# Added in float32, this leaves no digit of a half precision score.
 ABSORBING = 2.0**40
-"""What leaves no digit of a score of a half precision if a float32 adds it."""
 
+# Rows of a compiled program are padded to a multiple of this, so that few programs serve all batches.
 MULTIPLE = 64
-"""To a multiple of this the rows of a compiled program are filled up, so that few programs serve all
-batches."""
 
+# From this mask constant on, the weight of a padded key is zero beside any other.
 CERTAIN = 1e8
-"""The least mask constant by which a padded key's weight is zero beside any other's."""
 
 NOT_EXPOSED_UNPADDED = ("embeddings.*", "layers.*", "final_norm")
-"""Patterns of the taps that have another shape without padding, or none."""
+"""Taps whose shape differs without padding."""
 
 
 def library_reasons(request: Request, attention: str, norm: str, float32_scores: bool) -> list[str]:
-    """Return what keeps a request from being computed by library layers, one line for each option.
+    """Return what prevents library layers from computing a request, a line for each option.
 
     Args:
-        attention, norm: how the framework calls them.
-        float32_scores: whether the scores of half precisions are float32 there.
+        attention, norm: the framework's names for them.
+        float32_scores: whether scores of half precisions are float32.
     """
     config = request.config
     refused = {
@@ -68,6 +64,8 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
         if getattr(config, option) == value
     ]
     constant = mask_constant(config, request.dtype)
+    # Where the constant does not absorb the score, float32 scores of a row without any visible key keep
+    # digits that the half precision drops (SPEC MSK-5).
     half = float32_scores and request.dtype in ("bfloat16", "float16")
     if half and sees_nothing(config, request.batch) and abs(constant) < ABSORBING:
         reasons.append(
@@ -78,13 +76,13 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
 
 
 def parts_of(parts: Mapping[str, Callable[..., Any]], make: Any) -> dict[str, Callable[..., Any]]:
-    """Return what builds each part out of certain layers."""
+    """Return the builders of all parts, made of these layers."""
     return {name: partial(part, make=make) for name, part in parts.items()}
 
 
 @dataclass(frozen=True)
 class Layers:
-    """What a model is made of; ``dot_product`` by ``head_computation``, ``activations`` by name."""
+    """The layers of a model; ``dot_product`` by ``head_computation``, ``activations`` by name."""
 
     norm: Callable[..., Any]
     embeddings: Callable[..., Any]
@@ -93,9 +91,8 @@ class Layers:
 
 
 class KeptRows(NamedTuple):
-    """What layers get in place of the mask.
-
-    Which tokens are real (B, T), which rows are kept (N,), where each token is (B, T).
+    """What layers get instead of the mask: real tokens (B, T), kept rows (N,), the place of each token (B,
+    T).
     """
 
     real: Any
@@ -104,12 +101,11 @@ class KeptRows(NamedTuple):
 
 
 def indices(request: Request) -> dict[str, Ids]:
-    """Return what puts rows where they are needed; nothing for a request that keeps its padding.
+    """Return the indices that remove and restore padding; nothing for a padded request.
 
     Returns:
-        ``rows`` (N,): for each row that is kept, its number among the B T. ``places`` (B, T): for each token,
-        its place among the rows kept; a padded one that was dropped gets place 0, where any finite row will
-        do.
+        ``rows`` (N,): the number of each kept row among B T. ``places`` (B, T): where each token is among the
+            kept rows; 0 for dropped ones, whose value is never used.
     """
     if not request.execution.startswith(UNPADDED):
         return {}
@@ -118,17 +114,14 @@ def indices(request: Request) -> dict[str, Ids]:
     rows = np.flatnonzero(kept)
     places = np.where(kept, np.cumsum(kept).reshape(kept.shape) - 1, 0)
     if request.execution.endswith("compiled"):
-        # The first row once more; no place names the copies, so that nothing depends on them.
+        # Fill up with the first row. No place refers to the copies, so nothing depends on them.
         filled = min(-(-len(rows) // MULTIPLE) * MULTIPLE, kept.size)
         rows = np.concatenate([rows, np.full(filled - len(rows), rows[0])])
     return {"rows": rows.astype(np.int64), "places": places.astype(np.int64)}
 
 
 def padding_reasons(request: Request) -> list[str]:
-    """Return why a request cannot be computed without its padding, one line for each reason.
-
-    Nothing if it can be.
-    """
+    """Return what prevents computing a request without padding, a line for each reason."""
     config, reasons = request.config, []
     if request.part != "model":
         why = (
@@ -155,12 +148,12 @@ def padding_reasons(request: Request) -> list[str]:
 def unpadded(
     implementations: Mapping[str, Implementation], model: Callable[..., Any], **others: Any
 ) -> dict[str, Implementation]:
-    """Return the implementations that run without padding, beside those with it.
+    """Return the unpadded implementations.
 
     Args:
-        implementations: by name, those with padding.
-        model: what builds the whole model.
-        others: what else is another in them.
+        implementations: those with padding, by name.
+        model: builds the whole model.
+        others: further fields that differ.
     """
 
     def reasons(entry: Implementation, request: Request) -> list[str]:

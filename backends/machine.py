@@ -1,4 +1,4 @@
-"""What machine and what Python a result comes from."""
+"""The machine and the Python that a result comes from."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from concord import DISTRIBUTION
 
 
 def describe() -> dict[str, Any]:
-    """Return JSON data about the machine and the process that judges or measures."""
+    """Return JSON data about the machine and this process."""
     try:
         installed = version(DISTRIBUTION)
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # a checkout that is not installed
         installed = None
     return {
         "concord": installed,
@@ -32,13 +32,13 @@ def describe() -> dict[str, Any]:
 
 
 def memory() -> tuple[int, int]:
-    """Return this machine's memory and what is free of it, in bytes."""
+    """Return the machine's total and available memory in bytes."""
     memory = psutil.virtual_memory()
     return int(memory.total), int(memory.available)
 
 
 def resident(pid: int) -> int:
-    """Return the resident size of a process in bytes; 0 for one that has ended."""
+    """Return the resident size of a process in bytes; 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
@@ -46,7 +46,7 @@ def resident(pid: int) -> int:
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Return how long the threads of a process have computed, all together; None for one that has ended."""
+    """Return the CPU time of all threads of a process, or None if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -54,27 +54,24 @@ def processor_seconds(pid: int) -> float | None:
     return float(times.user + times.system)
 
 
+# Seconds for a process to come to rest after its work.
 REST = 0.5
-"""Seconds that a process is given to come to rest after its work."""
 
 
 def cores_busy(seconds: float = 0.5) -> float:
-    """Return how many cores are kept busy, by whatever runs, while this process waits."""
+    """Return the number of busy cores while this process waits."""
     return float(psutil.cpu_percent(interval=seconds)) / 100 * (os.cpu_count() or 1)
 
 
 def wait_for_rest(pid: int, longest: float = REST) -> None:
-    """Wait until no thread of a process runs, or wants to.
-
-    Pools of threads spin for a while before they sleep.
+    """Wait until no thread of a process runs.
 
     Args:
-        longest: seconds after which to go on all the same.
+        longest: seconds after which to go on regardless.
     """
+    # Thread pools spin for a while before they sleep, and would slow down the next measurement.
     tasks, end, resting = Path(f"/proc/{pid}/task"), time.perf_counter() + longest, 0
-    while (
-        resting < 2 and time.perf_counter() < end
-    ):  # seen twice: between two glances a thread may just have waited for another
+    while resting < 2 and time.perf_counter() < end:  # twice: a thread may just be waiting for another one
         time.sleep(0.005)
         resting = resting + 1 if not any(_runs(task) for task in tasks.glob("*/stat")) else 0
 
@@ -87,10 +84,7 @@ def _runs(task: Path) -> bool:
 
 
 def gpus() -> list[str]:
-    """Return what the GPUs of this machine are called, whichever framework sees them.
-
-    Those of NVIDIA alone.
-    """
+    """Return the names of this machine's NVIDIA GPUs, whether or not a framework sees them."""
     described = [path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
     models = [
         line.partition(":")[2].strip()
@@ -105,7 +99,7 @@ def gpus() -> list[str]:
 
 
 def processor() -> str | None:
-    """Return what the processor calls itself, where the system says so."""
+    """Return the processor's name, where the system provides one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

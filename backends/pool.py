@@ -1,12 +1,8 @@
-"""Workers under supervision: started, given work, started again after they died, and ended.
+"""Workers under supervision: started, restarted after they died, and ended together.
 
-A :class:`Supervisor` keeps one worker at a time. What it is given to do is done one after the other, in the
-same process for as long as that lives, so a backend that carries something from one call to the next is seen
-as it is. A :class:`Pool` holds the supervisors of a job, of several backends and devices, and has as many
-work at a time as there are cores. It ends all of them at once: when a task raises something, at Ctrl-C, when
-it is told to, and with its ``with`` block. Each worker limits time and memory of a request
-(:class:`concord.backends.worker.Worker`), and a worker whose parent is gone ends by itself. What stands above
-a pool may be any executor: a thread, a process, Dask.
+A :class:`Supervisor` keeps one worker and gives it one task after the other, so that leftovers of an earlier
+call show. A :class:`Pool` holds the supervisors of a job and works on as many cores as there are. It ends all
+workers at once: after an exception, at Ctrl-C, when told to, and with its ``with`` block.
 """
 
 from __future__ import annotations
@@ -24,33 +20,31 @@ from concord.backends.worker import Worker
 T = TypeVar("T")
 U = TypeVar("U")
 
+# Restarts of a worker that died.
 RESTARTS = 2
-"""How often a worker is started again after it died, unless the caller says otherwise."""
 
+# After these failures another worker would fail too.
 HOPELESS = ("absent", "broken", "timed out")
-"""Of what a worker dies so that no other is started in its place."""
 
+# Seconds between looks at whether to end. A thread that waits without a limit does not wake at Ctrl-C, if
+# another one gets the signal.
 GLANCE = 0.2
-"""Seconds between two looks at whether to end: Ctrl-C does not wake a thread that waits without end, if
-another one gets the signal."""
 
 Opening = Callable[[Callable[[Worker], None]], Worker]
-"""Starts a worker; what it is given is called with the worker as soon as there is a process, so that it can
-be ended while it starts."""
+"""Starts a worker, and calls its argument with it as soon as there is a process."""
 
 
 class Supervisor:
-    """Keeps one worker: starts it when it is first needed, and again when it died.
+    """Keeps one worker: starts it when first needed, and again after it died.
 
     Args:
         opening: starts the worker.
-        restarts: how often another worker may follow one that died; None: each time.
-        started: called with each worker that has started.
+        restarts: the number of restarts; None for no limit.
+        started: called with each new worker.
         worker: one that runs already.
 
     Attributes:
-        worker: the worker, if there is one.
-        failure: why no worker is started any more, if that is so.
+        failure: why no worker is started any more.
     """
 
     def __init__(
@@ -66,15 +60,15 @@ class Supervisor:
         self.refresh(restarts)
 
     def refresh(self, restarts: int | None = RESTARTS) -> None:
-        """Let the worker be started again, as often as said, whatever happened so far."""
+        """Forget earlier failures and allow restarts again."""
         self._restarts = restarts
         self.failure: WorkerFailure | None = None
 
     def get(self) -> Worker:
-        """Return the worker, and start it if there is none that lives.
+        """Return the worker, started if necessary.
 
         Raises:
-            WorkerFailure: if it cannot be started, has died too often, or supervision has ended.
+            WorkerFailure: if it cannot start, has died too often, or supervision has ended.
         """
         worker = self.worker
         if worker and worker.dead:
@@ -95,20 +89,17 @@ class Supervisor:
         return worker
 
     def renew(self) -> None:
-        """End a worker that has grown, so that the next work finds another.
-
-        Not within what has to be done in one process.
-        """
+        """End a worker that has grown, so that the next task gets a new one."""
         worker = self.worker
         if worker and not worker.dead and worker.grown:
             self.close()
 
     def do(self, work: Callable[[Worker], T]) -> T:
-        """Have the worker do something.
+        """Have the worker do a task.
 
         Raises:
-            WorkerFailure: as :meth:`get` does, and if there was no result. The next work finds another
-                worker, if it died.
+            WorkerFailure: as :meth:`get`, and if there is no result; the next task gets a new worker if this
+                one died.
         """
         worker = self.get()
         try:
@@ -124,7 +115,6 @@ class Supervisor:
             worker.close()
 
     def _bury(self, failure: WorkerFailure) -> None:
-        """Let the worker go; whether another one may follow depends on what it died of."""
         self.close()
         if self._restarts is not None:
             self._restarts -= 1
@@ -132,13 +122,13 @@ class Supervisor:
                 self.failure = failure
 
     def close(self) -> None:
-        """End the worker, if there is one. Any thread may."""
+        """End the worker, if there is one. Safe in any thread."""
         worker, self.worker = self.worker, None
         if worker:
             worker.close()
 
     def end(self) -> None:
-        """End the worker, and start none any more. Any thread may."""
+        """End the worker, and start no other. Safe in any thread."""
         self._ended = True
         self.close()
 
@@ -149,8 +139,8 @@ class Pool:
     Use it in a ``with`` block, or call :meth:`close`.
 
     Args:
-        width: how many work at a time; by default as many as there are cores.
-        halted: asked while tasks run; once it says True, every worker is ended.
+        width: simultaneous tasks; by default the number of cores.
+        halted: asked while tasks run; True ends every worker.
     """
 
     def __init__(self, width: int | None = None, halted: Callable[[], bool] = lambda: False) -> None:
@@ -160,17 +150,17 @@ class Pool:
         self._threads = ThreadPoolExecutor(width or os.cpu_count() or 1)
 
     def supervise(self, opening: Opening, **how: Any) -> Supervisor:
-        """Return a new supervisor; the arguments are those of :class:`Supervisor`."""
+        """Return a new supervisor; arguments as of :class:`Supervisor`."""
         supervisor = Supervisor(opening, **how)
         self._supervisors.append(supervisor)
         return supervisor
 
     def map(self, task: Callable[[U], T], items: Iterable[U]) -> list[T]:
-        """Do a task for each item, on threads, and return what came of it in the order of the items.
+        """Do a task for each item, on threads; return the results in order.
 
         Raises:
-            BaseException: the first that a task raises, or that ends the waiting, such as KeyboardInterrupt;
-                every worker is ended then.
+            BaseException: the first of a task, or one that ends the waiting, such as KeyboardInterrupt; every
+                worker is then ended.
         """
         futures = [self._threads.submit(task, item) for item in items]
         pending = set(futures)
@@ -188,7 +178,7 @@ class Pool:
         return [future.result() for future in futures]
 
     def _look(self) -> None:
-        """Look whether to end, now and then: to ask may take a message to another host."""
+        # Not each time: asking may take a message to another host.
         now = time.monotonic()
         if not self.stopped and now - self._looked >= GLANCE:
             self._looked = now
@@ -196,16 +186,13 @@ class Pool:
                 self.stop()
 
     def stop(self) -> None:
-        """End every worker at once; what runs ends with a failure, and none is started any more.
-
-        Any thread may.
-        """
+        """End every worker at once, and start none any more. Safe in any thread."""
         self.stopped = True
         for supervisor in self._supervisors:
             supervisor.end()
 
     def close(self) -> None:
-        """End every worker, and wait for what ran."""
+        """End every worker, and wait for running tasks."""
         self.stop()
         self._threads.shutdown(cancel_futures=True)
 

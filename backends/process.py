@@ -1,7 +1,4 @@
-"""A Python process that holds objects, whose methods are called from here.
-
-Watched while it works, and ended with all that it has started.
-"""
+"""A watched Python process that holds objects, whose methods are called from here."""
 
 from __future__ import annotations
 
@@ -24,26 +21,26 @@ from concord.backends.interface import Unsupported
 from concord.backends.wire import WorkerFailure, decode, encode
 from concord.spec.errors import SpecError
 
+# Folder from which a worker imports this package: a checkout, or site-packages.
 ROOT = Path(concord.__file__).resolve().parent.parent
-"""The folder that a worker imports this package from: a checkout, or where it is installed."""
 
+# Bytes that are read from the end of standard error, lines that are shown, and characters of a line.
 LAST_WORDS, LINES, WIDTH = 1 << 16, 10, 1000
-"""Bytes of the end of standard error that are read, lines of it that are shown, and characters of a line."""
 
+# Seconds between looks at a working process.
 GLANCE = 0.05
-"""Seconds between two looks at a process that works."""
 
 
 class Process:
-    """A process that holds an object. Use it in a ``with`` block, or call :meth:`close`.
+    """A process that holds an object; use it in a ``with`` block, or call :meth:`close`.
 
     Args:
-        time_limit: seconds that one answer may take.
-        memory_limit: bytes that it may hold; by default four fifths of the machine's.
+        time_limit: seconds per answer.
+        memory_limit: bytes; by default four fifths of the machine's.
 
     Attributes:
-        peak_memory: bytes that it has held at most.
-        dead: how it ended, once it has.
+        peak_memory: the most bytes that it has held.
+        dead: how it ended, if it has.
     """
 
     def __init__(self, time_limit: float, memory_limit: int | None) -> None:
@@ -65,10 +62,9 @@ class Process:
         """Start the process.
 
         Args:
-            target: what makes the object that it holds, ``"package.module:name"``.
-            environment: that it gets on top of the parent's.
-            python: the interpreter.
-            opened: called as soon as there is a process, which may never answer.
+            target: what makes its object, ``"package.module:name"``.
+            environment: on top of the parent's.
+            opened: called once there is a process.
 
         Raises:
             WorkerFailure: if there is no such interpreter.
@@ -79,9 +75,11 @@ class Process:
             with other:
                 self._process = subprocess.Popen(
                     [program, bootstrap.__file__, str(ROOT), target],
-                    # Not even the standard library is to be found where somebody happens to stand.
+                    # Otherwise a file in the user's current folder could replace a module of the standard
+                    # library.
                     env={**os.environ, **environment, "PYTHONSAFEPATH": "1"},
-                    # Ctrl-C is this process's to handle, and what a worker starts ends with it.
+                    # A group of its own: Ctrl-C goes to the parent alone, and children of the worker end with
+                    # it.
                     process_group=0,
                     stdin=other.fileno(),
                     stdout=self._stderr,
@@ -95,25 +93,25 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """The process id."""
+        """Process id, if it has started."""
         return self._process.pid if self._process else None
 
     @property
     def size(self) -> int:
-        """Bytes that it holds."""
+        """Resident bytes."""
         return machine.resident(self._process.pid) if self._process else 0
 
     def call(self, number: int, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of an object there.
+        """Call a method of an object in the process.
 
         Args:
-            number: of the object; the first one has 0.
-            method: its name, or such a path as ``"bench.repeat"``.
-            arguments, named: what :func:`concord.backends.wire.encode` can send.
+            number: of the object; the first is 0.
+            method: its name, or a path such as ``"bench.repeat"``.
+            arguments, named: values for :func:`concord.backends.wire.encode`.
 
         Raises:
-            SpecError, Unsupported: if it does.
-            WorkerFailure: if it raises anything else, or gives no answer. The process is ended then.
+            SpecError, Unsupported: if the method does.
+            WorkerFailure: if it raises anything else or gives no answer.
         """
         if self.dead:
             raise self.dead
@@ -124,7 +122,7 @@ class Process:
                 answer = self._connection.recv_bytes()
         except (EOFError, OSError):
             raise self._fail(*self._how_it_ended()) from None
-        del message  # there may be gigabytes of it, and of the answer
+        del message  # message and answer may hold gigabytes each
         size = len(answer)
         status, value = decode(answer)
         del answer
@@ -142,7 +140,8 @@ class Process:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Have another thread watch the process: whoever waits for its answer finds the connection closed."""
+        # The calling thread blocks in recv. The watcher kills the process, which closes the connection and
+        # wakes it.
         done = threading.Event()
         watch = threading.Thread(target=self._watch, args=(done,), daemon=True)
         watch.start()
@@ -153,12 +152,11 @@ class Process:
             watch.join()
 
     def _watch(self, done: threading.Event) -> None:
-        """End the process if it takes or holds too much, and what it has started once it has ended itself."""
         assert self._process is not None
         left, looked = self.time_limit, time.monotonic()
         while not done.wait(GLANCE):
             now = time.monotonic()
-            # A parent that was stopped, by Ctrl-Z say, has not waited.
+            # Time during which the parent was stopped, for example by Ctrl-Z, does not count.
             left, looked = left - min(now - looked, 1.0), now
             size = self.size
             self.peak_memory = max(self.peak_memory, size)
@@ -173,7 +171,6 @@ class Process:
                 return
 
     def _how_it_ended(self) -> tuple[str, str]:
-        """Return status and detail of a process that is gone."""
         if self._stopped_for:
             return self._stopped_for
         code = None
@@ -190,11 +187,11 @@ class Process:
 
     def _kill(self) -> None:
         if self._process:
-            with contextlib.suppress(OSError):  # there is no such group any more
+            with contextlib.suppress(OSError):  # the group has ended
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _last_words(self) -> str:
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile, by another thread
+        with contextlib.suppress(OSError, ValueError):  # another thread has closed it
             size = os.stat(self._stderr.fileno()).st_size
             text = os.pread(self._stderr.fileno(), LAST_WORDS, max(size - LAST_WORDS, 0)).decode(
                 errors="replace"
@@ -203,7 +200,7 @@ class Process:
         return ""
 
     def close(self) -> None:
-        """End the process, at once if it is busy. Any thread may."""
+        """End the process at once. Safe in any thread."""
         self._kill()
         if self._process:
             with contextlib.suppress(subprocess.TimeoutExpired):

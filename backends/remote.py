@@ -1,6 +1,6 @@
-"""The worker's side: an object whose methods are called from another process, here that which has a backend.
+"""The worker's side: objects whose methods are called from the parent process.
 
-Imported in the worker process only. The framework is imported when the backend's module is.
+Imported in a worker only; the framework is imported with the backend's module.
 """
 
 from __future__ import annotations
@@ -37,20 +37,19 @@ from concord.spec.precision import precision
 from concord.spec.text import first_line
 from concord.spec.training.trajectory import Training
 
+# Characters of an error message.
 LINE = 1000
-"""Characters of an error that are told in one line."""
 
 
 class StaysHere:
-    """What stays here when a method returns it: the asker gets a number, by which it calls its methods."""
+    """An object that stays in the worker: the caller gets a number, by which it calls the methods."""
 
 
 def serve(descriptor: int, target: str) -> None:
-    """Answer until nobody asks any more.
+    """Answer calls until the parent hangs up.
 
-    A call is ``[number of the object, method, arguments, named arguments]``, an answer ``[status, value]``.
-    The status is ``"ok"``, ``"unsupported"``, ``"refused"``, or that of a
-    :class:`concord.backends.wire.WorkerFailure`.
+    A call is ``[object number, method, arguments, named arguments]``, an answer ``[status, value]`` with
+    status ``"ok"``, ``"unsupported"``, ``"refused"``, or one of :class:`concord.backends.wire.WorkerFailure`.
 
     Args:
         descriptor: of the connection to the parent.
@@ -62,31 +61,32 @@ def serve(descriptor: int, target: str) -> None:
     while status not in ("crashed", "out of memory"):
         try:
             message = connection.recv_bytes()
-        except EOFError:  # nobody asks any more
+        except EOFError:  # the parent has hung up
             return
         size = len(message)
         try:
             number, method, arguments, named = decode(message)
-            del message  # there may be gigabytes of it
+            del message  # it may hold gigabytes
             value = attrgetter(method)(objects[number])(*arguments, **named)
             del arguments, named
             if isinstance(value, StaysHere):
                 objects.append(value)
                 value = len(objects) - 1
             status, answer = "ok", encode(["ok", value])
+        # Whatever a backend raises is an answer; only a crash ends the worker.
         except BaseException as error:
             status, value = failure(error)
             answer = encode([status, value])
         del value
         size = max(size, len(answer))
-        heaps.give_back(size)  # before the asker holds the answer too
+        heaps.give_back(size)  # before the parent holds the answer too
         connection.send_bytes(answer)
         del answer
         heaps.give_back(size)
 
 
 def failure(error: BaseException) -> tuple[str, Any]:
-    """Return the status of an answer that an error is, and what is said of it."""
+    """Return the status and the message of an error."""
     match error:
         case Unsupported():
             return "unsupported", str(error)
@@ -100,24 +100,24 @@ def failure(error: BaseException) -> tuple[str, Any]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an error in one line, and write all of it to standard error."""
+    """Shorten an error to one line, and write all of it to standard error."""
     traceback.print_exception(error)
     return f"{type(error).__name__}: {first_line(error)}"[:LINE]
 
 
 class Service:
-    """What a worker does with its backend."""
+    """The object of a worker that holds a backend."""
 
     backend: Backend
 
     def introduce(self, target: str) -> tuple[dict[str, Any], float]:
-        """Import a backend; return what it says of itself, and the seconds that took.
+        """Import a backend; return its description and the seconds that took.
 
         Args:
-            target: its class, ``"package.module:Class"``.
+            target: ``"package.module:Class"``.
 
         Raises:
-            WorkerFailure: if it is not installed, or cannot be imported.
+            WorkerFailure: if it is not installed or cannot be imported.
         """
         started = time.perf_counter()
         module, _, name = target.partition(":")
@@ -139,14 +139,11 @@ class Service:
 
     @cached_property
     def bench(self) -> Bench:
-        """What measures the backend."""
-        return Bench(self.backend)  # type: ignore[arg-type]  # it asks for what not all have
+        """The measurement of the backend."""
+        return Bench(self.backend)  # type: ignore[arg-type]  # it checks for optional methods
 
     def run(self, request: Request) -> Run:
-        """Compute what is asked (:meth:`concord.backends.interface.Backend.run`).
-
-        Of a training all steps are made.
-        """
+        """Compute a request, or make all steps of a training."""
         if request.training:
             run = self._trained(request, request.training)
         else:
@@ -164,7 +161,7 @@ class Service:
         return Run(loss, None, info=session.info(), steps=steps)
 
     def train(self, request: Request) -> HeldTraining:
-        """Hold training open."""
+        """Open a training session."""
         train = getattr(self.backend, "train", None)
         if train is None:
             raise Unsupported(f"{self.backend.name} cannot hold training open: it has no method 'train'")
@@ -173,29 +170,29 @@ class Service:
 
 
 def ordered(request: Request) -> Request:
-    """Return a request as a backend gets it: its weights in order, and as wide as its precision."""
+    """Return a request with weights in canonical order and in its precision."""
     weights = in_order(request.weights, request.config, request.part)
-    if request.dtype == "float64":  # they may have been sent in fewer bytes
+    if request.dtype == "float64":  # float32 numbers are sent as such
         weights = {name: array.astype(np.float64, copy=False) for name, array in weights.items()}
     return dataclasses.replace(request, weights=weights)
 
 
 class HeldTraining(StaysHere):
-    """Training that is held open (:class:`concord.backends.interface.TrainingSession`), with checks."""
+    """An open training session (:class:`concord.backends.interface.TrainingSession`), with checks."""
 
     def __init__(self, name: str, request: Request, session: Any) -> None:
         self.name, self.request, self.session = name, request, session
 
     def info(self) -> dict[str, Any]:
-        """Return what the session says of itself, as a run does: versions, threads, ``deviations``."""
+        """Return the session's description of itself."""
         info: dict[str, Any] = plain(self.session.info())
         return info
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
-        """Go on from a state after so many steps.
+        """Resume after a number of steps.
 
         Args:
-            state: as :meth:`state` returns it. float64 is rounded to the precision of the run, once.
+            state: as from :meth:`state`; float64 is rounded to the run's precision once.
         """
         target = precision(self.request.dtype)
         narrow = {
@@ -207,9 +204,8 @@ class HeldTraining(StaysHere):
         """Make the next step.
 
         Args:
-            batches: the batches whose gradients it accumulates.
-            report: whether to return all that :data:`concord.spec.training.trajectory.Observer` gets of a
-                step, not losses and norm alone.
+            report: whether to return everything that :data:`concord.spec.training.trajectory.Observer` lists,
+                not only losses and norm.
 
         Raises:
             SpecError: listing what is wrong with a batch.
@@ -224,21 +220,22 @@ class HeldTraining(StaysHere):
         return arrays_of("step()", self.session.step([self._fit(batch) for batch in batches], report))
 
     def predict(self, batch: Batch) -> Array:
-        """Return the logits (B, C) of a batch, labelled or not, without dropout.
+        """Return the logits (B, C) of a batch, without dropout.
 
         Raises:
             SpecError: listing what is wrong with the batch.
         """
+        # Validation asks for labels, which a prediction does not need.
         if batch.labels is None and batch.input_ids is not None:
             batch = dataclasses.replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))
         return arrays_of("predict()", {"output": self.session.predict(self._fit(batch))})["output"]
 
     def state(self) -> Arrays:
-        """Return where training stands: ``parameters.<name>`` of all parameters, and ``<moment>.<name>``."""
+        """Return ``parameters.<name>`` of all parameters, and ``<moment>.<name>``."""
         return arrays_of("state()", self.session.state())
 
     def close(self) -> None:
-        """Let the session go; the worker lives on."""
+        """Free the session; the worker lives on."""
         del self.session, self.request  # with its weights
 
     def _fit(self, batch: Batch) -> Batch:

@@ -1,6 +1,5 @@
-"""What the sessions of the four frameworks share.
-
-A model and its inputs on a device, and what is read off them. No framework is called here.
+"""The base of the sessions of the four frameworks: a model and inputs on a device, without a
+framework call.
 """
 
 from __future__ import annotations
@@ -34,23 +33,18 @@ from concord.spec.batch import Batch
 from concord.spec.parameters import Weights
 from concord.spec.tensors import taps
 
+# A run repeats these settings, so that nobody has to take them on trust (SPEC PRC-3).
 ASKED = ("device", "implementation", "execution", "precision", "deterministic")
-"""Settings that a run repeats, so that nobody has to take them on trust (SPEC PRC-3)."""
 
 
 class FrameworkSession:
     """A session of a backend (:class:`concord.backends.interface.Session`).
 
-    Args:
-        adapter: the backend.
-        request: what is computed, how, and what :meth:`read` returns.
-
     Attributes:
-        model: the framework's model.
         inputs: by name, on the device.
-        step_inputs: what a training step is given of them, once one has been made.
-        computed: what the last step computed, by name.
-        captured: whether kernels of a step are captured as a graph.
+        step_inputs: what a training step takes of them, if it is prepared.
+        computed: the last step's results.
+        captured: whether the kernels of a step are captured as a graph.
     """
 
     model: Any
@@ -69,7 +63,7 @@ class FrameworkSession:
         loss = training.ClassificationLoss if request.part == "model" else training.CotangentLoss
         self.loss_function = loss(request.config)
         self.trace = adapter.trace(request)
-        self.hidden = {  # without padding they have other shapes
+        self.hidden = {  # their shapes differ without padding
             name
             for name in taps(request.config, request.part)
             if request.execution.startswith(UNPADDED)
@@ -82,27 +76,27 @@ class FrameworkSession:
             self.prepare()
         self.feed(request.batch)
         if request.training:
-            _ = self.trainer  # a part of what is built
+            _ = self.trainer  # build it now, as part of the model
 
     def feed(self, batch: Batch) -> None:
-        """Take other inputs, of the same shapes."""
+        """Take other inputs of the same shapes."""
         self.request = replace(self.request, batch=batch)
         self.inputs, self.step_inputs = self.fed(batch), None
 
     def fed(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what the model and its loss are given of a batch, on the device."""
+        """Return a batch on the device, with the indices of unpadded rows."""
         arrays = {**batch.arrays(), **indices(replace(self.request, batch=batch))}
         return {name: self.tensor(array) for name, array in arrays.items()}
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
-        """Return an array on the device, numbers in the precision of the run."""
+        """Return an array on the device, numbers in the run's precision."""
         return self.adapter.tensor(array, self.request.dtype, self.device)
 
     def fill(self, weights: Weights) -> None:
-        """Put other weights in place of those that it has.
+        """Replace the weights.
 
         Raises:
-            Unsupported: where they are kept in a layout of a kernel's own.
+            Unsupported: if a kernel keeps them in its own layout.
         """
         if self.implementation.finish:
             raise Unsupported(
@@ -111,12 +105,13 @@ class FrameworkSession:
             )
         self.request = replace(self.request, weights=weights)
         with self.context():
+            # Read and set again: in JAX the model is a copy of the session's variables.
             model = self.model
             self.adapter.load(model, self.request.config, weights, self.request.part)
             self.model = model
 
     def step(self) -> None:
-        """Start one training step where the request says how to train, else one forward pass."""
+        """Start a training step, or a forward pass if the request does not train."""
         with self.context():
             if self.request.training:
                 self.computed = {"loss": self.trainer.start(self.prepared())["losses.0"]}
@@ -124,69 +119,65 @@ class FrameworkSession:
                 self.computed = {"logits": self.inferring(*self.operands)}
 
     def results(self) -> Arrays:
-        """Return what the last step computed: the logits (B, C), or the loss before an update."""
+        """Return the last step's logits (B, C), or its loss before the update."""
         return {name: self.adapter.to_numpy(tensor) for name, tensor in self.computed.items()}
 
     def state(self) -> Arrays:
-        """Return where training stands."""
+        """Return the state of training."""
         return self.trainer.state()
 
     def compile(self) -> None:
-        """Do ahead of the first step what can be done ahead of it."""
+        """Compile ahead of the first step."""
         with self.context():
             _ = self.trainer.ready(self.prepared()) if self.request.training else self.inferring
 
     def prepared(self) -> Prepared:
-        """Return what a training step is given of the inputs.
-
-        Made when they are new, and where each step drops other elements.
-        """
+        """Return the inputs of a training step."""
+        # With dropout every step has masks of its own.
         if self.step_inputs is None or self.trainer.sites:
             self.step_inputs = self.trainer.prepared([self.request.batch])
         return self.step_inputs
 
     @cached_property
     def inferring(self) -> Callable[..., Any]:
-        """What computes logits in steps."""
+        """The program that computes logits."""
         return self.traced(self.infer, *self.operands)
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """What a step is given."""
+        """The operands of a step."""
         return (*self.held, self.inputs)
 
     @property
     def held(self) -> tuple[Any, Any]:
-        """What a step of training is given of the model, its parameters and the rest.
-
-        Where it does not hold them itself.
-        """
+        """The model's parameters and other state, for frameworks whose steps take them as operands."""
         return (), ()
 
     def model_of(self, state: Any, fixed: Any) -> Any:
-        """Return the model of what a step is given."""
+        """Return the model for the operands of a step."""
         return self.model
 
     def held_by(self, model: Any) -> Any:
-        """Return what a step leaves of the model, where that does not hold its parameters itself."""
+        """Return the parameters after a step, for frameworks whose steps return them."""
         return ()
 
     def hold(self, state: Any) -> None:
-        """Take what a step left of the model."""
+        """Keep the parameters that a step returned."""
 
     def number(self, value: float) -> Any:
-        """Return a number that a step is given: a tensor, where whole steps are compiled."""
+        """Return a number as an operand: a tensor, where whole steps are compiled."""
+        # Overridden, since a compiler would build a constant into the program.
         return value
 
     def forget(self) -> None:
-        """Let go of what was compiled and is not used any more, where a framework keeps it."""
+        """Free compiled programs, where the framework keeps them."""
 
     def synchronize(self) -> None:
         """Wait until the device is done."""
         self.adapter.synchronize(next(iter(self.computed.values()), None))
 
     def read(self) -> Run:
-        """Compute what the request asks for; nothing is updated."""
+        """Compute everything that the request asks for, without an update."""
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.to_numpy
         zeros = {name: self.tensor(array) for name, array in request.zeros().items()}
         with self.context():
@@ -213,10 +204,10 @@ class FrameworkSession:
         )
 
     def confirm(self) -> None:
-        """Make sure that nothing has reset a switch meanwhile (SPEC PRC-3).
+        """Check that nothing has reset a switch meanwhile (SPEC PRC-3).
 
         Raises:
-            Overruled: naming every switch that is not as it was set.
+            Overruled: naming every changed switch.
         """
         switches = self.adapter.read_switches()
         changed = [
@@ -238,18 +229,16 @@ class FrameworkSession:
         recorded: bool,
         with_loss: bool = True,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return output, the loss if it is asked for, and if they are recorded all activations.
-
-        Compilers may trace it.
+        """Return output, loss and activations; compilers may trace this.
 
         Args:
-            zeros: by activation; what has its gradient, for it is added to it.
+            zeros: added to activations, whose gradients they receive.
         """
-        # JAX's transformations would return a dict in alphabetical order.
+        # JAX's transformations return a dict in alphabetical order.
         activations: dict[str, Tensor] = OrderedDict()
 
         def record(name: str, tensor: Tensor) -> Tensor:
-            # What only a faulty model has is of another shape, and stays alone.
+            # A bug may change the shape of an activation, which then gets no zeros.
             if name in zeros and zeros[name].shape == tensor.shape:
                 tensor = tensor + zeros[name]
             if recorded:
@@ -265,16 +254,16 @@ class FrameworkSession:
         }
         output = self.adapter.call(model, arguments)
         loss = self.loss_function(model, output, inputs) if with_loss else None
-        attach(tapped, lambda name, tensor: tensor)  # what was recorded is let go
+        attach(tapped, lambda name, tensor: tensor)  # the closure holds every activation
         return output, loss, activations
 
     @cached_property
     def trainer(self) -> Trainer:
-        """What trains the model as the request says."""
+        """The trainer of the request."""
         return self.adapter.trainer(self)
 
     def info(self) -> dict[str, Any]:
-        """Return what a run says of itself."""
+        """Return the run's description of itself."""
         kind = self.request.device.split(":")[0]
         about = {name: getattr(self.request, name) for name in ASKED} | self.adapter.describe()
         about["deviations"] = [
@@ -285,7 +274,7 @@ class FrameworkSession:
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Do what a block does as the request and its implementation say."""
+        """Return the context of the request and its implementation."""
         with (
             refusing_nondeterminism(self.adapter.name, self.request),
             self.adapter.within(self.request),
@@ -294,28 +283,27 @@ class FrameworkSession:
             yield
 
     def prepare(self) -> None:
-        """Do once what a framework needs before it compiles."""
+        """Set up the framework before it compiles."""
 
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Return a step, compiled for its operands if that is asked for and the framework compiles steps.
+        """Return a step, compiled for its operands if requested and if the framework compiles whole steps.
 
         Args:
-            replaced: which of what it is given is not used any more afterwards: results may take its place.
+            replaced: indices of operands that are not used afterwards, so that results may take their memory.
         """
         return function
 
     def evaluation(self, captured: bool) -> Callable[..., Any]:
-        """Return what evaluates the model.
-
-        (:meth:`evaluate`), compiled if that is asked for and the framework does not compile whole steps.
+        """Return :meth:`evaluate`, compiled if requested and if the framework does not compile
+        whole steps.
         """
         return self.evaluate
 
     @cached_property
     def evaluating(self) -> Callable[..., Any]:
-        """What evaluates the model in steps."""
+        """The evaluation in steps."""
         return self.evaluation(self.captured)
 
     def infer(self, held: Any, fixed: Any, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -326,11 +314,10 @@ class FrameworkSession:
     def observe(
         self, held: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
     ) -> Observation:
-        """Return output, loss and every activation, and gradients if they are asked for.
+        """Return output, loss, all activations, and gradients if requested.
 
         Args:
-            zeros: in the shape of each activation whose gradient is asked for; added to it, they have the
-                same gradient.
+            zeros: in the shape of each activation whose gradient is wanted.
         """
         model, evaluate = self.model_of(held, fixed), self.evaluation(captured=False)
         if self.request.gradients:

@@ -1,7 +1,4 @@
-"""How layers show their activations to whoever runs a model, and what is observed of it.
-
-No framework is called here.
-"""
+"""Taps, by which layers expose their activations, and what is observed of a run."""
 
 from __future__ import annotations
 
@@ -15,18 +12,17 @@ Tensor = Any
 Tap = Callable[[str, Tensor], Tensor]
 
 TARGETS = ("labels", "cotangent")
-"""Inputs that the loss takes, not the model."""
+"""Inputs of the loss, not of the model."""
 
+# Prefix of inputs that a trace takes, not the model: the factors of a site's elements.
 DROPOUT = "dropout."
-"""How the names of inputs begin that a trace takes, not the model: what elements of a site are multiplied
-by."""
 
 
 class Observation(NamedTuple):
-    """What was computed, as the framework's tensors.
+    """Tensors of the framework from one evaluation.
 
     Attributes:
-        gradients: of the loss by native name of a parameter, ``inputs.<name>`` and ``taps.<name>``.
+        gradients: of the loss, by native parameter name, ``inputs.<name>`` and ``taps.<name>``.
     """
 
     output: Tensor
@@ -36,25 +32,19 @@ class Observation(NamedTuple):
 
 
 class Tapped:
-    """A layer, or a loss, that shows its activations.
-
-    It goes on with what its tap returns, by default what it is given.
-    """
+    """A layer or loss with taps: it continues with what its tap returns."""
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
-        """Return what the layer goes on with.
-
-        :func:`attach` puts another function in the place of this one.
-        """
+        """Return the tensor to continue with; :func:`attach` replaces this method."""
         return tensor
 
 
 def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] = ()) -> None:
-    """Have tapped layers show their activations to a tap, by names that their place begins.
+    """Connect tapped layers to a tap, which gets names that begin with the layer's path.
 
     Args:
         layers: with their paths in the model, such as ``layers.0.attention``.
-        hidden: names of activations that are not shown.
+        hidden: activations that are not exposed.
     """
 
     def show(place: str, name: str, tensor: Tensor) -> Tensor:
@@ -62,5 +52,6 @@ def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] 
 
     for path, layer in layers:
         if isinstance(layer, Tapped):
+            # The specification names no such layer: its taps belong to the attention around it.
             place = path.removesuffix(".dot_product")
             layer.tap = partial(show, place and f"{place}.")  # type: ignore[method-assign]

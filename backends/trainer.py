@@ -1,7 +1,4 @@
-"""Training in a session: batches are accumulated, gradients clipped, parameters updated and reported.
-
-No framework is called here.
-"""
+"""Training in a session: accumulation, clipping, updates and reports, without a framework call."""
 
 from __future__ import annotations
 
@@ -31,24 +28,24 @@ if TYPE_CHECKING:
 Tensor = Any
 """A tensor of the framework."""
 
+# The tap with the rows that were looked up in each table.
 LOOKUPS = {
     "embeddings.token.weight": "embeddings.token",
     "embeddings.position.weight": "embeddings.position",
     "embeddings.segment.weight": "embeddings.segment",
 }
-"""The tap that holds the rows looked up in each table."""
 
+# Compiled programs, one for each tuple of batch shapes, that are kept at a time.
 MOST = 24
-"""Programs for batches of other shapes that are kept at a time."""
 
 
 class StepInputs(NamedTuple):
-    """What a step is given of a batch.
+    """What a step takes of one batch.
 
     Attributes:
-        inputs: of the model, its loss and dropout, by name.
-        zeros: by tap (:meth:`concord.backends.session.FrameworkSession.observe`).
-        real: by tap, which rows looked up have a gradient.
+        inputs: of the model, its loss and dropout.
+        zeros: by tap (:meth:`concord.backends.session.FrameworkSession.evaluate`).
+        real: by tap, the looked-up rows that have a gradient.
     """
 
     inputs: dict[str, Tensor]
@@ -57,11 +54,10 @@ class StepInputs(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a step is given of its batches.
+    """What a step takes of its batches.
 
     Attributes:
-        batches: of each.
-        weights: by how much the gradient of each counts, as ``batch_weight.<number>``, where that is not all.
+        weights: ``batch_weight.<number>`` of each batch's gradient, where it is not 1.
         rows: :meth:`Trainer.rows`.
     """
 
@@ -71,12 +67,10 @@ class Prepared(NamedTuple):
 
 
 class Trainer(Course):
-    """Trains the model of a session as its request says.
-
-    :class:`concord.backends.interface.TrainingSession`; SPEC, section 10.
+    """Trains the model of a session (:class:`concord.backends.interface.TrainingSession`; SPEC, section 10).
 
     Raises:
-        Unsupported: for what cannot be trained so.
+        Unsupported: for a recipe that cannot be trained.
     """
 
     def __init__(self, session: FrameworkSession) -> None:
@@ -100,18 +94,18 @@ class Trainer(Course):
         self.load({f"parameters.{name}": request.weights[name] for name in self.native}, 0)
 
     def variables(self, model: Any) -> dict[str, Any]:
-        """Return the parameters of a model that are trained, by native name."""
+        """Return the trained parameters of a model by native name."""
         named = self.adapter.training.named(model)
         return {native: named[native] for native in self.native.values()}
 
     def updating(self) -> Optimizer:
-        """Return what updates parameters as the recipe says."""
+        """Return the optimizer of the recipe."""
         variables = self.variables(self.session.model)
         optimizer: Optimizer = self.adapter.optimizers.optimizer(self.recipe, variables, self.kinds)
         return optimizer
 
     def refuse(self) -> None:
-        """Refuse to drop elements of taps that layers keep to themselves."""
+        """Refuse dropout at taps that layers do not expose."""
         hidden = [
             site
             for tap, site in self.sites.items()
@@ -126,7 +120,7 @@ class Trainer(Course):
     # The protocol.
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
-        """Go on from parameters and what was kept after so many steps."""
+        """Resume from parameters and moments after a number of steps."""
         self.session.fill(
             {
                 name: state.get(f"parameters.{name}", self.request.weights[name])
@@ -146,11 +140,11 @@ class Trainer(Course):
         self.steps = step
 
     def resume(self, kept: Mapping[str, Tensor], step: int) -> None:
-        """Give the optimizer what was kept, by moment and native name."""
+        """Give the optimizer its moments by native name."""
         self.optimizer.resume(kept, step)
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
-        """Make the next step, and return losses and norm, or all that is reported of it."""
+        """Make the next step; return losses and norm, or everything that is reported."""
         session = self.session
         with session.context():
             results = self.start(self.prepared(batches), report)
@@ -168,30 +162,31 @@ class Trainer(Course):
         return np.array(self.adapter.to_numpy(output))
 
     def state(self) -> Arrays:
-        """Return the parameters and what is kept, as :meth:`load` takes them."""
+        """Return parameters and moments, as :meth:`load` takes them."""
         parameters = self.adapter.parameters(self.session.model, self.request)
         kept = self.reported(self.optimizer.kept())
         return {f"parameters.{name}": array for name, array in parameters.items()} | kept
 
     def info(self) -> dict[str, Any]:
-        """Return what a run says of itself."""
+        """Return the run's description of itself."""
         info = self.session.info()
         return info | {"deviations": [*info["deviations"], *self.optimizer.known_deviations]}
 
     # One step.
 
     def prepared(self, batches: Sequence[Batch]) -> Prepared:
-        """Return what the next step is given of its batches; without dropout, every step that has them."""
+        """Return what the next step takes of its batches; without dropout, later steps may reuse it."""
         inputs = [self.inputs_of(batch, number) for number, batch in enumerate(batches)]
         weights = {
             f"batch_weight.{number}": weight
             for number, weight in enumerate(self.batch_weights(batches))
+            # A single batch of weight 1 needs no multiplication, and its program no operand.
             if len(batches) > 1 or weight != 1.0
         }
         return Prepared(inputs, weights, self.rows(batches))
 
     def start(self, prepared: Prepared, report: bool = False) -> dict[str, Any]:
-        """Start the next step, and return what is going to be reported of it, as the framework's tensors."""
+        """Start the next step; return what it reports, as the framework's tensors."""
         program, operands = self.ready(prepared, report)
         results, state, self.optimizer.state = program(*operands)
         self.session.hold(state)
@@ -199,7 +194,7 @@ class Trainer(Course):
         return cast("dict[str, Any]", results)
 
     def ready(self, prepared: Prepared, report: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return what computes the next step, compiled if that is asked for, and its operands."""
+        """Return the program of the next step, compiled if requested, and its operands."""
         session, optimizer, (inputs, parts, rows) = self.session, self.optimizer, prepared
         session.trace, variables, state = self.trace, optimizer.variables, optimizer.state
         numbers = {**self.numbers(), **parts}
@@ -212,21 +207,19 @@ class Trainer(Course):
         )
         key = (report, tuple(numbers), tuple(shapes_of(batch.inputs) for batch in inputs))
         program = self.program(key, partial(self.make_step, report), operands, (0, 2))
-        optimizer.variables, optimizer.state = variables, state  # a compiler has put others in their place
+        optimizer.variables, optimizer.state = variables, state  # tracing has replaced them
         return program, operands
 
     def numbers(self) -> dict[str, float]:
-        """Return what of the update depends on the number of the step."""
+        """Return the numbers of an update that depend on the step."""
         return self.optimizer.numbers(self.steps, self.rate())
 
     def program(
         self, key: Any, function: Callable[..., Any], operands: Sequence[Any], replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Return what computes a function for operands of their shapes.
-
-        Made when they are new, and kept while it is among the :data:`MOST` used last.
-        """
+        """Return the program for operands of these shapes, new or among the :data:`MOST` used last."""
         if key not in self.programs:
+            # Batches of texts come in many lengths, and frameworks keep every program until told otherwise.
             if len(self.programs) >= MOST:
                 self.programs.popitem(last=False)
                 self.session.forget()
@@ -244,14 +237,13 @@ class Trainer(Course):
         numbers: Mapping[str, Tensor],
         rows: Mapping[str, Tensor],
     ) -> tuple[dict[str, Any], Any, Any]:
-        """Make a step; a compiler may trace it.
+        """Make a step; a compiler may trace this.
 
         Args:
-            report: whether to return all that is reported of it, not losses and norm alone.
+            report: whether to return everything, not only losses and norm.
 
         Returns:
-            What is reported, as ``<section>.<native name>``; what it leaves of the model; what the optimizer
-            is given next.
+            ``<section>.<native name>`` to report; the model's parameters; the optimizer's state.
         """
         session, optimizer = self.session, self.optimizer
         model = session.model_of(held, fixed)
@@ -263,7 +255,7 @@ class Trainer(Course):
         )
         results |= {} if norm is None else {"norm": norm}
         if report:
-            # Copies, where an optimizer changes gradients in place.
+            # Copies, since some optimizers change gradients in place.
             results |= {f"gradients.{name}": 1 * tensor for name, tensor in total.items()}
             if self.recipe.clipping != "none":
                 results |= {f"clipped.{name}": 1 * tensor for name, tensor in limited.items()}
@@ -279,7 +271,7 @@ class Trainer(Course):
     def accumulated(
         self, model: Any, batches: Sequence[StepInputs], numbers: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Return the gradient of a step, squares that its norm sees otherwise, and the losses."""
+        """Return the gradient of a step, the squares of looked-up rows, and the losses."""
         total: dict[str, Tensor] = {}
         squares_seen: dict[str, Tensor] = {}
         losses: dict[str, Tensor] = {}
@@ -300,7 +292,7 @@ class Trainer(Course):
     def added(
         self, total: Mapping[str, Tensor], piece: Mapping[str, Tensor], weight: Tensor | None
     ) -> dict[str, Tensor]:
-        """Return the sum of gradients so far with those of one more batch, which has a weight."""
+        """Add the weighted gradients of one more batch."""
         return {
             name: total[name] + gradient if name in total else gradient for name, gradient in piece.items()
         }
@@ -308,7 +300,7 @@ class Trainer(Course):
     def limited(
         self, gradients: Mapping[str, Tensor], squares: Callable[[str], Tensor]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return clipped gradients, and the norm by which all of them were clipped, if there is one."""
+        """Return clipped gradients, and the global norm, if there is one."""
         return clip(self.operations, self.recipe, gradients, self.kinds, squares)
 
     def update(
@@ -318,7 +310,7 @@ class Trainer(Course):
         self.optimizer.step(gradients, numbers, rows)
 
     def inputs_of(self, batch: Batch, number: int) -> StepInputs:
-        """Return what a step is given of its batch of that number."""
+        """Return what a step takes of one batch."""
         inputs = self.session.fed(batch) | self.masks(batch, number)
         if self.recipe.embedding_gradients != "slices" or self.recipe.clipping == "none":
             return StepInputs(inputs, {}, {})
@@ -336,15 +328,15 @@ class Trainer(Course):
         return StepInputs(inputs, zeros, real)
 
     def slices(self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sum of the squares of the gradients by rows looked up in each table.
-
-        Where the norm sees those (SPEC OPT-7).
+        """Return the sums of the squared gradients of looked-up rows, where the norm sees those
+        (SPEC OPT-7).
         """
         sums = {}
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:
                 continue
             gradient = gradients[f"taps.{tap}"]
+            # The tap comes after the scale, the row before it.
             if table == "embeddings.token.weight" and self.config.embedding_scale == "sqrt_d_model":
                 gradient = math.sqrt(self.config.d_model) * gradient
             gradient = gradient * real[tap] if tap in real else gradient
@@ -352,10 +344,7 @@ class Trainer(Course):
         return sums
 
     def rows(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """Return which rows of each table a step looks up, by native name, where others are left alone.
-
-        SPEC OPT-8.
-        """
+        """Return which rows of each table a lazy step updates, by native name (SPEC OPT-8)."""
         looked_up: dict[str, Tensor] = {}
         lazy = self.recipe.embedding_updates == "lazy"
         for name, rows in rows_of(self.config, batches, self.part).items() if lazy else ():
@@ -368,11 +357,12 @@ class Trainer(Course):
     # Dropout.
 
     def dropping(self, trace: Trace) -> Trace:
-        """Return a trace in which taps of dropout are multiplied by what the inputs say (SPEC DRP-2)."""
+        """Return a trace that multiplies taps by dropout masks (SPEC DRP-2)."""
 
         def dropping(
             model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]
         ) -> Callable[[str, Tensor], Tensor]:
+            # Each site lies right behind a tap, so no model has a line of dropout (decision 0023).
             tap = trace(model, inputs, record)
 
             def dropped(name: str, tensor: Tensor) -> Tensor:
@@ -384,10 +374,7 @@ class Trainer(Course):
         return dropping
 
     def masks(self, batch: Batch, number: int) -> dict[str, Tensor]:
-        """Return what elements of each site are multiplied by.
-
-        Zero, or one over the share that is kept (SPEC DRP-3).
-        """
+        """Return the factors of each site's elements, 0 or 1 / (1 - rate) (SPEC DRP-3)."""
         if not self.sites:
             return {}
         return {
@@ -396,11 +383,11 @@ class Trainer(Course):
         }
 
     def reported(self, results: Mapping[str, Tensor | float]) -> Arrays:
-        """Return what is reported of a step as arrays, by canonical names and in canonical layouts."""
+        """Return reported tensors as arrays, by canonical names and in canonical layouts."""
         arrays: Arrays = {}
         for key, value in results.items():
             section, _, native = key.partition(".")
-            # A framework took some numbers as they are: rounded once.
+            # Some frameworks take numbers as they are and round them once.
             array = (
                 precision(self.request.dtype).round(value)
                 if isinstance(value, float)

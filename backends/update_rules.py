@@ -1,6 +1,6 @@
-"""Updates of parameters as a recipe says, written once for the four frameworks.
+"""Optimizer updates of every recipe, written once for the four frameworks.
 
-Operators are theirs all alike, what is not is an operation.
+Operators are the same in all of them; anything else is an operation.
 """
 
 from __future__ import annotations
@@ -20,17 +20,13 @@ Variable = Any
 
 
 class Operations(NamedTuple):
-    """What an update takes besides operators, in a framework's own calls.
+    """Functions of a framework that an update needs besides operators.
 
     Attributes:
-        value: returns what a parameter holds.
-        assign: lets a parameter hold something else.
-        zeros_like: returns zeros in the shape, precision and place of a tensor.
-        square_root: returns the root of each element.
-        larger: returns the larger of two, element by element.
-        bounded: returns what is nearest between plus and minus a limit.
-        total: returns the sum of all elements.
-        chosen: returns elements of one where a tensor of truth values says so, else of another.
+        value: the tensor of a parameter.
+        bounded: clips to plus and minus a limit.
+        total: the sum of all elements.
+        chosen: elementwise selection by a boolean tensor.
     """
 
     value: Callable[[Variable], Tensor]
@@ -47,19 +43,16 @@ class Optimizer:
     """An optimizer of a model's parameters (SPEC OPT-2 to OPT-8).
 
     Args:
-        operations: of the framework.
-        recipe: what is computed.
-        variables: the parameters that are trained, by native name.
+        variables: trained parameters by native name.
         kinds: of each (:class:`concord.spec.parameters.Parameter`).
-        native: the framework's own optimizer, where that computes what the recipe says.
+        native: the framework's own optimizer, where it computes the recipe.
 
     Attributes:
-        state: what a step is given and leaves behind besides the variables: here what is kept, as
-            ``<moment>.<native name>``.
+        state: what a step takes and returns besides variables: here ``<moment>.<native name>``.
     """
 
+    # Set where the framework's optimizer differs from the recipe (SPEC PRC-4).
     known_deviations: Sequence[Mapping[str, Any]] = ()
-    """What it does otherwise than the recipe says (SPEC PRC-4)."""
 
     def __init__(
         self,
@@ -75,7 +68,7 @@ class Optimizer:
         self.state: Any = {}
 
     def corrections(self, step: int) -> tuple[float, float]:
-        """Return what Adam's two averages fall short by (SPEC OPT-3)."""
+        """Return the bias corrections of Adam's averages (SPEC OPT-3)."""
         recipe = self.recipe
         return (
             (1 - recipe.beta1 ** (step + 1), 1 - recipe.beta2 ** (step + 1))
@@ -84,13 +77,13 @@ class Optimizer:
         )
 
     def numbers(self, step: int, rate: float) -> dict[str, float]:
-        """Return what of a step depends on how many came before, for :meth:`step`.
-
-        A compiled step is given it each time.
+        """Return the numbers of :meth:`step` that depend on the step.
 
         Args:
-            rate: the learning rate of the step.
+            step: the number of steps before.
+            rate: the learning rate.
         """
+        # Computed on the host in float64: a compiled step takes them as operands and is not compiled again.
         recipe, (first, second) = self.recipe, self.corrections(step)
         height = (
             rate * math.sqrt(second) / first if recipe.epsilon_placement == "uncorrected" else rate / first
@@ -111,11 +104,10 @@ class Optimizer:
 
         Args:
             gradients: by native name, clipped.
-            numbers: of the step (:meth:`numbers`).
-            rows: by native name of a table, which of its rows the step's batches looked up, (N, 1); of all
-                that are updated lazily.
+            numbers: of :meth:`numbers`.
+            rows: by native name of a lazily updated table, its looked-up rows (N, 1).
         """
-        self.state = dict(self.state)  # what was given stays as it is: a compiler may have given it
+        self.state = dict(self.state)  # a copy: while tracing, the old state belongs to the compiler
         for name, variable in self.variables.items():
             parameter, before = self.operations.value(variable), dict(self.state)
             updated = self.updated(name, parameter, gradients[name], numbers)
@@ -126,11 +118,11 @@ class Optimizer:
             self.operations.assign(variable, updated)
 
     def kept(self) -> dict[str, Tensor]:
-        """Return what is kept, as ``<moment>.<native name>``."""
+        """Return the moments as ``<moment>.<native name>``."""
         return dict(self.state)
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:  # noqa: ARG002 - frameworks' own count
-        """Go on from what was kept, of every moment of every parameter, after so many steps."""
+        """Resume with all moments after a number of steps."""
         self.state = dict(kept)
 
     def updated(
@@ -144,10 +136,10 @@ class Optimizer:
             return parameter - self.rule(name, gradient + recipe.weight_decay * parameter, numbers)
         return parameter - numbers["decay"] * parameter - self.rule(name, gradient, numbers)
 
-    # By how much a parameter moves.
+    # The amount by which a parameter moves.
 
     def sgd(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return the step of gradient descent (SPEC OPT-2)."""
+        """Gradient descent (SPEC OPT-2)."""
         return (
             self.with_momentum(name, gradient, numbers)
             if self.recipe.momentum
@@ -155,7 +147,7 @@ class Optimizer:
         )
 
     def with_momentum(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return the step of what stands for a gradient, with momentum (SPEC OPT-2)."""
+        """Return the step of a gradient, or of RMSProp's quotient, with momentum (SPEC OPT-2)."""
         recipe, key, rate = self.recipe, f"momentum.{name}", numbers["rate"]
         if recipe.momentum_form == "displacement":
             moved = self.state[key] = recipe.momentum * self.state[key] + rate * gradient
@@ -165,13 +157,13 @@ class Optimizer:
         return rate * (gradient + recipe.momentum * velocity if recipe.nesterov else velocity)
 
     def average(self, moment: str, name: str, value: Tensor, beta: float) -> Tensor:
-        """Move a kept average on by a value."""
+        """Update an exponential average."""
         key = f"{moment}.{name}"
         self.state[key] = beta * self.state[key] + (1 - beta) * value
         return self.state[key]
 
     def adam(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return Adam's step (SPEC OPT-3, OPT-4)."""
+        """Adam and AMSGrad (SPEC OPT-3, OPT-4)."""
         recipe = self.recipe
         first = self.average("first_moment", name, gradient, recipe.beta1)
         second = self.average("second_moment", name, gradient * gradient, recipe.beta2)
@@ -181,14 +173,14 @@ class Optimizer:
         return numbers["height"] * first / self.denominator(second, numbers)
 
     def denominator(self, second: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return what Adam's first moment is divided by, epsilon in its place (SPEC OPT-3)."""
+        """Return Adam's denominator, with epsilon in its place (SPEC OPT-3)."""
         root = self.operations.square_root(second)
         return (
             root if self.recipe.epsilon_placement == "uncorrected" else root / numbers["root"]
         ) + self.recipe.epsilon
 
     def rmsprop(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return RMSProp's step (SPEC OPT-5)."""
+        """RMSProp (SPEC OPT-5)."""
         recipe, square_root = self.recipe, self.operations.square_root
         second = self.average("second_moment", name, gradient * gradient, recipe.beta2)
         if recipe.centered:
@@ -204,7 +196,7 @@ class Optimizer:
 def groups(
     recipe: Recipe, variables: Mapping[str, Variable], kinds: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return parameters in groups, those that decay and those that do not, as optimizers take them."""
+    """Return parameters in groups with and without decay, as optimizers take them."""
     decays = {name: kinds[name] not in recipe.undecayed for name in variables}
     return [
         {"params": params, "weight_decay": recipe.weight_decay if decayed else 0.0}
@@ -225,10 +217,10 @@ def clip(
     Args:
         gradients: by native name.
         kinds: of each parameter.
-        squares: gives the sum of the squares of what a norm sees of a gradient.
+        squares: returns the sum of squares that a norm sees of a gradient.
 
     Returns:
-        The clipped gradients, and the norm by which all of them were clipped, if there is one.
+        The clipped gradients, and the global norm, if there is one.
     """
     limit = recipe.clip_at
     if limit is None:

@@ -1,7 +1,4 @@
-"""Canonical weights in and out of the models of the four frameworks: names and layouts.
-
-No framework is called here.
-"""
+"""Names and layouts of canonical weights in the four frameworks."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Naming:
-    """What a framework calls parameters, and how it lays them out.
+    """A framework's parameter names and layout.
 
     Attributes:
-        embedding, kernel, gamma, beta: the last word of a native name, for a kind of parameter
-            (:class:`concord.spec.parameters.Parameter`); positions are embeddings, and a bias is one.
-        transposed: whether a linear weight is (out, in); the canonical one is (in, out).
+        embedding, kernel, gamma, beta: last word of a native name, by the kind of parameter
+            (:class:`concord.spec.parameters.Parameter`).
+        transposed: whether a linear weight is (out, in) instead of (in, out).
     """
 
     embedding: str
@@ -34,10 +31,10 @@ class Naming:
         return f"{name.rpartition('.')[0]}.{leaf}"
 
 
+# Known without the frameworks, since files of weights are read where none is installed (decision 0027).
 NAMINGS = {
     "torch": Naming("weight", "weight", "weight", "bias", transposed=True),
     "tf": Naming("embeddings", "kernel", "gamma", "beta"),
     "paddle": Naming("weight", "weight", "weight", "bias"),
     "jax": Naming("embedding", "kernel", "scale", "bias"),
 }
-"""What each framework says, known without it: a file of weights is read where none is installed."""

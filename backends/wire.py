@@ -1,4 +1,4 @@
-"""Messages between processes: values as JSON text among their arrays, in the safetensors format."""
+"""Messages between processes: JSON text among arrays, in the safetensors format. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from concord.spec.text import first_of, legible, shown
 from concord.spec.training.recipe import Recipe, recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
+# Fields of a run that hold tensors by name.
 NAMED = ("taps", "gradients", "tap_gradients", "steps")
-"""What a run has by name."""
 
+# The name of the JSON text in a message, and the keys of objects that stand for an array and for a value of
+# our types.
 TEXT, ARRAY, KIND = "text", "__array__", "__kind__"
-"""The name of the JSON text among the arrays of a message, and the keys of the objects in whose place an
-array stands, and a value of a type of ours."""
 
+# Kinds of dtypes that arrays may have.
 NUMBERS = "fiub"
-"""Kinds of dtypes that arrays may have."""
 
+# Our types that may be sent, and what builds each from its fields. A pickle would let a worker run code here
+# (decision 0001).
 MAKERS: dict[type, Callable[..., Any]] = {
     EncoderConfig: lambda **fields: from_mapping(fields),
     Recipe: lambda **fields: recipe_from_mapping(fields),
     Training: lambda **fields: Training(**{**fields, "reported": tuple(fields["reported"])}),
     **{kind: kind for kind in (Batch, Request, Run)},
 }
-"""The types of ours that are sent, and what makes a value of its fields."""
 
 
 class WorkerFailure(RuntimeError):
     """A worker that gave no result.
 
     Attributes:
-        status: ``"absent"`` (not installed), ``"broken"`` (installed, cannot be imported), ``"crashed"``,
-            ``"timed out"``, ``"out of memory"``, or ``"error"`` (the backend raised an exception and lives
-            on).
-        detail: one line that says what happened.
-        stderr: the last lines that the worker wrote.
+        status: ``"absent"`` (not installed), ``"broken"`` (cannot be imported), ``"crashed"``, ``"timed
+            out"``, ``"out of memory"``, or ``"error"`` (the backend raised an exception and lives on).
+        detail: one line.
+        stderr: the last lines of the worker.
     """
 
     def __init__(self, status: str, detail: str, stderr: str = "") -> None:
@@ -62,7 +62,7 @@ class WorkerFailure(RuntimeError):
 
 
 def encode(value: Any) -> bytes:
-    """Return a value as a message: JSON data, with arrays and types of :data:`MAKERS` in it.
+    """Encode JSON data, with arrays and types of :data:`MAKERS` in it.
 
     Raises:
         TypeError: for anything else.
@@ -86,14 +86,14 @@ def encode(value: Any) -> bytes:
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return arrays as safetensors bytes, bit for bit."""
-    # safetensors writes the buffer as it lies in memory: it must be in C order. np.ascontiguousarray would
-    # lose rank 0.
+    """Return arrays as safetensors bytes."""
+    # safetensors writes memory as it is, so arrays must be in C order. np.ascontiguousarray would lose rank
+    # 0.
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
 
 def decode(content: bytes) -> Any:
-    """Return the value of a message."""
+    """Decode a message."""
     arrays, makers = load(content), {kind.__name__: make for kind, make in MAKERS.items()}
 
     def whole(fields: dict[str, Any]) -> Any:
@@ -105,7 +105,7 @@ def decode(content: bytes) -> Any:
 
 
 def legibly(value: Any) -> Any:
-    """Return JSON data with every text of it legible."""
+    """Make every text in JSON data legible."""
     if isinstance(value, dict):
         return {legible(key): legibly(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -114,24 +114,20 @@ def legibly(value: Any) -> Any:
 
 
 def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> Weights:
-    """Return weights in the order of the specification.
-
-    Files have none, and are read in another order each time.
-    """
+    """Return weights in the order of the specification."""
     return {
         name: weights[name]
+        # safetensors has no order: a file is read in another one each time.
         for name in dict.fromkeys([*parameters(config, part), *sorted(weights)])
         if name in weights
     }
 
 
 def returned(run: Any) -> Run:
-    """Return what a backend's ``run`` returned as a run that can be sent.
-
-    None in place of tensors by name, or of what it says of itself, is none.
+    """Check and complete the run that a backend returned; None counts as no tensors.
 
     Raises:
-        TypeError: saying what it has and what it must have instead.
+        TypeError: naming what it has and what it must have.
     """
     if not isinstance(run, Run):
         raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
@@ -148,7 +144,7 @@ def returned(run: Any) -> Run:
 
 
 def plain(data: Any) -> Any:
-    """Return what a backend says of itself as JSON holds it.
+    """Return a backend's description as JSON data.
 
     Raises:
         TypeError, ValueError: if JSON cannot hold it.
@@ -157,13 +153,13 @@ def plain(data: Any) -> Any:
 
 
 def arrays_of(what: str, tensors: Any) -> Arrays:
-    """Return the arrays that a backend has made, by name.
+    """Convert a backend's tensors to arrays by name.
 
     Args:
-        what: they are, for the messages.
+        what: the source, for messages.
 
     Raises:
-        TypeError: if that is no mapping of names to arrays of numbers, naming all that is wrong.
+        TypeError: listing everything that is no array of numbers.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"{what} is a {type(tensors).__name__} but must be a dict of arrays by name")
@@ -188,29 +184,26 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
 def split_gradients(
     arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[Arrays, Arrays]:
-    """Return gradients by parameters and inputs, and those by taps.
-
-    Which a message or a file has as ``taps.<name>``.
-    """
+    """Split gradients into those by parameters and inputs, and those by taps."""
     by_taps = section(arrays, "taps.")
     return {name: array for name, array in arrays.items() if not name.startswith("taps.")}, by_taps
 
 
 def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:
-    """Return what keeps a run from being judged: names that nobody knows, and wrong types and shapes.
+    """Return a line for each problem that keeps a run from being judged: unknown names, wrong dtypes and
+    shapes.
 
-    Each tensor goes by the name that a verdict gives it; those with the same problem share a line. Output and
-    loss may be wider than the run, all else has the dtype in which the precision is stored (SPEC PRC-2).
+    Tensors with the same problem share a line.
     """
     inputs = batch.arrays()
     sizes = sizes_of(config, inputs)
-    wanted = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part).items()}
-    wanted |= {f"gradients.taps.{name}": shape for name, shape in wanted.items()}
-    wanted |= {
+    shapes = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part).items()}
+    shapes |= {f"gradients.taps.{name}": shape for name, shape in shapes.items()}
+    shapes |= {
         f"gradients.{name}": shape_of(config, parameter)
         for name, parameter in parameters(config, part).items()
     }
-    wanted |= {f"gradients.inputs.{name}": array.shape for name, array in inputs.items()}
+    shapes |= {f"gradients.inputs.{name}": array.shape for name, array in inputs.items()}
     gradients = {
         **run.gradients,
         **{f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None},
@@ -221,20 +214,21 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
         *((f"gradients.{name}", array) for name, array in gradients.items()),
     ]
     storage, problems = precision(run.dtype).storage, dict[str, list[str]]()
+    # A model in half precision may return float32 logits (SPEC PRC-2).
     may_be_wider = {*from_output_on(config, part)}
     for name, array in delivered:
         wider = name in may_be_wider and array.dtype.kind == "f" and array.dtype.itemsize > storage.itemsize
-        if name not in wanted:
-            nearest = get_close_matches(name, wanted, 1)
+        if name not in shapes:
+            nearest = get_close_matches(name, shapes, 1)
             meant = f": did you mean {nearest[0]!r}?" if nearest else ""
             problem = f"named like nothing that part {part!r} has{meant}"
-        elif array.shape != wanted[name]:
-            problem = f"of shape {array.shape} but must be {wanted[name]}"
+        elif array.shape != shapes[name]:
+            problem = f"of shape {array.shape} but must be {shapes[name]}"
         elif array.dtype != storage and not wider:
             problem = f"of dtype {array.dtype} but must be {storage} in a {run.dtype} run"
         else:
             continue
-        if name not in problems.setdefault(problem, []):  # the output is a tap too
+        if name not in problems.setdefault(problem, []):  # the output is also a tap
             problems[problem].append(name)
     return [
         f"{_listed(names)} {'is' if len(names) == 1 else 'are'} {problem}"
@@ -243,18 +237,18 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
-    """Return names as they stand in a line: the first few, shortened, and how many more there are."""
     return first_of([repr(shown(name, 80)) for name in names], most)
 
 
 def check_info(info: Any) -> None:
-    """Refuse what a run says of itself if it cannot be understood: text for a list would excuse every tensor.
+    """Refuse a run's description that cannot be understood.
 
     Raises:
         SpecError: saying what is wrong.
     """
     if not isinstance(info, dict):
         raise SpecError(f"'info' is {repr(info)[:40]} but must be an object")
+    # A string instead of a list would match every tensor, and excuse it.
     lists = {"not_exposed": (str, "strings"), "deviations": (dict, "objects [clause=PRC-4]")}
     for name, (kind, what) in lists.items():
         if not _is_list_of(kind, info.get(name, [])):
@@ -266,7 +260,7 @@ def check_info(info: Any) -> None:
 
 
 def check_description(described: Any) -> dict[str, Any]:
-    """Return what a backend says of itself, if it can be understood.
+    """Check a backend's description and return it.
 
     Raises:
         SpecError: saying what is wrong.

@@ -1,9 +1,7 @@
-"""The parent's side of a worker.
+"""The parent's side of a worker: one process per framework, in this or another environment.
 
-One process for each framework, in this environment or another.
-
-The parent imports NumPy and no framework. Whatever happens to the worker, a signal, a hang, too little
-memory, comes back as a :class:`concord.backends.wire.WorkerFailure` that says so.
+The parent imports NumPy and no framework. A signal, a hang or a lack of memory in the worker comes back as a
+:class:`concord.backends.wire.WorkerFailure`.
 """
 
 from __future__ import annotations
@@ -23,16 +21,19 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
 
+# Seconds for one request.
 TIME_LIMIT = 300.0
-"""Seconds that one request may take unless the caller says otherwise."""
 
+# A worker counts as large at this share of its memory limit, or at this many bytes.
 SHARE, MUCH = 8, 1 << 31
-"""A worker that holds such a share of its limit, or so many bytes, holds much."""
 
 PROFILES = ("plain", "tuned")
-"""How a worker's environment is set: threads alike for all; ``tuned``: with the switches that its vendors
-document for speed."""
+"""Environments of a worker. Threads are the same in both; ``tuned`` adds the switches that vendors document
+for speed.
+"""
 
+# What really sets the threads: OMP for PyTorch and Paddle, two of its own for TensorFlow, NPROC for JAX,
+# OpenBLAS for NumPy.
 THREADS = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -41,33 +42,30 @@ THREADS = (
     "TF_NUM_INTEROP_THREADS",
     "NPROC",
 )
-"""What really controls threads: torch and Paddle OMP, TensorFlow its own two, JAX NPROC, NumPy OpenBLAS."""
 
+# cuBLAS sums in another order in workspaces of other sizes.
 DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""What the environment has to say for deterministic kernels: cuBLAS sums in another order in workspaces of
-other sizes."""
 
+# XLA reads its flags once, when JAX starts; the user may have set others.
 XLA = "--xla_gpu_deterministic_ops=true"
-"""The same for XLA, which reads its flags once, when JAX starts; others may be set already."""
 
+# The version of MKL in Paddle's wheel takes slow paths on processors that are not Intel's, unless this says
+# AVX2.
 SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
-"""MKL in Paddle's wheel is of a version that takes slow paths on processors that are not Intel's unless this
-says AVX2."""
 
 
 def environment(
     device: str, threads: int | None, profile: str = "plain", deterministic: bool = False
 ) -> dict[str, str]:
-    """Return the environment that a worker gets on top of the parent's.
-
-    Threads, device and logging, all explicit.
+    """Return the environment variables of a worker: threads, device, logging.
 
     Args:
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        threads: for every framework alike; by default as many as this machine has cores.
+        threads: of every framework; by default the number of cores.
         profile: one of :data:`PROFILES`.
-        deterministic: whether only deterministic kernels may run.
     """
+    # Everything is stated: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children (decision
+    # 0001).
     count = str(threads or os.cpu_count() or 1)
     explicit = dict.fromkeys(THREADS, count)
     tuned = SWITCHES if profile == "tuned" else {}
@@ -89,24 +87,21 @@ def environment(
 
 
 class Worker(Process):
-    """A backend in a process of its own. Use it in a ``with`` block, or call :meth:`close`.
+    """A backend in a process of its own; use it in a ``with`` block, or call :meth:`close`.
 
     Args:
-        name: what to call the backend.
         target: its class, ``"package.module:Class"``.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        python: the interpreter of another environment to run it in; it needs numpy, scipy, safetensors and
-            the framework.
-        time_limit: seconds that one request may take.
-        memory_limit: bytes that it may hold; by default four fifths of the machine's.
-        threads: computing threads; by default as many as there are cores.
-        opened: called with the worker as soon as it has a process, so that it can be closed while it still
-            starts.
+        python: interpreter of another environment, with numpy, scipy, safetensors and the framework.
+        time_limit: seconds for one request.
+        memory_limit: bytes; by default four fifths of the machine's.
+        threads: by default the number of cores.
+        opened: called with the worker once it has a process, so that it can be closed while it starts.
         profile: one of :data:`PROFILES`.
-        deterministic: whether only kernels may run, in all its runs, that give the same bits each time.
+        deterministic: whether to allow only kernels that give the same bits each time.
 
     Raises:
-        WorkerFailure: if the process cannot be started or the framework cannot be imported.
+        WorkerFailure: if the process does not start or the framework cannot be imported.
     """
 
     def __init__(
@@ -140,10 +135,8 @@ class Worker(Process):
 
     @property
     def grown(self) -> bool:
-        """Whether it has come to hold much, and far more than after its first run.
-
-        Some keep all that they have compiled.
-        """
+        """Whether it holds much more memory than after its first run."""
+        # Some frameworks keep everything that they have compiled.
         return self.settled > 0 and self.size > max(min(self.memory_limit // SHARE, MUCH), 2 * self.settled)
 
     def run(
@@ -159,31 +152,30 @@ class Worker(Process):
         """Compute a part of the model in the backend, or train it.
 
         Args:
-            asked: other fields of :class:`concord.backends.interface.Request`. Device and determinism are
-                those of the worker.
+            asked: other fields of :class:`concord.backends.interface.Request`.
 
         Raises:
             SpecError: for input that does not fit, before anything is sent.
-            Unsupported: if the backend cannot do what was asked, or does not say that it did.
-            WorkerFailure: if the worker gave no result.
+            Unsupported: if the backend cannot do it, or does not confirm that it did.
+            WorkerFailure: if there is no result.
         """
         asked |= {"device": self.device, "deterministic": self.deterministic}
         request = Request(config, weights, batch, part, dtype, implementation, **asked)
         run: Run = self.call(0, "run", self._fitting(request))
         self._confirm(request, run.info)
         self.settled = self.settled or self.size
-        # What was asked for is the asker's to say: a backend that leaves something out must not pass.
+        # Set here and not by the backend: one that leaves something out must not pass.
         run.backend, run.dtype = self.name, request.dtype
         wanted = ("steps",) if request.training else ("taps", "gradients")
         run.requested = tuple(name for name in wanted if getattr(request, name, True))
         return run
 
     def _confirm(self, request: Request, info: Mapping[str, Any]) -> None:
-        """Refuse a run that was made otherwise than asked, or does not say how it was (SPEC PRC-3)."""
         try:
             check_info(info)
         except SpecError as error:
             raise WorkerFailure("error", f"its info cannot be understood: {error}") from None
+        # TF32 and determinism must be confirmed: a plug-in that ignores them must not pass (SPEC PRC-3).
         tf32 = (request.precision, request.dtype) == ("tf32", "float32")
         promised: list[tuple[str, Any, bool]] = [("precision", request.precision, tf32)]
         promised += [("deterministic", True, True)] if request.deterministic else []
@@ -200,29 +192,26 @@ class Worker(Process):
                 )
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], Arrays]:
-        """Have a session opened, stepped or let go.
-
-        An operation of :class:`concord.backends.bench.Bench`, with what it is asked.
+        """Call an operation of :class:`concord.backends.bench.Bench`.
 
         Raises:
-            Unsupported: if the backend cannot be measured, or not in this way.
+            Unsupported: if the backend cannot be measured.
             SpecError: for a configuration or sizes that do not fit.
-            WorkerFailure: if the worker gave no answer.
+            WorkerFailure: if there is no answer.
         """
         about, arrays = self.call(0, f"bench.{operation}", **asked)
         return about, arrays
 
     def train(self, request: Request) -> Remote:
-        """Have training held open, that goes on step by step.
+        """Open a training session.
 
         Args:
-            request: with ``training``, whose steps may be empty. Device and determinism are those of the
-                worker.
+            request: with ``training``, whose steps may be empty.
 
         Raises:
             SpecError: for input that does not fit, before anything is sent.
-            Unsupported: if the backend cannot do what was asked, or holds no training.
-            WorkerFailure: if the worker gave no answer.
+            Unsupported: if the backend cannot do it.
+            WorkerFailure: if there is no answer.
         """
         if request.training is None:
             raise SpecError("'training' is missing but is required [clause=OPT-1]")
@@ -234,24 +223,20 @@ class Worker(Process):
         return session
 
     def _fitting(self, request: Request) -> Request:
-        """Return a request as it is sent: valid, and rounded once (SPEC PRC-2).
-
-        No framework's own conversion from float64 can round twice then. Weights of a run in float64 are sent
-        in the bytes that they have.
-        """
         request.validate(where=f"backend={self.name}")
+        # Rounded here, once: a framework's own conversion from float64 may round twice.
         weights, batch = round_inputs(request.weights, request.batch, request.dtype)
         if request.dtype == "float64":
+            # Sent as they are: float32 numbers in float64 would double the message.
             weights = dict(request.weights)
         return dataclasses.replace(request, weights=weights, batch=batch)
 
 
 class Remote:
-    """An object that a worker holds: a method called here is called there.
+    """An object in a worker: its methods are called there.
 
     Use it in a ``with`` block, or call its method ``close``. Every method raises
-    :class:`concord.backends.wire.WorkerFailure` if the worker gives no answer, for it died, hangs or takes
-    too much; the object is gone with the worker.
+    :class:`concord.backends.wire.WorkerFailure` if the worker gives no answer; the object is then gone.
     """
 
     def __init__(self, worker: Worker, number: int) -> None:
@@ -266,5 +251,5 @@ class Remote:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if error[0] is None:  # else the worker may be gone, and what it says of that would hide the error
+        if error[0] is None:  # otherwise the worker may be gone, and that would hide the error
             self.close()

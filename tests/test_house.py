@@ -11,8 +11,8 @@ import pytest
 from tests.test_structure import ROOT, imports, sources, tree
 
 SIZES = {
-    "spec": (44_100, 42_000),
-    "backends": (53_700, 50_000),
+    "spec": (44_000, 42_000),
+    "backends": (53_500, 50_000),
     "conformance": (164_200, 82_000),
     "porting": (28_600, 26_000),
     "speed": (11_700, 9_000),

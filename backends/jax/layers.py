@@ -1,8 +1,8 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. A model is
-made of :class:`~concord.backends.library_support.Layers`; the framework's own are in
+d_ff. Each step goes on with what ``self.tap(name, tensor)`` returns. A model is made of
+:class:`~concord.backends.library_support.Layers`; those of the framework are in
 :mod:`concord.backends.jax.library`.
 """
 
@@ -25,7 +25,6 @@ Step = Callable[[Array], Array]
 
 
 def dtype_name(**kwargs: Any) -> str:
-    """Return the name of the precision that a layer is built in."""
     return jnp.dtype(kwargs.get("param_dtype", jnp.float32)).name
 
 
@@ -80,7 +79,7 @@ def mask_per_sample(mask: Array, heads: int) -> Array:
 
 
 def mask_batch_major(mask: Array, heads: int) -> Array:
-    # The published bug: heads are stacked before samples, masks are repeated sample by sample.
+    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample.
     batch = mask.shape[0]
     place = jnp.arange(heads)[None, :] * batch + jnp.arange(batch)[:, None]  # (B, H)
     return mask[place // heads]  # (B, H, 1 or Q, S)
@@ -98,6 +97,7 @@ def all_tokens(x: Array, real: Array) -> Array:
 
 
 def mean_of_real_tokens(x: Array, real: Array) -> Array:
+    # A text of padding only has the mean 0, not 0/0 (HED-1).
     total = jnp.sum(jnp.where(real[..., None], x, 0.0), axis=1)  # (B, D)
     return total / jnp.maximum(jnp.sum(real, axis=1, keepdims=True), 1).astype(x.dtype)
 
@@ -118,6 +118,7 @@ class LayerNorm(nnx.Module):
         self.denominator = DENOMINATORS[config.norm_epsilon_placement]
 
     def __call__(self, x: Array) -> Array:
+        # Two passes: the mean of squares minus the squared mean cancels where a row's mean is large (ALG-5).
         centered = x - jnp.mean(x, axis=-1, keepdims=True)
         variance = jnp.sum(centered * centered, axis=-1, keepdims=True) / self.count  # (B, T, 1)
         return centered / self.denominator(variance, self.epsilon) * self.scale[...] + self.bias[...]
@@ -135,21 +136,19 @@ NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_toke
 
 
 class Embeddings(Tapped, nnx.Module):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
-
-    (B, T) to (B, T, D).
-    """
+    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         width, segments = config.d_model, config.num_segments
         self.token = nnx.Embed(config.vocab_size, width, **kwargs)
         self.position = nnx.Embed(config.max_positions, width, **kwargs)
         if config.positions != "learned":
-            # No Param, which gradients are taken by.
+            # A plain Variable: gradients are taken by every Param, and a fixed table has none (GRD-3).
             self.position.embedding = nnx.Variable(self.position.embedding[...])  # type: ignore[assignment]
         self.segment = nnx.Embed(segments, width, **kwargs) if segments else None
         self.norm = make.norm(config, **kwargs) if config.embedding_norm else None
         self.scale = math.sqrt(width) if config.embedding_scale == "sqrt_d_model" else None
+        # Not padding_idx: PyTorch returns the row as stored, Paddle returns zeros (EMB-3).
         self.token_padding_row = config.token_padding_row
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
@@ -179,7 +178,7 @@ class Embeddings(Tapped, nnx.Module):
         return token if self.scale is None else token * self.scale
 
     def embed(self, embedding: nnx.Embed, ids: Array, frozen: int | None) -> Array:
-        """Look up rows, and let no gradient reach a frozen one (SPEC EMB-4, EMB-5, POS-7)."""
+        """Look up rows; a frozen row gets no gradient (SPEC EMB-4, EMB-5, POS-7)."""
         rows = self.look_up(embedding, ids)
         return (
             rows
@@ -244,7 +243,7 @@ class DotProductAttention(Tapped, nnx.Module):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same in a loop over heads, each of which gets the mask of its own sample (SPEC ATT-7, MSK-7)."""
+    """The same in a loop over heads, each with the mask of its own sample (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -305,10 +304,7 @@ class FeedForward(Tapped, nnx.Module):
 
 
 class PostNormLayer(Tapped, nnx.Module):
-    """Self-attention and feed-forward, each with residual and then norm (SPEC NRM-1, NRM-5, RES-1).
-
-    (B, T, D) to (B, T, D).
-    """
+    """Attention and feed-forward, each with residual, then norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         self.attention = MultiHeadAttention(config, make, **kwargs)
@@ -327,7 +323,7 @@ class PostNormLayer(Tapped, nnx.Module):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with each norm before its sublayer, on a residual stream that no norm touches (SPEC NRM-1)."""
+    """The same with each norm before its sublayer; no norm touches the residual stream (SPEC NRM-1)."""
 
     def __call__(self, x: Array, real: Array | KeptRows) -> Array:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

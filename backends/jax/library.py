@@ -1,10 +1,7 @@
-"""The same classifier out of JAX and Flax's own layers and fused kernels.
-
-Its parameters have the names of the explicit one's.
+"""The same classifier, with the same parameter names, made of the layers and fused kernels of JAX and Flax.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
-K head_dim. What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding
-rows is the explicit one's.
+K head_dim. Anything that no layer of the framework computes is refused (:func:`unsupported_reasons`).
 """
 
 import functools
@@ -41,7 +38,7 @@ class LibraryLayerNorm(nnx.LayerNorm):
     """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
-        # Not the fast variance, the mean of squares less the square of the mean, which cancels (NRM-2).
+        # Not the fast variance, E[x^2] - E[x]^2, which cancels (ALG-5).
         how: dict[str, Any] = {
             "use_bias": True,
             "use_scale": True,
@@ -53,10 +50,7 @@ class LibraryLayerNorm(nnx.LayerNorm):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
-
-    (B, T) to (B, T, D).
-    """
+    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     def look_up(self, embedding: nnx.Embed, ids: Array) -> Array:
         return embedding(ids)
@@ -94,7 +88,7 @@ class FusedAttention(explicit.DotProductAttention):
         return jax.nn.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Array, key_mask: Array) -> Array:
-        # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
+        # An additive mask: the constant of a boolean one is the kernel's own (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(jnp.zeros(visible.shape, dtype=q.dtype), visible, self.mask_constant)
 
@@ -108,38 +102,31 @@ LIBRARY = Layers(
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by library layers, one line for each option.
-
-    Nothing if they can.
-    """
-    found = library_reasons(request, "jax.nn.dot_product_attention", "nnx.LayerNorm", float32_scores=True)
+    """Return what prevents library layers from computing a request, a line for each option."""
+    reasons = library_reasons(request, "jax.nn.dot_product_attention", "nnx.LayerNorm", float32_scores=True)
     if request.dtype == "float64":
-        found.append(
+        reasons.append(
             "dtype='float64': jax.nn.dot_product_attention computes its softmax in float32, in every "
             "precision (PRC-2)"
         )
-    return found
+    return reasons
 
 
-# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N
-# tokens.
+# Without padding everything but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Array, kept: KeptRows) -> Array:
-    """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
+    """Take out the kept rows: (B, T, ...) to (1, N, ...)."""
     return jnp.reshape(x, (-1, *x.shape[2:])).at[kept.rows].get(mode="promise_in_bounds")[None]
 
 
 def pad(x: Array, kept: KeptRows) -> Array:
-    """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
+    """Put rows in their places, and any row in those of padding: (1, N, ...) to (B, T, ...)."""
     return x[0].at[kept.places].get(mode="promise_in_bounds")
 
 
 class UnpaddedAttention(FusedAttention):
-    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch.
-
-    3 x (1, N, H, K) to (1, N, D).
-    """
+    """Attention on restored batches (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6): 3 x (1, N, H, K) to (1, N, D)."""
 
     def __call__(self, q: Array, k: Array, v: Array, key_mask: KeptRows, query_mask: KeptRows) -> Array:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)

@@ -1,7 +1,7 @@
-"""The classifier and those of its parts that can be run alone.
+"""The classifier and those of its parts that can run alone.
 
-Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes.
-Every part takes its inputs by name (:func:`spec.inputs`), and returns its output.
+Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes. Every part takes its
+inputs by name (:func:`concord.spec.tensors.inputs`) and returns its output.
 """
 
 from typing import Any
@@ -31,6 +31,7 @@ class EncoderStack(Tapped, nnx.Module):
         self.pad_id = config.pad_id
         layer = LAYERS[config.norm_placement]
         self.layers = nnx.List([layer(config, make, **kwargs) for _ in range(config.num_layers)])
+        # No published source has one (NRM-6).
         self.final_norm = make.norm(config, **kwargs) if config.final_norm else None
 
     def __call__(self, embeddings: Array, input_ids: Array) -> Array:
@@ -73,7 +74,6 @@ class PooledEncoder(Encoder):
         return self.pool(super().__call__(input_ids, segment_ids), self.real_tokens(input_ids))
 
     def pool(self, x: Array, real: Array) -> Array:
-        """Return the vector of each text, (B, D) or (B, T * D), of encoded tokens (B, T, D)."""
         pooled = self.tap("pooling", self.pooling(x, real))
         if self.pooler is not None:
             dense = self.tap("pooler.dense", self.pooler(pooled))
@@ -81,6 +81,7 @@ class PooledEncoder(Encoder):
         return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Array) -> Array:
+        # Compared before the root, whose derivative at a zero vector would be infinite.
         squares = jnp.sum(x * x, axis=-1, keepdims=True)  # (B, 1)
         return x / jnp.sqrt(jnp.where(squares > self.least_squares, squares, self.least_squares))
 
@@ -97,7 +98,6 @@ class TextClassifier(PooledEncoder):
         return self.classify(super().__call__(input_ids, segment_ids))
 
     def classify(self, pooled: Array) -> Array:
-        """Return the logits (B, C) of pooled vectors."""
         return self.tap("logits", self.classifier(pooled))
 
 
@@ -122,10 +122,7 @@ class AttentionAlone(nnx.Module):
 
 
 class DotProductAlone(AttentionAlone):
-    """Scaled dot-product attention on given heads (part ``dot_product``).
-
-    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
-    """
+    """Attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
     def build_attention(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> nnx.Module:
         return make.dot_product[config.head_computation](config, **kwargs)

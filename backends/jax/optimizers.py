@@ -1,4 +1,4 @@
-"""Optimizers: Optax's where it computes what a recipe says, else what is written out above the frameworks."""
+"""Optimizers: Optax's where it computes a recipe, otherwise the one above the frameworks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +12,8 @@ from jax import Array
 from concord.backends.update_rules import Operations, Optimizer
 from concord.spec.training.recipe import Recipe
 
+# Optax's names for the moments.
 MOMENTS = {"trace": "momentum", "mu": "first_moment", "nu": "second_moment"}
-"""What Optax keeps, by its own name."""
 
 
 OPERATIONS = Operations(
@@ -29,7 +29,7 @@ OPERATIONS = Operations(
 
 
 def direction(recipe: Recipe) -> optax.GradientTransformation | None:
-    """Return what Optax makes of gradients before the learning rate, if that is what a recipe says."""
+    """Return Optax's transformation before the learning rate, if it computes this recipe."""
     if (
         recipe.algorithm == "adam"
         and recipe.epsilon_placement == "corrected"
@@ -58,29 +58,28 @@ def direction(recipe: Recipe) -> optax.GradientTransformation | None:
 
 
 def own(recipe: Recipe, decayed: Mapping[str, bool]) -> optax.GradientTransformation | None:
-    """Return Optax's optimizer of a recipe, if it has one that computes it, without the learning rate.
-
-    Args:
-        decayed: by native name of a parameter, whether it decays.
-    """
-    found = direction(recipe)
-    if found is None or recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
+    """Return Optax's optimizer without the learning rate, if it computes this recipe."""
+    transformation = direction(recipe)
+    if transformation is None or recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
         return None
     decay = (
         optax.add_decayed_weights(recipe.weight_decay, mask=dict(decayed))
         if recipe.weight_decay
         else optax.identity()
     )
-    return optax.chain(decay, found) if recipe.decay_form == "coupled" else optax.chain(found, decay)
+    return (
+        optax.chain(decay, transformation)
+        if recipe.decay_form == "coupled"
+        else optax.chain(transformation, decay)
+    )
 
 
 class OwnOptimizer(Optimizer):
-    """Optax's (:class:`concord.backends.update_rules.Optimizer`)."""
+    """Optax's own (:class:`concord.backends.update_rules.Optimizer`)."""
 
     def step(
         self, gradients: Mapping[str, Array], numbers: Mapping[str, Array], rows: Mapping[str, Array]
     ) -> None:
-        """Update every parameter (:meth:`concord.backends.update_rules.Optimizer.step`)."""
         parameters = {name: variable[...] for name, variable in self.variables.items()}
         updates, self.state = self.native.update(
             {name: gradients[name] for name in self.variables}, self.state, parameters
@@ -91,7 +90,6 @@ class OwnOptimizer(Optimizer):
             self.variables[name].set_value(updated)
 
     def kept(self) -> dict[str, Array]:
-        """Return what is kept (:meth:`concord.backends.update_rules.Optimizer.kept`)."""
         parts = jax.tree.leaves(self.state, is_leaf=_keeps)
         return {
             f"{moment}.{name}": getattr(part, key)[name]
@@ -102,31 +100,28 @@ class OwnOptimizer(Optimizer):
         }
 
     def resume(self, kept: Mapping[str, Array], steps: int) -> None:
-        """Go on from what was kept (:meth:`concord.backends.update_rules.Optimizer.resume`)."""
-
         def resumed(part: Any) -> Any:
             if not _keeps(part):
                 return part
-            found = {
+            moments = {
                 key: {name: kept[f"{moment}.{name}"] for name in self.variables}
                 for key, moment in MOMENTS.items()
                 if hasattr(part, key)
             }
             counted = (
                 {"count": jnp.full_like(part.count, steps)} if "count" in part._fields else {}
-            )  # every tuple has a method of that name
-            return part._replace(**found, **counted)
+            )  # hasattr would find tuple.count
+            return part._replace(**moments, **counted)
 
         self.state = jax.tree.map(resumed, self.state, is_leaf=_keeps)
 
 
 def _keeps(part: Any) -> bool:
-    """Return whether a part of Optax's state keeps something of parameters."""
     return any(hasattr(part, key) for key in MOMENTS)
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping[str, str]) -> Optimizer:
-    """Return what updates parameters as a recipe says (:class:`concord.backends.update_rules.Optimizer`)."""
+    """Return the optimizer of a recipe (:class:`concord.backends.update_rules.Optimizer`)."""
     native = own(recipe, {name: kinds[name] not in recipe.undecayed for name in variables})
     kind = Optimizer if native is None else OwnOptimizer
     found = kind(OPERATIONS, recipe, variables, kinds, native)

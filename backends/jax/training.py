@@ -34,6 +34,7 @@ class ClassificationLoss(Tapped):
         self.l2_weight = config.l2_weight
 
     def softmax_losses(self, logits: Array, labels: Array) -> Array:
+        # Not the logarithm of the softmax: a share that vanishes has none (ALG-4).
         log_probabilities = self.tap("log_probabilities", jax.nn.log_softmax(logits, axis=-1))  # (B, C)
         return -jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
 
@@ -46,6 +47,7 @@ class ClassificationLoss(Tapped):
         if self.ignore_label is None:
             loss = jnp.mean(losses)
         else:
+            # Ignored samples leave both sum and count (LOS-3).
             counted = labels != self.ignore_label
             loss = jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / jnp.sum(counted).astype(
                 losses.dtype
@@ -57,7 +59,7 @@ class ClassificationLoss(Tapped):
 
 
 class CotangentLoss(Tapped):
-    """Sum of the output times a given cotangent, for the parts without a head (SPEC LOS-5)."""
+    """Sum of output times cotangent, for the parts without a classifier (SPEC LOS-5)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         pass
@@ -74,10 +76,7 @@ def differentiate(
     zeros: Mapping[str, Array],
     recorded: bool,
 ) -> Observation:
-    """Return what a session evaluates, with the gradient of the loss by native name.
-
-    (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``.
-    """
+    """Evaluate a session, and return the gradients of the loss too (SPEC GRD-1 to GRD-6)."""
     wanted = {name: inputs[name] for name in differentiable_inputs(part)}
 
     def loss_of(
@@ -91,6 +90,7 @@ def differentiate(
         loss_of, argnums=by, has_aux=True
     )(model, wanted, zeros)
     wanted = {f"inputs.{name}": gradient for name, gradient in wanted.items()}
+    # A zero added to a tap has the gradient of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in of_taps.items() if name in taps}
     gradients = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(of_model)}
     return Observation(output, loss, taps, gradients | wanted | of_taps)

@@ -1,8 +1,8 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. A model is
-made of :class:`~concord.backends.library_support.Layers`; the framework's own are in
+d_ff. Each step goes on with what ``self.tap(name, tensor)`` returns. A model is made of
+:class:`~concord.backends.library_support.Layers`; those of the framework are in
 :mod:`concord.backends.paddle.library`.
 """
 
@@ -22,18 +22,16 @@ from concord.spec.masks import mask_constant
 Step = Callable[[Tensor], Tensor]
 
 
-# Static programs round a constant in arithmetic with a tensor to float32: ``x * c``, ``x + c``, ``x / c``,
-# ``paddle.full_like`` and ``paddle.to_tensor(c)`` do, beside float64 tensors too, and ``paddle.where`` also
-# eagerly; ``paddle.full`` with a dtype does not.
+# Static programs round a constant in arithmetic with a tensor to float32, also beside float64 tensors: ``x *
+# c``, ``x + c``, ``x / c``, ``paddle.full_like`` and ``paddle.to_tensor(c)`` do, and ``paddle.where`` does so
+# eagerly too. ``paddle.full`` with a dtype does not.
 
 
 def scalar(value: float, like: Tensor) -> Tensor | float:
-    """Return a constant for arithmetic with a tensor."""
     return paddle.full([], value, dtype=like.dtype) if like.dtype == paddle.float64 else value
 
 
 def filled(like: Tensor, value: float) -> Tensor:
-    """Return a tensor of the shape and dtype of another, filled with a constant."""
     return paddle.full(like.shape, value, dtype=like.dtype)
 
 
@@ -92,7 +90,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # The published bug: heads are stacked before samples, masks are repeated sample by sample.
+    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample.
     batch = mask.shape[0]
     place = (
         paddle.arange(heads, dtype="int64")[None, :] * batch + paddle.arange(batch, dtype="int64")[:, None]
@@ -112,6 +110,7 @@ def all_tokens(x: Tensor, real: Tensor) -> Tensor:
 
 
 def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
+    # A text of padding only has the mean 0, not 0/0 (HED-1).
     total = paddle.sum(paddle.where(real[..., None], x, paddle.zeros_like(x)), axis=1)  # (B, D)
     return total / paddle.clip(paddle.sum(real.astype("int64"), axis=1, keepdim=True), min=1).astype(x.dtype)
 
@@ -132,6 +131,7 @@ class LayerNorm(nn.Layer):
         self.denominator = DENOMINATORS[config.norm_epsilon_placement]
 
     def forward(self, x: Tensor) -> Tensor:
+        # Two passes: the mean of squares minus the squared mean cancels where a row's mean is large (ALG-5).
         centered = x - paddle.mean(x, axis=-1, keepdim=True)
         variance = paddle.sum(centered * centered, axis=-1, keepdim=True) / scalar(self.count, x)  # (B, T, 1)
         return centered / self.denominator(variance, self.epsilon) * self.weight + self.bias
@@ -149,10 +149,7 @@ NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_toke
 
 
 class Embeddings(Tapped, nn.Layer):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
-
-    (B, T) to (B, T, D).
-    """
+    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers) -> None:
         super().__init__()
@@ -163,6 +160,7 @@ class Embeddings(Tapped, nn.Layer):
         self.segment = nn.Embedding(segments, width, padding_idx=None) if segments else None
         self.norm = make.norm(config) if config.embedding_norm else None
         self.scale = math.sqrt(width) if config.embedding_scale == "sqrt_d_model" else None
+        # Not padding_idx: PyTorch returns the row as stored, Paddle returns zeros (EMB-3).
         self.token_padding_row = config.token_padding_row
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
@@ -192,7 +190,7 @@ class Embeddings(Tapped, nn.Layer):
         return token if self.scale is None else token * scalar(self.scale, token)
 
     def embed(self, embedding: nn.Embedding, ids: Tensor, frozen: int | None) -> Tensor:
-        """Look up rows, and let no gradient reach a frozen one (SPEC EMB-4, EMB-5, POS-7)."""
+        """Look up rows; a frozen row gets no gradient (SPEC EMB-4, EMB-5, POS-7)."""
         rows = self.look_up(embedding, ids)
         return rows if frozen is None else paddle.where((ids == frozen)[..., None], rows.detach(), rows)
 
@@ -257,7 +255,7 @@ class DotProductAttention(Tapped, nn.Layer):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same in a loop over heads, each of which gets the mask of its own sample (SPEC ATT-7, MSK-7)."""
+    """The same in a loop over heads, each with the mask of its own sample (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
@@ -322,10 +320,7 @@ class FeedForward(Tapped, nn.Layer):
 
 
 class PostNormLayer(Tapped, nn.Layer):
-    """Self-attention and feed-forward, each with residual and then norm (SPEC NRM-1, NRM-5, RES-1).
-
-    (B, T, D) to (B, T, D).
-    """
+    """Attention and feed-forward, each with residual, then norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers) -> None:
         super().__init__()
@@ -345,7 +340,7 @@ class PostNormLayer(Tapped, nn.Layer):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with each norm before its sublayer, on a residual stream that no norm touches (SPEC NRM-1)."""
+    """The same with each norm before its sublayer; no norm touches the residual stream (SPEC NRM-1)."""
 
     def forward(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

@@ -1,10 +1,7 @@
-"""The same classifier out of PaddlePaddle's own layers and fused kernels.
-
-Its parameters have the names of the explicit one's.
+"""The same classifier, with the same parameter names, made of the layers and fused kernels of PaddlePaddle.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
-K head_dim. What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding
-rows is the explicit one's.
+K head_dim. Anything that no layer of the framework computes is refused (:func:`unsupported_reasons`).
 """
 
 import functools
@@ -51,10 +48,7 @@ class LibraryLayerNorm(nn.LayerNorm):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
-
-    (B, T) to (B, T, D).
-    """
+    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
@@ -82,8 +76,8 @@ class FusedAttention(explicit.DotProductAttention):
         return self.tap("context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        # Static programs round a number to float32, beside float64 tensors too; hence not by the argument
-        # ``scale``.
+        # Not by the argument ``scale``: static programs round a number to float32, also beside float64
+        # tensors.
         q = q * scalar(self.scale, q)
         options: dict[str, Any] = {
             "dropout_p": 0.0,
@@ -96,7 +90,7 @@ class FusedAttention(explicit.DotProductAttention):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
-        # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
+        # An additive mask: the constant of a boolean one is the kernel's own (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(paddle.zeros(visible.shape, dtype=q.dtype), visible, self.mask_constant)
 
@@ -113,28 +107,26 @@ KNOWN_DEVIATIONS = {
     for kind in ("cpu", "cuda")
 }
 
+# nn.LayerNorm refuses larger ones.
 LARGEST_EPSILON = 0.001
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by library layers, one line for each option.
-
-    Nothing if they can.
-    """
-    found = library_reasons(request, "F.scaled_dot_product_attention", "nn.LayerNorm", float32_scores=False)
+    """Return what prevents library layers from computing a request, a line for each option."""
+    reasons = library_reasons(request, "F.scaled_dot_product_attention", "nn.LayerNorm", float32_scores=False)
     if request.part not in ATTENTION_ALONE and request.config.norm_epsilon > LARGEST_EPSILON:
-        found.append(
+        reasons.append(
             f"norm_epsilon={request.config.norm_epsilon!r}: nn.LayerNorm takes none above {LARGEST_EPSILON} "
             "(NRM-2)"
         )
-    return found
+    return reasons
 
 
-# The whole model by Paddle Inference, which fuses its steps into oneDNN's kernels.
+# The whole model by Paddle Inference, which fuses its steps into oneDNN's kernels (decision 0034).
 
 
 class Traced(nn.Layer):
-    """A model that takes its inputs in a mapping, traced as it stands (part ``model``): (B, T) to (B, C)."""
+    """A model with its inputs in one mapping, traced as it stands (part ``model``): (B, T) to (B, C)."""
 
     def __init__(self, model: nn.Layer) -> None:
         super().__init__()
@@ -145,13 +137,13 @@ class Traced(nn.Layer):
         return self.model(**inputs)
 
     def compiled(self, inputs: Mapping[str, Tensor]) -> inference.Predictor:
-        """Return a program of Paddle Inference for inputs of these shapes."""
-        given: dict[str, Any] = {
+        """Return a Paddle Inference program for inputs of these shapes."""
+        specs: dict[str, Any] = {
             name: paddle.static.InputSpec.from_tensor(x, name) for name, x in inputs.items()
         }
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/model"
-            paddle.jit.save(paddle.jit.to_static(self, [given], full_graph=True), path)
+            paddle.jit.save(paddle.jit.to_static(self, [specs], full_graph=True), path)
             options = inference.Config(f"{path}.json", f"{path}.pdiparams")
             options.enable_mkldnn()
             options.set_cpu_math_library_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -160,10 +152,7 @@ class Traced(nn.Layer):
 
 
 class Predictor(Tapped, nn.Layer):
-    """A program of Paddle Inference that computes what a model does (part ``model``): (B, T) to (B, C).
-
-    It has no gradient.
-    """
+    """A Paddle Inference program of the model, without gradients (part ``model``): (B, T) to (B, C)."""
 
     def __init__(self, model: nn.Layer) -> None:
         super().__init__()
@@ -177,37 +166,33 @@ class Predictor(Tapped, nn.Layer):
 
 
 def onednn_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by Paddle Inference; nothing if it can be."""
-    found = unsupported_reasons(request)
+    """Return what prevents Paddle Inference from computing a request."""
+    reasons = unsupported_reasons(request)
     if request.gradients:
-        found.append("gradients: a program of Paddle Inference has none (GRD-1)")
+        reasons.append("gradients: a program of Paddle Inference has none (GRD-1)")
     if (request.part, request.dtype, request.device) != ("model", "float32", "cpu"):
-        found.append(
+        reasons.append(
             f"part={request.part!r}, dtype={request.dtype!r}, device={request.device!r}: it is the whole "
             "model in float32 on cpu (PRC-3)"
         )
-    return found
+    return reasons
 
 
-# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N
-# tokens.
+# Without padding everything but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
+    """Take out the kept rows: (B, T, ...) to (1, N, ...)."""
     return paddle.flatten(x, start_axis=0, stop_axis=1)[kept.rows][None]
 
 
 def pad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
+    """Put rows in their places, and any row in those of padding: (1, N, ...) to (B, T, ...)."""
     return x[0][kept.places]
 
 
 class UnpaddedAttention(FusedAttention):
-    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch.
-
-    3 x (1, N, H, K) to (1, N, D).
-    """
+    """Attention on restored batches (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6): 3 x (1, N, H, K) to (1, N, D)."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: KeptRows, query_mask: KeptRows) -> Tensor:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
@@ -227,7 +212,7 @@ class UnpaddedClassifier(TextClassifier):
 
 UNPADDED_LAYERS = replace(LIBRARY, dot_product=dict.fromkeys(LIBRARY.dot_product, UnpaddedAttention))
 
-# With its padding, the floor of the softmax gives every padded key a weight of 1.6e-28 of the largest.
+# In the padded model the floor of the softmax gives every padded key a weight of 1.6e-28 of the largest.
 UNPADDED_DEVIATIONS = {
     "cpu": [
         *KNOWN_DEVIATIONS["cpu"],

@@ -1,7 +1,7 @@
-"""The classifier and those of its parts that can be run alone.
+"""The classifier and those of its parts that can run alone.
 
-Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes.
-Every part takes its inputs by name (:func:`spec.inputs`), and returns its output.
+Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes. Every part takes its
+inputs by name (:func:`concord.spec.tensors.inputs`) and returns its output.
 """
 
 import paddle
@@ -29,6 +29,7 @@ class EncoderStack(Tapped, nn.Layer):
         self.pad_id = config.pad_id
         layer = LAYERS[config.norm_placement]
         self.layers = nn.LayerList([layer(config, make) for _ in range(config.num_layers)])
+        # No published source has one (NRM-6).
         self.final_norm = make.norm(config) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:
@@ -71,7 +72,6 @@ class PooledEncoder(Encoder):
         return self.pool(super().forward(input_ids, segment_ids), self.real_tokens(input_ids))
 
     def pool(self, x: Tensor, real: Tensor) -> Tensor:
-        """Return the vector of each text, (B, D) or (B, T * D), of encoded tokens (B, T, D)."""
         pooled = self.tap("pooling", self.pooling(x, real))
         if self.pooler is not None:
             dense = self.tap("pooler.dense", self.pooler(pooled))
@@ -79,6 +79,7 @@ class PooledEncoder(Encoder):
         return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Tensor) -> Tensor:
+        # Compared before the root, whose derivative at a zero vector would be infinite.
         squares = paddle.sum(x * x, axis=-1, keepdim=True)  # (B, 1)
         least = filled(squares, self.least_squares)
         return x / paddle.sqrt(paddle.where(squares > self.least_squares, squares, least))
@@ -96,7 +97,6 @@ class TextClassifier(PooledEncoder):
         return self.classify(super().forward(input_ids, segment_ids))
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Return the logits (B, C) of pooled vectors."""
         return self.tap("logits", self.classifier(pooled))
 
 
@@ -122,10 +122,7 @@ class AttentionAlone(nn.Layer):
 
 
 class DotProductAlone(AttentionAlone):
-    """Scaled dot-product attention on given heads (part ``dot_product``).
-
-    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
-    """
+    """Attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
     def build_attention(self, config: EncoderConfig, make: Layers) -> nn.Layer:
         return make.dot_product[config.head_computation](config)

@@ -1,4 +1,4 @@
-"""Optimizers: Paddle's own where it computes what a recipe says, else the one above the frameworks."""
+"""Optimizers: Paddle's where it computes a recipe, otherwise the one above the frameworks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,21 +10,21 @@ from paddle import Tensor
 from concord.backends.update_rules import Operations, Optimizer, groups
 from concord.spec.training.recipe import Recipe
 
+# Paddle's names for the moments.
 MOMENTS = {
     "velocity_0": "momentum",
     "moment1_0": "first_moment",
     "moment2_0": "second_moment",
     "moment2_max_0": "largest_second_moment",
 }
-"""What Paddle keeps, by its own name."""
 
 
+# Declared by Paddle's Adam, except in float64.
 CONSTANTS = {
     "name": "optimizer_constant_bits",
     "value": 24,
     "reason": "Adam's kernel takes beta, one less beta and its powers in float32",
 }
-"""What Paddle's Adam declares, but for float64."""
 
 
 OPERATIONS = Operations(
@@ -40,12 +40,7 @@ OPERATIONS = Operations(
 
 
 def own(recipe: Recipe, parameters: Any, undecayed: set[str]) -> paddle.optimizer.Optimizer | None:
-    """Return Paddle's optimizer of a recipe, if it has one that computes it.
-
-    Args:
-        parameters: in groups, and by how much they decay.
-        undecayed: names of parameters that do not decay.
-    """
+    """Return Paddle's optimizer, if it computes this recipe."""
     if recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
         return None
     rate, decoupled, double = (
@@ -62,7 +57,7 @@ def own(recipe: Recipe, parameters: Any, undecayed: set[str]) -> paddle.optimize
         }
         if not decoupled:
             return paddle.optimizer.Adam(rate, parameters=parameters, **constants)
-        if not (double and recipe.weight_decay):  # the share of decay is a float32 number
+        if not (double and recipe.weight_decay):  # the share of decay is held in float32
             alone = [parameter for group in parameters for parameter in group["params"]]
             return paddle.optimizer.AdamW(
                 rate,
@@ -88,14 +83,12 @@ class OwnOptimizer(Optimizer):
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]
     ) -> None:
-        """Update every parameter (:meth:`concord.backends.update_rules.Optimizer.step`)."""
         self.native.set_lr(numbers["rate"])
         for name, variable in self.variables.items():
             variable.grad = gradients[name]
         self.native.step()
 
     def kept(self) -> dict[str, Tensor]:
-        """Return what is kept (:meth:`concord.backends.update_rules.Optimizer.kept`)."""
         kept = {
             f"{variable.name}_{key}": f"{moment}.{name}"
             for name, variable in self.variables.items()
@@ -104,8 +97,7 @@ class OwnOptimizer(Optimizer):
         return {kept[key]: tensor for key, tensor in self.native.state_dict().items() if key in kept}
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
-        """Go on from what was kept (:meth:`concord.backends.update_rules.Optimizer.resume`)."""
-        found = {
+        native_state = {
             f"{variable.name}_{key}": kept[f"{moment}.{name}"]
             for name, variable in self.variables.items()
             for key, moment in MOMENTS.items()
@@ -113,21 +105,21 @@ class OwnOptimizer(Optimizer):
         }
         if self.recipe.algorithm == "adam":
             for number, beta in enumerate((self.recipe.beta1, self.recipe.beta2), 1):
-                found |= {
+                native_state |= {
                     f"{variable.name}_beta{number}_pow_acc_0": _raised(beta, steps + 1, variable)
                     for variable in self.variables.values()
                 }
-        self.native.set_state_dict(found)
+        self.native.set_state_dict(native_state)
 
 
 def _raised(beta: float, steps: int, variable: Tensor) -> Tensor:
-    """Return a power of beta as Adam's kernel comes to it: product by product, in its own precision."""
+    # Multiplied up one by one in its own precision, as Adam's kernel does.
     kind = np.dtype("float64" if variable.dtype == paddle.float64 else "float32")
     return paddle.to_tensor(np.multiply.accumulate(np.full(steps, beta, kind))[-1:], place=variable.place)
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, Tensor], kinds: Mapping[str, str]) -> Optimizer:
-    """Return what updates parameters as a recipe says (:class:`concord.backends.update_rules.Optimizer`)."""
+    """Return the optimizer of a recipe (:class:`concord.backends.update_rules.Optimizer`)."""
     undecayed = {variable.name for name, variable in variables.items() if kinds[name] in recipe.undecayed}
     native = own(recipe, groups(recipe, variables, kinds), undecayed)
     kind = Optimizer if native is None else OwnOptimizer

@@ -30,6 +30,7 @@ class ClassificationLoss(Tapped):
         self.l2_weight = config.l2_weight
 
     def softmax_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        # Not the logarithm of the softmax: a share that vanishes has none (ALG-4).
         log_probabilities = self.tap("log_probabilities", F.log_softmax(logits, axis=-1))  # (B, C)
         return -paddle.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
 
@@ -42,6 +43,7 @@ class ClassificationLoss(Tapped):
         if self.ignore_label is None:
             loss = paddle.mean(losses)
         else:
+            # Ignored samples leave both sum and count (LOS-3).
             counted = labels != self.ignore_label
             loss = paddle.sum(paddle.where(counted, losses, paddle.zeros_like(losses))) / paddle.sum(
                 counted, dtype=losses.dtype
@@ -55,7 +57,7 @@ class ClassificationLoss(Tapped):
 
 
 class CotangentLoss(Tapped):
-    """Sum of the output times a given cotangent, for the parts without a head (SPEC LOS-5)."""
+    """Sum of output times cotangent, for the parts without a classifier (SPEC LOS-5)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         pass
@@ -72,12 +74,10 @@ def differentiate(
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Return what a session evaluates, with the gradient of the loss by native name.
-
-    (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``.
-    """
+    """Evaluate a session, and return the gradients of the loss too (SPEC GRD-1 to GRD-6)."""
     wanted = {name: parameter for name, parameter in named(model).items() if not parameter.stop_gradient}
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
+    # A zero added to a tap has the gradient of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*wanted.values(), *of_taps.values()):
         tensor.stop_gradient = False

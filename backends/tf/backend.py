@@ -1,6 +1,6 @@
-"""The TensorFlow backend: NumPy in and out, devices, dtypes, switches, and a session on a model.
+"""The TensorFlow backend: devices, dtypes, switches, and sessions on a model.
 
-Shapes: B batch, T tokens, C classes, M rows, N columns.
+Shapes: M rows, N columns.
 """
 
 import os
@@ -22,7 +22,6 @@ from concord.backends.tf.model import PARTS
 
 
 def _named_layers(layer: keras.Layer, path: str = "") -> Iterator[tuple[str, keras.Layer]]:
-    """Yield a layer and all within it, with their paths."""
     yield path, layer
     for child in layer._flatten_layers(include_self=False, recursive=False):
         yield from _named_layers(child, f"{path}.{child.name}".removeprefix("."))
@@ -34,7 +33,6 @@ class ModelSession(FrameworkSession):
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Return a step, compiled for what it is given if that is asked for."""
         return (
             tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*given)
             if self.compiled
@@ -42,7 +40,6 @@ class ModelSession(FrameworkSession):
         )
 
     def number(self, value: float) -> Tensor:
-        """Return a number that a step is given as a tensor: whole steps are compiled."""
         return tf.constant(value, dtype=self.request.dtype)
 
 
@@ -53,7 +50,7 @@ class Adapter(FrameworkAdapter):
     version = f"{tf.__version__} (keras {keras.__version__})"
     thread_switches = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
     implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
-    # BiasAddGrad adds up in bfloat16 from term to term, on the CPU; in float16 it accumulates in float32.
+    # On the CPU BiasAddGrad accumulates in bfloat16 from term to term; in float16 it uses float32.
     known_deviations = {
         "cpu": [
             {
@@ -70,74 +67,59 @@ class Adapter(FrameworkAdapter):
     session_type = ModelSession
 
     def cuda_devices(self) -> int:
-        """Return the number of CUDA devices that the framework sees."""
         return len(tf.config.list_physical_devices("GPU"))
 
     def threads(self) -> int:
-        """Return the number of threads that the framework computes with on the CPU."""
-        # TensorFlow says 0 where nothing was set from Python: then the environment decides, or the number of
-        # cores.
+        # TensorFlow returns 0 if nothing was set from Python; then the environment or the number of cores
+        # decides.
         return tf.config.threading.get_intra_op_parallelism_threads() or int(
             os.environ.get("TF_NUM_INTRAOP_THREADS") or os.cpu_count() or 1
         )
 
     def place(self, kind: str, index: int) -> str:
-        """Return the framework's device: ``"cpu"``, or ``"cuda"`` of that number."""
         return f"/GPU:{index}" if kind == "cuda" else "/CPU:0"
 
     @contextmanager
     def within(self, request: Request) -> Iterator[None]:
-        """Do what a block does on the device of a request.
-
-        TensorFlow takes the first GPU, wherever the operands lie.
-        """
+        # TensorFlow uses the first GPU, wherever the operands are.
         with tf.device(self.device(request.device)), _refusing_missing_kernels(request.dtype):
             yield
 
     def construct(self, part: Callable[..., keras.Model], request: Request, device: str) -> keras.Model:
-        """Return a part of the model in the dtype of a request, on a device, without its weights."""
-        keras.config.disable_traceback_filtering()  # errors in the words of TensorFlow; Keras would wrap them
+        keras.config.disable_traceback_filtering()  # TensorFlow's own errors; Keras would wrap them
         model = part(request.config, dtype=request.dtype)
         model.build()
         return model
 
     def tensor(self, array: np.ndarray, dtype: str, device: str) -> tf.Tensor:
-        """Return an input as a tensor: numbers in the precision of the run, ids as int64, masks as bool."""
         with tf.device(device):
             return tf.constant(array, dtype=dtype if np.issubdtype(array.dtype, np.floating) else array.dtype)
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the largest number of bytes held on a device."""
         place = self.device(device).removeprefix("/")
         if reset:
             tf.config.experimental.reset_memory_stats(place)
         return int(tf.config.experimental.get_memory_info(place)["peak"])
 
     def event(self) -> Any:
-        """Return an event of the device's clock; None if the framework does not give it away."""
         return None
 
     def layers(self, model: keras.Model) -> Iterable[tuple[str, keras.Layer]]:
-        """Return all layers of a model with their paths."""
         return _named_layers(model)
 
     def call(self, model: keras.Model, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the output of a model that takes its inputs in one argument."""
         return model(inputs)
 
     def synchronize(self, computed: Tensor | None) -> None:
-        """Wait until a tensor is computed."""
         tf.experimental.async_wait() if computed is None else computed[(0,) * computed.shape.rank].numpy()
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
-        """Start a matrix product: (M, K) and (K, N) to (M, N)."""
-        with tf.device(left.device):  # or another GPU would get copies of both
+        with tf.device(left.device):  # else the first GPU would get copies of both
             return tf.matmul(left, right)
 
     # Switches.
 
     def read_switches(self) -> dict[str, Any]:
-        """Return every switch as it is now, with what the environment says of it."""
         return {
             "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
             "op_determinism": framework.is_op_determinism_enabled(),
@@ -146,16 +128,13 @@ class Adapter(FrameworkAdapter):
         }
 
     def put_switches(self, wanted: Mapping[str, Any]) -> None:
-        """Set switches of a precision."""
         tf.config.experimental.enable_tensor_float_32_execution(wanted["tensor_float_32"])
 
     def set_determinism(self, on: bool) -> None:
-        """Have only kernels run that give the same bits each time, or let any run."""
-        # TensorFlow exports what switches it on, and not what switches it off.
+        # TensorFlow exports the function that enables determinism, but not the one that disables it.
         (tf.config.experimental.enable_op_determinism if on else framework.disable_op_determinism)()
 
     def has_tf32(self, device: str) -> bool:
-        """Return whether a device has tensor cores for TF32."""
         if not device.startswith("/GPU:"):
             return False
         details = tf.config.experimental.get_device_details(
@@ -166,16 +145,15 @@ class Adapter(FrameworkAdapter):
     # Weights.
 
     def assign(self, parameter: keras.Variable, array: np.ndarray) -> None:
-        """Copy an array of the native layout into a parameter, rounding to its dtype once."""
-        # Not tf.cast, which reaches float16 by way of float32 and flushes subnormal numbers to zero.
+        # Not tf.cast, which converts to float16 by way of float32 and flushes subnormal numbers to zero.
         parameter.assign(tf.constant(array, dtype=parameter.dtype))
 
     def to_numpy(self, tensor: Tensor | keras.Variable) -> np.ndarray:
-        """Return a tensor as an array; the half precisions come as float32, exactly."""
         array = tf.convert_to_tensor(tensor).numpy()
         return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
+# TensorFlow has no error of its own for this; these are the words of its messages.
 _NO_KERNEL = (
     "not find device for node",
     "in the list of allowed values",
@@ -186,7 +164,7 @@ _NO_KERNEL = (
 
 @contextmanager
 def _refusing_missing_kernels(dtype: str) -> Iterator[None]:
-    """Turn TensorFlow's report that it has no kernel for a half precision into a refusal (SPEC PRC-3)."""
+    """Turn TensorFlow's report of a missing half precision kernel into a refusal (SPEC PRC-3)."""
     try:
         yield
     except (tf.errors.OpError, TypeError) as error:

@@ -1,8 +1,8 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. A model is
-made of :class:`~concord.backends.library_support.Layers`; the framework's own are in
+d_ff. Each step goes on with what ``self.tap(name, tensor)`` returns. A model is made of
+:class:`~concord.backends.library_support.Layers`; those of the framework are in
 :mod:`concord.backends.tf.library`.
 """
 
@@ -21,47 +21,36 @@ from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.masks import mask_constant
 
-# Masks are given by name, for Keras fills in absent ones by name.
+# Masks are passed by name: Keras fills in missing ones by name.
 Step = Callable[[Tensor], Tensor]
 
 
 class Layer(Tapped, layers.Layer):
-    """A layer that knows its sizes: it builds its sublayers, whatever it is built for.
-
-    Without a ``build`` Keras would trace ``call`` to find out what there is to build.
-    """
+    """A layer that knows its sizes, and builds its sublayers for any input."""
 
     def build(self, input_shape: Any = None) -> None:
-        """Make the weights of all sublayers."""
+        # Without a build of its own, Keras would trace ``call`` to find what there is to build.
         for layer in self._flatten_layers(include_self=False, recursive=False):
             layer.build()
 
     def sub(self, name: str) -> dict[str, Any]:
-        """Return what a sublayer of that name is constructed with besides.
-
-        Its variables bear the name, and have this layer's dtype.
-        """
+        """Return the name and dtype of a sublayer, for its constructor."""
         return {"name": name, "dtype": self.dtype_policy}
 
 
 class Linear(layers.Dense):
-    """A dense layer that knows how many inputs it has: (..., in) to (..., out)."""
+    """A dense layer that knows its number of inputs: (..., in) to (..., out)."""
 
     def __init__(self, inputs: int, outputs: int, use_bias: bool, **kwargs: Any) -> None:
         super().__init__(outputs, activation=None, use_bias=use_bias, **kwargs)
         self.inputs = inputs
 
     def build(self, input_shape: Any = None) -> None:
-        """Make the weights."""
         super().build((None, self.inputs))
 
 
 class ModelBase(Layer, keras.Model):
-    """A model that is made of a configuration, and takes its inputs in a mapping, as ``fit`` gives them.
-
-    Attributes:
-        config: the member of the model family.
-    """
+    """A model made of a configuration, with its inputs in one mapping, as ``fit`` passes them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -72,16 +61,13 @@ class ModelBase(Layer, keras.Model):
         self.config = config
 
     def call(self, inputs: Mapping[str, Tensor], **options: Any) -> Tensor:
-        """Return what ``forward`` makes of the inputs, by name."""
         return self.forward(**inputs, **options)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the model is constructed from, as JSON data."""
         return {**super().get_config(), "config": dataclasses.asdict(self.config)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Return a model from what :meth:`get_config` returned."""
         return cls(
             from_mapping(config["config"]),
             **{name: value for name, value in config.items() if name != "config"},
@@ -140,7 +126,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # The published bug: heads are stacked before samples, masks are repeated sample by sample.
+    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample.
     batch = ops.shape(mask)[0]
     place = ops.arange(heads)[None, :] * batch + ops.arange(batch)[:, None]  # (B, H)
     return ops.take(mask, place // heads, axis=0)  # (B, H, 1 or Q, S)
@@ -158,6 +144,7 @@ def all_tokens(x: Tensor, real: Tensor) -> Tensor:
 
 
 def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
+    # A text of padding only has the mean 0, not 0/0 (HED-1).
     total = ops.sum(ops.where(real[..., None], x, ops.zeros_like(x)), axis=1)  # (B, D)
     count = ops.maximum(ops.sum(ops.cast(real, "int64"), axis=1, keepdims=True), 1)
     return total / ops.cast(count, x.dtype)
@@ -181,6 +168,7 @@ class LayerNorm(Layer):
         self.bias = self.add_weight(name="beta", shape=(self.width,), initializer="zeros")
 
     def call(self, x: Tensor) -> Tensor:
+        # Two passes: the mean of squares minus the squared mean cancels where a row's mean is large (ALG-5).
         centered = x - tf.reduce_mean(x, axis=-1, keepdims=True)
         variance = ops.sum(centered * centered, axis=-1, keepdims=True) / self.count  # (B, T, 1)
         return centered / self.denominator(variance, self.epsilon) * self.weight.value + self.bias.value
@@ -198,10 +186,7 @@ NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_toke
 
 
 class Embeddings(Layer):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
-
-    (B, T) to (B, T, D).
-    """
+    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -214,6 +199,7 @@ class Embeddings(Layer):
         )
         self.norm = make.norm(config, **self.sub("norm")) if config.embedding_norm else None
         self.scale = math.sqrt(width) if config.embedding_scale == "sqrt_d_model" else None
+        # Not padding_idx: PyTorch returns the row as stored, Paddle returns zeros (EMB-3).
         self.token_padding_row = config.token_padding_row
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
@@ -243,7 +229,7 @@ class Embeddings(Layer):
         return token if self.scale is None else token * self.scale
 
     def embed(self, embedding: layers.Embedding, ids: Tensor, frozen: int | None) -> Tensor:
-        """Look up rows, and let no gradient reach a frozen one (SPEC EMB-4, EMB-5, POS-7)."""
+        """Look up rows; a frozen row gets no gradient (SPEC EMB-4, EMB-5, POS-7)."""
         rows = self.look_up(embedding, ids)
         return (
             rows if frozen is None else ops.where((ids == frozen)[..., None], ops.stop_gradient(rows), rows)
@@ -309,7 +295,7 @@ class DotProductAttention(Layer):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same in a loop over heads, each of which gets the mask of its own sample (SPEC ATT-7, MSK-7)."""
+    """The same in a loop over heads, each with the mask of its own sample (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -375,10 +361,7 @@ class FeedForward(Layer):
 
 
 class PostNormLayer(Layer):
-    """Self-attention and feed-forward, each with residual and then norm (SPEC NRM-1, NRM-5, RES-1).
-
-    (B, T, D) to (B, T, D).
-    """
+    """Attention and feed-forward, each with residual, then norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -398,7 +381,7 @@ class PostNormLayer(Layer):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with each norm before its sublayer, on a residual stream that no norm touches (SPEC NRM-1)."""
+    """The same with each norm before its sublayer; no norm touches the residual stream (SPEC NRM-1)."""
 
     def call(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

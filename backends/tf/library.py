@@ -1,10 +1,7 @@
-"""The same classifier out of Keras's own layers and fused kernels.
-
-Its parameters have the names of the explicit one's.
+"""The same classifier, with the same parameter names, made of the layers and fused kernels of Keras.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
-K head_dim. What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding
-rows is the explicit one's.
+K head_dim. Anything that no layer of the framework computes is refused (:func:`unsupported_reasons`).
 """
 
 import functools
@@ -50,10 +47,7 @@ class LibraryLayerNorm(layers.LayerNormalization):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
-
-    (B, T) to (B, T, D).
-    """
+    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     def look_up(self, embedding: layers.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
@@ -81,7 +75,7 @@ class FusedAttention(explicit.DotProductAttention):
         return self.tap("context", ops.reshape(context, (*ops.shape(context)[:2], -1)))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        # A number would be rounded to float32 on its way (``tf.cast``), beside float64 tensors too.
+        # tf.cast would round a Python number to float32, also beside float64 tensors.
         scale = tf.constant(self.scale, dtype=q.dtype)
         options: dict[str, Any] = {
             "mask": None,
@@ -93,7 +87,7 @@ class FusedAttention(explicit.DotProductAttention):
         return keras.ops.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
-        # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
+        # An additive mask: the constant of a boolean one is the kernel's own (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(
             ops.zeros(ops.shape(visible), dtype=q.dtype), visible, self.mask_constant
@@ -120,34 +114,27 @@ KNOWN_DEVIATIONS = {
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by library layers, one line for each option.
-
-    Nothing if they can.
-    """
+    """Return what prevents library layers from computing a request, a line for each option."""
     return library_reasons(
         request, "keras.ops.dot_product_attention", "keras.layers.LayerNormalization", float32_scores=True
     )
 
 
-# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N
-# tokens.
+# Without padding everything but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
+    """Take out the kept rows: (B, T, ...) to (1, N, ...)."""
     return tf.gather(tf.reshape(x, (-1, *x.shape[2:])), kept.rows, axis=0)[None]
 
 
 def pad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
+    """Put rows in their places, and any row in those of padding: (1, N, ...) to (B, T, ...)."""
     return tf.gather(x[0], kept.places, axis=0)
 
 
 class UnpaddedAttention(FusedAttention):
-    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch.
-
-    3 x (1, N, H, K) to (1, N, D).
-    """
+    """Attention on restored batches (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6): 3 x (1, N, H, K) to (1, N, D)."""
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, key_mask: KeptRows, query_mask: KeptRows) -> Tensor:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)

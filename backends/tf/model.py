@@ -1,7 +1,7 @@
-"""The classifier and those of its parts that can be run alone.
+"""The classifier and those of its parts that can run alone.
 
-Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes.
-Every part takes its inputs by name (:func:`spec.inputs`), and returns its output.
+Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes. Every part takes its
+inputs by name (:func:`concord.spec.tensors.inputs`) and returns its output.
 """
 
 from typing import Any
@@ -32,6 +32,7 @@ class EncoderStack(ModelBase):
         self.pad_id = config.pad_id
         layer = LAYERS[config.norm_placement]
         self.blocks = [layer(config, make, **self.sub(f"layers.{i}")) for i in range(config.num_layers)]
+        # No published source has one (NRM-6).
         self.final_norm = make.norm(config, **self.sub("final_norm")) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:
@@ -74,7 +75,6 @@ class PooledEncoder(Encoder):
         return self.pool(super().forward(input_ids, segment_ids), self.real_tokens(input_ids))
 
     def pool(self, x: Tensor, real: Tensor) -> Tensor:
-        """Return the vector of each text, (B, D) or (B, T * D), of encoded tokens (B, T, D)."""
         pooled = self.tap("pooling", self.pooling(x, real))
         if self.pooler is not None:
             dense = self.tap("pooler.dense", self.pooler(pooled))
@@ -82,6 +82,7 @@ class PooledEncoder(Encoder):
         return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Tensor) -> Tensor:
+        # Compared before the root, whose derivative at a zero vector would be infinite.
         squares = ops.sum(x * x, axis=-1, keepdims=True)  # (B, 1)
         least = ops.full_like(squares, self.least_squares)
         return x / ops.sqrt(ops.where(squares > least, squares, least))
@@ -99,7 +100,6 @@ class TextClassifier(PooledEncoder):
         return self.classify(super().forward(input_ids, segment_ids))
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Return the logits (B, C) of pooled vectors."""
         return self.tap("logits", self.classifier(pooled))
 
 
@@ -125,10 +125,7 @@ class AttentionAlone(ModelBase):
 
 
 class DotProductAlone(AttentionAlone):
-    """Scaled dot-product attention on given heads (part ``dot_product``).
-
-    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
-    """
+    """Attention on given heads (part ``dot_product``): (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D)."""
 
     def build_attention(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> Layer:
         return make.dot_product[config.head_computation](config, **kwargs)

@@ -1,4 +1,4 @@
-"""Optimizers: Keras's own where it computes what a recipe says, else the one above the frameworks."""
+"""Optimizers: Keras's where it computes a recipe, otherwise the one above the frameworks."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,12 @@ from concord.backends.update_rules import Operations, Optimizer
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.reference_optimizer import moments
 
+# The order of Keras' variables: group by group, each for one parameter after the other.
 ORDER = {
     "sgd": (("momentum",),),
     "adam": (("first_moment", "second_moment"), ("largest_second_moment",)),
     "rmsprop": (("second_moment",), ("momentum",), ("first_moment",)),
 }
-"""In which order Keras keeps what: group after group, each for one parameter after the other."""
 
 
 OPERATIONS = Operations(
@@ -31,8 +31,8 @@ OPERATIONS = Operations(
 
 
 def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
-    """Return Keras's optimizer of a recipe, if it has one that computes it."""
-    # Keras holds the learning rate as a float32 number.
+    """Return Keras's optimizer, if it computes this recipe."""
+    # Keras holds the learning rate as float32, which float64 runs would notice (decision 0023).
     if recipe.embedding_updates == "lazy" or recipe.decay_form in ("alone", "coupled") or dtype == "float64":
         return None
     rate, decay = recipe.learning_rate, recipe.weight_decay or None
@@ -57,13 +57,11 @@ class OwnOptimizer(Optimizer):
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
     ) -> None:
-        """Update every parameter (:meth:`concord.backends.update_rules.Optimizer.step`)."""
         self.native.learning_rate.assign(tf.cast(numbers["rate"], self.native.learning_rate.dtype))
         self.native.apply([gradients[name] for name in self.variables], list(self.variables.values()))
 
     def _held(self) -> dict[str, keras.Variable]:
-        """Return where Keras keeps what."""
-        kept = iter(self.native.variables[2:])  # after the number of steps and the learning rate
+        kept = iter(self.native.variables[2:])  # the first two are the step count and the learning rate
         return {
             f"{moment}.{name}": next(kept)
             for group in ORDER[self.recipe.algorithm]
@@ -73,25 +71,20 @@ class OwnOptimizer(Optimizer):
         }
 
     def kept(self) -> dict[str, Tensor]:
-        """Return what is kept (:meth:`concord.backends.update_rules.Optimizer.kept`)."""
         return {name: self._signed(variable.value) for name, variable in self._held().items()}
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
-        """Go on from what was kept (:meth:`concord.backends.update_rules.Optimizer.resume`)."""
         self.native.iterations.assign(steps)
         for name, variable in self._held().items():
             variable.assign(self._signed(kept[name]))
 
     def _signed(self, tensor: Tensor) -> Tensor:
-        """Return what Keras keeps for what the recipe does.
-
-        It adds the displacement, and so keeps its negative.
-        """
+        # Keras adds the displacement, so it keeps its negative.
         return -tensor if self.recipe.algorithm == "sgd" else tensor
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Mapping[str, str]) -> Optimizer:
-    """Return what updates parameters as a recipe says (:class:`concord.backends.update_rules.Optimizer`)."""
+    """Return the optimizer of a recipe (:class:`concord.backends.update_rules.Optimizer`)."""
     native = own(recipe, next(iter(variables.values())).dtype)
     if native is not None:
         undecayed = [variable for name, variable in variables.items() if kinds[name] in recipe.undecayed]

@@ -29,6 +29,7 @@ class ClassificationLoss(Tapped):
         self.l2_weight = config.l2_weight
 
     def softmax_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        # Not the logarithm of the softmax: a share that vanishes has none (ALG-4).
         log_probabilities = self.tap("log_probabilities", tf.nn.log_softmax(logits, axis=-1))  # (B, C)
         return -tf.gather(log_probabilities, labels[:, None], axis=1, batch_dims=1)[:, 0]
 
@@ -43,6 +44,7 @@ class ClassificationLoss(Tapped):
         if self.ignore_label is None:
             loss = tf.reduce_mean(losses, axis=0)
         else:
+            # Ignored samples leave both sum and count (LOS-3).
             counted = labels != self.ignore_label
             count = tf.cast(tf.math.count_nonzero(counted, axis=0, dtype=tf.int64), losses.dtype)
             loss = tf.reduce_sum(tf.where(counted, losses, tf.zeros_like(losses)), axis=0) / count
@@ -55,7 +57,7 @@ class ClassificationLoss(Tapped):
 
 
 class CotangentLoss(Tapped):
-    """Sum of the output times a given cotangent, for the parts without a head (SPEC LOS-5)."""
+    """Sum of output times cotangent, for the parts without a classifier (SPEC LOS-5)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         pass
@@ -72,20 +74,17 @@ def differentiate(
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Return what a session evaluates, with the gradient of the loss by native name.
-
-    (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``.
-    """
+    """Evaluate a session, and return the gradients of the loss too (SPEC GRD-1 to GRD-6)."""
     wanted = {name: variable.value for name, variable in named(model).items() if variable.trainable}
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
+    # A zero added to a tap has the gradient of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     with tf.GradientTape(persistent=False, watch_accessed_variables=False) as tape:
         tape.watch([*wanted.values(), *of_taps.values()])
         output, loss, taps = evaluate(model, inputs, zeros, recorded)
     wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
     gradients = tape.gradient(loss, wanted, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    # The gradient of a table comes as the rows that were looked up; it is made an array of the table's shape,
-    # in which they are added up.
+    # The gradient of a table comes as looked-up rows; the conversion sums them into the shape of the table.
     return Observation(
         output, loss, taps, {name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()}
     )

@@ -1,8 +1,8 @@
 """Layers of the classifier, written out as the published sources compute them.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each layer goes on with what ``self.tap(name, tensor)`` returns for each of its steps. A model is
-made of :class:`~concord.backends.library_support.Layers`; the framework's own are in
+d_ff. Each step goes on with what ``self.tap(name, tensor)`` returns. A model is made of
+:class:`~concord.backends.library_support.Layers`; those of the framework are in
 :mod:`concord.backends.torch.library`.
 """
 
@@ -23,7 +23,6 @@ Step = Callable[[Tensor], Tensor]
 
 
 def dtype_name(**kwargs: Any) -> str:
-    """Return the name of the precision that a layer is built in."""
     return str(kwargs.get("dtype") or torch.get_default_dtype()).removeprefix("torch.")
 
 
@@ -78,7 +77,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # The published bug: heads are stacked before samples, masks are repeated sample by sample.
+    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample.
     batch = mask.shape[0]
     place = (
         torch.arange(heads, device=mask.device)[None, :] * batch
@@ -99,6 +98,7 @@ def all_tokens(x: Tensor, real: Tensor) -> Tensor:
 
 
 def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
+    # A text of padding only has the mean 0, not 0/0 (HED-1).
     total = torch.sum(torch.where(real[..., None], x, 0.0), dim=1)  # (B, D)
     return total / torch.clamp(torch.sum(real, dim=1, keepdim=True), min=1).to(x.dtype)
 
@@ -118,6 +118,7 @@ class LayerNorm(nn.Module):
         self.denominator = DENOMINATORS[config.norm_epsilon_placement]
 
     def forward(self, x: Tensor) -> Tensor:
+        # Two passes: the mean of squares minus the squared mean cancels where a row's mean is large (ALG-5).
         centered = x - torch.mean(x, dim=-1, keepdim=True)
         variance = torch.sum(centered * centered, dim=-1, keepdim=True) / self.count  # (B, T, 1)
         return centered / self.denominator(variance, self.epsilon) * self.weight + self.bias
@@ -135,10 +136,7 @@ NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_toke
 
 
 class Embeddings(Tapped, nn.Module):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
-
-    (B, T) to (B, T, D).
-    """
+    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__()
@@ -149,6 +147,7 @@ class Embeddings(Tapped, nn.Module):
         self.segment = nn.Embedding(segments, width, padding_idx=None, **kwargs) if segments else None
         self.norm = make.norm(config, **kwargs) if config.embedding_norm else None
         self.scale = math.sqrt(width) if config.embedding_scale == "sqrt_d_model" else None
+        # Not padding_idx: PyTorch returns the row as stored, Paddle returns zeros (EMB-3).
         self.token_padding_row = config.token_padding_row
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
@@ -178,7 +177,7 @@ class Embeddings(Tapped, nn.Module):
         return token if self.scale is None else token * self.scale
 
     def embed(self, embedding: nn.Embedding, ids: Tensor, frozen: int | None) -> Tensor:
-        """Look up rows, and let no gradient reach a frozen one (SPEC EMB-4, EMB-5, POS-7)."""
+        """Look up rows; a frozen row gets no gradient (SPEC EMB-4, EMB-5, POS-7)."""
         rows = self.look_up(embedding, ids)
         return rows if frozen is None else torch.where((ids == frozen)[..., None], rows.detach(), rows)
 
@@ -240,7 +239,7 @@ class DotProductAttention(Tapped, nn.Module):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same in a loop over heads, each of which gets the mask of its own sample (SPEC ATT-7, MSK-7)."""
+    """The same in a loop over heads, each with the mask of its own sample (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -303,10 +302,7 @@ class FeedForward(Tapped, nn.Module):
 
 
 class PostNormLayer(Tapped, nn.Module):
-    """Self-attention and feed-forward, each with residual and then norm (SPEC NRM-1, NRM-5, RES-1).
-
-    (B, T, D) to (B, T, D).
-    """
+    """Attention and feed-forward, each with residual, then norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__()
@@ -326,7 +322,7 @@ class PostNormLayer(Tapped, nn.Module):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with each norm before its sublayer, on a residual stream that no norm touches (SPEC NRM-1)."""
+    """The same with each norm before its sublayer; no norm touches the residual stream (SPEC NRM-1)."""
 
     def forward(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

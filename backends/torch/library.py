@@ -1,10 +1,7 @@
-"""The same classifier out of PyTorch's own layers and fused kernels.
-
-Its parameters have the names of the explicit one's.
+"""The same classifier, with the same parameter names, made of the layers and fused kernels of PyTorch.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
-K head_dim. What no layer of the framework does is refused (:func:`unsupported_reasons`); glue such as padding
-rows is the explicit one's.
+K head_dim. Anything that no layer of the framework computes is refused (:func:`unsupported_reasons`).
 """
 
 import functools
@@ -50,10 +47,7 @@ class LibraryLayerNorm(nn.LayerNorm):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Sum of token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7).
-
-    (B, T) to (B, T, D).
-    """
+    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
 
     def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
@@ -91,7 +85,7 @@ class FusedAttention(explicit.DotProductAttention):
         return torch.transpose(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options), 1, 2)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
-        # Numbers that are added, since a boolean mask has a constant of the kernel's own (MSK-2).
+        # An additive mask: the constant of a boolean one is the kernel's own (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         zeros = torch.zeros(visible.shape, dtype=q.dtype, device=q.device)
         return explicit.add_to_masked(zeros, visible, self.mask_constant)
@@ -106,51 +100,38 @@ LIBRARY = Layers(
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by library layers, one line for each option.
-
-    Nothing if they can.
-    """
-    found = library_reasons(request, "F.scaled_dot_product_attention", "nn.LayerNorm", float32_scores=True)
+    """Return what prevents library layers from computing a request, a line for each option."""
+    reasons = library_reasons(request, "F.scaled_dot_product_attention", "nn.LayerNorm", float32_scores=True)
     if request.dtype == "float16":
-        found.append(
+        reasons.append(
             "dtype='float16': F.scaled_dot_product_attention keeps scores in float32, which do not "
             "overflow (PRC-2)"
         )
-    return found
+    return reasons
 
 
 def fused_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed by whichever kernel PyTorch chooses.
-
-    Nothing if it can be.
-    """
-    found = unsupported_reasons(request)
+    """Return what prevents any of PyTorch's attention kernels from computing a request."""
+    reasons = unsupported_reasons(request)
     if request.gradients and sees_nothing(request.config, request.batch):
-        found.append(
+        reasons.append(
             "a query sees no key: the fused kernel differentiates its weights as if each were 1 (MSK-5)"
         )
-    return found
+    return reasons
 
 
 def kernels(request: Request) -> AbstractContextManager[None]:
-    """Choose the attention kernel.
-
-    The one that differentiates by the weights that it computed, or any (SPEC ATT-5).
-    """
-    # The fused kernels' backward pass computes the weights again, as exp(score - logarithm of their sum).
-    # Rounded, that logarithm shifts a whole row, by as much more as scores are larger; a row of masked keys
-    # loses it altogether.
+    """Choose an attention kernel: with gradients, the one that keeps its weights (SPEC ATT-5)."""
+    # The backward pass of fused kernels recomputes the weights as exp(score - log-sum-exp). The rounding of
+    # that logarithm shifts a whole row, more for larger scores; a row of masked keys loses it altogether.
     return sdpa_kernel(SDPBackend.MATH) if request.gradients else nullcontext()
 
 
-# Linear layers by oneDNN's kernel: on the CPU ``F.linear`` calls MKL, which is slow on some processors.
+# Linear layers by oneDNN: F.linear on the CPU calls MKL, which is slow on AMD processors (decision 0034).
 
 
 class ReorderedLinear(nn.Module):
-    """A linear layer whose weight lies as oneDNN's kernel reads it: (..., in) to (..., out).
-
-    It has no gradient.
-    """
+    """A linear layer without a gradient, with its weight in oneDNN's layout: (..., in) to (..., out)."""
 
     living: ClassVar[WeakValueDictionary[int, "ReorderedLinear"]] = WeakValueDictionary()
 
@@ -166,8 +147,8 @@ class ReorderedLinear(nn.Module):
         return reordered_linear(x, self.number, self.features)
 
 
-# The compiler cannot look into a weight of such a layout: it sees one operation, and the layer's number in
-# place of the weight.
+# The compiler cannot trace a weight in this layout: it sees one operation, with the layer's number instead of
+# the weight.
 @torch.library.custom_op("concord::reordered_linear", mutates_args=())
 def reordered_linear(x: Tensor, number: int, features: int) -> Tensor:
     layer = ReorderedLinear.living[number]
@@ -180,7 +161,7 @@ def _(x: Tensor, number: int, features: int) -> Tensor:
 
 
 def reorder_linears(module: nn.Module) -> nn.Module:
-    """Put reordered layers in the place of all linear ones."""
+    """Replace all linear layers by reordered ones."""
     for name, child in module.named_children():
         reordered = ReorderedLinear(child) if isinstance(child, nn.Linear) else reorder_linears(child)
         setattr(module, name, reordered)
@@ -188,37 +169,33 @@ def reorder_linears(module: nn.Module) -> nn.Module:
 
 
 def onednn_reasons(request: Request) -> list[str]:
-    """Return what keeps a request from being computed with reordered weights; nothing if it can be."""
-    found = unsupported_reasons(request)
+    """Return what prevents reordered weights from computing a request."""
+    reasons = unsupported_reasons(request)
     if request.gradients:
-        found.append("gradients: reordered weights have none (GRD-1)")
+        reasons.append("gradients: reordered weights have none (GRD-1)")
     if request.dtype != "float32" or request.device != "cpu":
-        found.append(
+        reasons.append(
             f"dtype={request.dtype!r}, device={request.device!r}: reordered weights are those of float32 on "
             "cpu (PRC-3)"
         )
-    return found
+    return reasons
 
 
-# Without padding: everything but the core of attention runs on the rows that are kept, as one sample of N
-# tokens.
+# Without padding everything but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Take out the rows that are kept: (B, T, ...) to (1, N, ...)."""
+    """Take out the kept rows: (B, T, ...) to (1, N, ...)."""
     return torch.flatten(x, start_dim=0, end_dim=1)[kept.rows][None]
 
 
 def pad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Put rows in their places; in those of padding any row stands: (1, N, ...) to (B, T, ...)."""
+    """Put rows in their places, and any row in those of padding: (1, N, ...) to (B, T, ...)."""
     return x[0][kept.places]
 
 
 class UnpaddedAttention(FusedAttention):
-    """Scaled dot-product attention (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6) in the places of the batch.
-
-    3 x (1, N, H, K) to (1, N, D).
-    """
+    """Attention on restored batches (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6): 3 x (1, N, H, K) to (1, N, D)."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: KeptRows, query_mask: KeptRows) -> Tensor:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)

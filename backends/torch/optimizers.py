@@ -1,4 +1,4 @@
-"""Optimizers: PyTorch's own where it computes what a recipe says, else the one above the frameworks."""
+"""Optimizers: PyTorch's where it computes a recipe, otherwise the one above the frameworks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from concord.backends.update_rules import Operations, Optimizer, groups
 from concord.spec.training.recipe import Recipe
 
+# PyTorch's names for the moments of each algorithm.
 MOMENTS = {
     "sgd": {"momentum": "momentum_buffer"},
     "adam": {
@@ -18,7 +19,6 @@ MOMENTS = {
     },
     "rmsprop": {"second_moment": "square_avg", "first_moment": "grad_avg", "momentum": "momentum_buffer"},
 }
-"""What PyTorch calls what each algorithm keeps."""
 
 
 OPERATIONS = Operations(
@@ -34,11 +34,7 @@ OPERATIONS = Operations(
 
 
 def own(recipe: Recipe, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer | None:
-    """Return PyTorch's optimizer of a recipe, if it has one that computes it.
-
-    Args:
-        parameters: in groups, and by how much they decay.
-    """
+    """Return PyTorch's optimizer, if it computes this recipe."""
     if recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
         return None
     decoupled = recipe.decay_form == "times_rate"
@@ -82,7 +78,6 @@ class OwnOptimizer(Optimizer):
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]
     ) -> None:
-        """Update every parameter (:meth:`concord.backends.update_rules.Optimizer.step`)."""
         for group in self.native.param_groups:
             group["lr"] = numbers["rate"]
         for name, variable in self.variables.items():
@@ -90,7 +85,6 @@ class OwnOptimizer(Optimizer):
         self.native.step()
 
     def kept(self) -> dict[str, Tensor]:
-        """Return what is kept (:meth:`concord.backends.update_rules.Optimizer.kept`)."""
         kept = {name: self.native.state[variable] for name, variable in self.variables.items()}
         return {
             f"{moment}.{name}": found[key]
@@ -100,22 +94,21 @@ class OwnOptimizer(Optimizer):
         }
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
-        """Go on from what was kept (:meth:`concord.backends.update_rules.Optimizer.resume`)."""
         self.native.state.clear()
         if steps == 0 and self.recipe.algorithm == "sgd":
-            return  # the first step of momentum is of another kind
+            return  # SGD's first step has no buffer, and is not dampened
         counted = {} if self.recipe.algorithm == "sgd" else {"step": torch.tensor(float(steps))}
         for name, variable in self.variables.items():
-            found = {
+            moments = {
                 key: kept[f"{moment}.{name}"]
                 for moment, key in MOMENTS[self.recipe.algorithm].items()
                 if f"{moment}.{name}" in kept
             }
-            self.native.state[variable] = {key: tensor.clone() for key, tensor in (counted | found).items()}
+            self.native.state[variable] = {key: tensor.clone() for key, tensor in (counted | moments).items()}
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapping[str, str]) -> Optimizer:
-    """Return what updates parameters as a recipe says (:class:`concord.backends.update_rules.Optimizer`)."""
+    """Return the optimizer of a recipe (:class:`concord.backends.update_rules.Optimizer`)."""
     native = own(recipe, groups(recipe, variables, kinds))
     kind = Optimizer if native is None else OwnOptimizer
     return kind(OPERATIONS, recipe, variables, kinds, native)

@@ -29,6 +29,7 @@ class ClassificationLoss(Tapped):
         self.l2_weight = config.l2_weight
 
     def softmax_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        # Not the logarithm of the softmax: a share that vanishes has none (ALG-4).
         log_probabilities = self.tap("log_probabilities", F.log_softmax(logits, dim=-1))  # (B, C)
         return -torch.gather(log_probabilities, 1, labels[:, None])[:, 0]
 
@@ -41,6 +42,7 @@ class ClassificationLoss(Tapped):
         if self.ignore_label is None:
             loss = torch.mean(losses)
         else:
+            # Ignored samples leave both sum and count (LOS-3).
             counted = labels != self.ignore_label
             loss = torch.sum(torch.where(counted, losses, torch.zeros_like(losses))) / torch.sum(counted)
         if self.l2_weight:
@@ -50,7 +52,7 @@ class ClassificationLoss(Tapped):
 
 
 class CotangentLoss(Tapped):
-    """Sum of the output times a given cotangent, for the parts without a head (SPEC LOS-5)."""
+    """Sum of output times cotangent, for the parts without a classifier (SPEC LOS-5)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         pass
@@ -67,14 +69,12 @@ def differentiate(
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Return what a session evaluates, with the gradient of the loss by native name.
-
-    (SPEC GRD-1 to GRD-5), and by the activations that have ``zeros``.
-    """
+    """Evaluate a session, and return the gradients of the loss too (SPEC GRD-1 to GRD-6)."""
     wanted: dict[str, Tensor] = {
         name: parameter for name, parameter in named(model).items() if parameter.requires_grad
     }
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
+    # A zero added to a tap has the gradient of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*wanted.values(), *of_taps.values()):
         tensor.requires_grad_()
