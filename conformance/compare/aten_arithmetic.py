@@ -223,7 +223,7 @@ class ExactMode(TorchDispatchMode):
     Attributes:
         blind_rows: what the row of a softmax that sees no key holds then: ``zero``, ``uniform``, or what
             follows from its scores.
-        foreign: operations without a rule that occurred.
+        without_rule: operations without a rule that occurred.
         samples, corner: as those of :class:`concord.spec.arithmetic.Arithmetic`.
         backward: whether it is on the way back.
         tf32: whether factors of products in float32 may be those of TF32.
@@ -240,7 +240,7 @@ class ExactMode(TorchDispatchMode):
 
     def __init__(self, decisions: Runner | None = None) -> None:
         super().__init__()
-        self.foreign: set[str] = set()
+        self.without_rule: set[str] = set()
         self.decisions = decisions
         self.occurred: set[str] = set()
 
@@ -413,7 +413,7 @@ class ExactMode(TorchDispatchMode):
         """Compute element by element, with a second operand or none."""
         units = UNITS.get(name, 1 if name in SOLVING else FOREIGN)
         if name not in UNITS and name not in SATURATING and name not in SOLVING:
-            self.foreign.add(name)
+            self.without_rule.add(name)
         if name in CONSTANT and isinstance(other, float):
             units += _held(dtype, other) != other
         if name == "pow" and not isinstance(other, Tensor) and other == 2:

@@ -193,19 +193,19 @@ class Decision:
         self.func, self.kind, self.line = func, kind, source_line()
         self.operands = tree_map(_kept, held)  # what follows may work on them in place
         self.state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
-        self.made = self.again(*held)
+        self.decided = self.decide_again(*held)
         self.others: list[Tensor] = []
         self.rounded: Tensor | None = None
         self.reshaped: Tensor | None = None
         if _numbers(operands) != _numbers(held):  # a constant may be rounded to the dtype, or not
-            self._add(self.again(*operands))
+            self._add(self.decide_again(*operands))
         if kind is REMAINDER:
             x, y = held[0]
             self._divide(x, y, dtype)
         if _bare(func) in UNORDERED and not held[1].get("stable"):
             x, *rest = held[0]
             if x.ndim:
-                flipped = self.again((x.flip(self.axis), *rest), held[1])
+                flipped = self.decide_again((x.flip(self.axis), *rest), held[1])
                 self._add(x.shape[self.axis] - 1 - flipped)
 
     @property
@@ -218,7 +218,7 @@ class Decision:
     def turned(self) -> Tensor | None:
         """Where it could be turned; None: nowhere."""
         if self.reshaped is not None:
-            return torch.ones_like(self.made, dtype=torch.bool)
+            return torch.ones_like(self.decided, dtype=torch.bool)
         return self.differing(self.others[0]) if self.others else None
 
     @property
@@ -234,14 +234,14 @@ class Decision:
         """
         turned = self.turned
         assert turned is not None
-        if self.reshaped is not None or not self.made.ndim:
-            return torch.ones(self.made.shape, dtype=torch.long), 1
+        if self.reshaped is not None or not self.decided.ndim:
+            return torch.ones(self.decided.shape, dtype=torch.long), 1
         if self.by_row:
             rows, count = _numbered(turned.any(self.axis, keepdim=True))
             return rows * turned, count
         keys = [x for x in tree_leaves(self.operands) if isinstance(x, Tensor) and x.is_floating_point()]
         with contextlib.suppress(RuntimeError):  # of other shapes, as of a maximum's place
-            values = torch.stack([x.expand(self.made.shape)[turned] for x in keys])
+            values = torch.stack([x.expand(self.decided.shape)[turned] for x in keys])
             number = torch.unique(values, dim=1, return_inverse=True)[1] + 1
             return torch.zeros_like(turned, dtype=torch.long).masked_scatter(turned, number), int(
                 number.max()
@@ -251,7 +251,7 @@ class Decision:
     @property
     def by_row(self) -> bool:
         """Whether its decisions along its axis are one."""
-        return _bare(self.func) in BY_ROW and self.made.ndim > 0
+        return _bare(self.func) in BY_ROW and self.decided.ndim > 0
 
     @property
     def axis(self) -> int:
@@ -260,12 +260,12 @@ class Decision:
 
     def differing(self, other: Tensor) -> Tensor:
         """Return where another result is another."""
-        differs = (other != self.made) & ~((other != other) & (self.made != self.made))
+        differs = (other != self.decided) & ~((other != other) & (self.decided != self.decided))
         if self.by_row:
             return differs.any(self.axis, keepdim=True).expand(differs.shape)
         return differs.any().expand(differs.shape) if self.kind is CLASSES else differs
 
-    def again(self, args: Any, kwargs: Any) -> Tensor:
+    def decide_again(self, args: Any, kwargs: Any) -> Tensor:
         """Decide with other operands, and the same random numbers."""
         if self.state is None:
             return self.kind.decide(self.func, *args, **kwargs)
@@ -284,22 +284,22 @@ class Decision:
                 x + by * error if isinstance(error, Tensor) else x
                 for x, error in zip(exact, errors, strict=True)
             ]
-            self._add(self.again(*tree_unflatten(moved, form)))
+            self._add(self.decide_again(*tree_unflatten(moved, form)))
         if rounded:
-            own = self.again(*operands)
-            if own.shape == self.made.shape and bool(self.differing(own).any()):
+            own = self.decide_again(*operands)
+            if own.shape == self.decided.shape and bool(self.differing(own).any()):
                 self.rounded = own
                 self._add(own)
 
     def _divide(self, x: Any, y: Any, dtype: torch.dtype) -> None:
         """Note where a quotient that is rounded would be another, if its multiple is rounded too."""
-        multiple = self.made * y
+        multiple = self.decided * y
         lost = multiple.to(dtype).to(multiple.dtype) != multiple
         for by in (1 + torch.finfo(dtype).eps, 1 - torch.finfo(dtype).eps):
-            self._add(torch.where(lost, self.again((x * by, y), {}), self.made))
+            self._add(torch.where(lost, self.decide_again((x * by, y), {}), self.decided))
 
     def _add(self, other: Tensor) -> None:
-        if other.shape != self.made.shape:
+        if other.shape != self.decided.shape:
             self.reshaped = other
             return
         new = self.differing(other)
@@ -307,7 +307,7 @@ class Decision:
             if not bool(new.any()):
                 return
             if place == len(self.others):
-                self.others.append(self.made.clone())
+                self.others.append(self.decided.clone())
             kept = self.others[place]
             taken = self.differing(kept)
             self.others[place] = torch.where(new & ~taken, other, kept)
@@ -321,7 +321,7 @@ class Solving(Decision):
         self.func, self.line, self.solution = func, source_line(), Solution(func, results)
         self.kind, self.state = WHOLLY, None
         self.operands: Operands = ((), {})
-        self.made, self.rounded, self.reshaped = self.solution.made, None, None
+        self.decided, self.rounded, self.reshaped = self.solution.choice, None, None
         self.others = self.solution.others
 
 
@@ -408,7 +408,7 @@ class Decisions:
             kind = WHOLLY
         if kind:
             decision = Decision(func, kind, operands, held, floats[0].dtype)
-            y = kind.follow(decision.made, func, *args, **kwargs)
+            y = kind.follow(decision.decided, func, *args, **kwargs)
         elif _bare(func) in SOLVING:
             decision = Solving(func, y)
         self.steps.append(ExactStep(func, whole, decision))
@@ -483,13 +483,13 @@ class Followed(Beside):
             return run(*args, **kwargs)
         if isinstance(decision, Solving):
             try:
-                return decision.solution.turned(run(*args, **kwargs), decision.made)
+                return decision.solution.turned(run(*args, **kwargs), decision.decided)
             except RuntimeError:  # a matrix that rounding makes singular, or not a number
                 return decision.solution.undefined
         decision.doubt(held, REACH, self.rounded)
         if decision.state is not None:  # later draws are those of the exact run
             func(*args, **kwargs)
-        return decision.kind.follow(decision.made, func, *args, **kwargs)
+        return decision.kind.follow(decision.decided, func, *args, **kwargs)
 
 
 @dataclass
@@ -528,7 +528,7 @@ class Branch(Beside):
             return run(*args, **kwargs)
         if isinstance(decision, Solving):
             return self._solve(decision, run, operands)
-        own = decision.again(*held)
+        own = decision.decide_again(*held)
         if self.place in self.turns:
             where, other = self.turns[self.place]
             own = torch.where(where, other, own) if own.shape == other.shape else other
@@ -541,8 +541,8 @@ class Branch(Beside):
             results = run(*operands[0], **operands[1])
         except RuntimeError:
             return decision.solution.undefined
-        where, other = self.turns.get(self.place, (torch.tensor(False), decision.made))
-        return decision.solution.turned(results, torch.where(where, other, decision.made))
+        where, other = self.turns.get(self.place, (torch.tensor(False), decision.decided))
+        return decision.solution.turned(results, torch.where(where, other, decision.decided))
 
 
 Turn = tuple[int, Tensor, Tensor]

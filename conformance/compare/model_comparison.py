@@ -66,7 +66,7 @@ class ModelComparison(Judge):
         self,
         reference: ModelReference,
         given: Mapping[str, Array],
-        again: bool = True,
+        allow_same_bits: bool = True,
         whole: Collection[str] = (),
         theirs: ModuleReference | None = None,
         own: Mapping[str, str] | None = None,
@@ -74,7 +74,7 @@ class ModelComparison(Judge):
         unsteady: str = "",
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.again, self.check, self.plain = again, check, reference.plain
+        self.allow_same_bits, self.check, self.plain = allow_same_bits, check, reference.plain
         self.theirs, self.own = theirs, own or {}
         self.ran, self.unsteady = dict(notes or {}), unsteady
         known = {name: array for name, array in given.items() if name in self.plain}
@@ -86,12 +86,12 @@ class ModelComparison(Judge):
         }
         outputs = [words for name, words in self.misshapen.items() if is_output(name)]
         refuse(outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(known)))
-        self.strange = {name: array for name, array in given.items() if name not in self.plain}
+        self.unmatched = {name: array for name, array in given.items() if name not in self.plain}
         tensors = {name: array for name, array in known.items() if name not in self.misshapen}
         alone = tensors.keys() <= {*whole}  # then there is nothing else to follow from
-        self.foreign: set[str] = set()
+        self.ops_without_rule: set[str] = set()
         self.occurred: set[str] = set()
-        self.wrong: dict[str, Prediction] = {}  # of what diverges locally
+        self.local_expected: dict[str, Prediction] = {}  # of what diverges locally
         super().__init__(reference, tensors, () if alone else whole)
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
@@ -115,9 +115,9 @@ class ModelComparison(Judge):
                 f"the reference has the {len(apart)} that the candidate keeps so; "
                 f"{worst} lies farthest off the given one, by {apart[worst]:.2%} of its size"
             )
-        if self.strange:
+        if self.unmatched:
             found["not compared"] = (
-                f"{first_of([*self.strange], 3)}: the reference has no activation of that name"
+                f"{first_of([*self.unmatched], 3)}: the reference has no activation of that name"
             )
         if self.misshapen:
             found["left out"] = first_of([*self.misshapen.values()], 3, "; ")
@@ -128,9 +128,10 @@ class ModelComparison(Judge):
                 )
         if self.lines:
             found["names proposed by what they hold"] = first_of(self.lines, 5)
-        if self.foreign:
+        if self.ops_without_rule:
             found["operations without a rule"] = (
-                f"{', '.join(sorted(self.foreign))}: {FOREIGN} unit roundoffs of each result are allowed for"
+                f"{', '.join(sorted(self.ops_without_rule))}: "
+                f"{FOREIGN} unit roundoffs of each result are allowed for"
             )
         return found
 
@@ -138,7 +139,7 @@ class ModelComparison(Judge):
     def proposed(self) -> dict[str, str]:
         """Names for the candidate's tensors that have none of the reference's, by what they hold."""
         left = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.tensors}
-        return proposed(self.strange, left)
+        return proposed(self.unmatched, left)
 
     @property
     def lines(self) -> list[str]:
@@ -240,7 +241,7 @@ class ModelComparison(Judge):
     @functools.cached_property
     def is_same(self) -> bool:
         """Whether the reference's bits are right without more ado, and the candidate has them."""
-        return self.again and self.same_bits()
+        return self.allow_same_bits and self.same_bits()
 
     def judge_steps(self) -> dict[str, Judgement]:
         """Judge each step by itself, unless the candidate has the reference's bits."""
@@ -257,11 +258,11 @@ class ModelComparison(Judge):
     ) -> tuple[dict[str, Judgement], Expectation]:
         """Judge by a first look if that is enough; what a fast kernel may have computed is judged as such."""
         found, expected = super().look(pin, names, deciding)
-        self.foreign.update(expected.without_rule)
+        self.ops_without_rule.update(expected.without_rule)
         self.occurred.update(expected.occurred)
         found |= self.by_kernel(FAST_CONVOLUTION, found, pin is not None)
         if pin == self.pin:
-            self.wrong = {
+            self.local_expected = {
                 name: Prediction(expected.values[name], expected.sigmas[name])
                 for name, one in found.items()
                 if one.status == "diverges" and not one.note.startswith(NO_ELEMENT)
@@ -275,7 +276,7 @@ class ModelComparison(Judge):
         if not wrong or not known or self.occurred.isdisjoint(KERNELS[kernel].concerns):
             return {}
         reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])
-        comparison = ModelComparison(reference, self.tensors, again=False, whole=self.whole)
+        comparison = ModelComparison(reference, self.tensors, allow_same_bits=False, whole=self.whole)
         again = comparison.judge_steps() if pinned else comparison.judge_whole()
         # Other draws alone may bring what lies at its limit below it.
         return {
@@ -301,7 +302,7 @@ class ModelComparison(Judge):
         declared = [declaration, *self.reference.absent]
         forward = dataclasses.replace(self.reference, cotangents=None, declared=declared)
         tensors = {name: array for name, array in self.tensors.items() if not is_gradient(name)}
-        other = ModelComparison(forward, tensors, again=False, whole=self.whole, check=check)
+        other = ModelComparison(forward, tensors, allow_same_bits=False, whole=self.whole, check=check)
         judged = {**(other.judge_whole() if self.whole else {}), **other.judge_steps()}
         return all(one.status != "diverges" for one in judged.values())
 

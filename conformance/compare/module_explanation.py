@@ -71,7 +71,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
                 notes[-1] = f"made between {first_of(right.starts[::-1] or [beginning], 3)} and {end}"
                 notes += [f"computed by {right.lines}"] if right.lines else []
             undeclared = find_declaration(comparison, end, right, effort, notes)
-            if right and end in comparison.wrong and not undeclared:
+            if right and end in comparison.local_expected and not undeclared:
                 why = find_cause(comparison, right, effort, notes)
     wrong = {row.tensor: row.status for row in verdict.table if row.tensor not in comparison.whole}
     notes += [*effort.notes, *elsewhere(end, wrong)]
@@ -101,7 +101,7 @@ def find_declaration(
     Note which rows see no key, if they alone are wrong.
     """
     names, reference = list(ROWS), comparison.reference
-    if stretch and end in comparison.wrong:
+    if stretch and end in comparison.local_expected:
         asked = computation(comparison, end)
         with contextlib.suppress(SpecError):
             padded, wrong = ~reference.real.numpy(), wrong_elements(asked)
@@ -132,7 +132,7 @@ def find_cause(
     if theirs is not None:
         found = differences(right.module.model, theirs.model, comparison.path)
         differing = [one for one in found if one.within(right.active)]
-    why = cause(right, asked, comparison.strange, differing, effort)
+    why = cause(right, asked, comparison.unmatched, differing, effort)
     if why and why.confident and why.hypothesis == "modules_differ":
         return why
     told = [one.text for one in differing if not (why and one.text in why.text)]
@@ -154,4 +154,4 @@ def find_cause(
 def computation(comparison: ModelComparison, end: str) -> StretchComputation:
     """Return what is asked of a tensor that diverges."""
     actual, dtype = comparison.tensors[end].astype(np.float64), comparison.reference.activations[end].dtype
-    return StretchComputation(end, actual, dtype, comparison.wrong[end])
+    return StretchComputation(end, actual, dtype, comparison.local_expected[end])

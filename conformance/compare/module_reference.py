@@ -218,7 +218,7 @@ class ModelReference:
         found = Estimate(observed, dtypes, truth=truth)
         for seeds in (range(FEW), range(FEW, SAMPLES)):
             say(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
-            found.take_up(self.runs(seeds, truth), f"deriving tolerances, {where}")
+            found.add_runs(self.runs(seeds, truth), f"deriving tolerances, {where}")
             for arithmetic in [] if seeds.start or not coherent.halves else self.others(truth):
                 compute(arithmetic, partial(coherent.take, arithmetic))
             independent, last = found.independent(), seeds.stop == SAMPLES
@@ -241,7 +241,7 @@ class ModelReference:
                 coherent=coherent,
                 few=not last,
                 occurred=getattr(truth, "occurred", ()),
-                without_rule=truth.foreign,
+                without_rule=truth.without_rule,
             )
 
     def compute_exactly(self, pin: Pin) -> dict[str, Array]:

@@ -41,7 +41,7 @@ def prove(comparison: ModelComparison) -> Proof:
             try:
                 made = reference.watched(Watched(injected(bug, chosen)))
                 tensors = {name: numbers(made[name]) for name in given if name in made}
-                mutant = ModelComparison(reference, tensors, again=False)
+                mutant = ModelComparison(reference, tensors, allow_same_bits=False)
             except SpecError:  # the bug does not fit this operation
                 continue
             proof[bug]["tried"] += 1
@@ -104,7 +104,7 @@ def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
         }
         if not fitting:
             raise SpecError("no activation has the same shape alone as in its batch: nothing can be compared")
-        verdict = ModelComparison(alone, fitting, again=False).verdict()
+        verdict = ModelComparison(alone, fitting, allow_same_bits=False).verdict()
         table = [
             row if row.tensor in fitting or row.tensor not in found else replace(row, note=ANOTHER_SHAPE)
             for row in verdict.table

@@ -52,14 +52,14 @@ class Solution:
         self.name = str(func.overloadpacket.__name__)
         self.several = not isinstance(exact, Tensor)
         self.exact = [_kept(x) for x in (exact if self.several else (exact,))]
-        self.made = torch.empty(0)
+        self.choice = torch.empty(0)
         if self.name in UNORDERED_VALUES:
             values = self.exact[0]
-            self.made = torch.arange(values.shape[-1]).expand(values.shape).clone()
+            self.choice = torch.arange(values.shape[-1]).expand(values.shape).clone()
         elif (places := self._vectors) and all(self.exact[place].numel() for place in places):
             count = min(self.exact[place].shape[-3 - axis] for place, axis in places.items())
             lead = self.exact[next(iter(places))]
-            self.made = torch.ones((*lead.shape[:-2], count), dtype=lead.dtype)
+            self.choice = torch.ones((*lead.shape[:-2], count), dtype=lead.dtype)
 
     @property
     def _vectors(self) -> Mapping[int, int]:
@@ -68,12 +68,12 @@ class Solution:
     @property
     def others(self) -> list[Tensor]:
         """Other signs, or other orders."""
-        if not self.made.numel():
+        if not self.choice.numel():
             return []
         if self.name in UNORDERED_VALUES:
-            count = self.made.shape[-1]
-            return [self.made.roll(by, -1) for by in sorted({1, 2, count // 3, count // 2} - {0, count})]
-        return [self.made * (1j if self.made.is_complex() else -1)]
+            count = self.choice.shape[-1]
+            return [self.choice.roll(by, -1) for by in sorted({1, 2, count // 3, count // 2} - {0, count})]
+        return [self.choice * (1j if self.choice.is_complex() else -1)]
 
     def turned(self, results: Any, turn: Tensor) -> Any:
         """Return results in the signs, or in the order, that a turn gives to the exact ones."""

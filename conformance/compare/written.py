@@ -45,7 +45,7 @@ class Guarded(Arithmetic):
         dtype: the precision that is judged.
     """
 
-    foreign = ()
+    without_rule = ()
 
     def __init__(self, dtype: str) -> None:
         super().__init__("float64")

@@ -121,7 +121,7 @@ def estimate(
     """
     found = Estimate(compute, dtype, values, truth=truth, elements=elements, together=together)
     runs = perturbed(found.usual, found.elements, count, corners) if arithmetics is None else arithmetics
-    found.take_up(runs, doing)
+    found.add_runs(runs, doing)
     return found.values, found.sigmas(last=True)
 
 
@@ -150,17 +150,17 @@ class Estimate:
         of = dict.fromkeys(values, dtype) if isinstance(dtype, str) else dtype
         self.compute, self.elements, self.together = compute, elements, together
         self.values = dict(values)
-        self.found = {name: Sigma(value, of[name]) for name, value in values.items()}
+        self.by_name = {name: Sigma(value, of[name]) for name, value in values.items()}
 
-    def take_up(self, arithmetics: Iterable[Any], doing: str = "deriving tolerances") -> None:
+    def add_runs(self, arithmetics: Iterable[Any], doing: str = "deriving tolerances") -> None:
         """Compute in each arithmetic, and take up how far that is from the truth."""
         runs = list(arithmetics)
         steps, large = Countdown(doing, len(runs)), self.elements > SIDE_BY_SIDE // 2
 
         def run(arithmetic: Any) -> None:
             def reduce(name: str, array: Array) -> None:
-                if name in self.found:
-                    self.found[name].take(arithmetic, array)
+                if name in self.by_name:
+                    self.by_name[name].take(arithmetic, array)
 
             with np.errstate(all="ignore"):
                 self.compute(arithmetic, reduce)
@@ -177,13 +177,13 @@ class Estimate:
 
     def sigmas(self, last: bool = False) -> dict[str, Array]:
         """Return the sigmas by what was taken up so far; the last time, let go of that."""
-        of = self.found.pop if last else self.found.__getitem__
+        of = self.by_name.pop if last else self.by_name.__getitem__
         with np.errstate(all="ignore"):
-            return {name: of(name).result() for name in list(self.found)}
+            return {name: of(name).result() for name in list(self.by_name)}
 
     def independent(self) -> dict[str, float]:
         """Return how many independent errors the samples of each tensor show (:meth:`Sigma.independent`)."""
-        return {name: sigma.independent for name, sigma in self.found.items()}
+        return {name: sigma.independent for name, sigma in self.by_name.items()}
 
 
 def exact(dtype: str) -> Arithmetic:
