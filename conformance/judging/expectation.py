@@ -1,4 +1,4 @@
-"""What is asked of a run, and what is expected of it."""
+"""What a run was asked for, and what is expected of it."""
 
 from __future__ import annotations
 
@@ -33,30 +33,25 @@ from concord.spec.reference import observe, used_rows
 from concord.spec.tensors import clause_of
 from concord.spec.training.trajectory import Training, Trajectory
 
+# Share of a tap's size that sigma may reach. Beyond it, end to end judges neither this tap nor a later one:
+# rounding has grown so far that a right run may look wrong, and the judgement of each step needs no such
+# gate.
 UNDECIDED = 0.1
-"""Share of a tap's own size that sigma may have.
-
-Beyond it, and in every later tap, end to end says nothing.
-"""
 
 
+# A gradient below this share of its sigma is zero but for the oracle's own rounding, and not a lost digit.
 ZERO = 2.0**-24
-"""Share of sigma up to which a gradient is zero but for the oracle's own rounding.
-
-Then rounding is all that there is to judge.
-"""
 
 
 @dataclass(frozen=True)
 class JudgedProblem(Problem):
-    """What a run is asked to compute, and by which rules it is judged.
+    """What a run was asked to compute, and the rules by which it is judged.
 
     Attributes:
         dtype: the precision, or mode of :data:`concord.spec.precision.MODES`, whose rounding is allowed for.
-        deviations: that the backend declares.
+        deviations: those that the backend declares.
         gradients: whether gradients are judged.
-        unrounded: patterns of the taps of which the backend says that what follows them sees more digits than
-            it delivers.
+        unrounded: patterns of taps that later steps see with more digits than are delivered.
     """
 
     dtype: str = "float32"
@@ -66,7 +61,7 @@ class JudgedProblem(Problem):
 
     @functools.cached_property
     def key(self) -> str:
-        """A digest of all of its content."""
+        """A digest of its content."""
         return digest(self)
 
     @functools.cached_property
@@ -78,15 +73,15 @@ class JudgedProblem(Problem):
 
     @functools.cached_property
     def rows(self) -> dict[str, NDArray[np.int64]]:
-        """Which rows of each table have a gradient, by the name of the gradient."""
+        """Rows of each table that have a gradient, by the gradient's name."""
         return {
             f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()
         }
 
     def observe(self, arithmetic: Arithmetic, observer: Observer, pinned: Pinned | None = None) -> int:
-        """Compute it in some arithmetic (:func:`concord.spec.reference.observe`), from pinned tensors."""
+        """Compute it in an arithmetic, from pinned tensors (:func:`concord.spec.reference.observe`)."""
         weights, batch = self.rounded
-        given = pinned or Pinned({}, {})
+        pins = pinned or Pinned({}, {})
         return observe(
             self.config,
             weights,
@@ -96,8 +91,8 @@ class JudgedProblem(Problem):
             self.gradients,
             self.part,
             self.dtype,
-            given.taps,
-            given.gradients,
+            pins.taps,
+            pins.gradients,
             self.is_unrounded,
             self.deviations,
         )
@@ -107,22 +102,20 @@ class JudgedProblem(Problem):
         return clause_of(self.config, name, self.part)
 
     def forget(self) -> None:
-        """Let go of what it was computed from, which is made anew when it is wanted again."""
+        """Free the rounded inputs, which are computed anew when they are wanted."""
         self.__dict__.pop("rounded", None)
 
     def is_unrounded(self, tap: str) -> bool:
-        """Whether a tap is handed out before it is rounded."""
+        """Whether a tap is delivered rounded and used unrounded."""
         return any(fnmatch.fnmatchcase(tap, pattern) for pattern in self.unrounded)
 
 
 @dataclass(frozen=True)
 class JudgedTraining:
-    """What a run is asked to do to a model, and by which rules it is judged.
-
-    The same to its judge as a :class:`JudgedProblem`.
+    """A training that a run was asked for, with the attributes of a :class:`JudgedProblem`.
 
     Attributes:
-        uncertain: by how much weights may differ from those that are given.
+        uncertain: by how much weights may differ from the given ones.
     """
 
     config: EncoderConfig
@@ -136,12 +129,12 @@ class JudgedTraining:
 
     @functools.cached_property
     def key(self) -> str:
-        """A digest of all of its content."""
+        """A digest of its content."""
         return digest(self)
 
     @property
     def start(self) -> dict[str, Array]:
-        """Where training stands before its first step."""
+        """Trainable parameters before the first step."""
         return {
             f"parameters.{name}": array
             for name, array in self.weights.items()
@@ -149,7 +142,7 @@ class JudgedTraining:
         }
 
     def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
-        """Return the training in some arithmetic, before its first step."""
+        """Return the training in an arithmetic, before its first step."""
         weights = {name: precision(self.dtype).round(array) for name, array in self.weights.items()}
         return Trajectory(
             self.config,
@@ -177,7 +170,7 @@ class JudgedTraining:
 
 @dataclass(frozen=True)
 class Pinned:
-    """Tensors that what follows them is computed from.
+    """Tensors of a run from which the reference computes what follows.
 
     Attributes:
         taps: by name.
@@ -188,7 +181,7 @@ class Pinned:
     gradients: Mapping[str, Array]
 
     def without(self, taps: Collection[str]) -> Pinned:
-        """Return the same without some taps and the gradients by them."""
+        """Return the same without some taps and their gradients."""
         return Pinned(
             *(
                 {name: array for name, array in arrays.items() if name not in taps}
@@ -199,28 +192,27 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a run is judged by, in one of the two ways.
+    """What a run is judged by, locally or end to end.
 
     Attributes:
         dtype: the precision or mode.
-        values: tensor name to expected array; taps in the order of computation, then gradients in the order
-            of the backward pass, those by taps as ``gradients.taps.<tap>``. Of the gradient of a table, the
-            rows of ``rows`` alone.
-        sigmas: for each, the standard deviation of correct results, in its shape. NaN: undetermined.
+        values: expected arrays by name: taps in the order of computation, then gradients in the order of the
+            backward pass, those by taps as ``gradients.taps.<tap>``. A table's gradient has the rows of
+            ``rows`` alone.
+        sigmas: the standard deviation of correct results, in the shape of the value. NaN: undetermined.
             Infinite: the value is not finite, and no rounding makes it so.
-        clauses: for each, the clause that defines it.
-        rows: which rows of a table's gradient can be other than zero.
-        shapes: of every tensor that a run may deliver, those that are not judged in this way too; of those in
-            ``rows`` without the other rows.
-        chained: whether each tap is computed from those before it, so that it says nothing once one of them
-            does not.
-        independent: of a tensor, how many independent errors the samples show.
-        coherent: what groups of elements may share.
-        ties: of tensors of which rounding decides elements, the values that these may have.
-        norms: activations whose rows are divided by their deviation, or their length.
-        few: whether this is a first look, at few samples.
-        occurred: operations that were computed, as far as anything depends on their kernels.
-        without_rule: operations whose rounding nothing says.
+        clauses: the clause that defines each tensor.
+        rows: rows of a table's gradient that can be other than zero.
+        shapes: of every tensor that a run may deliver, also of those that are not judged in this way.
+        chained: whether each tap follows from those before it, so that none is decided after an undecided
+            one.
+        independent: the number of independent errors that the samples of a tensor show.
+        coherent: judges what groups of elements share.
+        ties: the right values of elements that rounding decides.
+        norms: activations whose rows are divided by their deviation or length.
+        few: whether this is a first look.
+        occurred: operations that were computed, as far as their kernels matter.
+        without_rule: operations whose rounding no rule describes.
     """
 
     dtype: str
@@ -240,13 +232,12 @@ class Expectation:
 
     @property
     def nbytes(self) -> int:
-        """The memory that it takes up."""
+        """The memory of all arrays."""
         return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
 
     def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-        """Return values and sigmas of a tensor in its full shape.
-
-        What has no row is zero, and sigma as small as may be.
+        """Return value and sigma in the tensor's full shape: zero, and the least sigma, in rows without a
+        gradient.
         """
         value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
         if name not in self.rows:
@@ -257,32 +248,30 @@ class Expectation:
 
     @functools.cached_property
     def undecided(self) -> frozenset[str]:
-        """Taps from the first on whose sigma is not small beside its values. Gradients are always decided."""
-        found: set[str] = set()
+        """Taps from the first on whose sigma is not small beside its values."""
+        undecided: set[str] = set()
+        # Gradients are always decided: what grew on the way forward is in their own sigma.
         for name, value in self.values.items() if self.chained else ():
             if is_gradient(name):
                 break
             sigma = self.sigmas[name]
             judged = np.isfinite(sigma) & np.isfinite(value)
-            if found or root_mean_square(sigma[judged]) > UNDECIDED * root_mean_square(value[judged]):
-                found.add(name)
-        return frozenset(found)
+            if undecided or root_mean_square(sigma[judged]) > UNDECIDED * root_mean_square(value[judged]):
+                undecided.add(name)
+        return frozenset(undecided)
 
     @functools.cached_property
     def overflowing(self) -> bool:
-        """Whether the precision does not determine all taps: every gradient flows through all of them."""
+        """Whether a tap is out of range: every gradient flows through all taps."""
         return not all(
             np.isfinite(sigma).all() for name, sigma in self.sigmas.items() if not is_gradient(name)
         )
 
     @functools.cached_property
     def singular(self) -> frozenset[str]:
-        """Gradients that are computed after one that is not finite (SPEC NRM-7), or is out of range.
-
-        What is not finite passes a ReLU that is closed, or a masked score, in one framework, which multiplies
-        by 0, and not in another, which selects: from there on it is no question of right or wrong whether an
-        element is finite.
-        """
+        """Gradients computed after one that is not finite (SPEC NRM-7) or out of range."""
+        # Behind a closed ReLU or a masked score a kernel that multiplies by 0 passes NaN on, and one that
+        # selects does not. From there on, whether an element is finite is no question of right or wrong.
         gradients = [name for name in self.values if is_gradient(name)]
         largest = precision(self.dtype).largest
         first = next(
@@ -293,43 +282,39 @@ class Expectation:
 
     @functools.cached_property
     def undecided_rows(self) -> dict[str, NDArray[np.bool_]]:
-        """In which rows of each layer norm rounding leaves no digit, (…, 1).
-
-        Where sigma is not small, nor a number. Norms without one are left out.
-
-        So with vectors that are divided by their length, but for one that is zero whatever is rounded: it is
-            divided by epsilon.
-        """
-        found = {}
+        """Rows of each norm of which rounding leaves no digit, (…, 1); norms without any are left out."""
+        undecided = {}
         for name in self.norms:
             if name not in self.values:
                 continue
             size, noise = (
                 np.max(abs(array), axis=-1, keepdims=True) for array in (self.values[name], self.sigmas[name])
             )
+            # Negated, so that a sigma of NaN counts as undecided.
             rows = ~(noise <= UNDECIDED * size)
+            # A vector that is zero whatever is rounded is divided by epsilon: its rows are decided.
             if name == "normalized":
                 rows &= ~((size == 0) & self.settled(name).all(-1, keepdims=True))
             if rows.any():
-                found[name] = rows
-        return found
+                undecided[name] = rows
+        return undecided
 
     @functools.cached_property
     def unsettled(self) -> frozenset[str]:
-        """Gradients that flow through a row of a layer norm of which rounding leaves no digit.
-
-        Where all entries of a row are nearly equal, its deviation is rounding, and gradients are divided by
-            it: their errors have no variance that samples could show. Where gradients by taps are delivered,
-            what follows goes on from them.
-        """
+        """Gradients that flow through a norm's row of which rounding leaves no digit."""
+        # Where all entries of a row are nearly equal, its deviation is rounding. Gradients are divided by it,
+        # and such errors have no variance that samples could show. A delivered gradient by a tap ends that:
+        # what follows goes on from the run's own.
         order = [name for name in self.values if is_gradient(name)]
-        found: set[str] = set()
+        unsettled: set[str] = set()
         for norm in self.undecided_rows:
             gamma = f"gradients.{norm}.weight"
             behind = order[order.index(gamma) if gamma in order else 0 :]
-            given = next((place for place, name in enumerate(behind) if is_tap_gradient(name)), len(behind))
-            found.update(behind[: given + 1])
-        return frozenset(found)
+            delivered = next(
+                (place for place, name in enumerate(behind) if is_tap_gradient(name)), len(behind)
+            )
+            unsettled.update(behind[: delivered + 1])
+        return frozenset(unsettled)
 
     def settled(self, name: str) -> NDArray[np.bool_]:
         """Return which elements of a gradient have no noise, such as those behind a closed ReLU."""
@@ -352,9 +337,8 @@ class Expectation:
             return NOT_FINITE_BEFORE
         if name in self.unsettled and not self.settled(name).any():
             return NORM
-        # In few bits a softmax of large scores has but one weight, and what flows back through it is a
-        # difference of equal numbers: rounding, times weights that are large. Few samples say little of how
-        # far that may go.
+        # In few bits a softmax of large scores has one weight, and what flows back through it is a difference
+        # of equal numbers: rounding, times large weights. Its errors have tails that 16 samples do not show.
         target = precision(self.dtype)
         if gradient and target.unit_roundoff > target.accumulation:
             size, noise = root_mean_square(self.values[name]), root_mean_square(self.sigmas[name])
@@ -363,7 +347,7 @@ class Expectation:
         return ""
 
     def determined(self, name: str, local: bool) -> Array:
-        """Return the sigmas of a tensor, NaN where rounding alone decides what an element is."""
+        """Return the sigmas of a tensor, NaN where rounding alone decides an element."""
         sigma = self.sigmas[name]
         if local and name in self.unsettled:
             sigma = np.where(self.settled(name), sigma, np.nan)
@@ -373,26 +357,26 @@ class Expectation:
 
 
 def digest(whole: Any) -> str:
-    """Return a digest of data, and of all arrays in it."""
-    found = hashlib.sha256()
+    """Return a digest of data and of all arrays in it."""
+    hasher = hashlib.sha256()
 
     def take(value: Any) -> None:
         if isinstance(value, np.ndarray):
-            found.update(f"{value.dtype} {value.shape}".encode())
-            found.update(np.ascontiguousarray(value).data)
+            hasher.update(f"{value.dtype} {value.shape}".encode())
+            hasher.update(np.ascontiguousarray(value).data)
         elif is_dataclass(value):
             take([getattr(value, one.name) for one in fields(value)])
         elif isinstance(value, Mapping):
             take(sorted(value.items()))
         elif isinstance(value, (list, tuple)):
-            found.update(f"{len(value)} entries".encode())
+            hasher.update(f"{len(value)} entries".encode())
             for entry in value:
                 take(entry)
         else:
-            found.update(repr(value).encode())
+            hasher.update(repr(value).encode())
 
     take(whole)
-    return found.hexdigest()
+    return hasher.hexdigest()
 
 
 def is_gradient(name: str) -> bool:
@@ -406,13 +390,14 @@ def is_tap_gradient(name: str) -> bool:
 
 
 def subject_of(name: str) -> str:
-    """Return the tap, parameter or input that a gradient is by; the name itself of what is no gradient."""
+    """Return the tap, parameter or input that a gradient is by; another name as it is."""
     return name.removeprefix("gradients.").removeprefix("taps.")
 
 
 def root_mean_square(values: Array) -> float:
-    """Return the root mean square, scaled so that squares neither overflow nor vanish; 0 of nothing."""
+    """Return the root mean square, 0 of nothing."""
     with np.errstate(all="ignore"):
+        # Scaled by the largest element: squares of 1e-200 would vanish, and of 1e200 overflow.
         largest = float(np.max(abs(values), initial=0.0))
         scaled = values / largest if largest > 0 else values
         return largest * float(np.sqrt(np.mean(np.square(scaled)))) if values.size else 0.0

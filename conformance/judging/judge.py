@@ -1,4 +1,4 @@
-"""The judge: every tensor of a run against what its reference expects, step by step and end to end."""
+"""The judge: every tensor of a run against its reference, step by step and end to end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from concord.spec.precision import precision
 
 MISSING = "missing: the backend returned no such tensor"
 
+# Note of a tensor that has more digits than its run.
 WIDER = "holds numbers that the precision has not: it was computed in a wider one"
-"""Note of a tensor that has more digits than its run."""
 
 
+# Beyond this share of a tolerance a first look does not decide: correct runs reached 0.41 with eight samples.
 NEAR = 0.5
-"""Share of a tolerance from which on it is derived again, by more samples or from the run's own tensors."""
 
 
 class Judge:
@@ -35,8 +35,9 @@ class Judge:
 
     Args:
         reference: what is right.
-        tensors: what the run delivered, by the reference's names.
-        whole: names of what comes from a run of its own, and does not follow from activations here.
+        tensors: of the run, by the reference's names.
+        whole: names of tensors that come from a run of their own, and so do not follow from these
+            activations.
 
     Attributes:
         unused: activations that the model turned out not to go on with.
@@ -51,7 +52,7 @@ class Judge:
             if array is None or array.shape != activation.shape:
                 continue
             excused = reference.excused(name)
-            if np.any(excused):  # what is not finite would spread to what is judged
+            if np.any(excused):  # uncomputed padding may hold NaN, which would spread to judged elements
                 self.tensors[name] = np.where(excused & ~np.isfinite(array), array.dtype.type(0), array)
         self.unused: frozenset[str] = frozenset()
         self.broken = {name: why for name in reference.activations if (why := self.unjudgeable(name))}
@@ -61,14 +62,14 @@ class Judge:
         return None
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
-        """Judge every tensor, each step by itself, from the inputs, or both."""
+        """Judge every tensor: each step by itself, from the inputs, or both."""
         steps = self.judge_steps() if local else {}
         whole = self.judge_whole(deciding=not local) if end_to_end else {}
         self.broken |= {f"gradients.taps.{name}": ("not exposed", UNUSED) for name in self.unused}
         return [self.row(name, steps.get(name), whole.get(name)) for name in self.reference.activations]
 
     def row(self, name: str, step: Judgement | None, end: Judgement | None) -> Row:
-        """Return what the judgements of a tensor come to."""
+        """Return the row of a tensor: the local judgement decides wherever there is one."""
         activation = self.reference.activations[name]
         if name in self.broken:
             status, note = self.broken[name]
@@ -81,14 +82,14 @@ class Judge:
         return Row(name, activation.clause, status, step, end, note, size, activation.axes or ())
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
-        """Return status and note of a tensor whose values cannot be compared, or need not be."""
+        """Return status and note of a tensor that cannot be compared, or need not be."""
         activation, actual = self.reference.activations[name], self.tensors.get(name)
         if actual is None:
             return ("not exposed", activation.absent) if activation.absent else ("diverges", MISSING)
         if actual.shape != activation.shape:
             return "diverges", f"has shape {actual.shape} but must be {activation.shape}"
         target = precision(activation.dtype)
-        # In its own type of storage an array can hold more digits in a half precision alone.
+        # float32 numbers in a float32 array need no check; a half precision is stored in float32.
         shortened = is_half(activation.dtype) or actual.dtype != target.storage
         if not activation.wider and shortened and not target.holds(actual):
             return "diverges", WIDER
@@ -98,7 +99,7 @@ class Judge:
     # Each step by itself, from the run's own tensors.
 
     def pin(self, name: str) -> Array | None:
-        """Return a tensor of the run as the reference goes on with it; None if it has none."""
+        """Return a tensor of the run for the reference to go on with; None if it has none."""
         activation = self.reference.activations.get(name)
         if activation is None or not activation.pinned or subject_of(name) in self.unused:
             return None
@@ -111,48 +112,51 @@ class Judge:
         return [name for name in self.reference.activations if self.pin(name) is not None]
 
     def judge_steps(self) -> dict[str, Judgement]:
-        """Judge each step by itself; what the model does not go on with has no gradient to be judged."""
-        found, _ = self.judge_from(self.pin)
+        """Judge each step by itself."""
+        judgements, _ = self.judge_from(self.pin)
+        # A gradient of zero that diverges may be right: some modules return an activation that the model does
+        # not go on with, and autograd delivers zeros for it, or none at all.
         zero = [
             subject_of(name) for name in self.pinned if is_tap_gradient(name) and not self.tensors[name].any()
         ]
-        if any((one := found.get(f"gradients.taps.{tap}")) and one.status == "diverges" for tap in zero):
+        if any(
+            (judgement := judgements.get(f"gradients.taps.{tap}")) and judgement.status == "diverges"
+            for tap in zero
+        ):
             self.unused = self.passed_by(frozenset(zero))
-        return self.judge_from(self.pin)[0] if self.unused else found
+        return self.judge_from(self.pin)[0] if self.unused else judgements
 
     def passed_by(self, zero: frozenset[str]) -> frozenset[str]:
-        """Return the activations that the model does not go on with, of those whose gradient is zero.
-
-        A gradient that would flow through them alone is right all the same, or there is none. One that is cut
-        off leaves none to what lies before it.
-        """
+        """Return the activations with a zero gradient that the model does not go on with."""
 
         def passing(name: str) -> Array | None:
             return None if subject_of(name) in zero else self.pin(name)
 
-        found, expected = self.judge_from(passing)
+        judgements, expected = self.judge_from(passing)
 
         def is_passed_by(tap: str) -> bool:
-            own = f"gradients.taps.{tap}"
+            tap_gradient = f"gradients.taps.{tap}"
             stopped = self.reference.compute_exactly(
-                lambda name: self.pin(name) if name == own else passing(name)
+                lambda name: self.pin(name) if name == tap_gradient else passing(name)
             )
             other = replace(expected, values={**expected.values, **stopped})
             behind = [
                 name
-                for name in found
+                for name in judgements
                 if is_gradient(name)
                 and not np.array_equal(stopped[name], expected.values[name], equal_nan=True)
             ]
+            # Two readings compete: the model passes the tap by, or its gradient is wrongly cut off. Passed
+            # by, gradients behind it agree without the zero, and diverge if it stops them.
             return not behind or any(
-                found[name].status == "agrees" and self.judgement(name, other, True).status == "diverges"
+                judgements[name].status == "agrees" and self.judgement(name, other, True).status == "diverges"
                 for name in behind
             )
 
         return frozenset(filter(is_passed_by, zero))
 
     def judge_from(self, pin: Pin) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge each step by itself, from some tensors of the run; return by what, too."""
+        """Judge each step from some tensors of the run; return what is expected, too."""
         names = [
             name
             for name in self.judged
@@ -173,23 +177,26 @@ class Judge:
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
     ) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge by a first look if that is enough, else by the next; return by what, too."""
-        found: dict[str, Judgement] = {}
+        """Judge by a first look if that is enough, else by the next; return what is expected, too."""
+        judgements: dict[str, Judgement] = {}
         expected = Expectation("", {}, {}, {})  # of what is judged step by step alone
         for expected in self.reference.expect(pin):
             there = [name for name in names if name in expected.sigmas]
             sound = pin is None or self.sound(pin, expected)
-            found = {name: self.judgement(name, expected, pin is not None, sound, deciding) for name in there}
-            # Few samples do not say what rounding decides.
+            judgements = {
+                name: self.judgement(name, expected, pin is not None, sound, deciding) for name in there
+            }
+            # Few samples do not tell what rounding decides.
             unsure = expected.few and (
-                expected.undecided_rows or any(one.status == "undetermined" for one in found.values())
+                expected.undecided_rows
+                or any(judgement.status == "undetermined" for judgement in judgements.values())
             )
-            if not unsure and all(one.ratio <= NEAR for one in found.values()):
+            if not unsure and all(judgement.ratio <= NEAR for judgement in judgements.values()):
                 break
-        return found, expected
+        return judgements, expected
 
     def sound(self, pin: Pin, expected: Expectation) -> bool:
-        """Return whether the run's forward pass is finite, as far as what is right is."""
+        """Return whether the run's forward pass is finite wherever it should be."""
         return all(
             np.isfinite(array).all() or not np.isfinite(expected.values[name]).all()
             for name in expected.values
@@ -199,11 +206,11 @@ class Judge:
     def judgement(
         self, name: str, expected: Expectation, local: bool, sound: bool = True, deciding: bool = True
     ) -> Judgement:
-        """Judge one tensor in one way.
+        """Judge one tensor, locally or end to end.
 
         Args:
             sound: whether the forward pass is finite.
-            deciding: whether it is to be said where in the tensor the error lies, if it diverges.
+            deciding: whether to break the error down, if it diverges.
         """
         activation, actual = self.reference.activations[name], self.tensors[name]
         value = expected.values[name]
@@ -223,21 +230,22 @@ class Judge:
         elif not sound:
             sigma = finite_alone(sigma, value)
         apart = expected.independent.get(name, np.inf)
-        found = judge_tensor(actual, value, sigma, activation.dtype, why, apart)
-        if found.status == "agrees" and name in expected.ties and mostly(np.isnan(sigma), value):
-            return Judgement("undetermined", size=value.size, note=found.note)
-        if found.status == "agrees" and expected.coherent:
-            found = expected.coherent.judge(name, actual - value, sigma, found)
-        if deciding and found.status == "diverges" and activation.axes is not None:
+        judgement = judge_tensor(actual, value, sigma, activation.dtype, why, apart)
+        # Half a tensor that rounding decides agrees with almost anything.
+        if judgement.status == "agrees" and name in expected.ties and mostly(np.isnan(sigma), value):
+            return Judgement("undetermined", size=value.size, note=judgement.note)
+        if judgement.status == "agrees" and expected.coherent:
+            judgement = expected.coherent.judge(name, actual - value, sigma, judgement)
+        if deciding and judgement.status == "diverges" and activation.axes is not None:
             axes = activation.axes if rows is None else (f"{activation.axes[0]} in use", *activation.axes[1:])
             scores = scores_of(actual, value, sigma)
-            found = replace(found, breakdown=break_down(actual, value, sigma, scores, axes, rows))
-        if rows is None or not found.element:
-            return found
-        return replace(found, element=(int(rows[found.element[0]]), *found.element[1:]))
+            judgement = replace(judgement, breakdown=break_down(actual, value, sigma, scores, axes, rows))
+        if rows is None or not judgement.element:
+            return judgement
+        return replace(judgement, element=(int(rows[judgement.element[0]]), *judgement.element[1:]))
 
     def rows_in_use(self, name: str) -> NDArray[np.int64] | None:
-        """Return which rows of a table's gradient are compared; None: all, since another is not zero."""
+        """Return the compared rows of a table's gradient; None: all, since another row is not zero."""
         activation = self.reference.activations[name]
         if activation.rows is None:
             return None
@@ -248,7 +256,7 @@ class Judge:
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Return value and sigma of a tensor, NaN where rounding decides, and why it does."""
+        """Return value and sigma of a tensor, NaN where rounding decides, and the reason."""
         if name in expected.ties:
             return *expected.ties[name].settle(actual), expected.ties[name].why
         return expected.values[name], expected.determined(name, local), OUT_OF_RANGE

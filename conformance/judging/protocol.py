@@ -1,4 +1,4 @@
-"""What is right, as the judge sees it: every tensor by name, and what a correct run makes of it."""
+"""The protocol of a reference, which says of every tensor what a correct run makes of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from concord.conformance.judging.expectation import Expectation
 from concord.spec.arrays import Array
 
+# Returns the tensor that replaces a computed one, by name; None: goes on with the computed one.
 Pin = Callable[[str], "Array | None"]
-"""Returns what is used in place of a tensor, by name, if anything is."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Activation:
     Attributes:
         shape: of the whole tensor.
         dtype: the precision or mode whose rounding is allowed for.
-        clause: of SPEC.md that defines it, if one does.
-        axes: their names; None: nobody knows them.
-        rows: which rows of a table's gradient can be other than zero; None: all.
+        clause: of SPEC.md, if one defines it.
+        axes: their names; None: unknown.
+        rows: rows of a table's gradient that can be other than zero; None: all.
         absent: why a run may lack it; empty: it must not.
-        wider: whether it may hold more digits than its precision has.
-        pinned: whether what follows is computed from the run's own, where each step is judged.
+        wider: whether it may hold more digits than its precision.
+        pinned: whether later steps are computed from the run's own tensor.
     """
 
     shape: tuple[int, ...]
@@ -43,14 +43,14 @@ class Activation:
 
 
 class Reference(Protocol):
-    """What is right: the family, a step of training, a PyTorch module, or a function in NumPy."""
+    """What is right: the family, a training step, a PyTorch module, or a NumPy function."""
 
     @property
     def activations(self) -> Mapping[str, Activation]:
         """Every tensor that is judged, in the order of computation."""
 
     def expect(self, pin: Pin | None) -> Iterator[Expectation]:
-        """Yield what a correct run yields, and how far it may lie from it; the last one is final.
+        """Yield what is expected, first looks before the final one.
 
         Args:
             pin: gives the run's own tensors, from which each step is computed; None: end to end.
@@ -67,11 +67,11 @@ class Reference(Protocol):
 
 
 class PublishedReference:
-    """Tensors that are given: a run is judged by them end to end alone.
+    """Given tensors, by which a run is judged end to end alone.
 
     Args:
-        looks: give what is expected, the last one for good.
-        wider: whether tensors may hold more digits than their precision has.
+        looks: give what is expected, the final one last.
+        wider: whether tensors may hold more digits than their precision.
     """
 
     def __init__(self, *looks: Callable[[], Expectation], wider: bool = False) -> None:
@@ -79,7 +79,7 @@ class PublishedReference:
 
     @functools.cached_property
     def activations(self) -> dict[str, Activation]:
-        """The tensors that are given; a run must have each."""
+        """The given tensors; a run must have each."""
         first = self.looks[0]()
         return {
             name: Activation(value.shape, first.dtype, first.clauses[name], wider=self.wider)

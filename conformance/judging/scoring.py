@@ -1,4 +1,4 @@
-"""One tensor against what is expected of it: its error in sigma, element by element and as a whole."""
+"""The error of one tensor in sigma, element by element and as a whole."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from concord.conformance.judging.verdict import Z_BINS, Judgement
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
+# Within these bounds a sum of squares of float64 has neither lost anything nor overflowed.
 SAFE = (1e-200, 1e200)
-"""Within these a sum of squares of float64 has neither lost anything nor overflowed."""
 
+# Exponent of the first bin: edges are powers of two, so that an exponent says in which bin a score lies.
 LOWEST = int(np.log2(Z_BINS[0]))
-"""The exponent of the first of :data:`~concord.conformance.judging.verdict.Z_BINS`.
-
-Each bin is twice the one before.
-"""
 
 
+# Where rounding decides half of a tensor, or of an operation's decisions, agreement shows nothing: ``floor``
+# would agree with ``round`` (decision 36).
 WHOLE = 0.5
-"""Share of a tensor, or of an operation's decisions, from which on agreement shows nothing."""
 
 
 def judge_tensor(
@@ -37,12 +35,12 @@ def judge_tensor(
     """Judge one tensor.
 
     Args:
-        actual: what the backend returned, in the shape of ``value``.
-        value: what the oracle says.
+        actual: of the run, in the shape of ``value``.
+        value: the expected values.
         sigma: the standard deviation of correct results; where it is not finite the element is undetermined.
         dtype: the precision or mode.
-        why: elements may not be determined.
-        errors_apart: how many independent errors samples of correct runs show.
+        why: the reason for undetermined elements.
+        errors_apart: independent errors that samples of correct runs show.
     """
     flat, allowed, found = (
         value.reshape(-1),
@@ -53,6 +51,7 @@ def judge_tensor(
         errors = np.abs(found.astype(value.dtype, copy=False) - flat).astype(np.float64, copy=False)
         scores: Array = errors / allowed
         squares, sigmas = float(errors @ errors), float(allowed @ allowed)
+    # The usual case first: where everything is finite no mask is needed, and a large tensor is scored once.
     judged: NDArray[np.bool_] | slice = slice(None)
     rms, note = float("inf"), ""
     if SAFE[0] < sigmas < SAFE[1] and (SAFE[0] < squares < SAFE[1] or not errors.any()):
@@ -75,10 +74,10 @@ def judge_tensor(
             note = f"{judged.size - judged.sum()} elements are not judged: {why}"
     place = int(scores.argmax())
     z, beyond = float(scores[place]), int((scores > Z).sum())
+    # Counting equal elements needs a sort, so only a tensor that could fail by it is sorted.
     independent = float(value.size)
     if R < rms < np.inf:
         independent = min(errors_apart, independent_elements(flat[judged], allowed[judged], dtype))
-    # Z_BINS are powers of two: the exponent says in which bin a score lies.
     exponents = np.frexp(np.clip(scores[judged], Z_BINS[0] / 2, Z_BINS[-1]))[1]
     return Judgement(
         status="diverges" if beyond or rms > rms_limit(independent) else "agrees",
@@ -97,9 +96,9 @@ def judge_tensor(
 
 
 def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
-    """Return the errors of a tensor in sigma.
+    """Return the errors of a tensor in sigma: NaN where nothing is judged.
 
-    Infinite where something is finite that must not be or the other way round, NaN where nothing is judged.
+    Infinite where the run is finite and must not be, or the other way round.
     """
     finite, sound = np.isfinite(value), np.isfinite(actual)
     with np.errstate(all="ignore"):
@@ -117,11 +116,9 @@ def finite_alone(sigma: Array, *values: Array) -> Array:
 
 
 def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
-    """Return over how many elements the root mean square of sigma is spread; equal elements count once.
-
-    The root mean square of errors says no more than that many of them: rows of the same inputs have the same
-        error, and elements far smaller than others count for nothing in it.
-    """
+    """Return the number of elements over which the root mean square of sigma is spread."""
+    # Equal elements count once: rows of the same inputs have the same error, 38 of them one error and not 38.
+    # Elements far smaller than others count for nothing.
     _, first = np.unique(precision(dtype).round(value), return_index=True)
     powers = np.square(sigma.reshape(-1)[first] / np.max(sigma, initial=0.0), dtype=np.float64)
     return float(np.square(powers.sum()) / np.square(powers).sum())
