@@ -1,6 +1,6 @@
 """Any model: whether a candidate computes what a PyTorch module computes (docs/guides/any-model.md).
 
-``compare(model, port, inputs)`` is the whole of it. PyTorch is imported where a comparison is made.
+PyTorch is imported where a comparison is made.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options
 
     Args:
         reference: a ``torch.nn.Module`` in evaluation mode, or a model in NumPy
-            (:class:`concord.conformance.compare.written.Written`): it is the specification.
-        candidate: another module; a path of an ONNX graph or of a safetensors file; a mapping of arrays by
-            name; ``package.module:function``, called in a process of its own with arrays by keyword; or any
-            callable that is called so here and returns arrays by name. By default the reference itself.
-        inputs: what the reference is called with: tensors or arrays by keyword, a tuple of them, or one. By
-            default they are made by the names that the module takes: texts of several lengths
-            (``input_ids``), images (``pixel_values``), features of sounds (``input_features``), or sounds
-            (``input_values``).
-        options: keyword arguments of :func:`prepare`, by name.
+            (:class:`concord.conformance.compare.written.Written`).
+        candidate: another module; a path of an ONNX graph or a safetensors file; a mapping of arrays by name;
+            ``package.module:function``, called in a process of its own with arrays by keyword; or a callable
+            that is called so here. By default the reference itself.
+        inputs: tensors or arrays by keyword, a tuple of them, or one. By default they are made by the names
+            that the module takes: texts (``input_ids``), images (``pixel_values``) or sounds
+            (``input_features``, ``input_values``).
+        options: keyword arguments of :func:`prepare`.
 
     Returns:
-        A row for each activation, and each gradient if those are wanted; each activation is judged end to
-        end, and from the candidate's own activations before it.
+        A row for each activation, and each gradient if those are wanted, judged end to end and from the
+            candidate's own activations before it.
 
     Raises:
         SpecError: for what cannot be compared, with everything that is wrong.
@@ -67,21 +66,19 @@ def prepare(
     """Return the comparison that :func:`compare` judges.
 
     Args:
-        reference: as :func:`compare` takes it.
-        candidate: as :func:`compare` takes it.
-        inputs: as :func:`compare` takes them.
+        reference, candidate, inputs: as of :func:`compare`.
         way: how the reference's own module runs as a candidate: ``eager``, ``sdpa``, ``compile``,
-            ``bfloat16``, ``float16``, ``cuda``, ``tf32``, or ``int8``: weights of 8 bits, by torchao, before
-            the module with the weights that those say.
-        gradients: whether gradients of parameters and activations are judged too, of the sum of all outputs
-            times fixed random numbers.
+            ``bfloat16``, ``float16``, ``cuda``, ``tf32``, or ``int8``: with weights of 8 bits by torchao,
+            beside the module with those weights.
+        gradients: whether to judge gradients of parameters and activations, of all outputs times fixed random
+            numbers.
         names: the candidate's name of an activation to the reference's; ``{i}`` stands for a number. After a
-            colon the order of the candidate's axes, before it is reshaped.
-            :attr:`~.comparison.ModelComparison.proposed` proposes names.
-        declared: of :data:`DECLARATIONS`, and the names of outputs that the candidate has not on purpose;
-            ``output``: of none.
-        seed: from which every run draws random numbers: reference and candidate draw the same. Without one a
-            reference that draws is refused.
+            colon the order of the candidate's axes. :attr:`~.model_comparison.ModelComparison.proposed`
+            proposes names.
+        declared: of :data:`DECLARATIONS`, and the names of outputs that the candidate lacks on purpose;
+            ``output``: all.
+        seed: from which every run draws the same random numbers; without one a reference that draws is
+            refused.
         python: the interpreter of another environment in which a function is called.
     """
     from torch import nn
@@ -126,7 +123,7 @@ def prepare(
         candidates.refuse_values(candidate, "the candidate")
     right = right.cast(dtype_of(candidate)) if module else right
     right = right.differentiated() if gradients else right
-    # What is wrong with the reference, or its inputs, comes before any candidate's problems.
+    # The reference runs first: a fault of it, or of the inputs, is no fault of the candidate.
     changing = refuse_changes(right)
     outputs = [name for name in right.plain if is_output(name)]
     refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
@@ -151,8 +148,7 @@ def prepare(
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:
-    """Fail with the first divergence in words unless a candidate agrees; the arguments are those of
-    :func:`compare`.
+    """Fail with the first divergence in words unless a candidate agrees; arguments as of :func:`compare`.
 
     Raises:
         AssertionError: if it diverges, or nothing was judged.

@@ -1,4 +1,4 @@
-"""Which of the reference's activations a candidate's tensor is: as the user says, or by what it holds."""
+"""Names of a candidate's tensors: given by the user, or proposed by what the tensors hold."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from concord.conformance.judging.expectation import root_mean_square
 from concord.spec.arrays import Array, Arrays
 from concord.spec.errors import refuse
 
+# Largest distance of a tensor from the activation that is proposed for it, as a share of that one's size. A
+# tensor with a bug lies far nearer, and another activation far off.
 NEAREST = 0.5
-"""How far a tensor may lie from the activation that it is proposed for, as a share of that one's size.
 
-One with a bug lies far nearer, and another activation far off.
-"""
-
+# Sorted elements by which arrays are told apart first: sorting is cheap beside trying every layout.
 OUTLINE = 257
-"""Elements by which arrays are told apart first."""
 
 
 def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
@@ -29,7 +27,7 @@ def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
 
     Args:
         layout: the order of its axes, such as ``0 2 1 3``; empty: as they are.
-        shape: that it is given then.
+        shape: of the result.
 
     Raises:
         ValueError: if it has no such axes.
@@ -43,14 +41,14 @@ def renamed(
     """Return a candidate's tensors by the reference's names, and its own name of each.
 
     Args:
-        names: the candidate's name or pattern, with ``{i}`` for a number, to the reference's, and after a
-            colon the layout (:func:`laid_out`).
+        names: the candidate's name or pattern, with ``{i}`` for a number, to the reference's; after a colon
+            the layout.
         plain: the reference's tensors.
 
     Raises:
-        SpecError: listing patterns that no tensor has, and layouts that do not fit.
+        SpecError: for patterns without a tensor, and layouts that do not fit.
     """
-    found, owns, problems = dict(given), {name: name for name in given}, list[str]()
+    arrays, owns, problems = dict(given), {name: name for name in given}, list[str]()
     for own, theirs in names.items():
         pattern = re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))
         named, _, layout = (part.strip() for part in theirs.partition(":"))
@@ -60,23 +58,23 @@ def renamed(
             name = reduce(lambda text, number: text.replace("{i}", number, 1), match.groups(), named)
             array = given[match[0]]
             shape = tuple(plain.get(name, array).shape)
-            found.pop(match[0], None)
+            arrays.pop(match[0], None)
             try:
-                found[name], owns[name] = laid_out(array, layout, shape), match[0]
+                arrays[name], owns[name] = laid_out(array, layout, shape), match[0]
             except (ValueError, IndexError):
                 problems.append(f"{match[0]!r} has shape {array.shape}, of which {layout!r} makes no {shape}")
     refuse(problems)
-    return found, owns
+    return arrays, owns
 
 
 def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, str]:
-    """Return what :func:`renamed` may take: for each tensor the activation that it comes nearest to.
+    """Return the nearest activation of each tensor, in the form that :func:`renamed` takes.
 
     Args:
-        given: tensors that bear no name of the reference's.
-        plain: the reference's activations that the candidate does not have by name.
+        given: unmatched tensors of the candidate.
+        plain: activations of the reference that the candidate lacks by name.
     """
-    found, left = dict[str, str](), dict(plain)
+    names, left = dict[str, str](), dict(plain)
     outlines = {name: _outline(right) for name, right in plain.items()}
     for own, array in given.items():
         outline = _outline(array)
@@ -91,17 +89,17 @@ def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str
         )
         if best := min(near, default=None):
             _, name, layout = best
-            found[own] = f"{name} : {layout}" if layout else name
+            names[own] = f"{name} : {layout}" if layout else name
             del left[name]
-    return found
+    return names
 
 
 def _outline(array: Array) -> Array:
-    """Return some of the elements in the order of their size, which no layout changes."""
+    # No layout changes the sorted elements.
     places = np.linspace(0, array.size - 1, OUTLINE) if array.size else np.zeros(0)
     return np.sort(array, None)[places.astype(int)].astype(np.float64)
 
 
 def apart(one: Array, other: Array) -> float:
-    """Return how far an array lies from another, as a share of that one's size."""
+    """Return the distance of two arrays, as a share of the second one's size."""
     return root_mean_square(one - other) / (root_mean_square(other) or 1.0)

@@ -1,8 +1,8 @@
 """Any PyTorch model in exact arithmetic, in Monte Carlo arithmetic, or rounded after each operation.
 
 Each floating-point tensor has the dtype that the model gives it and, inside, a float64 value. A dispatch mode
-sees every ATen operation, forward and backward. Operations of several steps are written out in steps; what an
-operation may err by follows from what it is (SPEC ALG-1 to ALG-5), in the precision of its own dtype.
+sees every ATen operation, forward and backward, and writes out those of several steps. What an operation may
+err by follows from what it is (SPEC ALG-1 to ALG-5), in the precision of its own dtype.
 """
 
 from __future__ import annotations
@@ -50,74 +50,78 @@ FLOATS = (
     torch.complex128,
 )
 
+# Unit roundoff of each dtype.
 ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in FLOATS}
-"""Unit roundoff of each dtype."""
 
+# Half precisions are summed in float32, but for what kernels add up in place.
 SUMMED = 2.0**-24
-"""Half precisions are summed in float32, but for what kernels add up in place."""
 
+# Sums of which each addition is rounded to their own dtype. Gradients of embeddings and of indexed tables are
+# added up so: T5 and BEiT were flagged before (decision 32).
 IN_PLACE = ("embedding_dense_backward", "index_put", "_unsafe_index_put")
-"""Sums of which each addition is rounded to their own dtype."""
 
+# Below its smallest normal number a dtype may be flushed to zero, as XLA does.
 LEAST = {dtype: torch.finfo(dtype).smallest_normal for dtype in ROUNDOFF}
 
+# Beside a term of this size one that the precision cannot keep is lost, as a score beside a mask constant is.
+# Such a sum is rounded and not perturbed: else sigma of a fully masked row is a million times too large.
 ABSORBS = 1e3
-"""Beside a term of this size one that the precision cannot keep is lost: the sum is rounded (SPEC MSK-5)."""
 
 RULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("operations.toml").read_text())
 
+# Operations that draw random numbers.
 DRAWN = frozenset(RULES["drawn"])
-"""Operations that draw random numbers."""
 
+# Operations that select, move or compare: they do not round.
 EXACT = frozenset(RULES["exact"])
-"""Operations that select, move or compare: they do not round."""
 
+# Unit roundoffs by which the result of an elementwise operation may err.
 UNITS: dict[str, float] = RULES["units"]
-"""By how many unit roundoffs the result of an elementwise operation may err."""
 
+# Functions that err by an absolute 4 unit roundoffs: 1 + erf(x) in a tail keeps nothing but that error, and
+# right runs were called wrong without this rule.
 SATURATING = ("erf", "tanh", "sin", "cos")
-"""Functions that err by an absolute amount where they are near 1 or 0: 4 unit roundoffs."""
 
+# They err by one unit more where the other operand is a number that the dtype cannot hold.
 CONSTANT = ("mul", "div")
-"""Operations that err by one unit more where the other operand is a number that the dtype cannot hold."""
 
+# Share by which TF32 rounds the factors of products.
 TF32 = precision("tf32").factors
-"""Share by which TF32 rounds factors of products."""
 
+# Operands of products that are their factors.
 FACTORS = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "convolution"), range(2)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), range(1, 3)),
     "convolution_backward": range(3),
 }
-"""Which operands of products are their factors."""
 
+# Operations that round to another dtype, if that is narrower.
 CONVERTING = ("_to_copy", "copy")
-"""Operations that round to another dtype, if that is narrower."""
 
+# Sums that are exact where they count whole numbers, as of a mask: counts may become indices.
 COUNTING = ("sum", "cumsum")
-"""Sums that are exact where whole numbers are counted, as of a mask; they may become indices."""
 
+# Constants that hide keys lie below this. A row whose largest score does, too, sees no key.
 BLIND = -5e3
-"""A row of a softmax whose largest score is no larger sees no key: constants that hide keys are below."""
 
+# Unit roundoffs of a score by which a fused kernel's backward differs, since it computes scores again.
 RECOMPUTED = 2
-"""Unit roundoffs of a score by which it differs where the backward of a fused kernel computes it again."""
 
+# Terms of a sum that differ by a smaller share are rounded alike.
 EQUAL = 1e-5
-"""Share by which terms of a sum may differ that are rounded alike, and so its effective number of terms."""
 
+# Up to so many unit roundoffs an operation is exact where the dtype holds its result.
 ROUNDED_ONCE = 1
-"""Unit roundoffs up to which an operation is exact where its result can be held."""
 
+# Operations that take numbers as their dtype holds them, as those that compare or select do.
 FILLING = ("full", "full_like", "new_full", "scalar_tensor", "fill", "masked_fill")
-"""Operations that take numbers up as their dtype holds them, as those do that compare or select."""
 
+# Unit roundoffs for an operation without a rule: never silently exact, and named in the report.
 FOREIGN = 8
-"""Unit roundoffs that are allowed to an operation without a rule; it is named in the report."""
 
 
+# Computes operations, and records what they decide or takes it over.
 Runner = Decisions | Followed | Branch
-"""Computes operations: records what they decide, or takes it over."""
 
 
 class Computed(Tensor):
@@ -129,15 +133,15 @@ class Computed(Tensor):
     @staticmethod
     def __new__(cls, value: Tensor, dtype: torch.dtype) -> Computed:
         """Return a tensor of a dtype, with a float64 value."""
-        made = Tensor._make_wrapper_subclass(
+        tensor = Tensor._make_wrapper_subclass(
             cls,
             value.size(),
             strides=value.stride(),
             storage_offset=value.storage_offset(),
             dtype=dtype,
         )
-        made.value = value
-        return made
+        tensor.value = value
+        return tensor
 
     @classmethod
     def __torch_dispatch__(
@@ -161,7 +165,7 @@ class Computed(Tensor):
             return self.value.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refuse what leaves PyTorch.
+        """Refuse to leave PyTorch, where no arithmetic follows a tensor.
 
         Raises:
             TypeError: always.
@@ -184,14 +188,13 @@ class Computed(Tensor):
 
 
 def computed(entry: Any) -> Any:
-    """Return a tensor with a float64 value; what holds no floating-point numbers as it is."""
     if not isinstance(entry, Tensor) or isinstance(entry, Computed) or entry.dtype not in ROUNDOFF:
         return entry
     return Computed(value_of(entry), entry.dtype)
 
 
 def value_of(tensor: Tensor) -> Tensor:
-    """Return the float64 value of a tensor, or a tensor of other numbers as it is."""
+    """Return the float64 value of a floating-point tensor; another tensor as it is."""
     if isinstance(tensor, Computed):
         return tensor.value
     if tensor.dtype not in ROUNDOFF:
@@ -201,7 +204,6 @@ def value_of(tensor: Tensor) -> Tensor:
 
 
 def _dense(x: Any) -> Any:
-    """Return what holds floating-point numbers as it is, or as a dense tensor if it is sparse."""
     if isinstance(x, Tensor) and x.is_nested:
         raise SpecError("a nested tensor has no rule: compute with one of a shape, such as a padded one")
     sparse = isinstance(x, Tensor) and x.layout != torch.strided and x.dtype in ROUNDOFF
@@ -218,18 +220,18 @@ def _squared(x: Tensor) -> Tensor:
 
 
 class ExactMode(TorchDispatchMode):
-    """Exact arithmetic: float64 throughout. A block in its ``with`` statement is computed in it.
+    """Exact arithmetic: a block in its ``with`` statement is computed in float64.
 
     Attributes:
-        blind_rows: what the row of a softmax that sees no key holds then: ``zero``, ``uniform``, or what
-            follows from its scores.
+        blind_rows: what a softmax gives a row that sees no key: ``zero``, ``uniform``, or what follows from
+            its scores.
         without_rule: operations without a rule that occurred.
         samples, corner: as those of :class:`concord.spec.arithmetic.Arithmetic`.
         backward: whether it is on the way back.
-        tf32: whether factors of products in float32 may be those of TF32.
-        decisions: computes operations, and records what they decide, or takes it over; None: each run's own.
-        kernels: that may have been run: of :data:`~.kernels.KERNELS`.
-        occurred: the operations and functions that occurred.
+        tf32: whether factors of float32 products may be rounded to TF32.
+        decisions: computes operations, and records what they decide or takes it over; None: each run decides.
+        kernels: of :data:`~.kernels.KERNELS`, those that may have run.
+        occurred: operations and functions that occurred.
         within: the function of several operations that is being computed, such as ``lstm``.
         constants: whether numbers of the program are rounded to the dtype of their operation.
     """
@@ -246,18 +248,18 @@ class ExactMode(TorchDispatchMode):
 
     @property
     def recorded(self) -> Decisions:
-        """What an exact run decided that records it."""
+        """Decisions of an exact run that records them."""
         assert isinstance(self.decisions, Decisions)
         return self.decisions
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return what a correct run may have otherwise, by a size that follows from it."""
+        """Return a result that a correct run may have otherwise, by a size that follows from it."""
         return y
 
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
     ) -> Tensor:
-        """Return what an operation gives that may err by so many unit roundoffs of its result.
+        """Return a result that may err by so many unit roundoffs of itself.
 
         Args:
             once: where it is rounded only once, so that a result that the dtype holds is exact.
@@ -267,7 +269,11 @@ class ExactMode(TorchDispatchMode):
     def summed(
         self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
     ) -> Tensor:
-        """Return a sum; how many terms it has and the sum of their squares is counted where it is needed."""
+        """Return a sum.
+
+        Args:
+            counted: gives the number of terms and the sum of their squares, where they are needed.
+        """
         return self.erred(y, dtype, 1)
 
     def shortened(self, x: Tensor) -> Tensor:
@@ -275,14 +281,14 @@ class ExactMode(TorchDispatchMode):
         return x
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Return what an operation of linear algebra gives of operands that may err."""
+        """Return the result of an operation of linear algebra, of operands that may err."""
         return func(*args, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
-        """Note of which scores weights come that are used on the way back too."""
+        """Note the scores of weights that are used on the way back too."""
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Return what cancelled in a product: the sums of absolute terms, where they are known."""
+        """Return the sums of absolute terms of a product, where they are known: what cancelled."""
         return product.abs()
 
     def operand(self, x: Any) -> Any:
@@ -292,9 +298,9 @@ class ExactMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Compute an operation, written out if it has several steps."""
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
+        # Operations of several steps are computed within the mode again, which sees their steps.
         composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
         if composite or func in WRITTEN_OUT:
             with self:
@@ -310,22 +316,23 @@ class ExactMode(TorchDispatchMode):
         stated = args[0].dtype if changing else kwargs.get("dtype")
         if kwargs.get("dtype") in ROUNDOFF:
             kwargs["dtype"] = torch.complex128 if kwargs["dtype"].is_complex else torch.float64
-        # Promoted over tensors, over scalars where there are only those.
+        # PyTorch promotes over tensors with axes; scalars count where there are only those.
         ranked = (
             [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats] or [torch.get_default_dtype()]
         )
         dtype = stated if stated in ROUNDOFF else reduce(torch.promote_types, ranked)
-        given, named = tree_map(self.operand, (tuple(args), kwargs))
+        operands, named = tree_map(self.operand, (tuple(args), kwargs))
         if self.tf32 and dtype == torch.float32:
             factors = FACTORS.get(bare, range(0))
-            given = [self.shortened(x) if place in factors else x for place, x in enumerate(given)]
-        held = tree_map(partial(_held, dtype), (given, named))
+            operands = [self.shortened(x) if place in factors else x for place, x in enumerate(operands)]
+        held = tree_map(partial(_held, dtype), (operands, named))
+        # These take a number of Python as their dtype holds it; arithmetic may use it unrounded.
         if bare in EXACT or bare in FILLING or self.constants:
-            given, named = held
+            operands, named = held
         run = partial(self.solved, func, bare, dtype) if bare in SOLVING else func
-        y = self._result(func, floats, (given, named), held, run)
+        y = self._result(func, floats, (operands, named), held, run)
         if any(map(_rounded, y if isinstance(y, tuple) else (y,))):
-            erred = self._by_kernels(bare, self._rule(bare, y, dtype, given, named, floats), given)
+            erred = self._by_kernels(bare, self._rule(bare, y, dtype, operands, named, floats), operands)
             if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
                 return return_and_correct_aliasing(func, tuple(args), kwargs, args[0])
             if changing:
@@ -334,12 +341,13 @@ class ExactMode(TorchDispatchMode):
             y = erred
         elif changing and isinstance(y, Tensor) and y is not args[0]:  # numbers that were cast in place
             return args[0].copy_(y)
-        made = tree_map(lambda x: _wrapped(x, dtype), y)
-        is_view = any(one.alias_info for one in func._schema.returns) and isinstance(args[0], Computed)
-        return return_and_correct_aliasing(func, tuple(args), kwargs, made) if is_view else made
+        result = tree_map(lambda x: _wrapped(x, dtype), y)
+        is_view = any(returned.alias_info for returned in func._schema.returns) and isinstance(
+            args[0], Computed
+        )
+        return return_and_correct_aliasing(func, tuple(args), kwargs, result) if is_view else result
 
     def _result(self, func: Any, floats: Sequence[Tensor], operands: Any, held: Any, run: Any) -> Any:
-        """Return what an operation gives; what is sparse has a dense value."""
         args, kwargs = operands
         try:
             if self.decisions:
@@ -351,19 +359,18 @@ class ExactMode(TorchDispatchMode):
         return tree_map(_dense, y)
 
     def _drawn(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Draw the numbers that the model draws: float64 would take others from the same generator."""
-        own, named = tree_map(
+        # In the model's own dtype: float64 would take other numbers from the same generator.
+        positional, named = tree_map(
             lambda x: x.value.to(x.dtype) if isinstance(x, Computed) else x, (tuple(args), kwargs)
         )
-        made = func(*own, **named)
+        drawn = func(*positional, **named)
         if not func._schema.is_mutable:
-            return tree_map(computed, made)
+            return tree_map(computed, drawn)
         if isinstance(args[0], Computed):
-            args[0].value.copy_(made)
+            args[0].value.copy_(drawn)
         return args[0]
 
     def _by_kernels(self, name: str, y: Any, args: Sequence[Any]) -> Any:
-        """Return what an operation gives by the kernels that may have been run."""
         self.occurred.add(name)
         return reduce(lambda y, kernel: KERNEL_RULES[kernel](self, name, y, args), self.kernels, y)
 
@@ -376,7 +383,7 @@ class ExactMode(TorchDispatchMode):
         kwargs: Mapping[str, Any],
         floats: Sequence[Tensor],
     ) -> Any:
-        """Return the result of an operation with what it may err by."""
+        """Return a result with what it may err by."""
         dtype = _like(y, dtype)
         if name in CONVERTING:  # to a wider dtype exactly, to a narrower one with a rounding
             held = floats and all(ROUNDOFF[x.dtype] >= ROUNDOFF[dtype] for x in floats)
@@ -384,6 +391,7 @@ class ExactMode(TorchDispatchMode):
         if name in EXACT or not floats:
             return y
         if name in COUNTING:
+            # Only as far as the dtype counts exactly: up to 2^24 in float32.
             whole, held = args[0] == args[0].abs().floor(), y.abs() * ROUNDOFF[dtype] <= 1
             if bool(whole.all() & held.all()):
                 return y
@@ -410,12 +418,12 @@ class ExactMode(TorchDispatchMode):
         return self._elementwise(name, y, dtype, args[1] if len(args) > 1 else None)
 
     def _elementwise(self, name: str, y: Tensor, dtype: torch.dtype, other: Any) -> Tensor:
-        """Compute element by element, with a second operand or none."""
         units = UNITS.get(name, 1 if name in SOLVING else FOREIGN)
         if name not in UNITS and name not in SATURATING and name not in SOLVING:
             self.without_rule.add(name)
         if name in CONSTANT and isinstance(other, float):
             units += _held(dtype, other) != other
+        # A square is a product.
         if name == "pow" and not isinstance(other, Tensor) and other == 2:
             units = 1
         once: Tensor | bool = True
@@ -424,22 +432,22 @@ class ExactMode(TorchDispatchMode):
         return self.erred(y, dtype, units, 4 if name in SATURATING else 0, once)
 
     def _taken_off(self, y: Tensor, dtype: torch.dtype, x: Any, other: Any) -> Tensor:
-        """Take off a multiple, which another algorithm rounds, as it may round the other operand."""
+        # Another algorithm rounds the multiple that is taken off, and may round the other operand.
         multiple = x - y
         lost = (_wide(multiple.to(dtype)) != multiple) | (torch.as_tensor(_held(dtype, other)) != other)
         return self.varied(y, lambda _: 2 * ROUNDOFF[dtype] * multiple.abs() * lost)
 
     def _added(self, y: Tensor, dtype: torch.dtype, args: Sequence[Any]) -> Tensor:
-        """Add: a term that is lost beside a large one is lost for all, else the sum errs by a rounding."""
-        found = self.erred(y, dtype, 1)
+        perturbed = self.erred(y, dtype, 1)
         a, b = (_wide(torch.as_tensor(x)).abs() for x in args[:2])  # a mask of truth values may be one
         large = torch.maximum(a, b)
+        # A term that is lost beside a large one is lost in every correct run.
         lost = (large >= ABSORBS) & (torch.minimum(a, b) <= 4 * ROUNDOFF[dtype] * large)
-        return torch.where(lost, _wide(y.to(dtype)), found) if bool(lost.any()) else found
+        return torch.where(lost, _wide(y.to(dtype)), perturbed) if bool(lost.any()) else perturbed
 
 
 class Perturbed(ExactMode):
-    """Each result is perturbed at random by as much as rounding in its dtype may be.
+    """Monte Carlo arithmetic: each result is perturbed by as much as rounding in its dtype may change it.
 
     Args:
         seed: of the sample.
@@ -450,7 +458,8 @@ class Perturbed(ExactMode):
 
     def __init__(self, seed: int, decisions: Runner | None = None) -> None:
         super().__init__(decisions)
-        self.cut = seed % 2  # every second sample cuts factors off in TF32
+        # Tensor cores may cut factors off, by up to twice what rounding changes (decision 13).
+        self.cut = seed % 2
         self.weights: dict[int, tuple[Tensor, Tensor]] = {}  # with scores, by storage
         # The last products of matrices, with their factors: two, since a product has two gradients.
         self.products: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=2)
@@ -469,12 +478,11 @@ class Perturbed(ExactMode):
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
     ) -> Tensor:
-        """Perturb a result by so many unit roundoffs of it, and of 1 if the error is absolute.
-
-        What the dtype holds needs no rounding: a mask of zeros and ones stays one, however large it is made.
-        """
+        """Perturb a result by so many unit roundoffs of it, or of 1 if the error is absolute."""
         size = y.abs().mul_(0 if absolute else units * ROUNDOFF[dtype])
         size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
+        # What the dtype holds needs no rounding: a mask of zeros and ones stays one. Else `1 - mask` times
+        # the smallest float32 is noise of 1e31, and any weights of attention agree (decision 32).
         held = y == 0
         if units <= ROUNDED_ONCE and not absolute:
             held |= (_wide(y.to(dtype)) == y) & once
@@ -483,7 +491,7 @@ class Perturbed(ExactMode):
     def summed(
         self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
     ) -> Tensor:
-        """Perturb a sum by what rounding in an unknown order of summation may do."""
+        """Perturb a sum by the standard deviation of rounding in an unknown order of summation."""
         (count, total), square = counted(), _squared(y)
         terms = torch.clamp(torch.as_tensor(count), min=1)
         accumulation = min(ROUNDOFF[dtype], accumulation)
@@ -505,8 +513,10 @@ class Perturbed(ExactMode):
         return self.varied(x * (1 - self.cut * TF32), lambda x: TF32 * x)
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Return what an operation of linear algebra gives of matrices that are perturbed by their norm."""
+        """Return the result of an operation of linear algebra, of matrices perturbed by their norm."""
         unit = min(ROUNDOFF[dtype], SUMMED)
+        # LAPACK is backward stable: its results are exact for a matrix that is a unit roundoff of its norm
+        # away.
         erring = [
             self.varied(x, lambda x: unit * size_of(x)) if place in SOLVING[name] else x
             for place, x in enumerate(args)
@@ -514,12 +524,12 @@ class Perturbed(ExactMode):
         return func(*erring, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
-        """Note of which scores weights come that are used on the way back too."""
+        """Note the scores of weights that are used on the way back too."""
         if torch.is_grad_enabled():
             self.weights[weights.untyped_storage().data_ptr()] = weights, scores
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Return what cancelled in a product that is one of the last."""
+        """Return the sums of absolute terms of a product that is one of the last two."""
         for y, a, b in self.products:
             same = y.untyped_storage().data_ptr() == product.untyped_storage().data_ptr()
             if same and product.is_contiguous() and y.shape[-2:] == product.shape[-2:]:
@@ -533,23 +543,21 @@ class Perturbed(ExactMode):
         return y
 
     def operand(self, x: Any) -> Any:
-        """Return the same; on the way back, weights of a softmax come of scores that err anew (SPEC ALG-2).
-
-        The backward of a fused kernel computes them again, and does not normalise them.
-        """
+        """Return an operand; on the way back a softmax's weights have scores that err anew (SPEC ALG-2)."""
         x = super().operand(x)
         if not self.backward or not isinstance(x, Tensor):
             return x
         place = x.untyped_storage().data_ptr()
         if place not in self.weights:
             return x
+        # The backward of a fused kernel computes them again, and does not normalise them.
         y, scores = self.weights[place]
         again = self.varied(y, lambda y: RECOMPUTED * SUMMED * scores.abs().nan_to_num(posinf=0.0) * y)
         return again.as_strided(x.size(), x.stride(), x.storage_offset())
 
 
 class Rounded(ExactMode):
-    """Each result is rounded to its dtype: one correct low-precision run.
+    """One correct low-precision run: each result is rounded to its dtype.
 
     Args:
         constants: as the attribute.
@@ -566,15 +574,15 @@ class Rounded(ExactMode):
         return _wide(y.to(dtype))
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Return what an operation of linear algebra gives in its own precision."""
-        low = dtype if ROUNDOFF[dtype] <= SUMMED else torch.float32  # there is none in fewer bits
+        """Return the result of an operation of linear algebra in its own precision."""
+        low = dtype if ROUNDOFF[dtype] <= SUMMED else torch.float32  # LAPACK has no half precision
         args, kwargs = tree_map(lambda x: x.to(_like(x, low)) if _rounded(x) else x, (args, kwargs))
         return tree_map(lambda x: _wide(x) if _rounded(x) else x, func(*args, **kwargs))
 
 
 @cache
 def _written(func: Any) -> list[str]:
-    """Return the names of the operands that an operation changes."""
+    """Return the operands that an operation changes."""
     return [
         operand.name
         for operand in func._schema.arguments
@@ -583,16 +591,16 @@ def _written(func: Any) -> list[str]:
 
 
 def _into(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Compute an operation, and write the result into the tensors that are to hold it (``out=``).
+    """Compute an operation into the tensors that hold its result (``out=``).
 
     Raises:
         SpecError: if it changes others.
     """
-    given, names = dict(kwargs), _written(func)
-    targets = [given.pop(name, None) for name in names]
+    remaining, names = dict(kwargs), _written(func)
+    targets = [remaining.pop(name, None) for name in names]
     if not all(isinstance(target, Tensor) for target in targets):
         raise SpecError(f"{func} has no rule: it changes {', '.join(names)} in place")
-    results = func.overloadpacket(*args, **given)
+    results = func.overloadpacket(*args, **remaining)
     for target, result in zip(targets, results if isinstance(results, tuple) else [results], strict=True):
         target.copy_(result)
     return tuple(targets) if isinstance(results, tuple) else targets[0]
@@ -600,7 +608,7 @@ def _into(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def without_fast_paths() -> Iterator[None]:
-    """Have encoders of PyTorch computed as their modules say, padding included."""
+    """Have PyTorch's encoders computed as their modules say, padding included."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -613,16 +621,16 @@ def without_fast_paths() -> Iterator[None]:
 def plainly() -> Iterator[None]:
     """Have fused kernels written out: attention by its mathematical form, no oneDNN, no NNPACK."""
     with sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
-        with warnings.catch_warnings(action="ignore"):  # it speaks of GPUs that nobody asked for
+        with warnings.catch_warnings(action="ignore"):  # it warns of GPUs that nobody asked for
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(without_fast_paths())
         yield
 
 
 def _held(dtype: torch.dtype, x: Any) -> Any:
-    """Return a number of Python as a dtype holds it; out of its range, and anything else, as it is."""
     if not isinstance(x, float):
         return x
+    # Out of its range a number stays as it is: infinity would make masks NaN.
     held = float(torch.tensor(x, dtype=dtype))
     return held if math.isfinite(held) else x
 
@@ -641,7 +649,7 @@ def _wrapped(x: Any, dtype: torch.dtype) -> Any:
 
 
 def _like(x: Any, dtype: torch.dtype) -> torch.dtype:
-    """Return the complex or real dtype of the precision that a dtype has, as a result is complex or real."""
+    """Return a dtype as the complex or the real one of its precision, as a result is."""
     if isinstance(x, Tensor) and x.is_complex():
         return dtype.to_complex()
     return dtype.to_real() if dtype.is_complex else dtype
@@ -649,6 +657,7 @@ def _like(x: Any, dtype: torch.dtype) -> torch.dtype:
 
 # Sums: how many terms each element has, and the sum of their squares.
 
+# The number of terms of each element, and the sum of their squares.
 Counted = tuple[float | Tensor, Tensor]
 
 
@@ -662,20 +671,19 @@ def _product(y: Tensor, *given: Tensor, beta: float = 1, alpha: float = 1) -> Co
 
 
 def _alike(*factors: Tensor) -> Tensor:
-    """Return how many terms of a sum are rounded alike, on the mean.
-
-    Equal terms, as those of rows of padding, are where a kernel adds one by one: of 148 rows 50 were padding,
-    and an H200's product erred by 31 unit roundoffs of all terms' sizes.
+    """Return how many terms of a sum are rounded alike, on the mean over terms.
 
     Args:
-        factors: of the terms, the axis over which is summed the last but one.
+        factors: of the terms; the sum runs over the last axis but one.
     """
+    # Equal terms, as of rows of padding, err in one direction where a kernel adds one by one: with 50 of 148
+    # rows equal, an H200's product erred by 31 unit roundoffs of all terms' sizes (decision 37).
     *batch, count, _ = factors[0].shape
     if not count:  # as of an expert without a token
         return torch.ones(*batch, 1, 1)
     generator, zero = torch.Generator().manual_seed(0), torch.zeros(*batch, count, dtype=torch.bool)
     places = torch.zeros(2, *batch, count, dtype=torch.float64)
-    for x in factors:  # equal rows lie at the same place of two lines, which are drawn at random
+    for x in factors:  # equal rows project to the same place on two random lines: no pair is compared
         lines = torch.randn(2, x.shape[-1], dtype=torch.float64, generator=generator)
         along = torch.stack([x.real @ line for line in lines])
         places += along / along.abs().amax(-1, keepdim=True).clamp(min=LEAST[torch.float64])
@@ -702,7 +710,7 @@ def _mean(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
 
 def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *_: Any) -> Counted:
     given = math.prod(x.shape[d] for d in dim)
-    terms = max(given, math.prod(y.shape[d] for d in dim))  # of a real result half the terms are given
+    terms = max(given, math.prod(y.shape[d] for d in dim))  # a real transform is given half its terms
     share = terms / given * float(terms) ** -normalization
     return terms, share * _squared(x).sum(tuple(dim), keepdim=True)
 
@@ -717,12 +725,10 @@ def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
 
 
 def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Counted]:
-    """Return the rule of an operation that adds up what it is given.
-
-    Applied to ones, it counts the terms of each element; applied to squares, it sums those of the terms.
+    """Return the rule of a linear operation: of ones it counts terms, of squares it sums them.
 
     Args:
-        places: of the operands that it adds up; by default all that hold floating-point numbers.
+        places: operands that it adds up; by default all that hold floating-point numbers.
     """
 
     def rule(y: Any, *args: Any, **named: Any) -> Counted:
@@ -753,27 +759,25 @@ SUMS: dict[str, Callable[..., Counted]] = {
 
 # Kernels that err by more: what they give, from what an operation gives.
 
+# Unit roundoffs of a tile's size by which a fast convolution errs: 16 times the error of the smallest tiles.
+# Tiles of 4 x 4 and 6 x 6 outputs err by 120 to 240 times that error, TF32 by 800 to 4000 times.
 FAST = 28.0
-"""Unit roundoffs of a tile's size by which a fast convolution errs: 16 times what the smallest tiles err by.
 
-Of 4 x 4 and 6 x 6 outputs in a tile some err by 120 to 240 times that. TF32 errs by 800 to 4000 times that.
-"""
-
+# The same of gradients of 5 x 5 weights by cuDNN 9.19: 8e-4 of their size, and 4e-3 of the largest.
 WINOGRAD_9X9 = 5000.0
-"""The same of gradients of 5 x 5 weights by cuDNN 9.19: 8e-4 of their size, and 4e-3 of the largest."""
 
+# Share by which tanh and sigmoid of cuDNN's recurrent kernels err: 4e-6 to 7e-6 in cuDNN 9.19.
 APPROXIMATED = 2.0**-17
-"""Share by which tanh and sigmoid of cuDNN's recurrent kernels err: 4e-6 to 7e-6 in cuDNN 9.19."""
 
+# Places along an axis whose size decides the error in their midst: tiles have 4 to 8, or are all.
 NEIGHBOURS = 15
-"""The places along an axis whose size decides the error of the one amidst: tiles have 4 to 8, or are all."""
 
+# Places that a fast gradient of weights takes together.
 TILE = 16
-"""The places that a fast gradient of weights takes together."""
 
 
 def _around(x: Tensor) -> Tensor:
-    """Return the mean square of a channel around each place, and beside it that of all places, for an FFT."""
+    """Return the mean square of a channel around each place, and, for an FFT, of all places."""
     pool: Any = getattr(torch.nn.functional, f"avg_pool{x.ndim - 2}d")
     squares = _squared(x)
     # Padded before, since pooling in three dimensions refuses an image that is smaller without its padding.
@@ -783,7 +787,7 @@ def _around(x: Tensor) -> Tensor:
 
 
 def _spread(squares: Tensor) -> Tensor:
-    """Return squares of weights, each the mean over all places of its filter."""
+    """Return squares of weights, each replaced by the mean of its filter."""
     return squares.mean(tuple(range(2, squares.ndim)), keepdim=True).expand_as(squares)
 
 
@@ -797,10 +801,11 @@ def _by_tiles(mode: ExactMode, y: Tensor, squares: Tensor, count: float, units: 
 
 
 def _convolved_fast(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
-    """Return what Winograd's algorithm or an FFT gives: each element errs by the size of its tile."""
+    """Return a convolution as Winograd's algorithm or an FFT may give it."""
     if not mode.samples or name not in ("convolution", "convolution_backward"):
         return y
     weight = args[1 if name == "convolution" else 2]
+    # A 1 x 1 convolution has no fast algorithm.
     if weight[0, 0].numel() == 1 or not 3 <= weight.ndim <= 5:
         return y
     filters = _spread(_squared(weight))
@@ -825,7 +830,7 @@ def _tiles(back: Tensor) -> float:
 
 
 def _winograd_9x9(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
-    """Return what cuDNN gives as the gradient of 5 x 5 weights."""
+    """Return cuDNN's gradient of 5 x 5 weights."""
     if not mode.samples or name != "convolution_backward" or args[2].shape[2:] != (5, 5) or not args[10][1]:
         return y
     places = [_around(x) for x in args[:2]]
@@ -834,7 +839,7 @@ def _winograd_9x9(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> An
 
 
 def _approximated(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
-    """Return what cuDNN's recurrent kernels give as tanh and sigmoid."""
+    """Return tanh and sigmoid of cuDNN's recurrent kernels."""
     if mode.within not in KERNELS[CUDNN_RECURRENT].concerns or name not in ("tanh", "sigmoid"):
         return y
     return mode.varied(y, lambda y: APPROXIMATED * y.abs())
@@ -848,7 +853,7 @@ KERNEL_RULES: dict[str, Callable[..., Any]] = {
 
 
 class WholeFunctions(TorchFunctionMode):
-    """Tells an arithmetic in which function of several operations it computes."""
+    """Tells an arithmetic which function of several operations it is in."""
 
     def __init__(self, arithmetic: ExactMode) -> None:
         super().__init__()
@@ -857,7 +862,6 @@ class WholeFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call a function, and note its name if a kernel computes it whole."""
         name = getattr(func, "__name__", "")
         if name not in KERNELS[CUDNN_RECURRENT].concerns:
             return func(*args, **(kwargs or {}))
@@ -871,8 +875,8 @@ class WholeFunctions(TorchFunctionMode):
 
 def _largest(x: Tensor) -> Tensor:
     """Return the largest of each number and its neighbours, (N, C, *)."""
-    found: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(x, 3, 1, 1)
-    return found
+    largest: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(x, 3, 1, 1)
+    return largest
 
 
 def _resized(y: Tensor, x: Tensor, *_: Any) -> Tensor:
@@ -889,6 +893,8 @@ def _resized_back(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda y, gradient, *rest: max(y.shape[2:]) * _largest(operation(gradient.abs(), *rest)).abs()
 
 
+# Operations that compute coordinates: these err by a rounding of the whole side, and so does what they
+# select.
 RESAMPLING: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys([name for name in RULES["averaged"] if "upsample" in name], _resized),
     **dict.fromkeys([name for name in RULES["averaged"] if "grid" in name], _sampled),
@@ -898,7 +904,6 @@ RESAMPLING: dict[str, Callable[..., Tensor]] = {
         if "upsample" in name and "nearest" not in name
     },
 }
-"""Operations that compute coordinates, whose rounding is that of a whole side: what a result errs by."""
 
 
 # Operations of several steps, written out. They are called within the arithmetic.
@@ -921,6 +926,7 @@ def _normalized(operation: Any) -> Callable[..., Any]:
     """Return the rule of a norm, whose rows and mean may be multiplied out (SPEC ALG-5)."""
 
     def rule(x: Tensor, *rest: Any) -> Any:
+        # PyTorch's CPU kernel computes `x r - m r`, so each of the two products is rounded.
         return DECOMPOSITIONS[operation](_erring(x, lambda value: 2 * _unit(x) * value.abs()), *rest)
 
     return rule
@@ -929,7 +935,7 @@ def _normalized(operation: Any) -> Callable[..., Any]:
 def _variance(
     x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the variance and the mean; the first may come of one pass, or of blocks (SPEC ALG-5)."""
+    """Return variance and mean; the variance may come of one pass, or of blocks (SPEC ALG-5)."""
     dims = list(dim or range(x.ndim))
     count = math.prod(x.shape[d] for d in dims)
     mean = torch.mean(x, dims, keepdim=True)
@@ -956,6 +962,7 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     mode: Any = _get_current_dispatch_mode()
     with _disable_current_modes():
         scores = value_of(x)
+        # An absolute error of the logarithm is a relative one of its exponential.
         logarithm = torch.logsumexp(scores, dim, keepdim=True).abs()
         share = torch.where(logarithm.isfinite(), logarithm, 0.0) * _unit(x)
         # Constants that hide keys are far from the logarithm of a row that has any other.
@@ -991,7 +998,7 @@ def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype)
 
 
 def _dropout(x: Tensor, share: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Return what is left of a tensor, and where: there it is larger."""
+    """Return what dropout leaves of a tensor, scaled, and its mask."""
     if train is False or not share:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     with _disable_current_modes():  # the mask that the model draws
@@ -1000,7 +1007,7 @@ def _dropout(x: Tensor, share: float, train: bool | None) -> tuple[Tensor, Tenso
 
 
 def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int | None = None) -> Any:
-    """Return levels of a tensor, and where they lie within their limits."""
+    """Return a tensor's levels, and where they lie within their limits."""
     if axis is not None:
         shape = [-1 if place == axis else 1 for place in range(x.ndim)]
         scale, point = scale.view(shape), point.view(shape)

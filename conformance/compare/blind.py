@@ -32,8 +32,8 @@ class BlindRows:
     """Rows that see no key, where they alone are wrong.
 
     Attributes:
-        rows: which, (B, T).
-        expected, actual: what the reference and the candidate hold there: ``zero``, ``uniform``, other words.
+        rows: (B, T).
+        expected, actual: what reference and candidate hold there: ``zero``, ``uniform``, or other words.
     """
 
     rows: Flags
@@ -42,12 +42,12 @@ class BlindRows:
 
     @property
     def declaration(self) -> str:
-        """What declares what the candidate holds; empty if nothing does."""
+        """The declaration of what the candidate holds; empty if there is none."""
         return {"zero": BLIND_ROWS_ZERO, "uniform": BLIND_ROWS_UNIFORM}.get(self.actual, "")
 
     @property
     def note(self) -> str:
-        """Which rows these are, and what each side holds."""
+        """The rows, and what each side holds, in words."""
         expected, actual = (HELD.get(what, what) for what in (self.expected, self.actual))
         text = (
             f"only {counted(int(self.rows.sum()), 'row')} that see no key are wrong, in samples (positions) "
@@ -59,7 +59,7 @@ class BlindRows:
 
 
 def places(rows: Flags) -> str:
-    """Say which samples have some rows, and at which positions."""
+    """Return samples and positions of some rows in words."""
     return few(f"{b} ({listed(np.flatnonzero(row))})" for b, row in enumerate(rows) if row.any())
 
 
@@ -67,7 +67,7 @@ OTHER = "neither zero nor uniform weights"
 
 
 def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
-    """Return the rows that see no key, if the end of a stretch is wrong in such rows alone."""
+    """Return the rows that see no key, if the end of a stretch is wrong in them alone."""
     shape = asked.actual.shape
     if len(shape) < 2:
         return None
@@ -75,8 +75,8 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
     for step in stretch.steps:
         if step.operation.name in SOFTMAXES:
             flags = blind_rows(*step.operation.args[:2])
-            if flags is not None and (own := _by_token(flags, shape[:2])) is not None:
-                rows |= own
+            if flags is not None and (by_token := _by_token(flags, shape[:2])) is not None:
+                rows |= by_token
     wrong = wrong_elements(asked)
     there = np.asarray(wrong.reshape(*shape[:2], -1).any(-1))
     if not there.any() or (there & ~rows).any():
@@ -88,11 +88,11 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
     sigma = np.maximum(sigma, np.median(sigma[np.isfinite(sigma)]))
 
     def held(array: Array) -> str:
-        own = array[there]
-        if not np.isfinite(own).all():
+        by_token = array[there]
+        if not np.isfinite(by_token).all():
             return "what is not finite"
         for what, made in known.items():
-            if within(own - made.value[there], sigma[there]):
+            if within(by_token - made.value[there], sigma[there]):
                 return what
         return OTHER
 
@@ -100,7 +100,7 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
 
 
 def _by_token(flags: Tensor, shape: tuple[int, ...]) -> Flags | None:
-    """Return which tokens see no key in some head, (B, T).
+    """Return the tokens that see no key in some head, (B, T).
 
     Args:
         flags: (B, H, T, 1), (B * H, T, 1) or (B, T, 1).

@@ -1,4 +1,4 @@
-"""What may be compared with a reference: the same module in another way, a graph, a callable, arrays."""
+"""Candidates: the same module run in another way, a graph, a callable, arrays."""
 
 from __future__ import annotations
 
@@ -53,14 +53,13 @@ Array = NDArray[Any]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
+# Ways to compute the same module.
 WAYS = ("eager", "sdpa", "compile", *DTYPES, "int8", "cuda", "tf32")
-"""Ways to compute the same module."""
 
+# Tokens of the longest standard text, and numbers of a standard sound: primes, so that no two axes are alike.
 TOKENS = 11
-"""Tokens of the longest standard text."""
 
 SAMPLES = 5003
-"""Of standard audio."""
 
 ARRAYS = (np.ndarray, np.generic)
 
@@ -88,7 +87,7 @@ def load(reference: str) -> Any:
 
 
 def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
-    """Return texts as the folder's tokenizer gives them to its model."""
+    """Return texts as the folder's tokenizer prepares them for its model."""
     with optional("--text", "peers"):
         from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -96,17 +95,17 @@ def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
 
 
 def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what a module is called with, as tensors; standard texts where nothing is given.
+    """Return a module's arguments as tensors; standard ones where nothing is given.
 
     Raises:
         SpecError: if nothing is given, and nothing can be made.
     """
     if inputs is None:
         return (), standard(model)
-    given = tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, ARRAYS) else x, inputs)
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    return tuple(given) if isinstance(given, (tuple, list)) else (given,), {}
+    tensors = tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, ARRAYS) else x, inputs)
+    if isinstance(tensors, Mapping):
+        return (), dict(tensors)
+    return tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,), {}
 
 
 def standard(model: Any) -> dict[str, Any]:
@@ -127,13 +126,15 @@ def standard(model: Any) -> dict[str, Any]:
     rows = of("vocab_size") or next(
         (module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)), None
     )
-    lengths, made = torch.tensor([TOKENS, 1, TOKENS // 2]), {}
+    lengths, available = torch.tensor([TOKENS, 1, TOKENS // 2]), {}
     if rows:
         real = torch.arange(TOKENS) < lengths[:, None]
         drawn = torch.randint(0, rows, real.shape, generator=generator)
-        made["input_ids"] = made["decoder_input_ids"] = torch.where(real, drawn, of("pad_token_id") or 0)
+        available["input_ids"] = available["decoder_input_ids"] = torch.where(
+            real, drawn, of("pad_token_id") or 0
+        )
         if "input_ids" in takes:
-            made["attention_mask"] = real.long()
+            available["attention_mask"] = real.long()
     size, frames = of("image_size"), of("max_source_positions") or 0
     shapes = {
         "input_values": (SAMPLES,),
@@ -145,25 +146,28 @@ def standard(model: Any) -> dict[str, Any]:
     }
     for name, shape in shapes.items():
         if all(shape):
-            made[name] = torch.randn((len(lengths), *shape), generator=generator)
-    found = {name: tensor for name, tensor in made.items() if name in takes}
+            available[name] = torch.randn((len(lengths), *shape), generator=generator)
+    inputs = {name: tensor for name, tensor in available.items() if name in takes}
     named = (one for one in takes.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
-    missing = [one.name for one in named if one.name not in found and (one.default is one.empty or not found)]
+    missing = [
+        one.name for one in named if one.name not in inputs and (one.default is one.empty or not inputs)
+    ]
     if missing:
         raise SpecError(f"inputs are missing but required: {first_of(missing, 5)} of {type(model).__name__}")
-    return found
+    return inputs
 
 
+# PyTorch's layers with weights of 8 bits, which no arithmetic here follows.
 PACKED = ("torch.ao.nn", "torch.nn.quantized")
-"""Where PyTorch's layers with weights of 8 bits stand."""
 
 
 def refuse_values(model: nn.Module, role: str) -> None:
-    """Refuse a module whose weights hold no values, as a run would in words that blame another thing.
+    """Refuse a module whose weights hold no values.
 
     Raises:
-        SpecError: naming the first that has none.
+        SpecError: naming the first weight without one.
     """
+    # A run would fail too, in words that blame something else.
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor):
             why = "is lazy and has no value yet: call the module once before"
@@ -199,7 +203,7 @@ def refuse_kinds(model: nn.Module) -> None:
 
 
 def refuse_modes(model: nn.Module, seed: int | None) -> None:
-    """Refuse a reference that computes something else each time, or in more digits than any candidate."""
+    """Refuse a reference in training mode, or with more digits than any candidate has."""
     for name, module in model.named_modules():
         if (
             seed is None
@@ -254,27 +258,29 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
     Raises:
         SpecError: if no layer has any.
     """
+    # Weights of 8 bits are another model: beside the given weights every right candidate diverges (decision
+    # 32).
     model = reference.model
-    made, apart = copy.deepcopy(model), dict[str, float]()
+    copied, apart = copy.deepcopy(model), dict[str, float]()
     for path, module in candidate.named_modules():
         for name, weight in module.named_parameters(path, recurse=False):
             if type(weight.detach()) is not Tensor:
                 right = weight.detach().dequantize()
-                setattr(made.get_submodule(path), name.rpartition(".")[2], nn.Parameter(right))
+                setattr(copied.get_submodule(path), name.rpartition(".")[2], nn.Parameter(right))
                 apart[name] = activation_names.apart(numbers(right), numbers(model.get_parameter(name)))
     if not apart:
         raise SpecError(
             f"{type(model).__name__} has no nn.Linear but must: those are what way 'int8' quantizes"
         )
-    return replace(reference, model=made, quantized=apart)
+    return replace(reference, model=copied, quantized=apart)
 
 
 @contextlib.contextmanager
 def weights_kept(reference: ModelReference) -> Iterator[None]:
-    """Refuse a candidate that changes the reference: what is right would be computed of what it left.
+    """Refuse a candidate that changes the reference's parameters; other state is put back.
 
     Raises:
-        SpecError: naming the parameters that it changed. What the module keeps beside is put back.
+        SpecError: naming those parameters.
     """
     with reference.untouched() as changed:
         yield
@@ -289,9 +295,10 @@ class Delivered:
 
     Attributes:
         arrays: by name.
-        whole: names of what comes from a run of its own, and does not follow from the activations here.
-        notes: what is to be said of the run, by what it is about.
-        unsteady: why one run says nothing of the candidate; empty: it gives the same each time.
+        whole: names of tensors that come from a run of their own, and so do not follow from these
+            activations.
+        notes: what is to be said of the run, by topic.
+        unsteady: why one run shows nothing of the candidate; empty: it gives the same each time.
     """
 
     arrays: Arrays
@@ -304,15 +311,13 @@ HOOKS = "a run with hooks"
 
 
 def run_module(candidate: ModuleReference) -> Delivered:
-    """Run a module as the user does, and once more with hooks, which show its activations.
-
-    Hooks take apart what a compiler fuses, and switch off fast paths: what the module returns, and the
-    gradients of parameters, are those of the run without hooks.
-    """
+    """Run a module as the user does, and once more with hooks, which show its activations."""
 
     def unhooked() -> Arrays:
         return {name: numbers(tensor) for name, tensor in candidate.watched(hooked=False).items()}
 
+    # Hooks take apart what a compiler fuses, and switch off fast paths. So outputs and gradients of
+    # parameters are those of the run without hooks.
     before, arrays, notes, hooked = states(), unhooked(), dict[str, str](), dict[str, Array]()
     try:
         hooked = candidate.arrays
@@ -328,7 +333,7 @@ def run_module(candidate: ModuleReference) -> Delivered:
 
 
 def run(reference: ModelReference, candidate: Any, python: str | None) -> Delivered:
-    """Return what a candidate, which is no module, computes of the reference's inputs.
+    """Return what a candidate that is no module computes of the reference's inputs.
 
     Args:
         python: the interpreter of another environment in which a function is called.
@@ -358,38 +363,33 @@ def run(reference: ModelReference, candidate: Any, python: str | None) -> Delive
     return Delivered(by_name(reference, candidate))
 
 
+# Under this key PyTorch's exporter notes the paths of the modules in which a node was made, outermost first.
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""What PyTorch's exporter calls the paths of the modules, outermost first, in which a node was made."""
 
 
 def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
-    """Have an ONNX graph give what modules return; return the tensor of each module.
-
-    A module returns the one tensor made in it that anything outside of it uses. PyTorch's exporter notes in
-    which modules a node was made.
-    """
+    """Have an ONNX graph return the outputs of modules; return the tensor of each module."""
+    # A module returns the one tensor made in it that anything outside of it uses.
     known = {output.name for output in graph.output}
     users: Any = defaultdict(list, {name: [set()] for name in known})
-    made: dict[str, set[str]] = {}
+    modules_of: dict[str, set[str]] = {}
     leaving = defaultdict[str, list[str]](list)
     for node in graph.node:
         noted = {entry.key: entry.value for entry in node.metadata_props}
         paths = set(ast.literal_eval(noted.get(SCOPES, "[]")))
-        made |= dict.fromkeys(node.output, paths)
+        modules_of |= dict.fromkeys(node.output, paths)
         for name in node.input:
             users[name].append(paths)
-    for name, paths in made.items():
+    for name, paths in modules_of.items():
         for path in set().union(*(paths - user for user in users[name])):
             leaving[path].append(name)
-    found = {path: names[0] for path, names in leaving.items() if path in modules and len(names) == 1}
-    graph.output.extend(type(graph.output[0])(name=name) for name in {*found.values()} - known)
-    return found
+    tensors = {path: names[0] for path, names in leaving.items() if path in modules and len(names) == 1}
+    graph.output.extend(type(graph.output[0])(name=name) for name in {*tensors.values()} - known)
+    return tensors
 
 
 def run_graph(reference: ModelReference, path: Path) -> Arrays:
     """Run an ONNX graph in ONNX Runtime on the reference's inputs: outputs by name, else by place.
-
-    What its modules return comes from a second run, of the graph that shows it: it cannot be fused as far.
 
     Raises:
         SpecError: if the graph cannot be read, or wants other inputs.
@@ -402,19 +402,23 @@ def run_graph(reference: ModelReference, path: Path) -> Arrays:
     start = functools.partial(onnxruntime.InferenceSession, sess_options=options)
     plain = reference.values
     session, model = start(str(path)), onnx.load(str(path), load_external_data=False)
-    given, taken = reference.inputs, [entry.name for entry in session.get_inputs()]
-    by_place = dict(zip(taken, given.values(), strict=False)) if len(taken) == len(given) else {}
-    given = {name: array for name, array in (by_place | given).items() if name in taken}
+    inputs, taken = reference.inputs, [entry.name for entry in session.get_inputs()]
+    by_place = dict(zip(taken, inputs.values(), strict=False)) if len(taken) == len(inputs) else {}
+    inputs = {name: array for name, array in (by_place | inputs).items() if name in taken}
     outputs = [output.name for output in model.graph.output]
-    made = session.run(outputs, given)
-    found, shown = by_name(reference, dict(zip(outputs, made, strict=True))), show(model.graph, plain)
+    results = session.run(outputs, inputs)
+    outputs_by_name, shown = (
+        by_name(reference, dict(zip(outputs, results, strict=True))),
+        show(model.graph, plain),
+    )
+    # Outputs of modules come from a second run: a graph that shows them cannot be fused as far.
     if not shown:
-        return found
-    arrays = start(model.SerializeToString()).run([*shown.values()], given)
+        return outputs_by_name
+    arrays = start(model.SerializeToString()).run([*shown.values()], inputs)
     inner = {
         path: array for path, array in zip(shown, arrays, strict=True) if array.shape == plain[path].shape
     }
-    return inner | found
+    return inner | outputs_by_name
 
 
 def run_alone(reference: ModelReference, target: str, python: str | None = None) -> Arrays:
@@ -425,19 +429,19 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
         python: the interpreter of another environment, which needs NumPy and safetensors.
 
     Raises:
-        SpecError: with what it wrote last, if an exception ends it.
+        SpecError: with the last line that it wrote, if an exception ends it.
         WorkerFailure: if its process is killed, or ends without a word.
     """
     with tempfile.TemporaryDirectory() as folder:
-        given, made = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
-        save_file({name: np.ascontiguousarray(array) for name, array in reference.inputs.items()}, given)
+        input_file, output_file = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
+        save_file({name: np.ascontiguousarray(array) for name, array in reference.inputs.items()}, input_file)
         done = subprocess.run(
             [
                 python or sys.executable,
                 child.__file__,
                 target,
-                str(given),
-                str(made),
+                str(input_file),
+                str(output_file),
             ],
             capture_output=True,
             text=True,
@@ -446,39 +450,39 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
         words = done.stderr.strip().splitlines()
         if done.returncode == 1 and words:  # Python ended it, with an exception
             raise SpecError(f"{target} gave no result: {words[-1]}")
-        if done.returncode or not made.is_file():
+        if done.returncode or not output_file.is_file():
             killed = signal.Signals(-done.returncode).name if done.returncode < 0 else ""
             how = f"killed by {killed}" if killed else f"exit code {done.returncode}"
             raise WorkerFailure("crashed", f"{target} gave no result: {how}", "\n".join(words[-3:]))
-        return by_name(reference, read_arrays(made))
+        return by_name(reference, read_arrays(output_file))
 
 
 def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
-    """Return arrays by the reference's names; where none is one, outputs are taken by their places."""
-    found = {
+    """Return arrays by the reference's names; if none has one, outputs by their places."""
+    arrays_by_name = {
         name: numbers(array) if isinstance(array, Tensor) else np.asarray(array)
         for name, array in arrays.items()
     }
     refuse(
         [
             f"{name!r} of the candidate is of {array.dtype} but must hold numbers"
-            for name, array in found.items()
+            for name, array in arrays_by_name.items()
             if array.dtype.kind not in "fiub"
         ]
     )
     plain = reference.values
-    if any(name in plain for name in found):
-        return found
+    if any(name in plain for name in arrays_by_name):
+        return arrays_by_name
     outputs = [name for name in plain if is_output(name)]
     by_place: Arrays = {}
     for continuous in (True, False):  # whole numbers, which are held in float64, by their own places
         names = [name for name in outputs if (plain[name].dtype != torch.float64) == continuous]
-        own = [array for array in found.values() if (array.dtype.kind == "f") == continuous]
-        fits = len(own) <= len(names) and all(
-            array.shape == plain[name].shape for name, array in zip(names, own, strict=False)
+        same_kind = [array for array in arrays_by_name.values() if (array.dtype.kind == "f") == continuous]
+        fits = len(same_kind) <= len(names) and all(
+            array.shape == plain[name].shape for name, array in zip(names, same_kind, strict=False)
         )
         if fits:
-            by_place |= zip(names, own, strict=False)
+            by_place |= zip(names, same_kind, strict=False)
         elif continuous:
-            return found
-    return by_place or found
+            return arrays_by_name
+    return by_place or arrays_by_name

@@ -1,6 +1,6 @@
 """Calls a function of any framework in a process of its own: ``child.py TARGET INPUTS OUTPUTS``.
 
-It needs NumPy and safetensors, and nothing of Concord: the interpreter may be another environment's.
+It imports NumPy and safetensors, and nothing of Concord: the interpreter may be another environment's.
 """
 
 import os
@@ -14,20 +14,20 @@ from safetensors.numpy import load_file, save_file
 
 
 def called(function: Callable[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return what a function makes of arrays, by name; what is no dictionary is the output."""
+    """Return a function's arrays by name; a result that is no dictionary is the output."""
     positional = [inputs.pop(key) for key in sorted(key for key in inputs if key.isdigit())]
-    found = function(*positional, **inputs)
-    return found if isinstance(found, dict) else {"output": found}
+    result = function(*positional, **inputs)
+    return result if isinstance(result, dict) else {"output": result}
 
 
 def main(target: str, given: str, made: str) -> None:
-    """Call the function on arrays by keyword, and write the arrays that it returns by name."""
+    """Call the function on arrays by keyword, and write the arrays that it returns."""
     sys.path.insert(0, os.getcwd())
     try:
-        found = called(pkgutil.resolve_name(target), load_file(given))
-    except SystemExit as end:  # else no result would come with exit code 0, and without a word
+        arrays = called(pkgutil.resolve_name(target), load_file(given))
+    except SystemExit as end:  # a plain exit would leave no result, with exit code 0 and without a word
         sys.exit(f"SystemExit: {end.code}")
-    save_file({key: np.ascontiguousarray(np.asarray(array)) for key, array in found.items()}, made)
+    save_file({key: np.ascontiguousarray(np.asarray(array)) for key, array in arrays.items()}, made)
 
 
 if __name__ == "__main__":

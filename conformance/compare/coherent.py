@@ -1,10 +1,7 @@
 """Errors that a row or a channel shares in a half precision: no element shows them, but the mean of all does.
 
-A run's errors are summed over the elements of a group, as they are and along the right values: the first is
-another mean, the second another scale. The same sums of the reference's runs say how large they may be.
-
-In float32 nothing is judged so. Its kernels approximate exponentials and roots within few unit roundoffs, and
-share these: the efficient attention of an H200 errs by 30 sigma of a row's scale, and is right.
+A run's errors are summed over the elements of a group: as they are, which shows another mean, and along the
+right values, which shows another scale. The same sums of the reference's runs say how large they may be.
 """
 
 from __future__ import annotations
@@ -23,22 +20,20 @@ from concord.conformance.judging.verdict import NO_ELEMENT, Judgement
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
+# Elements of a group; the mean of fewer shows little more than they do.
 LEAST = 16
-"""Elements of a group; the mean of fewer shows little more than they do."""
 
 MEAN, SCALE = "mean", "scale"
 
 Axes = tuple[int, ...]
 
+# Mean or scale, and the axes over which it is taken.
 Key = tuple[str, Axes]
-"""What is summed, and over which axes."""
 
 
 def groups(shape: Axes) -> Iterator[Axes]:
-    """Yield the axes over which is summed: the last one, all but the first two, and all but each.
-
-    A tensor of one axis is one group alone, whose mean is no surer than its elements are.
-    """
+    """Yield the axes of a group: the last one, all but the first two, and all but each."""
+    # A tensor of one axis is one group alone, whose mean is no surer than its elements are.
     axes = range(len(shape))
     kept = [axes[:-1], axes[:2], *([axis] for axis in axes)] if len(shape) > 1 else []
     over = dict.fromkeys(tuple(axis for axis in axes if axis not in some) for some in kept)
@@ -46,7 +41,6 @@ def groups(shape: Axes) -> Iterator[Axes]:
 
 
 def _weights(key: Key, value: Array) -> Array:
-    """Return what the errors of elements are multiplied by before they are summed."""
     kind, axes = key
     if kind == MEAN:
         return np.full((1,) * value.ndim, 1 / math.prod(value.shape[axis] for axis in axes))
@@ -59,10 +53,10 @@ def _summed(key: Key, values: Array, weights: Array) -> Array:
 
 
 class Shared:
-    """What each group of elements shares in correct runs: sigma by samples, and what low-precision runs have.
+    """What each group of elements shares in correct runs: sigma by samples, bounds by low-precision runs.
 
     Args:
-        rounded: what a run has that computes exactly, and rounds the result.
+        rounded: of a run that computes exactly, and rounds the result.
     """
 
     def __init__(self, rounded: Array) -> None:
@@ -70,22 +64,20 @@ class Shared:
         self.low, self.high = np.minimum(rounded, 0.0), np.maximum(rounded, 0.0)
 
     def take(self, arithmetic: Any, errors: Array) -> None:
-        """Take what a run has."""
+        """Add the sums of a run."""
         if arithmetic.samples:
             self.sigma.take(arithmetic, errors[None])
         else:
             self.low, self.high = np.minimum(self.low, errors), np.maximum(self.high, errors)
 
     def beyond(self, errors: Array) -> Array:
-        """Return by how much a run has more than those which round as correct runs do.
-
-        Rounding may be coherent too: times a number near 1 each element of a row is rounded to itself.
-        """
+        """Return the errors beyond those of low-precision runs."""
+        # Rounding may be coherent too: times a number near 1, each element of a row is rounded to itself.
         return errors - np.clip(errors, self.low, self.high)
 
 
 class Coherent:
-    """What groups of elements share, in the runs of a reference: the exact one is taken first.
+    """What groups of elements share in the runs of a reference, the exact one first.
 
     Args:
         dtypes: of each tensor.
@@ -93,13 +85,15 @@ class Coherent:
 
     def __init__(self, dtypes: Mapping[str, str]) -> None:
         of = {name: precision(dtype) for name, dtype in dtypes.items()}
+        # In float32 nothing is judged so: the efficient attention of an H200 approximates exponentials, errs
+        # by 30 sigma of a row's scale, and is right (decision 37).
         self.halves = {name: one for name, one in of.items() if one.unit_roundoff > one.accumulation}
         self.values: dict[str, Array] = {}
         self.shared: dict[str, dict[Key, Shared]] = {}
         self.repeats: dict[str, float] = {}
 
     def take(self, arithmetic: Any, name: str, array: Array) -> None:
-        """Take a tensor of a run, of a sample (1, …)."""
+        """Add a tensor of a run, of a sample (1, …)."""
         if name not in self.halves:
             return
         if name not in self.values:
@@ -127,11 +121,11 @@ class Coherent:
         return self.repeats[name]
 
     def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
-        """Return the judgement of a tensor, or what its elements share if that is farther off.
+        """Return the judgement of a tensor, or of what its elements share if that is farther off.
 
         Args:
-            errors, sigma: of the elements; what is not determined is left out.
-            judged: each by itself.
+            errors, sigma: of the elements; undetermined ones are left out.
+            judged: the judgement of the elements.
         """
         known = np.isfinite(sigma) & np.isfinite(errors)
         errors, sigma = np.where(known, errors, 0.0), np.where(known, sigma, 0.0)
@@ -145,15 +139,20 @@ class Coherent:
             rows = key[1] == (self.values[name].ndim - 1,)
             repeated = 1.0 if rows else self.repeated(name)
             allowed = np.sqrt(repeated) * np.maximum(shared.sigma.result(), least)
-            found = judge_tensor(actual, right, allowed, "float64", errors_apart=shared.sigma.independent)
-            if found.status == "undetermined" or found.ratio <= max(worst.ratio, NEAR):
+            judgement = judge_tensor(actual, right, allowed, "float64", errors_apart=shared.sigma.independent)
+            if judgement.status == "undetermined" or judgement.ratio <= max(worst.ratio, NEAR):
                 continue
             worst = replace(
-                judged, status=found.status, z=found.z, rms=found.rms, independent=found.independent
+                judged,
+                status=judgement.status,
+                z=judgement.z,
+                rms=judgement.rms,
+                independent=judgement.independent,
             )
-            if found.status == "diverges":
+            if judgement.status == "diverges":
                 where = "of rows" if rows else f"over axes {', '.join(map(str, key[1]))}"
                 worst = replace(
-                    worst, note=f"{NO_ELEMENT}, but the {key[0]} {where} errs by {found.rms:.0f} of its sigma"
+                    worst,
+                    note=f"{NO_ELEMENT}, but the {key[0]} {where} errs by {judgement.rms:.0f} of its sigma",
                 )
         return worst

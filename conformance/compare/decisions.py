@@ -1,8 +1,8 @@
-"""What rounding may decide: the results of discrete operations, in the exact run and in those beside it.
+"""What rounding may decide: results of discrete operations, in the exact run and in those beside it.
 
 The exact run records them. Samples take the same decisions, so that their errors are those of a continuous
-function, and note where rounding could turn one. Branches are exact runs in which some are turned: what
-they change has several values that are right (docs/decisions/0036-what-rounding-decides.md).
+function, and note where rounding could turn one. Branches are exact runs in which some are turned: what they
+change has several right values (docs/decisions/0036-what-rounding-decides.md).
 """
 
 from __future__ import annotations
@@ -29,43 +29,45 @@ from concord.spec.text import first_of
 
 OWN, TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
 
+# Errors of a sample by which operands may lie otherwise. The largest of 16 samples lies about two sigma out,
+# so this reaches the 16 sigma that a tolerance has.
 REACH = 8
-"""Errors of a sample by which operands may lie otherwise: of 16 samples the largest is about two sigma."""
 
+# Other results of a decision that are kept for each element.
 KEPT = 4
-"""Other results of a decision that are kept for each element."""
 
+# Up to so many turns each is tried alone: beyond that each would cost an exact run.
 FEW = 6
-"""Turns up to which each is tried alone."""
 
+# Pairs of branches where there are more turns: each is turned in one of a pair.
 PAIRS = 4
-"""Pairs of branches where there are more turns; in one of a pair each is turned."""
 
+# Branches that are computed at most, of two kinds: so up to 28 exact runs are added.
 MOST = 14
-"""Branches that are computed, at most."""
 
+# What a branch changes by fewer sigma is judged as ever: the tolerance covers it.
 SMALL = Z / 4
-"""Sigma up to which what a branch changes is no other value."""
 
+# Discrete operations whose results do not show it, since they may be floating-point numbers.
 DISCRETE = (
     *("floor", "ceil", "round", "trunc", "sign", "sgn", "histc"),
     *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not"),
 )
-"""Operations that are discrete though they may give floating-point numbers, as in place."""
 
 SELECTING = ("sort", "topk", "max", "min", "kthvalue", "median", "nanmedian", "mode", "cummax", "cummin")
 
+# Operations whose decisions along an axis are one: no single index of an order can be turned.
 BY_ROW = ("sort", "topk", *UNORDERED_VALUES)
-"""Operations whose decisions along an axis are one: no single index of an order can be turned."""
 
+# Operations that may give any of equal elements.
 UNORDERED = ("sort", "topk", "kthvalue", "median", "nanmedian")
-"""Operations that may give any of equal elements."""
 
+# Each run decides these itself. What Python takes steers the program; maxima of pooling are continuous on the
+# way forward, and on the way back their turns are many and small, so that samples show how far they add up.
 UNFORCED = (
     *("_local_scalar_dense", "max_pool2d_with_indices", "max_pool3d_with_indices"),
     *("adaptive_max_pool2d", "adaptive_max_pool3d"),
 )
-"""Operations that are each run's own: what is handed to Python, and maxima, whose values are continuous."""
 
 
 def source_line() -> str | None:
@@ -75,19 +77,19 @@ def source_line() -> str | None:
         path = frame.f_code.co_filename
         if path == f"{OWN}/module_reference.py":  # a hook, or what called the model
             break
-        found = f"{Path(path).name}:{line}"
+        place = f"{Path(path).name}:{line}"
         if not path.startswith((OWN, TORCH)):
-            return found
+            return place
         if path.startswith(f"{TORCH}/nn/modules"):
-            inner = inner or found
+            inner = inner or place
     return inner
 
 
+# Computes an operation of its operands.
 Run = Callable[..., Any]
-"""Computes an operation of its operands."""
 
+# By place and by name.
 Operands = tuple[Sequence[Any], Mapping[str, Any]]
-"""Operands of an operation, by place and by name."""
 
 # Kinds of discrete operations: what they decide, and what they give by a decision, of operands that may err.
 
@@ -96,8 +98,8 @@ class Kind(NamedTuple):
     """A kind of discrete operation.
 
     Attributes:
-        decide: takes the operation and its operands; returns what it decides.
-        follow: takes a decision, the operation and operands; returns what the operation gives by it.
+        decide: returns the decision of an operation, of its operands.
+        follow: returns the operation's result by a decision, of operands that may err.
     """
 
     decide: Callable[..., Tensor]
@@ -154,7 +156,7 @@ CLASSES = Kind(_classes, _distinct)
 
 
 def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | None:
-    """Return the kind of a discrete operation; None if it is none, or its results alone show it."""
+    """Return the kind of a discrete operation; None if it is none, or only its results show it."""
     name = func.overloadpacket.__name__
     bare, several = name.rstrip("_"), len(func._schema.returns) > 1  # noqa: SLF001
     if not floats or bare in UNFORCED:
@@ -170,7 +172,7 @@ def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | 
 
 
 def is_discrete(y: Any) -> bool:
-    """Return whether what an operation of floating-point numbers gives shows that it is discrete."""
+    """Return whether a result of floating-point operands shows that the operation is discrete."""
     if isinstance(y, Tensor):
         return not y.is_floating_point() and not y.is_complex()
     return isinstance(y, bool)
@@ -180,18 +182,18 @@ def is_discrete(y: Any) -> bool:
 
 
 class Decision:
-    """What a discrete operation decides in the exact run, and what else rounding could have it decide.
+    """The decision of a discrete operation in the exact run, and others that rounding could make of it.
 
     Attributes:
-        made: what it decides.
-        others: other results, each where the ones before it have none, and what is decided elsewhere.
-        rounded: what the low-precision run decides; None: the same.
+        decided: the decision.
+        others: other results, each where the ones before have none; elsewhere what is decided.
+        rounded: the decision of the low-precision run; None: the same.
         reshaped: a result of another shape, if rounding could lead to one.
     """
 
     def __init__(self, func: Any, kind: Kind, operands: Operands, held: Operands, dtype: torch.dtype) -> None:
         self.func, self.kind, self.line = func, kind, source_line()
-        self.operands = tree_map(_kept, held)  # what follows may work on them in place
+        self.operands = tree_map(_kept, held)  # copies, since later operations may work in place
         self.state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         self.decided = self.decide_again(*held)
         self.others: list[Tensor] = []
@@ -202,6 +204,7 @@ class Decision:
         if kind is REMAINDER:
             x, y = held[0]
             self._divide(x, y, dtype)
+        # Of equal elements a kernel may take any: the flipped operand gives those at the other end.
         if _bare(func) in UNORDERED and not held[1].get("stable"):
             x, *rest = held[0]
             if x.ndim:
@@ -210,7 +213,7 @@ class Decision:
 
     @property
     def name(self) -> str:
-        """What it is called, with its line of source."""
+        """The operation, with its line of source."""
         bare = _bare(self.func).lstrip("_").removeprefix("linalg_").removesuffix("_ex")
         return described(bare, self.line)
 
@@ -228,10 +231,8 @@ class Decision:
 
     @property
     def groups(self) -> tuple[Tensor, int]:
-        """Which decisions turn together, numbered from 1, and how many there are; 0: decided.
-
-        Equal operands err equally where one operation computes them.
-        """
+        """Decisions that turn together, numbered from 1 (0: decided), and their number."""
+        # Equal operands err equally where one operation computes them.
         turned = self.turned
         assert turned is not None
         if self.reshaped is not None or not self.decided.ndim:
@@ -259,7 +260,8 @@ class Decision:
         return -1 if isinstance(self, Solving) else _axis(self.func, *self.operands)
 
     def differing(self, other: Tensor) -> Tensor:
-        """Return where another result is another."""
+        """Return where another result differs."""
+        # NaN is no other result than NaN.
         differs = (other != self.decided) & ~((other != other) & (self.decided != self.decided))
         if self.by_row:
             return differs.any(self.axis, keepdim=True).expand(differs.shape)
@@ -274,7 +276,7 @@ class Decision:
             return self.kind.decide(self.func, *args, **kwargs)
 
     def doubt(self, operands: Operands, reach: float, rounded: bool) -> None:
-        """Note where operands that err so, and `reach` times so, to either side, would turn it."""
+        """Note where operands that err so, or `reach` times so to either side, would turn it."""
         exact, form = tree_flatten(self.operands)
         errors = [_error(x, y) for x, y in zip(tree_leaves(operands), exact, strict=True)]
         if not any(isinstance(error, Tensor) and bool(error.any()) for error in errors):
@@ -286,13 +288,14 @@ class Decision:
             ]
             self._add(self.decide_again(*tree_unflatten(moved, form)))
         if rounded:
-            own = self.decide_again(*operands)
-            if own.shape == self.decided.shape and bool(self.differing(own).any()):
-                self.rounded = own
-                self._add(own)
+            low = self.decide_again(*operands)
+            if low.shape == self.decided.shape and bool(self.differing(low).any()):
+                self.rounded = low
+                self._add(low)
 
     def _divide(self, x: Any, y: Any, dtype: torch.dtype) -> None:
-        """Note where a quotient that is rounded would be another, if its multiple is rounded too."""
+        # The quotient may be rounded, and its multiple too: where the dtype holds the multiple nothing is
+        # open.
         multiple = self.decided * y
         lost = multiple.to(dtype).to(multiple.dtype) != multiple
         for by in (1 + torch.finfo(dtype).eps, 1 - torch.finfo(dtype).eps):
@@ -315,7 +318,7 @@ class Decision:
 
 
 class Solving(Decision):
-    """What an operation of linear algebra gives: signs of vectors and an order of values are open."""
+    """A decision of linear algebra: signs of vectors and an order of values are always open."""
 
     def __init__(self, func: Any, results: Any) -> None:
         self.func, self.line, self.solution = func, source_line(), Solution(func, results)
@@ -326,7 +329,6 @@ class Solving(Decision):
 
 
 def _numbered(where: Tensor) -> tuple[Tensor, int]:
-    """Return the number of each place, from 1, and how many there are."""
     return where.flatten().cumsum(0).view(where.shape) * where, int(where.sum())
 
 
@@ -342,14 +344,14 @@ def _error(x: Any, exact: Any) -> Any:
 
 @dataclass(frozen=True)
 class ExactStep:
-    """An operation of the exact run, the whole numbers among its operands, and what it decides."""
+    """An operation of the exact run, the whole numbers among its operands, and its decision."""
 
     func: Any
     whole: list[int]
     decision: Decision | None
 
     def fits(self, func: Any, operands: Operands) -> bool:
-        """Return whether another run computes the same here, of operands of the same shapes."""
+        """Return whether another run computes the same operation here, of operands of the same shapes."""
         if self.func is not func or self.whole != _whole(operands):
             return False
         if self.decision is None or isinstance(self.decision, Solving):
@@ -372,12 +374,12 @@ def _shape(x: Any) -> Any:
 
 @dataclass
 class Decisions:
-    """What the exact run decides: it records that as it computes.
+    """The decisions of the exact run, which it records as it computes.
 
     Attributes:
         steps: its operations, in order.
-        handed: what handed numbers to Python before another run parted from it; empty if none did.
-        lost: tensors that another run does not have, or in another shape, and why.
+        handed: the operation that handed numbers to Python before another run parted; empty if none did.
+        lost: tensors that another run lacks, or has in another shape, and why.
     """
 
     steps: list[ExactStep] = field(default_factory=list)
@@ -386,7 +388,7 @@ class Decisions:
     parted = False
 
     def lose(self, name: str) -> None:
-        """Note that a run does not have a tensor, or in another shape than a run as it is."""
+        """Note that a run lacks a tensor, or has it in another shape."""
         self.lost[name] = f"rounding decides {self.handed or 'its shape'}"
 
     def compute(
@@ -395,10 +397,10 @@ class Decisions:
         """Compute an operation, and record it.
 
         Args:
-            floats: its operands that hold floating-point numbers.
+            floats: its floating-point operands.
             operands: all of them.
-            held: the same, numbers of Python as the dtype holds them.
-            run: computes it, as the arithmetic errs.
+            held: the same, with numbers of Python as the dtype holds them.
+            run: computes it, with the errors of the arithmetic.
         """
         args, kwargs = operands
         decision: Decision | None = None
@@ -421,14 +423,16 @@ class Decisions:
             for place, step in enumerate(self.steps)
             if step.decision and step.decision.turned is not None
         }
-        found = list[Branch]()
+        branches = list[Branch]()
         for wholly in (False, True):
             chosen = {place: decision for place, decision in turnable.items() if decision.wholly == wholly}
-            found += _branches(self, chosen, wholly) if chosen else []
+            branches += _branches(self, chosen, wholly) if chosen else []
         solving = [step.decision.name for step in self.steps if isinstance(step.decision, Solving)]
         if solving:
-            found.append(Branch(self, {}, 1.0, False, first_of(list(dict.fromkeys(solving)), 2), spoils=True))
-        return found
+            branches.append(
+                Branch(self, {}, 1.0, False, first_of(list(dict.fromkeys(solving)), 2), spoils=True)
+            )
+        return branches
 
 
 @dataclass
@@ -437,7 +441,7 @@ class Beside:
 
     Attributes:
         record: of the exact run.
-        place: how many operations have been computed.
+        place: number of the last operation.
         another: whether it has gone another way.
     """
 
@@ -446,7 +450,7 @@ class Beside:
     another: bool = field(default=False, init=False)
 
     def decision(self, func: Any, operands: Operands) -> Decision | None:
-        """Return what the exact run decides here; None if it decides nothing, or computes another."""
+        """Return the exact run's decision here; None if it decides nothing, or computes another operation."""
         steps = self.record.steps
         self.place += 1
         self.another = self.another or self.place >= len(steps) or not steps[self.place].fits(func, operands)
@@ -455,24 +459,24 @@ class Beside:
 
 @dataclass
 class Followed(Beside):
-    """What the exact run decides, taken over by a sample, or by a low-precision run."""
+    """A sample or a low-precision run, which takes the exact run's decisions over."""
 
     rounded: bool = False
     handed: str = ""
 
     @property
     def parted(self) -> bool:
-        """Whether nothing is known of what it computes from here on."""
+        """Whether the exact run says nothing of it from here on."""
         return self.another
 
     def lose(self, name: str) -> None:
-        """Note that this run does not have a tensor."""
+        """Note that this run lacks a tensor."""
         self.record.lose(name)
 
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Compute an operation by the decision of the exact run, and note if rounding could turn it."""
+        """Compute an operation by the exact decision, and note if rounding could turn it."""
         (args, kwargs), before = operands, self.another
         decision = self.decision(func, operands)
         if self.another and not before:
@@ -487,7 +491,7 @@ class Followed(Beside):
             except RuntimeError:  # a matrix that rounding makes singular, or not a number
                 return decision.solution.undefined
         decision.doubt(held, REACH, self.rounded)
-        if decision.state is not None:  # later draws are those of the exact run
+        if decision.state is not None:  # draws as the exact run did, so that later draws are the same
             func(*args, **kwargs)
         return decision.kind.follow(decision.decided, func, *args, **kwargs)
 
@@ -497,11 +501,11 @@ class Branch(Beside):
     """An exact run in which some decisions are turned.
 
     Attributes:
-        turns: by the number of an operation, where its decision is turned, and its other result.
-        share: how many times its effect all turns may have together, at most.
-        wholly: whether its operations are decided by rounding nearly everywhere.
-        because: what is decided.
-        spoils: whether what operations of linear algebra give is NaN in it.
+        turns: for the number of an operation, where it is turned, and its other result.
+        share: the largest effect of all turns together, as a multiple of this branch's.
+        wholly: whether rounding decides its operations nearly everywhere.
+        because: the decisions in words.
+        spoils: whether results of linear algebra are NaN in it.
     """
 
     turns: Mapping[int, tuple[Tensor, Tensor]]
@@ -522,17 +526,17 @@ class Branch(Beside):
         held: Operands,
         run: Run,
     ) -> Any:
-        """Compute an operation, by another decision where that is turned."""
+        """Compute an operation, by another decision where it is turned."""
         (args, kwargs), decision = operands, self.decision(func, operands)
         if decision is None:
             return run(*args, **kwargs)
         if isinstance(decision, Solving):
             return self._solve(decision, run, operands)
-        own = decision.decide_again(*held)
+        result = decision.decide_again(*held)
         if self.place in self.turns:
             where, other = self.turns[self.place]
-            own = torch.where(where, other, own) if own.shape == other.shape else other
-        return decision.kind.follow(own, func, *args, **kwargs)
+            result = torch.where(where, other, result) if result.shape == other.shape else other
+        return decision.kind.follow(result, func, *args, **kwargs)
 
     def _solve(self, decision: Solving, run: Run, operands: Operands) -> Any:
         if self.spoils:
@@ -545,12 +549,12 @@ class Branch(Beside):
         return decision.solution.turned(results, torch.where(where, other, decision.decided))
 
 
+# The number of an operation, where it is turned, and its other result.
 Turn = tuple[int, Tensor, Tensor]
-"""The number of an operation, where its decision is turned, and its other result."""
 
 
 def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -> list[Branch]:
-    """Return branches by each turn alone if there are few, else by half of all at a time, and by all."""
+    """Return branches by each turn alone if there are few, else by halves of all; and by all together."""
     groups = {place: decision.groups for place, decision in chosen.items()}
     count = sum(number for _, number in groups.values())
     because = first_of(list(dict.fromkeys(decision.name for decision in chosen.values())), 2)
@@ -574,6 +578,8 @@ def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -
                     other = torch.where(decision.differing(other), other, first_other)
                 for half, where in zip(halves, (first, ~first), strict=True):
                     half.append((place, where & (numbers > 0), other))
+            # Half of n effects with random signs add up to sqrt(n / 2) of one, and all with one sign to n:
+            # to sqrt(2 n) times as much.
             plans += [(half, math.sqrt(2 * count), because) for half in halves]
     joint = [
         [(p, one.differing(one.rounded), one.rounded) for p, one in chosen.items() if one.rounded is not None]
@@ -605,7 +611,7 @@ def _bare(func: Any) -> str:
     return str(func.overloadpacket.__name__).rstrip("_")
 
 
-# What it means for a tensor that some of its elements have several right values.
+# Tensors of which some elements have several right values.
 
 
 class Ties:
@@ -627,8 +633,9 @@ class Ties:
         self.nothing_of = ""
 
     def take(self, branch: Branch, array: Array) -> None:
-        """Take up what a branch gives; NaN where it gives nothing in that place."""
+        """Add the tensor of a branch, NaN where it has none."""
         if branch.spoils:
+            # Linear algebra of an ill-conditioned matrix leaves sigma larger than what it is to judge.
             size = abs(self.value)
             if size.ndim > 1:
                 size = np.sqrt(np.square(size).mean(-1, keepdims=True))
@@ -651,17 +658,15 @@ class Ties:
             self.together += apart
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
-        """Return the value nearest to the actual one, and sigma: NaN where that decides nothing.
-
-        An element agrees with any value that it may have, unless rounding decides an operation nearly
-        everywhere: then a wrong operation would agree too. Beyond all that turns can do it diverges.
-        """
+        """Return the right value nearest to the actual one, and sigma: NaN where that decides nothing."""
         if self.lost:
             return self.value, np.full(self.value.shape, np.nan)
         value, least = self.value, abs(actual - self.value)
         for other in self.allowed:
             nearer = self.affected & (abs(actual - other) < least)
             value, least = np.where(nearer, other, value), np.where(nearer, abs(actual - other), least)
+        # An element agrees with any of its values, unless rounding decides an operation nearly everywhere:
+        # then a wrong operation would agree too. Beyond all that turns can do it diverges.
         near = (least <= Z * self.sigma) & ~self.wholly
         beyond = abs(actual - self.value) > 2 * (self.together + self.halves) + Z * self.sigma
         unsure = (self.affected & ~near & ~beyond & np.isfinite(actual)) | self.spoilt

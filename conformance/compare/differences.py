@@ -1,7 +1,6 @@
-"""What two modules differ in before they compute anything: parameters, buffers and settings, by their paths.
+"""Differences of two modules before they compute anything: parameters, buffers and settings, by path.
 
-Each difference can be put into a copy of the reference. What that computes says whether it explains a
-divergence.
+Each can be put into a copy of the reference, whose result shows whether it explains a divergence.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from concord.conformance.wording import counted, few, instead
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
+# So many elements of a tensor are listed.
 FEW = 3
-"""So many elements of a tensor are told one by one."""
 
 SCALARS = (bool, int, float, str, type(None), torch.dtype)
 
@@ -39,12 +38,12 @@ FORMATS = ("bfloat16", "float16", "tf32")
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor or a setting that has another value in the candidate, or another kind of layer.
+    """A tensor, a setting or a kind of layer that differs in the candidate.
 
     Attributes:
-        text: what it is, in a sentence.
-        values: of the candidate, by the path of the module that has it in the reference, the name of what the
-            module holds, such as ``config``, if that has it, and its own name.
+        text: a sentence.
+        values: of the candidate, by the path of the reference's module, the object in it that holds the
+            setting, such as ``config``, or nothing, and the name.
     """
 
     text: str
@@ -52,7 +51,7 @@ class Difference:
 
     @property
     def is_layer(self) -> bool:
-        """Whether it is another kind of layer, whose code may be another."""
+        """Whether it is another kind of layer, whose code may differ."""
         return any(isinstance(value, nn.Module) for value in self.values.values())
 
     def within(self, active: Collection[str]) -> bool:
@@ -60,32 +59,31 @@ class Difference:
         return any({path, path.rpartition(".")[0]} & {*active} for path, _, _ in self.values)
 
     def applied(self, reference: ModuleReference) -> ModuleReference:
-        """Return the reference with the candidate's value in this place. It shares all other parameters."""
+        """Return a reference with the candidate's value in this place, which shares all other parameters."""
         known = {id(tensor): tensor for tensor in reference.model.parameters()}
         model = copy.deepcopy(reference.model, dict(known))
         for (path, inner, name), value in self.values.items():
             owner = model.get_submodule(path)
             put = setattr if isinstance(value, (Tensor, nn.Module)) else object.__setattr__
             put(getattr(owner, inner) if inner else owner, name, value)
-        made = replace(reference, model=model)
-        vars(made)["parameters"] = {
+        changed = replace(reference, model=model)
+        vars(changed)["parameters"] = {
             name: reference.parameters[name] if id(tensor) in known else computed(tensor.detach())
             for name, tensor in itertools.chain(
                 model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
             )
         }
-        return made
+        return changed
 
 
 def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]) -> Iterator[Difference]:
-    """Yield what differs by tensors and settings that both modules have under corresponding names.
-
-    Layouts that differ give none: what has no counterpart of the same shape is left out.
+    """Yield differences of tensors and settings that both modules have under corresponding names.
 
     Args:
         paths: gives the candidate's path of a submodule of the reference.
     """
     # The later of two names is that of the module itself, not of its compiled wrapper.
+    # What has no counterpart of the same shape is left out: another layout is no difference.
     others = {without_wrappers(name): one for name, one in theirs.named_modules(remove_duplicate=False)}
     tensors = defaultdict[tuple[int, int], list[tuple[str, str, Tensor, Tensor]]](list)
     told = set[tuple[int, int]]()  # what has several names is told once
@@ -119,24 +117,22 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _of_tensor(model: nn.Module, places: Sequence[tuple[str, str, Tensor, Tensor]]) -> Iterator[Difference]:
-    """Yield a tensor that holds other numbers in the candidate, in all places that share it there too."""
     path, name, right, actual = places[0]
     if type(actual.detach()) is not Tensor or "meta" in (right.device.type, actual.device.type):
         return
-    made = actual.detach().to(right.dtype)
-    arrays = [numbers(x).astype(np.float64) for x in (right, made)]
+    cast = actual.detach().to(right.dtype)
+    arrays = [numbers(x).astype(np.float64) for x in (right, cast)]
     if not np.array_equal(arrays[0], arrays[1], equal_nan=True):
         full, here = ".".join(filter(None, (path, name))), {(path, name) for path, name, _, _ in places}
         parameters = model.named_parameters(remove_duplicate=False)
         others = (own for own, x in parameters if x is right and tuple(own.rpartition(".")[::2]) not in here)
         tied = next((f" (in the reference it is `{own}`)" for own in others), "")
-        value = nn.Parameter(made, requires_grad=False) if isinstance(right, nn.Parameter) else made
+        value = nn.Parameter(cast, requires_grad=False) if isinstance(right, nn.Parameter) else cast
         text = f"`{full}` {_told(model, right, *arrays)}{tied}"
         yield Difference(text, {(path, "", name): value for path, name in here})
 
 
 def _told(model: nn.Module, right: Tensor, expected: Array, actual: Array) -> str:
-    """Say how a tensor differs, in words that follow its name."""
     wrong = ~((expected == actual) | (np.isnan(expected) & np.isnan(actual)))
     if wrong.sum() <= FEW and actual.size > 1:
         numbered = (
@@ -167,7 +163,7 @@ def _told(model: nn.Module, right: Tensor, expected: Array, actual: Array) -> st
 
 
 def _moved(expected: Array, actual: Array) -> dict[int, int]:
-    """Return which line of a tensor stands in which place; empty if others do, or some are the same."""
+    """Return which line of a tensor stands in which place; empty if others do, or some are equal."""
     lines = {line.tobytes(): place for place, line in enumerate(np.ascontiguousarray(expected))}
     source = [lines.get(line.tobytes(), -1) for line in np.ascontiguousarray(actual)]
     if len(lines) < len(expected) or sorted(source) != list(range(len(source))):
@@ -176,12 +172,11 @@ def _moved(expected: Array, actual: Array) -> dict[int, int]:
 
 
 def _of_settings(path: str, module: nn.Module, other: nn.Module) -> Iterator[Difference]:
-    """Yield settings of one module, and of its configuration, that have other values in the candidate."""
     held = {name: value for name, value in vars(module).items() if _is_configuration(name, value)}
     for inner, own in {"": module, **held}.items():
         theirs = vars(other).get(inner) if inner else other
         mine, made = (_settings(owner) for owner in (own, theirs))
-        # What a module has worked out of its settings goes with them, as a convolution's padding.
+        # What a module derives from its settings goes with them, as a convolution's padding.
         same = type(own) is type(theirs)
         derived = {key: value for key, value in made.items() if same and key.startswith("_")}
         for name in mine.keys() & made.keys() - derived.keys():
@@ -200,7 +195,6 @@ def _is_configuration(name: str, value: Any) -> bool:
 
 
 def _settings(owner: Any) -> dict[str, Any]:
-    """Return the settings of a module or of its configuration: numbers, words, and functions with a name."""
     held = getattr(owner, "__dict__", {})
     fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in held.items()}
     return {name: value for name, value in fixed.items() if _name(value) or _plain(value)}
@@ -211,13 +205,12 @@ def _plain(value: Any) -> bool:
 
 
 def _name(value: Any) -> str:
-    """Return the name of a function that a setting may be; a lambda has none."""
     name = getattr(value, "__name__", "") if callable(value) and not isinstance(value, type) else ""
     return name if name != "<lambda>" else ""
 
 
 def _spread(value: Any) -> Any:
-    """Return a setting so that it can be compared: a kernel of (3, 3) is one of 3."""
+    # A kernel of (3, 3) is one of 3.
     if isinstance(value, tuple) and len({*value}) == 1:
         return value[0]
     return _name(value) or value

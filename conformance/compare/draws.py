@@ -21,41 +21,41 @@ from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from concord.spec.text import first_of
 
+# Exact tensors may differ by this share of their size from run to run, as sums in another order do.
 REPEATED = 2.0**-30
-"""Share of its size by which an exact tensor may differ from run to run: sums in another order do that."""
 
 
 def states(*generators: torch.Generator | None) -> list[bytes]:
-    """Return the states of all generators that a model shares with others, and of some of its own."""
-    found = [torch.get_rng_state()]
+    """Return the states of all global generators, and of some others."""
+    tensors = [torch.get_rng_state()]
     if torch.cuda.is_initialized():
-        found += torch.cuda.get_rng_state_all()
-    found += [generator.get_state() for generator in generators if generator is not None]
+        tensors += torch.cuda.get_rng_state_all()
+    tensors += [generator.get_state() for generator in generators if generator is not None]
     shared = repr(random.getstate()), repr(np.random.get_state())
-    return [*(bytes(state.numpy()) for state in found), *map(str.encode, shared)]
+    return [*(bytes(state.numpy()) for state in tensors), *map(str.encode, shared)]
 
 
 def drawn(model: ModuleReference) -> list[str]:
-    """Return the operations that draw random numbers of no seed, each with its line of source."""
-    found = dict[str, None]()
+    """Return the operations that draw random numbers without a seed, each with its line of source."""
+    operations = dict[str, None]()
 
     def watch(operation: Operation) -> Any:
         own = operation.kwargs.get("generator")
         before, line = states(own), source_line()
         result = operation()
         if states(own) != before and (own is not None or model.seed is None):
-            found[f"{operation.name} ({line})"] = None
+            operations[f"{operation.name} ({line})"] = None
         return result
 
     model.watched(Watched(watch))
-    return [*found]
+    return [*operations]
 
 
 def constants(model: ModelReference) -> set[str]:
-    """Return the activations of a module that are computed of parameters alone, or of nothing."""
+    """Return the activations that are computed of parameters alone, or of nothing."""
     if not isinstance(model, ModuleReference):
         return set()
-    free, found = WeakIdKeyDictionary(), set[str]()
+    free, names = WeakIdKeyDictionary(), set[str]()
 
     def watch(operation: Operation) -> Any:
         result = operation()
@@ -68,14 +68,14 @@ def constants(model: ModelReference) -> set[str]:
 
     def take(name: str, tensor: Tensor) -> None:
         if tensor in free or isinstance(tensor, nn.Parameter):
-            found.add(name)
+            names.add(name)
 
     replace(model, cotangents=None).observe(take, Watched(watch))
-    return found
+    return names
 
 
 def change(arrays: Mapping[str, Array], others: Mapping[str, Array]) -> tuple[str, float]:
-    """Return the first tensor that differs in its bits, and the largest difference as a share of a size."""
+    """Return the first tensor whose bits differ, and the largest difference as a share of a tensor's size."""
     first, largest = "", 0.0
     for name, array in arrays.items():
         other = others.get(name)
@@ -92,10 +92,10 @@ def change(arrays: Mapping[str, Array], others: Mapping[str, Array]) -> tuple[st
 
 
 def refuse_changes(reference: ModelReference) -> str:
-    """Refuse a reference that gives something else when it runs again: it says nothing of what is right.
+    """Refuse a reference that gives something else when it runs again: it has no right answer.
 
     Returns:
-        What is to be said of one whose bits differ by rounding; empty if they do not.
+        A note if its bits differ by rounding alone; empty if they do not.
 
     Raises:
         SpecError: naming the operations that draw, or the first activation that differs.
@@ -110,7 +110,7 @@ def refuse_changes(reference: ModelReference) -> str:
             f"the reference draws random numbers, so there is no right answer: {first_of(operations, 3)}; "
             f"switch that off{seed}"
         )
-    if not name:  # what was drawn changes nothing
+    if not name:  # something was drawn, and changes nothing
         return ""
     runs = [dict[str, Array]() for _ in range(2)]
     for run in runs:
@@ -125,8 +125,9 @@ def refuse_changes(reference: ModelReference) -> str:
 
 
 def again(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
-    """Return what is to be said of a candidate that gives something else when it runs again, if it does."""
+    """Return a note if a candidate gives something else when it runs again; empty if not."""
     name, share = change(first, run())
+    # Sums in another order change bits too, by far less than this.
     if share <= np.sqrt(precision(dtype).unit_roundoff):
         return ""
     return f"the candidate gives something else each time: {name} by {share:.1g} of its size"

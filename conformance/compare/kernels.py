@@ -1,6 +1,6 @@
-"""Kernels whose errors are larger than those of the operation as it is written: their names and words.
+"""Kernels that err by more than the operation as it is written: names and words.
 
-How large their errors are stands beside the sums of :mod:`~.aten_arithmetic`.
+:mod:`~.aten_arithmetic` holds the size of their errors.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ class Kernel:
     """A kernel that a candidate may have run.
 
     Attributes:
-        text: what it does, in words that follow "explained by".
-        concerns: names of the operations and functions of which one has to occur.
-        switch: what avoids it. Empty: it is a right algorithm, which need not be declared.
+        text: words that follow "explained by".
+        concerns: operations and functions of which one has to occur.
+        switch: what avoids it. Empty: a right algorithm, which need not be declared.
     """
 
     text: str

@@ -1,9 +1,8 @@
-"""What is right: a PyTorch module, what it is called with, and what it computes by name in any arithmetic.
+"""A PyTorch module as the reference: its activations by name, in any arithmetic.
 
-An activation is an output of a submodule: ``encoder.layer.0.attention``. A submodule that is called again
-has another, ``norm#2``; of several tensors that one returns each has its place, ``lstm[1]`` or
-``decoder[logits]``.
-What a module passes on as it is, such as dropout that is switched off, has none of its own.
+An activation is an output of a submodule, ``encoder.layer.0.attention``. A submodule that is called again has
+another, ``norm#2``; several tensors that one returns have their places, ``lstm[1]`` or ``decoder[logits]``.
+What a module passes on as it is, such as inactive dropout, has none of its own.
 """
 
 from __future__ import annotations
@@ -58,40 +57,40 @@ from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPU
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line, shown
 
+# Takes each tensor by name as soon as it is computed; what follows may work on it in place.
 Take = Callable[[str, Tensor], None]
-"""Takes each tensor by name as soon as it is computed; what follows may work on it in place."""
 
+# The name of what the whole module returns.
 OUTPUT = "output"
-"""The name of what the whole module returns."""
 
+# Of cotangents.
 SEED = 0xC0
-"""Of cotangents."""
 
 HALF = (torch.bfloat16, torch.float16)
 
+# Samples of a first look, which may only say that all is well.
 FEW = 6
-"""Samples of a first look, which may only say that all is well."""
 
 
+# Characters of an error's text that are passed on.
 LONGEST_LINE = 400
-"""Characters of what an error says that are passed on."""
 
+# Characters of the key of a result that its name keeps.
 LONGEST_KEY = 80
-"""Characters of the key of a result that its name keeps."""
 
 
 def is_output(name: str) -> bool:
-    """Return whether a tensor is one that the whole module returns."""
+    """Return whether the whole module returns a tensor."""
     return name == OUTPUT or name.startswith(f"{OUTPUT}[")
 
 
 def nothing(name: str) -> None:
-    """Use every tensor as it is computed."""
+    """Pin nothing: every tensor is used as it is computed."""
 
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Have a block draw from a seed, of whatever generator is not its own; None: as it comes."""
+    """Have a block draw from a seed, in every global generator; None: as it comes."""
     if seed is None:
         yield
         return
@@ -108,19 +107,18 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 class Finished(Exception):
-    """What is wanted has been computed."""
+    """Raised by an observer that needs nothing more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReference:
-    """What is right: what it is called with, and what it is asked for.
+    """A reference with its inputs, and what it is asked for.
 
     Attributes:
         args, kwargs: its inputs, as tensors.
-        cotangents: of outputs, by name: the scalar that is differentiated is the sum of their products.
-            None: no gradients are wanted.
-        declared: what candidates need not compute: :data:`concord.conformance.compare.DECLARATIONS`.
-        role: what it is called where it cannot be run.
+        cotangents: of outputs, by name: the sum of their products is differentiated. None: no gradients.
+        declared: what candidates need not compute (:data:`concord.conformance.compare.DECLARATIONS`).
+        role: its name in errors.
         seed: from which each run draws random numbers, if it may draw any.
     """
 
@@ -133,16 +131,15 @@ class ModelReference:
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
-        """What one correct run computes, in the dtypes that a candidate has.
+        """One correct run in the dtypes of a candidate, by name, in the order of computation.
 
-        That is activations by name, in the order of computation, the outputs, and ``gradients.<name>`` of
-        parameters and ``gradients.taps.<name>`` of activations.
+        It holds activations, outputs, ``gradients.<parameter>`` and ``gradients.taps.<activation>``.
         """
         raise NotImplementedError
 
     @property
     def blind_rows(self) -> str:
-        """What a row of a softmax that sees no key holds, where that is declared: zero, or uniform."""
+        """What a softmax gives a row that sees no key, where that is declared: zero, or uniform."""
         held = {BLIND_ROWS_ZERO: "zero", BLIND_ROWS_UNIFORM: "uniform"}
         return next((what for name, what in held.items() if name in self.declared), "")
 
@@ -151,15 +148,15 @@ class ModelReference:
         raise NotImplementedError
 
     def runs(self, seeds: range, truth: Any) -> list[Any]:
-        """Return arithmetics that make sigma: samples by their seeds, and low-precision runs.
+        """Return the arithmetics that make sigma: samples by their seeds, and low-precision runs.
 
         Args:
-            truth: the arithmetic in which the truth was computed: what it decided they decide too.
+            truth: the arithmetic of the truth, whose decisions they take over.
         """
         raise NotImplementedError
 
     def others(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return other low-precision runs, which say what rounding many elements may share."""
+        """Return other low-precision runs, which show what rounding many elements may share."""
         return []
 
     def branches(self, truth: Any) -> list[Any]:  # noqa: ARG002
@@ -167,7 +164,7 @@ class ModelReference:
         return []
 
     def lost(self, truth: Any) -> Mapping[str, str]:  # noqa: ARG002
-        """Return tensors that not every run has in the same shape, and why."""
+        """Return tensors that some run lacks, or has in another shape, and why."""
         return {}
 
     def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
@@ -178,7 +175,7 @@ class ModelReference:
 
     @functools.cached_property
     def activations(self) -> dict[str, Activation]:
-        """Every tensor that a run may have, in the order of computation; each in its own dtype."""
+        """Every tensor that a run may have, in the order of computation."""
         return {
             name: Activation(
                 tuple(tensor.shape),
@@ -196,12 +193,12 @@ class ModelReference:
 
     @property
     def absent(self) -> list[str]:
-        """Outputs that the candidate is declared not to have: some by name, or all."""
+        """Outputs that the candidate is declared not to have."""
         outputs = [name for name in self.plain if is_output(name)]
         return [name for name in outputs if {name, OUTPUT} & {*self.declared}]
 
     def expect(self, pin: Pin | None) -> Iterator[Expectation]:
-        """Yield what a correct run yields, and how far it may lie from it: at a first look, then for good."""
+        """Yield what a correct run yields, at a first look and then in full."""
         truth, where = self.exact(), "end to end" if pin is None else "each stretch"
         compute = partial(self.compute, pin=pin or nothing)
         dtypes = {name: activation.dtype for name, activation in self.activations.items()}
@@ -215,17 +212,17 @@ class ModelReference:
 
             compute(arithmetic, take)
 
-        found = Estimate(observed, dtypes, truth=truth)
+        estimate = Estimate(observed, dtypes, truth=truth)
         for seeds in (range(FEW), range(FEW, SAMPLES)):
             say(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
-            found.add_runs(self.runs(seeds, truth), f"deriving tolerances, {where}")
+            estimate.add_runs(self.runs(seeds, truth), f"deriving tolerances, {where}")
             for arithmetic in [] if seeds.start or not coherent.halves else self.others(truth):
                 compute(arithmetic, partial(coherent.take, arithmetic))
-            independent, last = found.independent(), seeds.stop == SAMPLES
-            sigmas, branches = found.sigmas(last=last), self.branches(truth)
+            independent, last = estimate.independent(), seeds.stop == SAMPLES
+            sigmas, branches = estimate.sigmas(last=last), self.branches(truth)
             if branches and not last:
                 continue  # with more samples more decisions may be open
-            ties = {name: Ties(value, sigmas[name]) for name, value in found.values.items()}
+            ties = {name: Ties(value, sigmas[name]) for name, value in estimate.values.items()}
             for place, branch in enumerate(branches):
                 say(f"{where}: decisions of rounding, {place + 1} of {len(branches)}")
                 _take(ties, compute, branch)
@@ -233,7 +230,7 @@ class ModelReference:
                 ties[name].lost = why
             yield Expectation(
                 self.precision,
-                found.values,
+                estimate.values,
                 sigmas,
                 dict.fromkeys(sigmas, ""),
                 independent=independent,
@@ -246,13 +243,13 @@ class ModelReference:
 
     def compute_exactly(self, pin: Pin) -> dict[str, Array]:
         """Return every tensor in exact arithmetic."""
-        found: dict[str, Array] = {}
-        self.compute(self.exact(), found.__setitem__, pin)
-        return found
+        values: dict[str, Array] = {}
+        self.compute(self.exact(), values.__setitem__, pin)
+        return values
 
     @functools.cached_property
     def padding(self) -> NDArray[np.bool_] | None:
-        """Which tokens candidates need not compute, (B, T), if that is declared."""
+        """Tokens that candidates need not compute, (B, T), if that is declared."""
         return ~self.real.numpy() if UNCOMPUTED_PADDING in self.declared else None
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
@@ -267,7 +264,7 @@ class ModelReference:
         return ""
 
     def untouched(self) -> contextlib.AbstractContextManager[list[str]]:
-        """Put back in the end what a block changes of it, and name that."""
+        """Undo what a block changes of the reference, and yield its names."""
         return contextlib.nullcontext([])
 
     def cast(self, dtype: torch.dtype) -> Any:
@@ -275,13 +272,13 @@ class ModelReference:
         raise NotImplementedError
 
     def given(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
-        """Return the inputs by the names of their fields, with what a function makes of each tensor."""
+        """Return the inputs by their fields, each tensor through a function."""
         given = {"args": self.args, "kwargs": dict(self.kwargs)}
-        found: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, given)
-        return found
+        inputs: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, given)
+        return inputs
 
     def given_in(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Return the inputs, floating-point numbers in a dtype."""
+        """Return the inputs, with floating-point numbers in a dtype."""
         return self.given(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     @property
@@ -291,12 +288,12 @@ class ModelReference:
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What a correct run computes, as arrays."""
+        """A correct run as arrays."""
         return {name: numbers(tensor) for name, tensor in self.plain.items()}
 
     @property
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """The inputs as arrays of their own, positional ones by number."""
+        """Copies of the inputs as arrays, positional ones by number."""
         given = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
         return {name: numbers(entry).copy() for name, entry in given.items() if isinstance(entry, Tensor)}
 
@@ -312,7 +309,7 @@ class ModelReference:
 
     @property
     def real(self) -> Tensor:
-        """Which tokens are no padding, (B, T).
+        """Tokens that are no padding, (B, T).
 
         Raises:
             SpecError: if no input says so.
@@ -327,13 +324,13 @@ class ModelReference:
 
 @dataclass(frozen=True)
 class ModuleReference(ModelReference):
-    """A PyTorch module.
+    """A PyTorch module as the reference.
 
     Attributes:
         model: the module.
-        compiled: whether parts of it that are compiled run so; what is right is what they say eagerly.
-        quantized: weights that have other values than the user's, and how far they lie off, as a share of
-            their size.
+        compiled: whether its compiled parts run compiled; the truth is eager always.
+        quantized: weights that have other values than the user's, and their distance as a share of their
+            size.
         tf32: whether candidates may compute products in TF32.
     """
 
@@ -355,35 +352,35 @@ class ModuleReference(ModelReference):
 
     @property
     def plain(self) -> dict[str, Tensor]:
-        """What the module computes as it is."""
+        """The tensors of the module as it runs."""
         return self._as_it_is[0]
 
     @property
     def state(self) -> list[str]:
-        """What a forward pass changes of what the module keeps, by name."""
+        """Names of what a forward pass changes of the module."""
         return self._as_it_is[1]
 
     def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> dict[str, Tensor]:
-        """Return what the module computes in modes that see its operations."""
+        """Return the module's tensors, computed in modes that see its operations."""
         return self._watched(*modes, hooked=hooked)[0]
 
     def _watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> tuple[dict[str, Tensor], list[str]]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
 
         def keep(name: str, tensor: Tensor) -> None:
-            found[name] = parts(tensor.detach()).clone()
+            tensors[name] = parts(tensor.detach()).clone()
 
-        return found, self.observe(keep, *modes, hooked=hooked)
+        return tensors, self.observe(keep, *modes, hooked=hooked)
 
     @functools.cached_property
     def parameters(self) -> dict[str, Tensor]:
-        """Parameters with float64 values, those that are shared once."""
-        own = dict(self.model.named_parameters(remove_duplicate=False))
-        made = {id(tensor): computed(tensor) for tensor in own.values()}
+        """Parameters with float64 values, shared ones once."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        by_identity = {id(tensor): computed(tensor) for tensor in parameters.values()}
         if self.cotangents is not None:
-            for tensor in own.values():
-                made[id(tensor)].requires_grad_(tensor.requires_grad)
-        return {name: made[id(tensor)] for name, tensor in own.items()}
+            for tensor in parameters.values():
+                by_identity[id(tensor)].requires_grad_(tensor.requires_grad)
+        return {name: by_identity[id(tensor)] for name, tensor in parameters.items()}
 
     def _copies(self, used: Mapping[str, Tensor], wrap: Callable[[Tensor], Tensor]) -> Copies:
         known = {id(module): module for module in self.model.modules()}
@@ -391,10 +388,10 @@ class ModuleReference(ModelReference):
         return Copies(wrap, known | {id(tensor): used[name] for name, tensor in own})
 
     def untouched(self, copied: Copies | None = None) -> contextlib.AbstractContextManager[list[str]]:
-        """Put back in the end what a block changes of the module.
+        """Undo what a block changes of the module, and yield its names.
 
         Args:
-            copied: makes the copies that it uses.
+            copied: makes the copies that the block uses.
         """
         own = dict(self.model.named_parameters(remove_duplicate=False))
         fixed = own | dict(self.model.named_buffers())
@@ -402,16 +399,16 @@ class ModuleReference(ModelReference):
         return kept(self.model, copied or self._copies(own, lambda x: x), values)
 
     def exact(self) -> ExactMode:
-        """Return the arithmetic of the truth, which records what it decides."""
+        """Return the arithmetic of the truth, which records its decisions."""
         return ExactMode(Decisions())
 
     def runs(self, seeds: range, truth: ExactMode) -> list[ExactMode]:
-        """Return samples; with the first, a low-precision run."""
+        """Return samples; with the first of them, a low-precision run."""
         samples = [Perturbed(seed, Followed(truth.recorded)) for seed in seeds]
         return [*samples, *([] if seeds.start else [Rounded(Followed(truth.recorded, rounded=True))])]
 
     def others(self, truth: ExactMode) -> list[ExactMode]:
-        """Return a low-precision run whose constants are rounded too, which a whole tensor shares."""
+        """Return a low-precision run whose constants are rounded too, an error that a whole tensor shares."""
         return [Rounded(Followed(truth.recorded, rounded=True), constants=True)]
 
     def branches(self, truth: ExactMode) -> list[ExactMode]:
@@ -419,53 +416,52 @@ class ModuleReference(ModelReference):
         return [ExactMode(branch) for branch in truth.recorded.branches()]
 
     def lost(self, truth: ExactMode) -> Mapping[str, str]:
-        """Return tensors that not every run has in the same shape, and why."""
+        """Return tensors that some run lacks, or has in another shape, and why."""
         return truth.recorded.lost
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
         """Compute every activation, and gradients if they are wanted."""
         take = handing(observer, arithmetic, self.plain)
         self.observe(take, arithmetic, pin=pin)
-        for name in self.plain:  # not computed if the arithmetic goes another way
+        for name in self.plain:  # those that this arithmetic did not compute, since it went another way
             take(name, None)
 
     def observe(
         self, take: Take, *modes: TorchDispatchMode, pin: Pin = nothing, hooked: bool = True
     ) -> list[str]:
-        """Run the module, and hand on what it computes.
+        """Run the module, and hand on its tensors.
 
-        The run has inputs, buffers and attributes of its own. What it changes of them, or of parameters, is
-        put back, and no other run sees it.
+        Inputs, buffers and attributes are copies. Changes of them or of parameters are undone: no other run
+        sees them.
 
         Args:
             take: called with each tensor; it may raise :class:`Finished`.
             modes: in which it runs: an arithmetic first, if there is one.
-            pin: says what an arithmetic uses in place of an activation, and of its gradient on the way back.
-            hooked: whether activations are handed on. A module may compute otherwise then: a compiler fuses
-                less, and a fast path is not taken.
+            pin: gives what replaces an activation, and its gradient on the way back.
+            hooked: whether activations are handed on. A compiler fuses less then, and no fast path is taken.
 
         Returns:
-            What it changed of the module, by name.
+            Names of what it changed of the module.
 
         Raises:
             SpecError: if the module returns no floating-point tensor, or cannot be run.
         """
         arithmetic = modes[0] if modes and isinstance(modes[0], ExactMode) else None
         device = next((p.device for p in self.model.parameters()), "cpu")
-        own = dict(self.model.named_parameters(remove_duplicate=False))
-        used = self.parameters if arithmetic else own
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        used = self.parameters if arithmetic else parameters
         trained = {name: used[name] for name, _ in self.model.named_parameters() if used[name].requires_grad}
-        # Made here: what is made within an arithmetic is computed in it.
+        # Copied before the modes are entered: an arithmetic would compute the copies too.
         copied = self._copies(used, computed if arithmetic else lambda x: x)
-        values = {name: (value_of(used[name]), x.detach()) for name, x in own.items()}
+        values = {name: (value_of(used[name]), x.detach()) for name, x in parameters.items()}
         why = ["cannot be computed in exact arithmetic, though it runs"] if arithmetic else []
         outputs = dict[str, Tensor]()
         with running(self.role, *why), contextlib.ExitStack() as stack:
             state = kept(self.model, copied, values) if arithmetic else self.untouched(copied)
             changed = stack.enter_context(state)
-            given = copied({"args": self.args, "kwargs": dict(self.kwargs)})
+            inputs = copied({"args": self.args, "kwargs": dict(self.kwargs)})
             if not arithmetic:
-                given = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, given)
+                inputs = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
             stack.enter_context(contextlib.suppress(Finished))
             if hooked:
                 stack.enter_context(without_fast_paths())  # hooks switch off most of them, but not all
@@ -486,7 +482,7 @@ class ModuleReference(ModelReference):
             for mode in modes:
                 stack.enter_context(mode)
             stack.enter_context(seeded(self.seed))
-            result = self.model(*given["args"], **given["kwargs"])
+            result = self.model(*inputs["args"], **inputs["kwargs"])
             outputs |= named(result, OUTPUT)
             if not outputs:
                 what = f"tensor of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
@@ -504,10 +500,10 @@ class ModuleReference(ModelReference):
     def _hook(
         self, take: Take, pin: Pin, arithmetic: ExactMode | None, outputs: Mapping[str, Tensor]
     ) -> Callable[..., None]:
-        """Return what takes up what a submodule returns, and gives it the value that is used from then on.
+        """Return the hook of a submodule, which hands on its result and pins it.
 
         Args:
-            outputs: of the module, once they are there: a gradient before is one of its own forward pass.
+            outputs: of the module, once they are there: a gradient before belongs to its own forward pass.
         """
         calls, known = Counter[str](), WeakIdKeyDictionary()
 
@@ -551,9 +547,8 @@ class ModuleReference(ModelReference):
     def _differentiate(
         self, outputs: Mapping[str, Tensor], trained: Mapping[str, Tensor], take: Take
     ) -> None:
-        """Hand on the gradients of parameters, in the order in which they are computed."""
-        given = self.cotangents or {}
-        used = {name: x for name, x in outputs.items() if name in given and x.requires_grad}
+        cotangents_by_name = self.cotangents or {}
+        used = {name: x for name, x in outputs.items() if name in cotangents_by_name and x.requires_grad}
         if not used or not trained:
             return
 
@@ -565,7 +560,9 @@ class ModuleReference(ModelReference):
             for name, tensor in trained.items():
                 given_name = f"gradients.{without_wrappers(name)}"
                 stack.callback(tensor.register_hook(partial(back, given_name)).remove)
-            cotangents = [joined(given[name], x.dtype).to(x.device, x.dtype) for name, x in used.items()]
+            cotangents = [
+                joined(cotangents_by_name[name], x.dtype).to(x.device, x.dtype) for name, x in used.items()
+            ]
             gradients = torch.autograd.grad(
                 [*used.values()], [*trained.values()], cotangents, allow_unused=True
             )
@@ -575,7 +572,7 @@ class ModuleReference(ModelReference):
 
 
 def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """Return which elements of an activation stand in some tokens; None if its axes do not say it.
+    """Return which elements of an activation stand in some tokens; None if its axes do not show it.
 
     Args:
         rows: the tokens, (B, T).
@@ -594,7 +591,6 @@ def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]
 
 
 def _take(ties: Mapping[str, Ties], compute: Callable[..., None], branch: Any) -> None:
-    """Take up what a branch gives."""
     left = {**ties}
 
     def take(name: str, array: Array) -> None:
@@ -614,49 +610,50 @@ def parts(tensor: Tensor) -> Tensor:
 
 
 def joined(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return pairs as complex numbers, if a dtype is one of those."""
+    """Return pairs as complex numbers, if the dtype is complex."""
     return torch.view_as_complex(tensor) if dtype.is_complex else tensor
 
 
+# PyTorch's compiler. Nothing is compiled before it is imported, which takes seconds: so it is never imported
+# here.
 DYNAMO = "torch._dynamo"
-"""The module of PyTorch's compiler. Nothing is compiled before it is imported, which takes seconds."""
 
+# The wrapper of a compiled module holds the module under this name.
 WRAPPER = "_orig_mod"
-"""What the wrapper of a compiled module calls the module."""
 
 
 def without_wrappers(path: str) -> str:
-    """Return the path of a module or of its parameter without what ``torch.compile`` puts into it."""
+    """Return the path of a module or parameter without the wrappers of ``torch.compile``."""
     return ".".join(part for part in path.split(".") if part != WRAPPER)
 
 
 def submodules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules within that may have hooks, by their paths; a wrapper for its module."""
-    found: dict[str, nn.Module] = {}
+    """Return the submodules that may have hooks, by path; a wrapper stands for its module."""
+    modules: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         if not isinstance(module, torch.jit.ScriptModule):
-            found.setdefault(without_wrappers(path), module)
-    found.pop("", None)
-    found.pop(OUTPUT, None)  # its activation would stand, and be pinned, for what the whole module returns
-    return found
+            modules.setdefault(without_wrappers(path), module)
+    modules.pop("", None)
+    modules.pop(OUTPUT, None)  # its activation would be taken, and pinned, as the output of the whole module
+    return modules
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module of which ``torch.compile`` made this one, or parts of it."""
+    """Return the module from which ``torch.compile`` made this one, or parts of it."""
     if WRAPPER in dict(model.named_children()):
         return unwrapped(model.get_submodule(WRAPPER))
     paths = [path for path, _ in model.named_modules()]
     wrappers = [path.removesuffix(f".{WRAPPER}") for path in paths if path.endswith(f".{WRAPPER}")]
-    made = copy.deepcopy(model) if wrappers else model
+    bare = copy.deepcopy(model) if wrappers else model
     for path in reversed(wrappers):  # one may stand in another
-        made.set_submodule(path, made.get_submodule(f"{path}.{WRAPPER}"))
-    return made
+        bare.set_submodule(path, bare.get_submodule(f"{path}.{WRAPPER}"))
+    return bare
 
 
 @contextlib.contextmanager
 def recompiling() -> Iterator[None]:
-    """Have what is compiled be compiled anew: the compiler's code knows nothing of hooks that come or go."""
-    torch.compiler.reset()
+    """Have compiled modules compiled anew."""
+    torch.compiler.reset()  # compiled code knows nothing of hooks that come or go
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
@@ -668,11 +665,11 @@ def recompiling() -> Iterator[None]:
 def handing(
     observer: Observer, arithmetic: ExactMode, plain: Mapping[str, Tensor]
 ) -> Callable[[str, Tensor | None], None]:
-    """Return what hands on tensors that an arithmetic gives, as arrays: one sample, or exact values.
+    """Return an observer of tensors that hands them on as arrays: of a sample, or exact ones.
 
     Args:
-        plain: what a run as it is gives. What has another shape here, as of an expert that is given other
-            tokens, is not determined.
+        plain: a run as it is. A tensor that has another shape here, as of an expert that gets other tokens,
+            is not determined.
     """
     seen = set[str]()
 
@@ -692,42 +689,42 @@ def handing(
 
 
 def numbers(tensor: Tensor) -> NDArray[np.floating]:
-    """Return a tensor as an array: the value that it has in an arithmetic, half precisions as float32."""
+    """Return a tensor's value as an array, half precisions as float32."""
     with _disable_current_modes():  # an arithmetic would take it for an operand
         tensor = parts(value_of(tensor) if isinstance(tensor, Computed) else tensor.detach().cpu())
         return (tensor.float() if tensor.dtype in HALF else tensor).resolve_neg().numpy()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype as a precision has it."""
+    """Return the name of a dtype as a precision."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype that a module computes in: that of its first floating-point parameter."""
+    """Return the dtype of a module: that of its first floating-point parameter."""
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
     return next((dtype for dtype in dtypes if dtype in ROUNDOFF), torch.float32)
 
 
 def named(result: Any, stem: str) -> dict[str, Tensor]:
-    """Return the floating-point tensors of what a module returns, each by its name."""
+    """Return the floating-point tensors of a module's result by name."""
     tensors = [(place, leaf) for place, leaf in _leaves(result) if is_continuous(leaf)]
-    found = dict[str, Tensor]()
+    tensors_by_name = dict[str, Tensor]()
     for place, tensor in tensors:
         name = stem if len(tensors) == 1 or not place else f"{stem}[{place}]"
-        while name in found:  # keys may look the same: 1 and "1"
+        while name in tensors_by_name:  # keys may look the same: 1 and "1"
             name += "'"
         if tensor.is_nested or tensor.dtype not in ROUNDOFF:
             kind = "a nested tensor" if tensor.is_nested else f"of {tensor.dtype}"
             raise SpecError(
                 f"{name} is {kind} but must be a tensor of one shape, in float32 or a half precision"
             )
-        found[name] = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    return found
+        tensors_by_name[name] = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return tensors_by_name
 
 
 def discrete(result: Any) -> dict[str, Tensor]:
-    """Return the whole numbers, truth values and numbers of Python in what the module returns, in float64."""
+    """Return the whole numbers and truth values of the module's result, in float64."""
     with _disable_current_modes():  # rounding of the model's dtype is none of theirs
         return {
             f"{OUTPUT}[{place}]": torch.as_tensor(leaf).double()
@@ -737,7 +734,7 @@ def discrete(result: Any) -> dict[str, Tensor]:
 
 
 def is_continuous(leaf: Any) -> bool:
-    """Return whether something is a tensor of floating-point or complex numbers."""
+    """Return whether an object is a tensor of floating-point or complex numbers."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
@@ -756,8 +753,8 @@ def running(what: str, why: str = "cannot be run with these inputs") -> Iterator
     """Refuse in one line what cannot be run.
 
     Args:
-        what: is run.
-        why: it is refused.
+        what: the subject of the error.
+        why: the reason.
 
     Raises:
         SpecError: for whatever a model raises, and where it ends the process.
@@ -773,7 +770,7 @@ def running(what: str, why: str = "cannot be run with these inputs") -> Iterator
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type, the first line that it says, and the user's line that led to it."""
+    """Return an error's type, its first line, and the user's line that led to it."""
     lines = [
         f" ({Path(frame.f_code.co_filename).name}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Whether a comparison could have failed, and whether a sample depends on what it is batched with."""
+"""Whether a comparison could have failed, and whether a sample depends on its batch."""
 
 from __future__ import annotations
 
@@ -18,34 +18,33 @@ from concord.spec.errors import SpecError
 
 ANOTHER_SHAPE = "it has another shape alone than in its batch"
 
+# Of each bug the number of mutants ``tried``, of those ``found``, and of ``silent`` ones, which have the same
+# bits with these inputs.
 Proof = Mapping[OperationBug, Counter[str]]
-"""Of each bug, how many mutants were ``tried``, how many of them the comparison ``found``, and how many were
-``silent``: they compute the same, bit for bit, with these inputs.
-"""
 
 
 def prove(comparison: ModelComparison) -> Proof:
-    """Put each bug into a run of the reference: into all operations that can have it, the first, the last.
+    """Put each bug into the reference: into all operations that can have it, the first, the last.
 
     A mutant delivers what the candidate delivered. It is found if it diverges end to end, or locally.
     """
     if not isinstance(comparison.reference, ModuleReference):
         raise SpecError("bugs are put into a torch.nn.Module, and the reference is none")
     reference = replace(comparison.reference, cotangents=None)
-    given = [name for name in comparison.tensors if name in reference.plain]
+    names = [name for name in comparison.tensors if name in reference.plain]
     *_, end = reference.expect(None)
     proof = defaultdict[OperationBug, Counter[str]](Counter)
-    for bug, found in sites(lambda make: reference.watched(Watched(make))).items():
-        for chosen in (found, found[:1], found[-1:]) if len(found) > 1 else [found]:
+    for bug, places in sites(lambda make: reference.watched(Watched(make))).items():
+        for chosen in (places, places[:1], places[-1:]) if len(places) > 1 else [places]:
             say(f"would {bug.text} be found?")
             try:
-                made = reference.watched(Watched(injected(bug, chosen)))
-                tensors = {name: numbers(made[name]) for name in given if name in made}
+                results = reference.watched(Watched(injected(bug, chosen)))
+                tensors = {name: numbers(results[name]) for name in names if name in results}
                 mutant = ModelComparison(reference, tensors, allow_same_bits=False)
             except SpecError:  # the bug does not fit this operation
                 continue
             proof[bug]["tried"] += 1
-            if mutant.same_bits(given):
+            if mutant.same_bits(names):
                 proof[bug]["silent"] += 1
             else:
                 proof[bug]["found"] += any(
@@ -55,19 +54,19 @@ def prove(comparison: ModelComparison) -> Proof:
 
 
 def said(proof: Proof) -> dict[str, str]:
-    """Say which bugs the comparison would have found, and which it would not."""
-    came = sum(proof.values(), Counter[str]())
-    effective = came["tried"] - came["silent"]
+    """Return in words which bugs the comparison would have found, and which not."""
+    total = sum(proof.values(), Counter[str]())
+    effective = total["tried"] - total["silent"]
     words = {
-        "could it have failed?": f"it would have found {came['found']} of {effective} bugs in the reference"
+        "could it have failed?": f"it would have found {total['found']} of {effective} bugs in the reference"
     }
     missed = [bug.text for bug, of in proof.items() if of["tried"] > of["found"] + of["silent"]]
     if missed:
         words["not found"] = ", ".join(missed)
-    if came["silent"]:
+    if total["silent"]:
         quiet = [bug.text for bug, of in proof.items() if of["silent"] == of["tried"]]
         words["no effect with these inputs"] = (
-            f"{came['silent']} more{': ' if quiet else ''}{', '.join(quiet)}"
+            f"{total['silent']} more{': ' if quiet else ''}{', '.join(quiet)}"
         )
     return words
 
@@ -79,7 +78,7 @@ def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
         What is judged, in words, and the verdict.
 
     Raises:
-        SpecError: if no input ``attention_mask`` (B, T), 1 where a token is real, says where padding is.
+        SpecError: if no input ``attention_mask`` (B, T) says where padding is.
     """
     samples, tokens = reference.real.shape
     for sample in range(samples):
@@ -96,17 +95,17 @@ def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
 
         absent = [name for name in reference.declared if is_output(name)]
         alone = replace(reference, **reference.given(cut), cotangents=None, declared=absent)
-        found = {name: numbers(cut(tensor)) for name, tensor in reference.values.items()}
+        tensors = {name: numbers(cut(tensor)) for name, tensor in reference.values.items()}
         fitting = {
             name: array
-            for name, array in found.items()
+            for name, array in tensors.items()
             if name in alone.plain and array.shape == alone.plain[name].shape
         }
         if not fitting:
             raise SpecError("no activation has the same shape alone as in its batch: nothing can be compared")
         verdict = ModelComparison(alone, fitting, allow_same_bits=False).verdict()
         table = [
-            row if row.tensor in fitting or row.tensor not in found else replace(row, note=ANOTHER_SHAPE)
+            row if row.tensor in fitting or row.tensor not in tensors else replace(row, note=ANOTHER_SHAPE)
             for row in verdict.table
         ]
         yield f"sample {sample}, {len(real)} of {tokens} tokens", replace(verdict, table=table)

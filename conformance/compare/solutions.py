@@ -1,4 +1,4 @@
-"""What operations of linear algebra give: where signs, orders and the condition of a matrix leave it open."""
+"""Results of linear algebra: what signs, orders and the condition of a matrix leave open."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from concord.conformance.judging.estimate import Z
 
+# Operations of linear algebra, and the operands in which their backward errors lie, measured by their norms.
 SOLVING: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(
         ("linalg_inv_ex", "_linalg_solve_ex", "linalg_solve_triangular", "linalg_matrix_exp"), (0,)
@@ -21,31 +22,30 @@ SOLVING: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("cholesky_solve", "triangular_solve"), (1,)),
     "linalg_lstsq": (0, 1),
 }
-"""Operations of linear algebra, and the operands in which their errors lie, measured by their norms."""
 
+# Products of reflections: they err by the size of what is reflected.
 REFLECTING = ("linalg_householder_product", "ormqr")
-"""Products of reflections: they err by the size of what is reflected."""
 
+# Results that hold vectors with free signs, and the axis along which each vector lies.
 VECTORS: Mapping[str, Mapping[int, int]] = {
     "_linalg_eigh": {1: -2},
     "_linalg_svd": {0: -2, 2: -1},
     "linalg_qr": {0: -2, 1: -1},
 }
-"""Operations that give vectors whose signs are free: in which results, and along which axis each lies."""
 
+# Operations whose values come in no order.
 UNORDERED_VALUES = ("linalg_eig", "_linalg_eigvals")
-"""Operations whose values come in no order."""
 
+# Beyond this share of its row, sigma leaves nothing to judge: half of a value would be tolerance.
 LEFT = 1 / (2 * Z)
-"""Share of its row that sigma of what follows may have: beyond it, half of what is judged is tolerance."""
 
 
 class Solution:
-    """What an operation of linear algebra gives in the exact run.
+    """The result of an operation of linear algebra in the exact run.
 
     Attributes:
-        exact: its results.
-        made: the signs of its vectors, or the order of its values; empty if it has neither.
+        exact: its tensors.
+        choice: the signs of its vectors, or the order of its values; empty if it has neither.
     """
 
     def __init__(self, func: Any, exact: Any) -> None:
@@ -76,19 +76,19 @@ class Solution:
         return [self.choice * (1j if self.choice.is_complex() else -1)]
 
     def turned(self, results: Any, turn: Tensor) -> Any:
-        """Return results in the signs, or in the order, that a turn gives to the exact ones."""
-        found = list(results) if self.several else [results]
-        if self.name.endswith("_ex"):  # whether it came off is no question of a sample
-            found[-1] = self.exact[-1].clone()
+        """Return results in the signs or the order that a turn gives to the exact ones."""
+        tensors = list(results) if self.several else [results]
+        if self.name.endswith("_ex"):  # a sample does not decide whether the operation succeeded
+            tensors[-1] = self.exact[-1].clone()
         if self.name in UNORDERED_VALUES:
-            order = _matching(found[0], self.exact[0]).gather(-1, turn)
-            found[0] = found[0].gather(-1, order)
+            order = _matching(tensors[0], self.exact[0]).gather(-1, turn)
+            tensors[0] = tensors[0].gather(-1, order)
             if self.several:
-                found[1] = found[1].gather(-1, order.unsqueeze(-2).expand(found[1].shape))
+                tensors[1] = tensors[1].gather(-1, order.unsqueeze(-2).expand(tensors[1].shape))
         elif turn.numel():
             count, factor = turn.shape[-1], None
             for place, axis in self._vectors.items():
-                x, exact = found[place], self.exact[place]
+                x, exact = tensors[place], self.exact[place]
                 if factor is None:
                     along = (exact.conj() * x).sum(axis)[..., :count].sgn().conj()
                     factor = torch.where(along == 0, 1, along) * turn
@@ -96,14 +96,14 @@ class Solution:
                     factor = factor.conj()
                 rest = x.shape[-3 - axis] - count  # vectors of an empty space
                 full = torch.cat([factor, torch.ones((*factor.shape[:-1], rest), dtype=factor.dtype)], -1)
-                found[place] = x * full.unsqueeze(axis)
-        return tuple(found) if self.several else found[0]
+                tensors[place] = x * full.unsqueeze(axis)
+        return tuple(tensors) if self.several else tensors[0]
 
     @property
     def undefined(self) -> Any:
         """Results that are NaN."""
-        found = [torch.full_like(x, torch.nan) if _floats(x) else x.clone() for x in self.exact]
-        return tuple(found) if self.several else found[0]
+        tensors = [torch.full_like(x, torch.nan) if _floats(x) else x.clone() for x in self.exact]
+        return tuple(tensors) if self.several else tensors[0]
 
 
 def size_of(x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def _kept(x: Any) -> Any:
 
 
 def _matching(values: Tensor, exact: Tensor) -> Tensor:
-    """Return which of several values comes nearest to each exact one; each is taken once."""
+    """Return the value that comes nearest to each exact one; each is taken once."""
     flat, places = values.reshape(-1, values.shape[-1]), torch.empty(values.shape, dtype=torch.long)
     for row, wanted, place in zip(flat, exact.reshape(flat.shape), places.view(flat.shape), strict=True):
         apart = (row[None] - wanted[:, None]).abs().nan_to_num(nan=0.0)

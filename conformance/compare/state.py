@@ -15,18 +15,18 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 REGISTERED = ("_parameters", "_buffers", "_modules")
 
+# Attributes of every module; its hooks are among them.
 OWN = frozenset(vars(nn.Module()))
-"""Attributes of every module; its hooks are among them."""
 
 FIXED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
 class Copies:
-    """Copies of what modules and inputs hold; what is shared among them is shared among the copies.
+    """Copies of what modules and inputs hold; shared objects have one copy.
 
     Args:
         wrap: makes of a copied tensor what a run uses.
-        known: what a run uses in place of objects, by their identities.
+        known: what a run uses in place of objects, by identity.
     """
 
     def __init__(self, wrap: Callable[[Tensor], Tensor], known: Mapping[int, Any]) -> None:
@@ -37,7 +37,7 @@ class Copies:
         return tree_map(self._copied, value)
 
     def _copied(self, x: Any) -> Any:
-        # PyTorch's own objects, as a compiler's, are no state of a model.
+        # PyTorch's own objects, as those of a compiler, are no state of a model.
         if isinstance(x, FIXED) or (type(x).__module__.startswith("torch") and not isinstance(x, Tensor)):
             return x
         if id(x) not in self.known:
@@ -46,8 +46,8 @@ class Copies:
 
     def _tensor(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            made = self.wrap(x.detach().clone())
-        return made.requires_grad_() if x.requires_grad else made
+            copied = self.wrap(x.detach().clone())
+        return copied.requires_grad_() if x.requires_grad else copied
 
     def _object(self, x: Any) -> Any:
         with contextlib.suppress(Exception):
@@ -59,14 +59,14 @@ class Copies:
 def kept(
     model: nn.Module, copied: Copies, values: Mapping[str, tuple[Tensor, Tensor]]
 ) -> Iterator[list[str]]:
-    """Have a module use copies of what it keeps, and put back its own in the end.
+    """Have a module use copies of what it keeps within a block.
 
     Args:
         copied: makes the copies.
-        values: tensors that are used as they are, and what is put back into each.
+        values: tensors that are used as they are, and what each holds afterwards.
 
     Yields:
-        What the block changed, by name; known once it is left.
+        Names of what the block changed, complete once it is left.
     """
     modules = {
         path: module
@@ -94,14 +94,13 @@ def kept(
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, ...], Any]:
-    """Return what a module holds, each by its name, and by the dictionary of PyTorch's where it stands."""
+    """Return a module's attributes by name, those that PyTorch registers by their dictionary and name."""
     own = vars(module)
     plain = {(key,): value for key, value in own.items() if key not in OWN}
     return plain | {(key, name): value for key in REGISTERED for name, value in own[key].items()}
 
 
 def _replace(module: nn.Module, attributes: Mapping[tuple[str, ...], Any]) -> None:
-    """Have a module hold other values; a property of a class would do more than that."""
     own = vars(module)
     for key in own.keys() - OWN:
         del own[key]
@@ -112,9 +111,8 @@ def _replace(module: nn.Module, attributes: Mapping[tuple[str, ...], Any]) -> No
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether nothing changed, as far as that can be seen."""
     (leaves, form), (others, its) = tree_flatten(one), tree_flatten(other)
-    with contextlib.suppress(RecursionError):
+    with contextlib.suppress(RecursionError):  # objects may refer to each other: then nothing is seen
         return form == its and all(map(_equal, leaves, others))
     return True
 

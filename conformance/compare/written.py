@@ -31,11 +31,11 @@ from concord.spec.tape import Node
 
 Array = NDArray[Any]
 
+# Names an activation, and returns the node with which the function goes on.
 Tap = Callable[[str, Node], Node]
-"""Names an activation, and returns what the function goes on with."""
 
+# Computes a model of an arithmetic, its weights and its inputs by name; returns its outputs.
 Function = Callable[[Arithmetic, Mapping[str, Node], Mapping[str, Array], Tap], "Node | Mapping[str, Node]"]
-"""Computes a model of an arithmetic, its weights by name and its inputs by name; returns its outputs."""
 
 
 class Guarded(Arithmetic):
@@ -55,8 +55,9 @@ class Guarded(Arithmetic):
         """Return the softmax.
 
         Raises:
-            SpecError: for a score of which rounding leaves no digit, and which no mask hides.
+            SpecError: for a score that leaves no digit and that no mask hides.
         """
+        # Its tolerance would be so wide that zeros pass (decision 32).
         scores = a.value if a.hidden is None else np.where(a.hidden, 0, a.value)
         if (scores < -self.largest).any():
             raise SpecError(
@@ -71,8 +72,7 @@ class Written(ModelReference):
     """A function that computes a model in any arithmetic.
 
     It calls the operations of :class:`concord.spec.arithmetic.Arithmetic` alone, and ``tap(name, node)`` for
-    each activation. ``replace`` or ``add_where`` hides scores before a softmax; a mask that is lost on its
-    way there is refused.
+    each activation. ``replace`` or ``add_where`` hides scores as the last step before a softmax.
 
     Attributes:
         function: takes an arithmetic, weights and inputs by name, and ``tap``; returns a node, or several by
@@ -91,22 +91,22 @@ class Written(ModelReference):
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
-        """What it computes in one correct run."""
-        found: dict[str, Tensor] = {}
+        """The tensors of one correct run."""
+        tensors: dict[str, Tensor] = {}
 
         def take(name: str, array: Array) -> None:
-            found[name] = torch.from_numpy(np.array(array)).to(getattr(torch, self.dtype))
+            tensors[name] = torch.from_numpy(np.array(array)).to(getattr(torch, self.dtype))
 
         with running(self.role):
             self.compute(Arithmetic(self.dtype), take, nothing)
-        return found
+        return tensors
 
     def exact(self) -> Arithmetic:
         """Return the arithmetic of the truth."""
         return Guarded(self.dtype)
 
     def runs(self, seeds: range, truth: Arithmetic) -> list[Arithmetic]:  # noqa: ARG002
-        """Return samples, and low-precision runs: with the first samples one, with the others the others."""
+        """Return samples and low-precision runs: the first of these at a first look, the others after it."""
         first, *others = low_precision(self.dtype)
         samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)
         return [*samples, *(others if seeds.start else [first])]
