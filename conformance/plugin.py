@@ -1,7 +1,7 @@
 """The pytest plug-in: the conformance suite in anyone's own CI, and fixtures for cases of one's own.
 
 ``pytest --pyargs concord.conformance --concord-backend mine.module:Class`` runs the suite from any folder.
-Every pytest of an environment loads this module, so that what it needs is imported where it is used.
+Every pytest of an environment loads this module, so it imports what it needs where that is used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ if TYPE_CHECKING:
     from concord.backends.worker import Worker
     from concord.conformance.run.campaign import Job, Runner
 
+# Workers that a process of tests keeps; beyond that the one ends that was unused for longest.
 MOST = 4
-"""Workers that a process of tests keeps at a time.
 
-One that was not used for longest ends when there are more.
-"""
-
+# A test's report carries the status of its runs in this property, from another process too (pytest-xdist).
 PROPERTY = "concord"
-"""The property by which the report of a test, perhaps of another process, says what its runs came to."""
 
 OPTIONS = {
     "backend": "a backend by name or package.module:Class; may be repeated; default: the four",
@@ -37,10 +34,9 @@ OPTIONS = {
     "implementation": "explicit, library or a backend's own; default: explicit",
     "execution": "eager or compiled; default: eager",
 }
-"""Options by name: what is said of them."""
 
+# Options that are given once, with their defaults.
 ONCE = {"device": "cpu", "implementation": "explicit", "execution": "eager"}
-"""Those that are given once, and what they are by default."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known that the suite uses."""
+    """Register the markers of the suite."""
     config.addinivalue_line(
         "markers", "xdist_group(name): tests that share a process where tests run in parallel"
     )
@@ -62,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Unjudged:
-    """What all runs come to: a suite in which no run of a backend was judged does not pass."""
+    """Fails a suite in which no run of a backend was judged."""
 
     def __init__(self) -> None:
         self.statuses: list[Any] = []
@@ -77,7 +73,7 @@ class Unjudged:
         return conclude(self.statuses)[1]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take over what the runs of a test came to."""
+        """Collect the statuses of a test's runs."""
         if report.when == "call":
             self.statuses += [value for name, value in report.user_properties if name == PROPERTY]
 
@@ -120,10 +116,7 @@ class Suite:
         return runner
 
     def get(self, name: str) -> Worker:
-        """Return the worker of a backend.
-
-        One that was asked for and is missing fails, another is skipped, visibly.
-        """
+        """Return the worker of a backend: a missing one fails if it was asked for, and is skipped else."""
         from concord.backends.wire import WorkerFailure
 
         try:
@@ -152,9 +145,9 @@ class Suite:
 @pytest.fixture(scope="session")
 def concord_workers(request: pytest.FixtureRequest) -> Iterator[Suite]:
     """The worker processes of the backends; each starts once, and ends with the session."""
-    found = Suite(request.config)
-    yield found
-    found.pool.close()
+    suite = Suite(request.config)
+    yield suite
+    suite.pool.close()
 
 
 @pytest.fixture
@@ -164,13 +157,13 @@ def concord_conform(request: pytest.FixtureRequest, concord_workers: Suite) -> C
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test for each backend, case and golden file that were chosen."""
+    """Make a test for each chosen backend, case and golden file."""
     asked = partial(_option, metafunc.config)
     if "concord_backend" in metafunc.fixturenames:
         from concord.backends import BUILT_IN
 
-        # Tests of one backend share a process where tests run in parallel: its worker starts once.
-        # Sorted, the slowest comes first and the others fill the time beside it.
+        # Tests of one backend share a process where tests run in parallel, so that its worker starts once.
+        # In alphabetical order the slowest comes first, and the others fill the time beside it.
         names = asked("backend") or sorted(BUILT_IN)
         metafunc.parametrize(
             "concord_backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
@@ -185,25 +178,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         except SpecError as error:
             raise pytest.UsageError(str(error)) from None
         # Rounding is carried through all steps of a training run, which takes long.
-        found = [pytest.param(job, marks=pytest.mark.slow) if job.training else job for job in jobs]
+        parameters = [pytest.param(job, marks=pytest.mark.slow) if job.training else job for job in jobs]
         names = [
             f"{job.name}-again" if any(job is earlier for earlier in jobs[:place]) else job.name
             for place, job in enumerate(jobs)
         ]
-        metafunc.parametrize(name, found, ids=names)
+        metafunc.parametrize(name, parameters, ids=names)
 
 
 def _standard(asked: Callable[[str], Any]) -> list[Job]:
     from concord.conformance.run.standard_jobs import DTYPES, check_jobs, sequence
 
     dtypes = asked("dtype") or DTYPES
-    found = [check_jobs(asked("variant"), dtypes, part) for part in asked("part") or ["model"]]
+    jobs_by_part = [check_jobs(asked("variant"), dtypes, part) for part in asked("part") or ["model"]]
     forward = _forward if asked("forward_only") else lambda job: job
-    return [job for of_part in found for job in sequence([*map(forward, of_part)])]
+    return [job for of_part in jobs_by_part for job in sequence([*map(forward, of_part)])]
 
 
 def _forward(job: Job) -> Job:
-    """Return a job without gradients; itself if it has none."""
+    # Itself if it has none: the same job twice is a repeated one.
     return dataclasses.replace(job, gradients=False) if job.gradients else job
 
 
@@ -211,8 +204,8 @@ def _published(asked: Callable[[str], Any]) -> list[Job]:
     from concord.conformance.golden.golden_files import DEFAULT, collect
 
     folders, variants = asked("golden") or [str(DEFAULT)], asked("variant")
-    found = [] if folders == ["off"] else [collect(Path(folder)) for folder in folders]
-    return [job for jobs, _ in found for job in jobs if variants is None or job.group in variants]
+    collected = [] if folders == ["off"] else [collect(Path(folder)) for folder in folders]
+    return [job for jobs, _ in collected for job in jobs if variants is None or job.group in variants]
 
 
 def _option(config: pytest.Config, name: str) -> Any:

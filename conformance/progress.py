@@ -1,4 +1,4 @@
-"""The progress of a long judgement: how many runs of the reference are done, how long the rest will take."""
+"""The progress of a long judgement: how many runs of the reference are done, and how long the rest takes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+# Seconds between two messages: a shorter judgement sends none.
 EVERY = 5.0
-"""Seconds between two times that something is said; what takes less says nothing."""
 
 
 class Underway(str):
-    """What is being done, for callbacks that take what has been done too."""
+    """What is being done, for callbacks that receive what has been done too."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ _listener: ContextVar[Callback | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def listening(callback: Callback) -> Iterator[None]:
-    """Call back with how far judgements within the block, in this thread, have come."""
+    """Call back with the progress of judgements in this block and thread."""
     before = _listener.set(callback)
     try:
         yield
@@ -34,19 +34,17 @@ def listening(callback: Callback) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Say what is being done."""
+    """Report what is being done."""
     if callback := _listener.get():
         callback(Underway(text))
 
 
 class Countdown:
-    """Counts equal steps, and says how many there were and how long the others will take.
-
-    Any thread may count.
+    """Counts equal steps in any thread, and reports how long the rest will take.
 
     Args:
-        what: is being done.
-        count: how many steps it takes.
+        what: the task.
+        count: all its steps.
     """
 
     def __init__(self, what: str, count: int) -> None:
@@ -56,7 +54,7 @@ class Countdown:
         self.busy = threading.Lock()
 
     def step(self) -> None:
-        """Count one step that is done."""
+        """Count one finished step."""
         with self.busy:
             self.done += 1
             now = time.monotonic()

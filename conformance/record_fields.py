@@ -1,7 +1,4 @@
-"""The types of the fields of records.
-
-What pydantic reads and writes of the data classes that hold results.
-"""
+"""Types of the fields of records, by which pydantic reads the data classes of results."""
 
 from __future__ import annotations
 
@@ -14,15 +11,15 @@ from concord.spec.config import EncoderConfig, from_mapping
 try:
     from pydantic import AfterValidator, BeforeValidator, PlainValidator
     from pydantic import Field as Field
-except ImportError:  # a machine that has none writes records, and others read them
+except ImportError:  # a machine that measures may lack pydantic: it writes records, and others read them
 
     def Field(*words: Any, **how: Any) -> Any:  # type: ignore[no-redef]  # noqa: N802
         """Return nothing: without pydantic, nothing is read."""
 
     AfterValidator = BeforeValidator = PlainValidator = Field  # type: ignore[assignment, misc]
 
+# Significant digits of errors that agree.
 DIGITS = 4
-"""Significant digits of errors that agree."""
 
 
 def _number(value: Any) -> Any:
@@ -35,24 +32,24 @@ def _config(value: Any) -> EncoderConfig:
     return from_mapping(value)
 
 
+# A number; where JSON has none, the text inf, -inf or nan.
 Number = Annotated[float, BeforeValidator(_number)]
-"""A number; where JSON has none, the text inf, -inf or nan."""
 
+# A count or a place: JSON readers hold whole numbers exactly up to 2^53.
 Count = Annotated[int, Field(ge=0, le=2**53)]
-"""A count or a place."""
 
+# The exponent of a power of two: those of float64 lie within.
 Power = Annotated[int, Field(ge=-(2**11), le=2**11)]
-"""A power of two."""
 
+# The keys of a variant's TOML file.
 Config = Annotated[EncoderConfig, PlainValidator(_config)]
-"""A configuration: the keys of a variant's TOML file."""
 
+# What no record holds (concord.conformance.run.record.plain).
 Unwritten = Annotated[Any, BeforeValidator(lambda _: None)]
-"""What no record holds (:func:`concord.conformance.run.record.plain`)."""
 
 
 def among(*words: str) -> AfterValidator:
-    """Return what refuses text that is none of some words."""
+    """Return a validator that refuses text that is none of some words."""
 
     def check(value: str) -> str:
         if value not in words:
@@ -63,10 +60,7 @@ def among(*words: str) -> AfterValidator:
 
 
 def also(*names: str) -> Any:
-    """Return what writes properties of an object beside its fields, for who reads JSON alone.
-
-    Reading leaves them out.
-    """
+    """Return a writer that adds properties to the fields; reading leaves them out."""
 
     def written(self: Any, fields: dict[str, Any]) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in names}
@@ -77,5 +71,5 @@ def also(*names: str) -> Any:
 
 
 def short(value: float) -> float:
-    """Return a number with as many digits as are written of what agrees."""
+    """Return a number with the digits that are written of what agrees."""
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else value

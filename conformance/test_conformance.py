@@ -1,6 +1,4 @@
-"""Every backend against the oracle on the standard cases, and against the published sources on their
-golden files.
-"""
+"""Every backend against the oracle on the standard cases, and against published sources on golden files."""
 
 from __future__ import annotations
 

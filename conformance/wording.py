@@ -8,23 +8,23 @@ from typing import Any
 
 from concord.spec.text import first_of
 
+# So many significant digits tell any two float64 numbers apart.
 MOST_DIGITS = 17
-"""Significant digits that tell any two float64 numbers apart."""
 
 
 def distinct(*values: Any, digits: int = 6) -> tuple[str, ...]:
-    """Return values as a person writes them, with as many digits as tell apart those that differ.
+    """Return values in words, with as many digits as tell apart those that differ.
 
     Args:
         values: numbers, or options of other kinds; None is absent.
-        digits: significant ones that a number has where that is enough.
+        digits: significant ones, where that is enough.
     """
     different = len(set(values))
-    said = tuple(_said(value, digits) for value in values)
-    while len(set(said)) < different and digits < MOST_DIGITS:
+    words = tuple(_said(value, digits) for value in values)
+    while len(set(words)) < different and digits < MOST_DIGITS:
         digits += 1
-        said = tuple(_said(value, digits) for value in values)
-    return said
+        words = tuple(_said(value, digits) for value in values)
+    return words
 
 
 def instead(made: Any, right: Any, digits: int = 6) -> str:
@@ -38,19 +38,19 @@ def multiple(factor: float, digits: int = 6) -> str:
 
 
 def gather(things: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    """Return things by the key that they share, in the order in which they come."""
+    """Return things by their common key, in order."""
     gathered: dict[Any, list[Any]] = {}
     for thing in things:
         gathered.setdefault(key(thing), []).append(thing)
     return gathered
 
 
+# Up to so many names with one reason have a line each.
 FEW = 3
-"""Names with one reason of which each has its own line."""
 
 
 def once(reasons: Iterable[tuple[str, str, object]]) -> list[str]:
-    """Return a line for each name, but one alone for many that have one reason.
+    """Return a line for each name, but one alone for many with the same reason.
 
     Args:
         reasons: a name, what is said of it, and what it shares with others.
@@ -66,7 +66,7 @@ def once(reasons: Iterable[tuple[str, str, object]]) -> list[str]:
 
 
 def plain(value: object) -> str:
-    """Return a fact as a person writes it."""
+    """Return a fact in words."""
     if isinstance(value, dict):
         return "; ".join(f"{key}: {plain(entry)}" for key, entry in value.items()) or "none"
     if isinstance(value, list):
@@ -77,12 +77,12 @@ def plain(value: object) -> str:
 
 
 def joined(names: Sequence[str]) -> str:
-    """Return names as a sentence has them."""
+    """Return names as a list in a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def counted(count: int, noun: str) -> str:
-    """Return how many there are of something."""
+    """Return a number and its noun."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 

@@ -42,7 +42,7 @@ def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options
 
     Returns:
         A row for each activation, and each gradient if those are wanted, judged end to end and from the
-            candidate's own activations before it.
+        candidate's own activations before it.
 
     Raises:
         SpecError: for what cannot be compared, with everything that is wrong.

@@ -407,18 +407,15 @@ def run_graph(reference: ModelReference, path: Path) -> Arrays:
     inputs = {name: array for name, array in (by_place | inputs).items() if name in taken}
     outputs = [output.name for output in model.graph.output]
     results = session.run(outputs, inputs)
-    outputs_by_name, shown = (
-        by_name(reference, dict(zip(outputs, results, strict=True))),
-        show(model.graph, plain),
-    )
+    named, shown = by_name(reference, dict(zip(outputs, results, strict=True))), show(model.graph, plain)
     # Outputs of modules come from a second run: a graph that shows them cannot be fused as far.
     if not shown:
-        return outputs_by_name
+        return named
     arrays = start(model.SerializeToString()).run([*shown.values()], inputs)
     inner = {
         path: array for path, array in zip(shown, arrays, strict=True) if array.shape == plain[path].shape
     }
-    return inner | outputs_by_name
+    return inner | named
 
 
 def run_alone(reference: ModelReference, target: str, python: str | None = None) -> Arrays:

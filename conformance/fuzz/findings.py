@@ -1,4 +1,4 @@
-"""What a hunt found: counts and largest errors for each backend and precision, and the cases that failed."""
+"""Findings of a hunt: counts and largest errors by backend and precision, and the cases that failed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from concord.conformance.judging.verdict import FAILED_WORKER, Result, conclude
 from concord.conformance.record_fields import Count, Number
 from concord.conformance.run.tally import Tally
 
+# Statuses of a backend that cannot be had at all; that is no finding.
 NOT_THERE = ("absent", "missing", "broken")
-"""Statuses of a backend that cannot be had at all; that is no finding."""
 
+# Statuses of a case that is a finding.
 FAILED = ("diverges", "refused", "error", "crashed", "timed out", "out of memory")
-"""Statuses of a case that has found something."""
 
+# Backend, status, and the tensor that diverges first, or the backend's words.
 Signature = tuple[str, str, str]
-"""Backend, status, and the tensor that diverges first, or what the backend said."""
 
 
 @dataclass
 class Failure:
-    """A way to fail, with the smallest case of a hunt that fails in it.
+    """A way to fail, with the smallest case of a hunt that fails so.
 
     Attributes:
-        result: what came of the case, with what explains it.
-        case: the smallest that failed in this way.
-        times: how many cases of the run failed in this way.
+        result: of the case, with what explains it.
+        case: the smallest.
+        times: cases of the run that failed so.
         folder: where it was written; empty where it was not.
     """
 
@@ -41,7 +41,8 @@ class Failure:
 
     @property
     def signature(self) -> Signature:
-        """What it is known by: whatever layer it shows in, it is the same finding."""
+        """What identifies the finding."""
+        # Numbers of layers and other digits are left out: in whatever layer it shows, it is one finding.
         row = self.result.first_divergence
         note = self.result.detail if row is None else row.note if row.deciding is None else ""
         words = f"{row.tensor if row else ''} {re.sub('[0-9]+', '#', note)}"
@@ -69,17 +70,17 @@ def explained(result: Result) -> Result:
 
 @dataclass
 class Findings:
-    """What a hunt found. Findings of several chunks can be merged.
+    """The findings of a hunt, or of chunks that were merged.
 
     Attributes:
         tallies: by backend and precision.
         failures: one for each signature.
         environments: what each backend said of itself.
         notes: what was not run, and why.
-        cases: how many were drawn and run.
+        cases: those that were drawn and run.
         owed: whether a backend that was asked for was not there, or Concord failed to judge a case.
         interrupted: whether somebody stopped the hunt.
-        seconds: the whole hunt.
+        seconds: of the whole hunt.
         plan: what was hunted through.
     """
 
@@ -103,7 +104,7 @@ class Findings:
         return [(backend, dtype, of[dtype]) for backend, of in tallies for dtype in sorted(of)]
 
     def add(self, failure: Failure) -> None:
-        """Count a failure. Of those that share a signature, the smaller case stays."""
+        """Count a failure; of those with one signature the smallest case stays."""
         for place, known in enumerate(self.failures):
             if known.signature == failure.signature:
                 smaller = min(known, failure, key=lambda one: _size(one.case))
@@ -118,7 +119,7 @@ class Findings:
             self.notes.append(text)
 
     def merge(self, other: Findings) -> None:
-        """Take over what another has found."""
+        """Add the findings of another."""
         for backend, dtype, tally in other.each():
             self.tally(backend, dtype).merge(tally)
         for failure in other.failures:
@@ -131,10 +132,7 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing found; 1: something diverges.
-
-        3: a backend crashed or is missing, or no case of it was judged.
-        """
+        """0: nothing found. 1: something diverges. 3: a backend crashed, is missing, or was not judged."""
         statuses = {status for _, _, tally in self.each() for status in tally.statuses}
         if self.owed or statuses & set(FAILED_WORKER) or self.unjudged or not self.judged:
             return 3
@@ -155,5 +153,4 @@ class Findings:
 
 
 def _size(case: FuzzCase) -> tuple[int, int]:
-    """Return what makes a case small."""
     return case.batch * case.tokens * case.config.d_model, case.config.num_layers

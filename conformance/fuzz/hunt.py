@@ -18,11 +18,11 @@ from concord.conformance.run.campaign import Runner, Setup, own_bug, unseen
 from concord.spec.errors import SpecError, optional
 from concord.spec.text import first_line
 
+# Times that a worker is started again in one chunk, after crashes of a known kind.
 RESTARTS = 5
-"""How often a worker is started again in one chunk, after crashes of a kind that is known already."""
 
+# Seconds that a scheduler has to answer.
 PATIENCE = 8.0
-"""Seconds that a scheduler has to answer."""
 
 
 def hunt(
@@ -32,12 +32,12 @@ def hunt(
     progress: Callable[[int], None] = lambda done: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Findings:
-    """Run the cases of a plan. All workers are ended.
+    """Run the cases of a plan, and end all workers.
 
     Args:
-        scheduler: the address of a Dask scheduler whose workers run the chunks of the plan, for example
+        scheduler: the address of a Dask scheduler whose workers run the chunks of the plan, such as
             ``"tcp://host:8786"``; by default the cases run here.
-        progress: called with how many cases are done.
+        progress: called with the number of cases that are done.
         stopped: asked now and then; once it says True, the hunt ends with what it has found.
 
     Raises:
@@ -52,8 +52,8 @@ def hunt(
         if reason := unseen(findings.environments.get(name, {}), settings.device):
             findings.note(f"{name} {reason}")
         elif any(tally.statuses["unsupported"] for tally in findings.tallies[name].values()):
-            own = "a backend of a fixed architecture is judged on its own weights: concord check PATH"
-            findings.note(f"{name}: nothing was judged; {own}")
+            advice = "a backend of a fixed architecture is judged on its own weights: concord check PATH"
+            findings.note(f"{name}: nothing was judged; {advice}")
     findings.plan, findings.interrupted = plan, stopped()
     findings.seconds = time.time() - started
     return findings
@@ -90,7 +90,7 @@ class _Hunt:
         return [runner for runner in self.runners.values() if not runner.supervisor.failure]
 
     def renew(self) -> None:
-        """Let every backend have its restarts again, and note which had none left."""
+        """Give every backend its restarts again, and note which had none left."""
         for name, runner in self.runners.items():
             if failure := runner.supervisor.failure:
                 rest = f"it was left out for the rest of {self.plan.chunk} cases"
@@ -98,7 +98,7 @@ class _Hunt:
             runner.supervisor.refresh(RESTARTS)
 
     def examine(self, index: int) -> None:
-        """Run a case on all backends that are left, at the same time, and count what comes of it."""
+        """Run a case on all backends that are left, side by side, and count the results."""
         case, findings = drawn(self.plan, index), self.findings
         job = case.job(f"fuzz-{self.plan.seed}-{index}")
         results = self.pool.map(lambda runner: runner.attempt(job), self.left)
@@ -131,7 +131,6 @@ class _Hunt:
 def _on_dask(
     plan: Plan, settings: Setup, client: Any, progress: Callable[[int], None], stopped: Callable[[], bool]
 ) -> Findings:
-    """Keep twice as many chunks at Dask as it has threads, so that none waits."""
     event = dask().Event(f"concord-{uuid.uuid4().hex}", client=client)
     executor, chunks, ending = client.get_executor(pure=False), plan.chunks, False
     findings = Findings()
@@ -139,6 +138,7 @@ def _on_dask(
     done: dict[int, Findings] = {}
     try:
         while True:
+            # Twice as many chunks as Dask has threads, so that none waits.
             room = 0 if ending or plan.late else 2 * max(1, sum(client.nthreads().values())) - len(pending)
             for number, indices in itertools.islice(chunks, max(room, 0)):
                 pending[executor.submit(_hunt_on_dask, plan, settings, indices, event.name)] = number
@@ -159,7 +159,7 @@ def _on_dask(
         event.set()
         executor.shutdown()
         client.close()
-    for number in sorted(done):  # whichever was done first
+    for number in sorted(done):  # in the order of chunks, whichever was done first
         findings.merge(done[number])
     return findings
 

@@ -1,8 +1,7 @@
-"""What to hunt through, and how a case follows from the seed and its number: hypothesis draws it.
+"""The plan of a hunt, and how hypothesis draws a case from the seed and its number.
 
-It draws random configurations over the whole option space, of sizes that they share. No draw has 100 values
-or more. Hypothesis mixes numbers that it finds in the source code of loaded modules into wider ranges; what a
-seed gives would depend on what else has been imported.
+No draw has 100 values or more. Hypothesis mixes numbers that it finds in the source code of loaded modules
+into wider ranges: the cases of a seed would depend on what else was imported.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from concord.spec.config import CHOICES, EncoderConfig
 from concord.spec.parameters import PROFILES
 from concord.spec.tensors import PARTS, POOLED
 
+# Tuples of sizes in the default pool.
 SHAPES = 12
-"""Tuples of sizes in the default pool."""
 
+# Cases of a task of Dask, and after which a backend that died too often is started again.
 CHUNK = 50
-"""How many cases a task of Dask runs; and after how many a backend that died too often is started again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +41,10 @@ class Plan:
     Attributes:
         names: of backends.
         seed: of the run, not negative.
-        cases: how many; None: until ``until``.
-        dtypes, parts: what cases choose from.
-        shapes: how many tuples of sizes the cases share.
-        chunk: how many cases are given out at a time (:data:`CHUNK`).
+        cases: their number; None: until ``until``.
+        dtypes, parts: from which cases choose.
+        shapes: tuples of sizes that the cases share.
+        chunk: cases that are given out at a time.
         until: when to stop, in seconds since the epoch.
     """
 
@@ -76,18 +75,16 @@ class Plan:
 
 
 def sample(plan: Plan, indices: Iterable[int]) -> list[FuzzCase]:
-    """Return the cases of a run with these numbers, without running them."""
+    """Return the cases with these numbers, without running them."""
     with files_elsewhere():
         return [drawn(plan, index) for index in indices]
 
 
 def drawn(plan: Plan, index: int) -> FuzzCase:
-    """Return the case of a number, without running it: hypothesis draws the same each time.
-
-    Hypothesis draws the smallest case first, and then most cases from earlier ones, with a value or two
-    exchanged. So each case has a run of its own, in which it is the second: cases are independent of each
-    other, and each follows from the seed and its number alone.
-    """
+    """Return the case of a number, the same each time, without running it."""
+    # Hypothesis draws the smallest case first, and then most cases from earlier ones, with a value or two
+    # exchanged. So each case has a run of its own, in which it is the second: it follows from the seed and
+    # its number alone.
     chosen = hypothesis.settings(
         max_examples=2,
         phases=(Phase.generate,),
@@ -122,8 +119,8 @@ def files_elsewhere() -> Iterator[None]:
 
 # What is drawn.
 
+# The mask constants of published sources; any other negative number is drawn too.
 MASK_VALUES = (-1e9, -1e4, -(2.0**32) + 1, float(np.finfo(np.float32).min))
-"""The mask constants of published sources; any other negative number is drawn too."""
 
 SCALES = (1.0, *(quarter / 4 for quarter in range(1, 13) if quarter != 4))
 OFFSETS = (0.0, 0.0, 0.0, 0.0, 1.0, 8.0, 64.0, 512.0)
@@ -131,11 +128,12 @@ BASES = (10000.0, 10000.0, 2.0, 100.0, 1e6)
 L2_WEIGHTS = (0.0, 0.0, 0.01, 1.0)
 LENGTH_EPSILONS = (1e-12, 1e-6, 1.0)
 MOSTLY_MODEL = ("model", "model", "model", "model", "pooled", "encoder", "stack", "attention", "dot_product")
+# In a table of 100 rows and more, the row of padding is one of the first, or the last: no draw has 100
+# values.
 ROWS = 8
-"""How many rows of a table of 100 and more can be that of padding: the first ones, and the last."""
 
+# Draws of small sizes for each draw of a large kind, which takes some seconds.
 SMALL = 4
-"""How often small sizes are drawn for each time that those of a large kind are."""
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
 
@@ -156,23 +154,26 @@ class Sizes:
 
     @property
     def volume(self) -> int:
-        """Numbers in one activation: by which the sizes of a run are sorted."""
+        """Numbers in one activation, by which the sizes of a run are sorted."""
         return self.batch * self.tokens * self.num_heads * self.head_dim
 
     @property
     def large(self) -> bool:
-        """Whether it is of a large kind (:data:`LARGE`): such a case takes some seconds."""
+        """Whether it is of a large kind (:data:`LARGE`)."""
         return self.num_heads > 4 or self.tokens > 37 or self.vocab_size > 61
 
     @property
     def apart(self) -> bool:
-        """Whether no two of the axes that can have a size of their own have the same."""
+        """Whether all axes that can have a size of their own have different ones."""
+        # Axes of one size could be exchanged without a trace.
         width = self.num_heads * self.head_dim
         sizes = [self.batch, self.tokens, width, self.d_ff, self.vocab_size, self.max_positions]
         sizes += [self.head_dim] if self.num_heads > 1 else []
         return len(set(sizes)) == len(sizes)
 
 
+# Sizes of every pool of five or more: usual ones, one token and one head, one head of width 1, width 64, a
+# longer text of one sample.
 FIXED = (
     Sizes(3, 5, 2, 7, 11, 3, 19, 13, 2),
     Sizes(1, 1, 1, 3, 2, 2, 5, 4, 1),
@@ -180,12 +181,8 @@ FIXED = (
     Sizes(2, 11, 4, 16, 67, 5, 31, 13, 3),
     Sizes(1, 37, 3, 5, 23, 1, 53, 41, 0),
 )
-"""Sizes that every pool of five or more has.
 
-Usual ones, one token and one head, one head of width 1, width 64, a
-longer text of one sample.
-"""
-
+# Sizes on which kernels branch, each kind large in one way; every pool of nine or more has one of each.
 LARGE = {
     "heads": {
         "batch": (1, 2, 3),
@@ -207,20 +204,18 @@ LARGE = {
         "batch": (1, 2),
     },
 }
-"""Sizes that kernels branch on, each kind large in one way; every pool of nine or more has one of each."""
 
 
 @functools.cache
 def pool(seed: int, count: int) -> tuple[Sizes, ...]:
     """Return the sizes that the cases of a run share, the smallest first.
 
-    JAX compiles each primitive for each new shape, which takes seconds for each new tuple of sizes: cases
-    that all had sizes of their own would spend their time compiling.
-
     Args:
         seed: of the run; the same for all of its chunks.
-        count: how many tuples.
+        count: tuples.
     """
+    # JAX compiles each primitive for each new shape, which takes seconds for each tuple: cases with sizes of
+    # their own would spend their time compiling.
     generator = np.random.default_rng([seed, 0x512E5])
     sizes_drawn = list(FIXED[:count])
     kinds = [*LARGE.values()] if count >= 9 else []
@@ -233,7 +228,6 @@ def pool(seed: int, count: int) -> tuple[Sizes, ...]:
 
 
 def _random_sizes(generator: np.random.Generator, kind: Mapping[str, Sequence[int]]) -> Sizes:
-    """Draw sizes; those that a large kind says, from what it says."""
     usual: dict[str, Sequence[int]] = {
         "batch": (1, 2, 3, 4, 5, 7),
         "tokens": _PRIMES[:7],
@@ -261,7 +255,7 @@ def fuzz_cases(
     # Hypothesis draws the smallest case first, and departs from it at the first draw: here that costs
     # nothing.
     weights_seed = draw(_seeds())
-    # The small ones stand first, and more than once.
+    # Small sizes stand first, where the smallest case is drawn, and more than once.
     weighed = [sizes for sizes in shared for _ in range(1 if sizes.large else SMALL)]
     sizes = draw(st.sampled_from(weighed))
     part = draw(st.sampled_from([part for part in MOSTLY_MODEL if part in parts]))
@@ -294,10 +288,7 @@ def _seeds() -> SearchStrategy[int]:
 
 @st.composite
 def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
-    """Draw a configuration of given sizes.
-
-    What its fields exclude is honoured by construction, nothing is rejected.
-    """
+    """Draw a configuration of given sizes; what its fields exclude is honoured, and nothing rejected."""
 
     def pick(field: str) -> str:
         return draw(st.sampled_from(CHOICES[field]))
@@ -320,7 +311,7 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
         if filled
         else draw(st.sampled_from((0, 1)))
     )
-    made = functools.partial(
+    configuration = functools.partial(
         EncoderConfig,
         vocab_size=sizes.vocab_size,
         max_positions=sizes.tokens if filled else sizes.max_positions,
@@ -362,12 +353,12 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
     forward = "stored" if row is None else pick("token_padding_forward")
     kind = pick("positions")
     if kind == "learned":
-        positions["position_padding_row"] = draw(_row(made.keywords["max_positions"]))
+        positions["position_padding_row"] = draw(_row(configuration.keywords["max_positions"]))
     else:
         positions["position_layout"] = pick("position_layout") if width % 2 == 0 else "interleaved"
         positions["position_exponent"] = pick("position_exponent")
         positions["position_base"] = draw(st.sampled_from(BASES))
-    return made(token_padding_row=row, token_padding_forward=forward, positions=kind, **positions)
+    return configuration(token_padding_row=row, token_padding_forward=forward, positions=kind, **positions)
 
 
 def _mask_values() -> SearchStrategy[float]:

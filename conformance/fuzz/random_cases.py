@@ -17,35 +17,33 @@ from concord.spec.config import EncoderConfig
 from concord.spec.parameters import initialize, parameters
 from concord.spec.tensors import axis_sizes, inputs, resolve
 
+# None; the end of each row, but for one token; any token; the beginning of each row; the beginning of one row
+# alone; whole rows; everything.
 PADDINGS = ("none", "tail", "inside", "front", "left", "rows", "all")
-"""How the inputs of a case may be padded: no padding at all; each row ends in padding, at least one token is
-left; any token may be padding; each row begins with padding; one row does, and no other; some rows are
-padding only; everything is padding."""
 
+# Of a part that is given one: none; (B, S), one for all queries of a sample; (B, Q, S).
 KEY_MASKS = ("none", "samples", "queries")
-"""The key mask of a part that is given one: none; (B, S), one for all queries of a sample; (B, Q, S)."""
 
 ATTENTION_PARTS = ("attention", "dot_product")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzCase:
-    """A random case. Its arrays follow from it; it holds none itself.
+    """A random case, from which its arrays follow.
 
     Attributes:
         config: of the model.
-        part: one of :data:`spec.PARTS`.
+        part: one of :data:`concord.spec.tensors.PARTS`.
         dtype: the precision to run in.
         batch, tokens: sizes of the inputs; for the attention parts ``tokens`` are keys.
-        queries: how many queries the attention parts are given.
-        weights_seed, inputs_seed: what weights and inputs are drawn from.
-        profile: of the weights (:data:`spec.PROFILES`).
-        scale: what every kernel is multiplied by.
-        offset: what is added to the token table and to given floating-point inputs, so that their mean is far
-            from 0.
+        queries: of the attention parts.
+        weights_seed, inputs_seed: from which weights and inputs are drawn.
+        profile: of the weights (:data:`concord.spec.parameters.PROFILES`).
+        scale: factor of every kernel.
+        offset: added to the token table and to floating-point inputs, so that their mean is far from 0.
         padding: one of :data:`PADDINGS`.
         key_mask: one of :data:`KEY_MASKS`, for the attention parts.
-        query_mask: whether the attention parts are given a query mask.
+        query_mask: whether the attention parts have a query mask.
         gradients: whether they are asked for and judged too.
     """
 
@@ -70,14 +68,14 @@ class FuzzCase:
         return self.config, self._weights(), self._inputs()
 
     def job(self, name: str) -> Job:
-        """Return the job that runs this case and judges each step by itself, which decides."""
+        """Return the job that runs this case."""
         return Job(
             "fuzz",
             name,
             self.dtype,
             self.part,
             *self.build(),
-            end_to_end=False,
+            end_to_end=False,  # each step by itself decides
             gradients=self.gradients,
         )
 
@@ -126,8 +124,8 @@ class FuzzCase:
         config, real = self.config, _real(generator, shape, self.padding)
         words = generator.integers(0, config.vocab_size, shape)
         if config.vocab_size > 2**8:
-            # Of a large table half of the tokens use few rows again and again: those at which ids need a bit
-            # more, and the last.
+            # Of a large table half of the tokens use few rows again and again, where kernels branch: those at
+            # which ids need a bit more, and the last.
             few = np.minimum(LANDMARKS, config.vocab_size - 1)
             words = np.where(generator.random(shape) < 0.5, generator.choice(few, shape), words)
         words = np.where(words == config.pad_id, (words + 1) % config.vocab_size, words)

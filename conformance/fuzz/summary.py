@@ -1,7 +1,4 @@
-"""Findings as a person reads them: printed, and each failure as a folder.
-
-A folder has the case as ``concord case export`` writes it, and ``found.json`` that says what it found.
-"""
+"""Findings as a person reads them: printed, and each failure as a folder that can be run again."""
 
 from __future__ import annotations
 
@@ -27,12 +24,12 @@ from concord.conformance.wording import counted
 from concord.spec.errors import collecting
 from concord.spec.folders import write_folder
 
+# Settings of a hunt that are kept: the options by which a failure is run again.
 SETTINGS = ("device", "implementation", "execution", "precision")
-"""What of the settings of a hunt is kept: the options by which a failure is run again."""
 
 
 def table(findings: Findings) -> Table:
-    """Return what became of the cases of each backend and precision, and the largest errors."""
+    """Return statuses and largest errors by backend and precision."""
     title = "Random cases; largest error of an element in sigma / of a tensor in RMS sigma"
     drawn = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     drawn.add_column("backend", overflow="fold")
@@ -80,7 +77,7 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
 
 
 def command(failure: Failure, settings: Setup) -> str:
-    """Return the command that runs a failure again from the folder that it was written to."""
+    """Return the command that runs a failure again from its folder."""
     usual = vars(Setup())
     options = [
         f"--{name} {value}"
@@ -92,10 +89,7 @@ def command(failure: Failure, settings: Setup) -> str:
 
 
 def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[str]:
-    """Write each failure as a folder that ``concord case run`` runs again.
-
-    Each then says where. The names of folders say what is in them: the same finding under
-    the same settings is written once, and none takes the place of another.
+    """Write each failure as a folder that ``concord case run`` runs again, and note where.
 
     Returns:
         What kept others from being written.
@@ -107,6 +101,8 @@ def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[st
         version = findings.environments.get(backend, {}).get("version")
         about = {"versions": {**machine.describe(), backend: version}, "settings": chosen}
         case = case_files(failure.case.job(failure.name))
+        # Folders are named by their content: the same finding under the same settings is written once, and
+        # none takes the place of another.
         content = hashlib.sha256(b"".join([*case.values(), str([backend, chosen]).encode()]))
         target = folder / f"{failure.name}-{dtype}-{content.hexdigest()[:8]}"
         text = record.lines({**record.plain(failure), **about}).encode()

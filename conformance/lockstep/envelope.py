@@ -23,12 +23,11 @@ class Start:
     """A step, and where training stood before it.
 
     Attributes:
-        state, step: ``parameters.<name>`` and ``<moment>.<name>``, and how many steps were made before.
+        state, step: ``parameters.<name>`` and ``<moment>.<name>``, and the number of steps before.
         batches: of the step.
         carried: sigma of the state, where rounding was carried on to it.
         earlier: the step before, if there was one.
-        resumed: the step before which the backend last went on from a state that it was given; 0: at the
-            start.
+        resumed: the step before which the backend last went on from a given state; 0: at the start.
     """
 
     state: Mapping[str, Array]
@@ -42,15 +41,14 @@ class Start:
 class Envelope:
     """The oracle's training, and how far a correct one may lie from it.
 
-    A step is the unit. Steps that follow each other carry rounding on.
-
     Args:
         case: the training.
-        again: whether each step starts from a given state, and all arithmetics clip by the oracle's norm.
+        resynchronised: whether each step starts from a given state, and all arithmetics clip by the oracle's
+            norm.
     """
 
-    def __init__(self, case: JudgedTraining, again: bool = False) -> None:
-        self.case, self.again = case, again
+    def __init__(self, case: JudgedTraining, resynchronised: bool = False) -> None:
+        self.case, self.resynchronised = case, resynchronised
         self.truth = case.trajectory(exact(case.dtype))
         self.others: dict[Arithmetic, Trajectory] = {}
         self.values: dict[str, Array] = {}
@@ -58,10 +56,10 @@ class Envelope:
         self.elements = 0
 
     def advance(self, start: Start) -> None:
-        """Make the oracle's step, from the state that is given, or from where the step before ended."""
+        """Make the oracle's step, from a given state or from where the step before ended."""
         self.start, self.looks, values = start, {}, dict[str, Array]()
         self.values = values
-        if self.again:
+        if self.resynchronised:
             self.truth.load(start.state, start.step)
         prefix, before = f"steps.{start.step}.", self.truth.a.elements
         self.truth.step(start.batches, lambda name, array: values.__setitem__(prefix + name, array))
@@ -72,28 +70,26 @@ class Envelope:
         )
 
     def around(self, whole: bool = True, last: bool = False) -> Expectation:
-        """Return the step that the oracle has made, and how far correct training may lie from it.
+        """Return what is expected of the oracle's last step.
 
         Args:
-            whole: whether a first look is not enough: few samples, one low-precision run, and no corner of a
-                ReLU is turned. What comes near a tolerance by it has to be judged by the whole.
-            last: whether no step follows from it: nothing is kept, so that one training at a time is in
-                memory.
+            whole: whether a first look is not enough: few samples, one low-precision run, no turned corners.
+            last: whether no step follows from it: then one training at a time is in memory.
         """
         if whole in self.looks:
             return self.looks[whole]
         start, prefix = self.start, f"steps.{self.start.step}."
-        norm = self.values.get(f"{prefix}norm") if self.again else None
+        norm = self.values.get(f"{prefix}norm") if self.resynchronised else None
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
             other = self.others.get(arithmetic)
             if other is None:  # it begins where the oracle's began
                 other = self.case.trajectory(arithmetic)
-                if self.again:
+                if self.resynchronised:
                     other.load(start.state, start.step)
             other.norm = norm
             other.step(start.batches, lambda name, array: observer(prefix + name, array))
-            if not (last or self.again):
+            if not (last or self.resynchronised):
                 self.others[arithmetic] = other
 
         _, sigmas = estimate(
@@ -105,22 +101,22 @@ class Envelope:
             count=SAMPLES if whole else FEW,
             corners=self.case.config.rectifies and whole,
         )
-        found = self.looks[whole] = expectation(self.case, self.values, sigmas)
-        return found
+        expected = self.looks[whole] = expectation(self.case, self.values, sigmas)
+        return expected
 
     def of_run(self, delivered: Mapping[str, Array], whole: bool = True) -> Expectation:
-        """Return what is expected of a step that a run delivered: clipped by its own norm, if it has one.
-
-        The norm is judged by itself. Its error is the same in every clipped gradient, and no noise of each
-        element.
-        """
+        """Return what is expected of a step that a run delivered: clipped by its own norm, if it has one."""
         expected, prefix = self.around(whole), f"steps.{self.start.step}."
+        # The norm is judged by itself. Its error is the same in every clipped gradient, and no noise of each
+        # element (decision 24).
         norm, right = delivered.get(f"{prefix}norm", np.zeros(0)), expected.values.get(f"{prefix}norm")
         known = norm.shape == () and norm.dtype.kind == "f" and np.isfinite(norm)
-        if self.again and known and right is not None:
-            values, given = dict(expected.values), f"{prefix}gradients."
+        if self.resynchronised and known and right is not None:
+            values, gradient_prefix = dict(expected.values), f"{prefix}gradients."
             gradients = {
-                name.removeprefix(given): array for name, array in values.items() if name.startswith(given)
+                name.removeprefix(gradient_prefix): array
+                for name, array in values.items()
+                if name.startswith(gradient_prefix)
             }
             trajectory = self.case.trajectory(exact(self.case.dtype))
             trajectory.load(self.start.state, self.start.step)
@@ -136,21 +132,20 @@ class Envelope:
 
 
 def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:
-    """Return what is expected of training; what one tensor comes to says nothing of the next."""
+    """Return what is expected of training."""
+    # Not chained: an undecided tensor says nothing of the next.
     clauses = {name: case.clause(name) for name in values}
     return Expectation(case.dtype, values, sigmas, clauses, chained=False)
 
 
 def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
-    """Return what is expected of a step, where nothing is determined that follows from numbers out of range.
-
-    What is not finite passes a ReLU that is closed, or a masked score, in a framework that multiplies by 0,
-    and not in one that selects: from there on it is no question of right or wrong whether an element is
-    finite.
+    """Return what is expected of a step: what follows from numbers out of range is undetermined.
 
     Args:
-        state: that the step starts from.
+        state: from which the step starts.
     """
+    # What is not finite passes a closed ReLU in a framework that multiplies by 0, and not in one that
+    # selects: from there on, whether an element is finite is no question of right or wrong.
     largest, sigmas = precision(expected.dtype).largest, dict(expected.sigmas)
     sound = all(np.isfinite(values).all() for values in state.values())
     for section in STEP_SECTIONS:
@@ -175,7 +170,7 @@ def rounded(case: JudgedTraining, state: Mapping[str, Array]) -> dict[str, Array
 
 
 def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
-    """Return how far correct training may be from the oracle after a step: sigma of the next one's state."""
+    """Return sigma of the state from which the next step starts."""
     prefix, kept = f"steps.{step}.", ("parameters", *moments(case.training.recipe))
     return {
         name.removeprefix(prefix): sigma
@@ -189,8 +184,8 @@ _derived = Cache()
 
 def of_training(case: JudgedTraining) -> Expectation:
     """Return what correct training reports; rounding is carried through the steps."""
-    found: Expectation = _derived.get(case.key, lambda: _of_training(case))
-    return found
+    expected: Expectation = _derived.get(case.key, lambda: _of_training(case))
+    return expected
 
 
 def _of_training(case: JudgedTraining) -> Expectation:

@@ -1,4 +1,4 @@
-"""What lockstep training came to: errors of each backend step by step, and its first divergence."""
+"""The outcome of lockstep training: errors of each backend step by step, and its first divergence."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Curve:
 
     Attributes:
         section: losses, gradients, norm, clipped, rate, moments or parameters.
-        ratio: the largest error of its tensors, in tolerances, of each step; 0 where none was judged.
-        worst: the tensor with the largest error in tolerances over all steps.
+        ratio: the largest error of each step, in tolerances; 0 where none was judged.
+        worst: the tensor with the largest error over all steps.
         at: the step of it, counted from 0.
-        unjudged: at how many steps none of its tensors was judged.
+        unjudged: steps at which none of its tensors was judged.
     """
 
     section: str
@@ -37,7 +37,7 @@ class Curve:
 
     @classmethod
     def of(cls, section: str, rows: Sequence[Row]) -> Curve:
-        """Return the curve of a section, of which each step has the row with the largest error."""
+        """Return the curve of a section, from the row with the largest error of each step."""
         worst = max(rows, key=lambda row: row.ratio)
         _, step, tensor = worst.tensor.split(".", 2)
         unjudged = sum(not judged(row) for row in rows)
@@ -55,7 +55,7 @@ class Curve:
 
 
 def judged(row: Row) -> bool:
-    """Return whether somebody looked at a tensor."""
+    """Return whether a tensor was judged."""
     return row.status in ("agrees", "diverges")
 
 
@@ -65,9 +65,9 @@ class Divergence:
 
     Attributes:
         step: counted from 0.
-        row: the first tensor, in the order of computation, that lies beyond it, and by how much.
-        cause: what explains it, if anything that is known does.
-        more: how many more tensors of the same step diverge.
+        row: of the first tensor, in the order of computation, that lies beyond it.
+        cause: what explains it, if a known cause does.
+        more: further tensors of the same step that diverge.
     """
 
     as_written = also("text")
@@ -79,7 +79,7 @@ class Divergence:
 
     @classmethod
     def of(cls, verdict: Verdict) -> Divergence:
-        """Return where a step that diverges does so first."""
+        """Return the first divergence of a step that diverges."""
         first, *more = [row for row in verdict.table if row.status == "diverges"]
         return cls(int(first.tensor.split(".")[1]), first, more=len(more))
 
@@ -90,7 +90,7 @@ class Divergence:
 
     @property
     def text(self) -> str:
-        """It in a sentence."""
+        """The divergence in a sentence."""
         row, there, cause = self.row, self.row.deciding, self.cause
         clauses = ", ".join(cause.clauses) if cause else row.clause
         finite = np.isfinite(row.ratio)
@@ -113,13 +113,13 @@ class Track:
         backend: its name.
         status: agrees, diverges, undetermined if nothing or a section was judged at no step, or what kept it
             from going on: unsupported, crashed and so on.
-        steps: how many it made.
-        diverged: how many of them diverge.
+        steps: those that it made.
+        diverged: those that diverge.
         curves: its errors over the steps.
-        first: where it first left its tolerance; absent if it never did.
+        first: where it first left its tolerance.
         detail: one line of explanation where it could not go on.
         stderr: the last lines of a worker that failed.
-        seconds: that its steps took, in its worker.
+        seconds: of its steps, in its worker.
     """
 
     as_written = also("worst", "unjudged")
@@ -145,7 +145,7 @@ class Track:
         return tuple(curve.section for curve in self.curves if not curve.judged)
 
     def curve(self, section: str) -> Curve | None:
-        """Return the curve of a section, if it has one."""
+        """Return the curve of a section."""
         return next((curve for curve in self.curves if curve.section == section), None)
 
 
@@ -154,7 +154,7 @@ class LockstepCase:
     """What was trained and how.
 
     Attributes:
-        steps: how many there are.
+        steps: their number.
         seed: of batches, weights and dropout.
         part: one of :data:`concord.spec.tensors.PARTS`.
         config, recipe: of the model, and of its training.
@@ -171,7 +171,7 @@ class LockstepCase:
 
 @dataclass(frozen=True)
 class Lockstep:
-    """What lockstep training came to.
+    """The outcome of lockstep training.
 
     Attributes:
         mode: resynchronised (each step starts from the oracle's weights and state) or free-running (each
@@ -180,8 +180,8 @@ class Lockstep:
         about: what was trained and how.
         tracks: one for each backend.
         environments: what each backend says of itself.
-        seconds: that it took in all.
-        lost: what of the recipe the precision does not hold as it is meant, a line each (SPEC OPT-11).
+        seconds: in all.
+        lost: hyperparameters that the precision does not hold as they are meant, a line each (SPEC OPT-11).
     """
 
     mode: str
@@ -194,7 +194,7 @@ class Lockstep:
 
     @property
     def sections(self) -> list[str]:
-        """The sections that a backend has a curve of."""
+        """The sections of which a backend has a curve."""
         return [name for name in STEP_SECTIONS if any(track.curve(name) for track in self.tracks)]
 
     @property

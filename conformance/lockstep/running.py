@@ -1,7 +1,7 @@
 """Backends beside the oracle, step by step.
 
-Each step starts from the oracle's state, and is judged; or from the backend's own, and only curves are kept:
-a right backend drifts away as far as the training is chaotic.
+Each step starts from the oracle's state, and is judged. Or it starts from the backend's own, and only curves
+are kept: a right backend drifts away as far as the training is chaotic.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from concord.spec.errors import SpecError
 from concord.spec.text import first_line, first_of, shown
 from concord.spec.training.recipe import rounded_hyperparameters
 
+# Steps that diverge by which causes are told apart.
 WITNESSES = 3
-"""Steps that diverge by which causes are told apart."""
 
+# Numbers of a state: beyond, only the first step that diverges is kept, since each holds the whole model.
 WITNESSED = 4_000_000
-"""Numbers of a state beyond which only the first step that diverges is kept."""
 
+# Takes the name of a backend and the number of its steps so far.
 Callback = Callable[[str, int], None]
-"""Takes the name of a backend and how many steps it has made."""
 
 
 @dataclass
@@ -70,10 +70,10 @@ class Candidate:
 
     Attributes:
         session: its training.
-        deviations: that it declares.
+        deviations: those that it declares.
         environment: what it says of itself.
         judged: whether its steps are judged, or only curves are kept.
-        failure: status, line and last output of what kept it from going on, if anything did.
+        failure: status, line and last output of what kept it from going on.
         rows: of each section, the row with the largest error of each step.
         agreed, diverging: steps that tell causes apart: the first and last that agree, and the first that
             diverge.
@@ -100,13 +100,13 @@ class Candidate:
         try:
             if state is not None:
                 self.session.load(state, step)
-            found = arrays_of("step()", self.session.step(batches, report=True))
+            reported = arrays_of("step()", self.session.step(batches, report=True))
         finally:
             self.seconds += time.perf_counter() - started
-        return {f"steps.{step}.{name}": array for name, array in found.items()}
+        return {f"steps.{step}.{name}": array for name, array in reported.items()}
 
     def receive(self, asked: Future[dict[str, Array]], envelope: Envelope, start: Start) -> None:
-        """Take up what came of a step."""
+        """Judge a step once it is made, or keep why it was not."""
         try:
             delivered = asked.result()
         except Exception as error:  # whatever keeps one backend from going on keeps no other
@@ -118,27 +118,28 @@ class Candidate:
             return
         try:
             self.judge(delivered, envelope, start)
-        except Exception as error:  # what was delivered is in order
+        except Exception as error:  # what was delivered is in order: the fault is Concord's own
             self.fail(f"judging step {start.step + 1}", error)
 
     def judge(self, delivered: dict[str, Array], envelope: Envelope, start: Start) -> None:
-        """Judge a step; what comes near a tolerance by a first look is judged by the whole."""
+        """Judge a step: in full only where it comes near a tolerance by a first look."""
         start = replace(start, resumed=start.step)
+        # Once it has diverged a first look is enough: the verdict stands.
         looks = (False, True) if self.judged and not self.diverging else (False,)
         expected = [partial(envelope.of_run, delivered, whole=whole) for whole in looks]
         self.add(DeliveredStep(envelope.case, start, delivered, *expected))
 
-    def add(self, made: DeliveredStep) -> None:
+    def add(self, step: DeliveredStep) -> None:
         """Keep what is to be said of a step."""
-        large = sum(array.size for array in made.start.state.values()) > WITNESSED
-        if self.judged and made.tensor:
+        large = sum(array.size for array in step.start.state.values()) > WITNESSED
+        if self.judged and step.tensor:
             self.diverged += 1
             if not self.diverging or (not large and len(self.diverging) < WITNESSES):
-                self.diverging.append(made)
+                self.diverging.append(step)
         elif not self.diverging and not large:
-            self.agreed = [*self.agreed[:1], made]
+            self.agreed = [*self.agreed[:1], step]
         self.steps += 1
-        for section, rows in gather(made.verdict.table, lambda row: section_of(row.tensor)).items():
+        for section, rows in gather(step.verdict.table, lambda row: section_of(row.tensor)).items():
             worst = max(rows, key=lambda row: (judged(row), row.ratio))
             self.rows.setdefault(section, []).append(worst)
 
@@ -147,17 +148,17 @@ class Candidate:
         self.failure = own_failure(doing, error)
 
     def track(self) -> Track:
-        """Return what it came to, with the cause of its first divergence."""
+        """Return its track, with the cause of its first divergence."""
         first = None
         if self.diverging:
-            made, *more = self.diverging
-            first = Divergence.of(made.verdict)
+            first_step, *more = self.diverging
+            first = Divergence.of(first_step.verdict)
             try:
-                first = replace(first, cause=cause_of(made, [*self.agreed, *more]))
+                first = replace(first, cause=cause_of(first_step, [*self.agreed, *more]))
             except Exception as error:  # the divergence stands
                 self.fail(f"explaining step {first.step + 1}", error)
-        found = conclude((section, row.status) for section, rows in self.rows.items() for row in rows)
-        status, detail, stderr = self.failure or (found[0] if self.judged else "undetermined", "", "")
+        conclusion = conclude((section, row.status) for section, rows in self.rows.items() for row in rows)
+        status, detail, stderr = self.failure or (conclusion[0] if self.judged else "undetermined", "", "")
         return Track(
             self.name,
             "diverges" if self.diverged else status,
@@ -175,45 +176,46 @@ def misfits(delivered: Mapping[str, Array], expected: Mapping[str, Array]) -> st
     """Return what of a step is unknown, or of a wrong shape or type, in words; empty if nothing is."""
     problems = list[str]()
     for name, array in delivered.items():
-        said, right = repr(shown(name.split(".", 2)[2])), expected.get(name)
+        quoted, right = repr(shown(name.split(".", 2)[2])), expected.get(name)
         if right is None:
-            problems.append(f"{said}, which this training has not")
+            problems.append(f"{quoted}, which this training has not")
         elif array.shape != right.shape:
-            problems.append(f"{said} of shape {array.shape} but must be {right.shape}")
+            problems.append(f"{quoted} of shape {array.shape} but must be {right.shape}")
         elif array.dtype.kind != "f":
-            problems.append(f"{said} of dtype {array.dtype} but must be a floating-point type")
+            problems.append(f"{quoted} of dtype {array.dtype} but must be a floating-point type")
     return first_of(problems, 3)
 
 
 def in_lockstep(
-    again: bool,
+    resynchronise: bool,
     case: JudgedTraining,
     candidates: Sequence[Candidate],
     callback: Callback = lambda name, steps: None,
 ) -> list[Track]:
-    """Let backends train beside the oracle: while one step is judged, they make the next.
+    """Let backends train beside the oracle.
 
     Args:
-        again: whether each step starts from the oracle's weights and state, so that a bug shows at its own
-            step. Else backends train by themselves, and nothing is judged.
-        case: the training; its deviations are of no account.
+        resynchronise: whether each step starts from the oracle's weights and state, so that a bug shows at
+            its own step. Else backends train by themselves, and nothing is judged.
+        case: the training; its deviations are not used.
         callback: is told of progress.
     """
     # An envelope for each set of deviations; from the one without comes the oracle's state.
     envelopes = {
-        frozenset(one.items()): Envelope(replace(case, deviations=one), again=True)
+        frozenset(one.items()): Envelope(replace(case, deviations=one), resynchronised=True)
         for one in (NONE, *(candidate.deviations for candidate in candidates))
     }
     batches = case.training.steps
     for candidate in candidates:
-        candidate.judged = again
+        candidate.judged = resynchronise
     with ExitStack() as stack:
         # Each backend answers in its own time, and one request after the other.
+        # While one step is judged, the backends make the next.
         lines = [stack.enter_context(ThreadPoolExecutor(max_workers=1)) for _ in candidates]
 
         def ask(state: Mapping[str, Array], step: int) -> list[Any]:
             """Have every backend that goes on make a step."""
-            given = state if again or step == 0 else None
+            given = state if resynchronise or step == 0 else None
             return [
                 (one, line.submit(one.step, given, step, batches[step]))
                 for one, line in zip(candidates, lines, strict=True)
@@ -229,7 +231,7 @@ def in_lockstep(
             for envelope in envelopes.values():
                 envelope.advance(start)
             state = envelopes[frozenset()].truth.state()
-            state = rounded(case, state) if again else state
+            state = rounded(case, state) if resynchronise else state
             following = ask(state, step + 1)
             for one, answer in asked:
                 one.receive(answer, envelopes[frozenset(one.deviations.items())], start)
@@ -240,7 +242,6 @@ def in_lockstep(
 
 
 resynchronised, free_running = partial(in_lockstep, True), partial(in_lockstep, False)
-"""Training from the oracle's state in each step, and by themselves."""
 
 
 # In workers.
@@ -256,8 +257,7 @@ def conduct(
     """Train in lockstep on backends in their workers.
 
     Args:
-        settings: unless they say how many threads each worker has, backends and oracle share this
-            machine's cores.
+        settings: without threads, backends and oracle share this machine's cores.
         mode: one of :data:`concord.conformance.lockstep.outcome.MODES`.
         callback: is told of progress.
     """
@@ -287,7 +287,7 @@ def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -
     """Open a backend and its session; return its track if it cannot train.
 
     Args:
-        stack: by which workers are closed.
+        stack: closes the worker.
     """
     try:
         worker = stack.enter_context(settings.open(name))
@@ -332,16 +332,16 @@ def judged_steps(
     """Yield the steps of training that was made by itself, until one diverges.
 
     Args:
-        case: all of whose steps are reported, with the deviations of the backend.
+        case: reports all of its steps, with the deviations of the backend.
         made: what was reported of each step, without the number of the step.
         resumed: the step before which it went on from a checkpoint of its own; 0: it did not.
 
     Raises:
-        SpecError: at the end, if a section was judged at no step, so that nobody can say.
+        SpecError: at the end, if a section was judged at no step.
     """
     whole, start, statuses = of_training(case), None, set[tuple[str, str]]()
     sigmas, state = dict[str, Array](), rounded(case, case.start)
-    for step, (batches, found) in enumerate(zip(case.training.steps, made, strict=True)):
+    for step, (batches, reported) in enumerate(zip(case.training.steps, made, strict=True)):
         prefix = f"steps.{step}."
         values, tolerated = (
             {name: array for name, array in table.items() if name.startswith(prefix)}
@@ -349,12 +349,12 @@ def judged_steps(
         )
         expected = expectation(case, values, tolerated)
         start = Start(state, step, batches, sigmas, start and replace(start, earlier=None), resumed)
-        delivered = {f"{prefix}{name}": np.asarray(array) for name, array in found.items()}
-        one = DeliveredStep(case, start, delivered, partial(in_range, expected, state))
-        yield one
-        if one.tensor:
+        delivered = {f"{prefix}{name}": np.asarray(array) for name, array in reported.items()}
+        delivered_step = DeliveredStep(case, start, delivered, partial(in_range, expected, state))
+        yield delivered_step
+        if delivered_step.tensor:
             return
-        statuses |= {(section_of(row.tensor), row.status) for row in one.verdict.table}
+        statuses |= {(section_of(row.tensor), row.status) for row in delivered_step.verdict.table}
         sigmas = carried(case, step, expected)
         state = rounded(case, {name: values[f"{prefix}{name}"] for name in sigmas})
     status, unjudged = conclude(statuses)
@@ -368,7 +368,7 @@ def judged_steps(
 def first_divergence(
     case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0, explaining: bool = True
 ) -> Divergence | None:
-    """Return where training left its tolerance first (:func:`judged_steps`), and why.
+    """Return where training first left its tolerance, and why.
 
     Args:
         explaining: whether a cause is looked for.

@@ -1,7 +1,4 @@
-"""Lockstep as a person reads it.
-
-A table of the largest errors of each backend by section, and each first divergence in a sentence.
-"""
+"""Lockstep as a person reads it: the largest errors by section, and each first divergence in a sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def show(found: Lockstep, console: Console, title: str) -> None:
 
 
 def table(found: Lockstep) -> Table:
-    """Return the largest errors in tolerances: a column for each backend, and a line for each section."""
+    """Return the largest errors in tolerances: a column for each backend, a line for each section."""
     tracks = found.tracks
     columns = [Column(track.backend, justify="right", overflow="fold") for track in tracks]
     drawn = Table("", *columns, padding=(0, 1), expand=False)
@@ -48,7 +45,7 @@ def _error(curve: Curve | None, mode: str) -> Text:
 
 
 def explanation(found: Lockstep) -> str:
-    """Return what the numbers of the table are."""
+    """Explain the numbers of the table."""
     how = (
         "each step starts from the oracle's weights and state"
         if found.mode == MODES[0]
@@ -58,10 +55,7 @@ def explanation(found: Lockstep) -> str:
 
 
 def unjudged(track: Track, found: Lockstep) -> str:
-    """Return at which steps sections of a backend were not judged, why, and what to do about it.
-
-    No text if each was judged at each step.
-    """
+    """Say which sections were not judged at some steps, why, and what to do; empty if all were."""
     sections = [
         f"{curve.section} at {curve.unjudged} of {track.steps} steps"
         for curve in track.curves
@@ -82,14 +76,11 @@ def unjudged(track: Track, found: Lockstep) -> str:
 
 
 def lines(track: Track, found: Lockstep) -> list[tuple[str, str]]:
-    """Return what is to be said of a backend.
-
-    Where it first diverged, what was not judged, or what kept it from going on.
-    """
-    said = [(f"{track.backend} diverges first at {track.first.text}", "bold red")] if track.first else []
+    """Return where a backend first diverged, what was not judged, and what kept it from going on."""
+    described = [(f"{track.backend} diverges first at {track.first.text}", "bold red")] if track.first else []
     if why := unjudged(track, found):
-        said.append((f"{track.backend}: {why}", "yellow"))
+        described.append((f"{track.backend}: {why}", "yellow"))
     if track.detail:
         after = f" after {track.steps} steps" if track.steps else ""
-        said.append((f"{track.backend}: {track.status}{after}: {track.detail}", "bold magenta"))
-    return said + [(f"  {line}", "dim") for line in track.stderr.splitlines()[-4:]]
+        described.append((f"{track.backend}: {track.status}{after}: {track.detail}", "bold magenta"))
+    return described + [(f"  {line}", "dim") for line in track.stderr.splitlines()[-4:]]

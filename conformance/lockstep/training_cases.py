@@ -9,11 +9,11 @@ from concord.spec.parameters import Weights, initialize
 from concord.spec.training.recipe import RATES, Recipe
 from concord.spec.training.trajectory import Training
 
+# Steps after which an accumulation is short, as at the end of an epoch.
 EPOCH = 17
-"""Steps after which an accumulation is short, as at the end of an epoch."""
 
+# Steps of the standard case.
 STEPS = 200
-"""Steps of the standard case."""
 
 
 def example(
@@ -28,11 +28,7 @@ def example(
     weights: Weights | None = None,
     part: str = "model",
 ) -> JudgedTraining:
-    """Return training on random batches with ragged padding.
-
-    Every second batch of a step has half as many samples as the first, so that a mean of means shows. Each
-    :data:`EPOCH` ends with a single batch, which has fewer samples too; so does the last step. Weights,
-    batches and dropout follow from the seed.
+    """Return training on random batches with ragged padding, which follows from the seed.
 
     Args:
         batch: samples of a step's first batch.
@@ -45,6 +41,8 @@ def example(
     drawn_steps: list[list[Batch]] = []
     number = seed * 1_000_003
     for step in range(steps):
+        # Every second batch of a step has half as many samples as the first, so that a mean of means shows.
+        # Each epoch and the last step end with a single batch.
         last = (step + 1) % EPOCH == 0 or step == steps - 1
         sizes = (
             [max(1, batch // 2)]
@@ -64,14 +62,11 @@ def example(
 
 
 def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> JudgedTraining:
-    """Return the standard case: two layers of ``nndl-paddle`` trained by AdamW.
-
-    It has warm-up and linear decay; a norm that is clipped in some steps and not in others; dropout at every
-    site; two batches a step, one in a short accumulation, with other numbers of samples and of counted
-    labels; learnt positions; rows of the token table that no batch looks up, and of the position table that
-    no text reaches; and second moments as tiny as the square of rounding, which is all the gradient that a
-    key's bias has.
-    """
+    """Return the standard case: two layers of ``nndl-paddle`` trained by AdamW."""
+    # It has what bugs need to show. Warm-up and linear decay; a norm that is clipped in some steps only;
+    # dropout at every site; two batches a step, with other numbers of samples and of counted labels; rows of
+    # the token table that no batch looks up, and of the position table that no text reaches. The gradient of
+    # a key's bias is rounding alone, so that second moments are as tiny as its square.
     learnt = {
         "positions": "learned",
         "position_layout": None,
@@ -108,5 +103,5 @@ def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> Judge
     return example(config, recipe, steps, batch=5, tokens=11, seed=seed, dtype=dtype, words=199)
 
 
+# About a quarter of the standard case's steps have a larger norm.
 CLIP_AT = 4.0
-"""The norm from which on the standard case clips: about a quarter of its steps have more."""

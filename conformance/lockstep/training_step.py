@@ -1,4 +1,4 @@
-"""A step that a backend made, and what it would have come to with something wrong on purpose."""
+"""A step that a backend made, and the same step with a bug put in."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from concord.spec.arrays import Array
 
 
 class DeliveredStep(Computation):
-    """A step that a backend made, and that is made again, with something wrong on purpose.
+    """A step that a backend made, to be explained by making it again with a bug.
 
-    Everything that was reported has to lie within the tolerances of training with it.
+    A bug explains it if everything that was reported lies within the tolerances of training with that bug.
 
     Args:
         case: the training, with the deviations of the backend.
         start: the step, and the state of the oracle before it.
         delivered: what the backend reported of it.
-        looks: give what is expected of it, the last one for good.
+        looks: give what is expected of it, the final one last.
 
     Attributes:
-        verdict: what was reported, judged by what is expected.
+        verdict: on what was reported.
         tensor: the first that diverges; empty if none does.
     """
 
@@ -51,9 +51,9 @@ class DeliveredStep(Computation):
         self.case, self.start, self.dtype, self.delivered = case, start, case.dtype, delivered
         self.known: dict[Any, Any] = {}  # gradients that were computed for this step
         judge = Judge(PublishedReference(*looks), delivered)
-        found, self.expected = judge.look(None, judge.judged)
+        judgements, self.expected = judge.look(None, judge.judged)
         self.verdict = Verdict(
-            [judge.row(name, None, found.get(name)) for name in judge.reference.activations]
+            [judge.row(name, None, judgements.get(name)) for name in judge.reference.activations]
         )
         row = self.verdict.first_divergence
         self.tensor = row.tensor if row else ""
@@ -67,7 +67,11 @@ class DeliveredStep(Computation):
     def trajectory(
         self, change: Change, arithmetic: Arithmetic, known: Any = None, earlier: Start | None = None
     ) -> BuggedTrajectory:
-        """Return training with a bug, before the step; after the step before it, if that is made again."""
+        """Return training with a bug, as it stands before the step.
+
+        Args:
+            earlier: the step before, if that is made again too.
+        """
         start, resumed = self.start, self.start.resumed
         trajectory = BuggedTrajectory(self.case, arithmetic, change, resumed, known)
         trajectory.place.resumed = resumed if resumed < start.step else 0
@@ -77,50 +81,54 @@ class DeliveredStep(Computation):
         trajectory.load(start.state, start.step)
         for name, size in start.carried.items():
             section, _, parameter = name.partition(".")
-            own = section == "parameters"
-            nodes, key = (trajectory.parameters, parameter) if own else (trajectory.optimizer.state, name)
+            is_parameter = section == "parameters"
+            nodes, key = (
+                (trajectory.parameters, parameter) if is_parameter else (trajectory.optimizer.state, name)
+            )
             nodes[key] = arithmetic.uncertain(nodes[key], size)
         return trajectory
 
     def step(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> dict[str, Array]:
-        """Return what the step comes to in training with a bug."""
-        found, prefix = dict[str, Array](), f"steps.{self.start.step}."
-        # The step before is made only for a bug that keeps something of it.
+        """Return the tensors of the step in training with a bug."""
+        tensors, prefix = dict[str, Array](), f"steps.{self.start.step}."
+        # The step before is made again only for a bug that keeps something of it.
         for earlier in (None, self.start.earlier) if self.start.earlier else (None,):
             trajectory = self.trajectory(change, arithmetic, known, earlier)
-            trajectory.step(self.start.batches, lambda name, values: found.__setitem__(prefix + name, values))
+            trajectory.step(
+                self.start.batches, lambda name, values: tensors.__setitem__(prefix + name, values)
+            )
             if not trajectory.place.memory:
                 break
-        return found
+        return tensors
 
     def exactly(self, change: Change) -> dict[str, Array]:
         """Return the same in exact arithmetic."""
         return self.step(change, exact(self.dtype), self.known)
 
     def tried(self, hypothesis: Hypothesis) -> dict[str, Array]:
-        """Return what the step comes to under a hypothesis, in exact arithmetic.
+        """Return the exact tensors of the step under a hypothesis.
 
         Raises:
             LookupError: if it reports other tensors than the backend did.
         """
-        made = self.exactly(hypothesis.change)
+        tensors = self.exactly(hypothesis.change)
         reported, shapes = (
             {name: array.shape for name, array in arrays.items() if name in self.asked}
-            for arrays in (self.delivered, made)
+            for arrays in (self.delivered, tensors)
         )
         if reported != shapes:
             raise LookupError("other tensors than were reported")
-        return made
+        return tensors
 
     @cached_property
     def asked(self) -> set[str]:
-        """Tensors that the step may be compared by."""
+        """Tensors by which the step may be compared."""
         known = {*self.expected.values, *self.delivered}
         return {name for name in known if section_of(name) != "rate" or name in self.delivered}
 
     @property
     def stage(self) -> str:
-        """Where in the step it diverges first."""
+        """The stage of the step where it diverges first."""
         return stage_of(self.tensor)
 
     def possible(self, change: Change) -> bool:
@@ -136,40 +144,45 @@ class DeliveredStep(Computation):
         return self.tried(hypothesis).get(self.tensor, MISSING)
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:  # noqa: ARG002
-        """Return whether a value leaves little of the error: a step tells of many numbers together."""
+        """Return whether a value leaves little of the error."""
+        # By the root mean square: a step holds many numbers, which are moved together.
         if not self.actual.size:
             return True
         before, left = (root_mean_square(self.actual - other) for other in (self.right.value, value))
         return CLEAR * left < before or not np.isfinite(before)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the tensor under a hypothesis, and what was reported with it."""
+        """Return the tensor under a hypothesis, with all that was reported."""
         every = self.predictions(hypothesis)
         own = every.pop(self.tensor, Prediction(MISSING, MISSING))
         return Prediction(own.value, own.sigma, every)
 
     def predictions(self, hypothesis: Hypothesis) -> dict[str, Prediction]:
-        """Return what was reported, as it would be under a hypothesis."""
+        """Return all that was reported, as it would be under a hypothesis."""
         values = self.tried(hypothesis)
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
             for name, array in self.step(hypothesis.change, arithmetic).items():
                 observer(name, array)
 
-        _, own = estimate(compute, self.dtype, values, count=FEW)
-        given = self.expected.sigmas
+        _, sigmas = estimate(compute, self.dtype, values, count=FEW)
+        allowed = self.expected.sigmas
         return {
-            name: Prediction(value, np.hypot(own[name], given[name]) if name in given else own[name])
+            name: Prediction(
+                value, np.hypot(sigmas[name], allowed[name]) if name in allowed else sigmas[name]
+            )
             for name, value in values.items()
             if name in self.asked
         }
 
     def judged(self, actual: Array, prediction: Prediction) -> Judgement:
-        """Judge a tensor; what is not finite, and is so in the same way, is right."""
+        """Judge a tensor; what is not finite in the same way is right."""
         value = prediction.value
         alike = ~np.isfinite(value) & (np.isnan(value) == np.isnan(actual)) & ~np.isfinite(actual)
-        given, value, sigma = (np.where(alike, 0.0, array) for array in (actual, value, prediction.sigma))
-        return super().judged(given, Prediction(value, np.where(alike, 1.0, sigma)))
+        finite_actual, value, sigma = (
+            np.where(alike, 0.0, array) for array in (actual, value, prediction.sigma)
+        )
+        return super().judged(finite_actual, Prediction(value, np.where(alike, 1.0, sigma)))
 
     def explains(self, prediction: Prediction) -> bool:
         """Return whether all that was reported is what was predicted."""
@@ -177,17 +190,17 @@ class DeliveredStep(Computation):
         return shown and self.distance(prediction) <= 1
 
     def one_cause(self, one: Hypothesis, other: Hypothesis) -> bool:
-        """Return whether two hypotheses are one cause: another field of a recipe is that of a known bug."""
+        """Return whether two hypotheses are one cause, such as a field of a recipe and a known bug of it."""
         recipes = one.change.places == other.change.places == {"recipe"}
         return super().one_cause(one, other) or (recipes and not {one.name, other.name}.isdisjoint(CLAUSE_OF))
 
     def same(self, one: Prediction, other: Prediction) -> bool:
-        """Return whether two hypotheses come to the same numbers in all that was reported."""
+        """Return whether two hypotheses predict the same of all that was reported."""
         beside = (self.judged(value.value, other.beside[name]) for name, value in one.beside.items())
         return super().same(one, other) and all(judgement.ratio <= SAME for judgement in beside)
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether what was reported may be that of training with a bug, as far as it can be known."""
+        """Return whether training with a bug may have reported this, as far as it can be known."""
         change = hypothesis.change
         try:
             trajectory = self.trajectory(change, exact(self.dtype), self.known, self.start.earlier)
@@ -199,12 +212,12 @@ class DeliveredStep(Computation):
             return False
 
 
+# Stands for a tensor that was not reported.
 MISSING = np.zeros(0)
-"""What there is of a tensor that was not reported."""
 
 
 def stage_of(tensor: str) -> str:
-    """Return to which of :data:`concord.conformance.bugs.training.edited_step.STAGES` a tensor belongs."""
+    """Return the stage of :data:`concord.conformance.bugs.training.edited_step.STAGES` of a tensor."""
     return {"losses": "losses", "gradients": "gradients", "norm": "clipped", "clipped": "clipped"}.get(
         section_of(tensor), "moments"
     )

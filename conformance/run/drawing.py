@@ -1,4 +1,4 @@
-"""Geometry of the small drawings of a page: ``templates/drawings.html`` draws what is measured here."""
+"""Geometry of the small drawings of a page, which ``templates/drawings.html`` draws."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.verdict import BINS, Z_BINS, Row, number
 from concord.spec.text import first_of
 
+# Upper ends of the levels of an error, in tolerances; the last level has none.
 LEVELS = (0.03, 0.1, 0.3, 1.0, 10.0, 1e3, 1e6)
-"""Upper ends of the levels of an error, in tolerances; the last level has none."""
 
+# Levels up to one tolerance.
 WITHIN = 4
-"""Levels up to one tolerance."""
 
+# Height of a line chart, and of a histogram.
 CHART, BARS = 120, 60
-"""Height of a line chart, and of a histogram."""
 
+# Powers of ten, in tolerances, between which lines are drawn: what lies beyond lies at the edge.
 DECADES = (-3, 3)
-"""The powers of ten, in tolerances, between which lines are drawn: what lies beyond lies at the edge."""
 
+# Places, in percent from the top, and words of the labelled powers of ten.
 TICKS = [(round(100 * (DECADES[1] - i) / (DECADES[1] - DECADES[0]), 1), f"{10.0**i:g}") for i in range(-3, 4)]
-"""Places, in percent from the top, and words of the powers of ten that are named."""
 
 
 def level(row: Row, way: str) -> int | None:
-    """Return the level of a tensor's error; what could not be compared at all is of the last, both ways."""
+    """Return the level of a tensor's error; what could not be compared is of the last."""
     judgement = row.judged(way)
     if judgement is None:
         return len(LEVELS) if row.status == "diverges" and row.deciding is None else None
-    found = bisect_left(LEVELS, judgement.ratio)
-    # Whatever was lost in rounding the ratio: what diverges lies beyond.
-    return max(found, WITHIN) if row.status == "diverges" and judgement is row.deciding else found
+    reached = bisect_left(LEVELS, judgement.ratio)
+    # The ratio is rounded, perhaps to 1: what diverges is drawn beyond one tolerance all the same.
+    return max(reached, WITHIN) if row.status == "diverges" and judgement is row.deciding else reached
 
 
 def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence[int] = ()) -> dict[str, Any]:
-    """Measure a line for each run over the tensors, or steps: its error on a logarithmic scale.
+    """Return the lines of runs over tensors or steps, their errors on a logarithmic scale.
 
     Args:
         lines: errors in tolerances; None interrupts the line.
@@ -63,12 +63,12 @@ def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence
 
 
 def summed(histograms: Iterable[Sequence[int]]) -> list[int]:
-    """Return how many elements have an error in each bin, over several tensors."""
+    """Return the sum of several histograms."""
     return [sum(column) for column in zip([0] * BINS, *histograms, strict=True)]
 
 
 def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
-    """Measure how many elements have which error in sigma, both on logarithmic scales.
+    """Return the bars of elements by their errors in sigma, both on logarithmic scales.
 
     Args:
         filled, outlined: two counts for each bin: as bars, and as a line around bars.
@@ -94,8 +94,10 @@ def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dic
 
 
 def heat_maps(breakdown: Breakdown) -> dict[str, Any]:
-    """Return the maps of a breakdown, and their scale: each level shown, and the error that it begins at."""
-    powers = [power for one in breakdown.maps for row in one.levels for power in row if power is not None]
+    """Return the maps of a breakdown, and their scale: each level shown, and the error at which it begins."""
+    powers = [
+        power for by_level in breakdown.maps for row in by_level.levels for power in row if power is not None
+    ]
     beyond = [power for power in powers if power >= 0]
     low, high = min(beyond, default=0), max(beyond, default=0)
     # Up to a tolerance about LEVELS; beyond, as many between the least and the largest.
@@ -103,7 +105,7 @@ def heat_maps(breakdown: Breakdown) -> dict[str, Any]:
     levels = (-4, -3, -1, 0, *steps)
     starts = [number(2.0 ** (power or low)) for power in levels]
     return {
-        "maps": [_heat_map(one, levels) for one in breakdown.maps],
+        "maps": [_heat_map(by_level, levels) for by_level in breakdown.maps],
         "scale": [
             (level, f"from {starts[level - 1]}" if level else f"below {starts[0]}")
             for level in sorted({bisect(levels, power) for power in powers})
@@ -111,37 +113,37 @@ def heat_maps(breakdown: Breakdown) -> dict[str, Any]:
     }
 
 
-def _heat_map(found: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
-    rows, columns = size = len(found.levels), len(found.levels[0])
+def _heat_map(heat: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
+    rows, columns = size = len(heat.levels), len(heat.levels[0])
     starts = [
         [place * whole // shown for place in range(shown)]
-        for whole, shown in zip(found.shape, size, strict=True)
+        for whole, shown in zip(heat.shape, size, strict=True)
     ]
     beyond = [
         (i, j)
-        for i, row in enumerate(found.levels)
+        for i, row in enumerate(heat.levels)
         for j, power in enumerate(row)
         if power is not None and power >= 0
     ]
     words = [
         f"{name} {_ranges(sorted({starts[axis][place[axis]] for place in beyond}))}"
-        for axis, name in enumerate(found.axes)
+        for axis, name in enumerate(heat.axes)
         if name and beyond
     ]
     return {
-        "axes": found.axes,
-        "shape": found.shape,
+        "axes": heat.axes,
+        "shape": heat.shape,
         "rows": rows,
         "columns": columns,
-        "labels": starts[0] if found.axes[0] else [],
-        "reduced": size != found.shape,
+        "labels": starts[0] if heat.axes[0] else [],
+        "reduced": size != heat.shape,
         "words": "no element alone lies beyond"
         if not beyond
         else "beyond everywhere"
         if len(beyond) == rows * columns
         else f"beyond at {'; '.join(words)}",
-        "strokes": _strokes(found.levels, levels),
-        "label": f"Largest error over {' and '.join(filter(None, found.axes))}, in tolerances",
+        "strokes": _strokes(heat.levels, levels),
+        "label": f"Largest error over {' and '.join(filter(None, heat.axes))}, in tolerances",
     }
 
 
@@ -152,16 +154,15 @@ def _strokes(
     strokes: dict[int, list[tuple[int, int, int]]] = {}
     for top, row in enumerate(rows):
         left = 0
-        for found, run in groupby(None if power is None else bisect(levels, power) for power in row):
+        for level_of_run, run in groupby(None if power is None else bisect(levels, power) for power in row):
             length = len(list(run))
-            if found is not None:
-                strokes.setdefault(found, []).append((left, top, length))
+            if level_of_run is not None:
+                strokes.setdefault(level_of_run, []).append((left, top, length))
             left += length
     return dict(sorted(strokes.items()))
 
 
 def _ranges(places: list[int], most: int = 6) -> str:
-    """Return places in few words: those that follow each other as a range."""
     runs = [
         [place for _, place in run]
         for _, run in groupby(enumerate(places), lambda numbered: numbered[1] - numbered[0])

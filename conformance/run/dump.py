@@ -25,13 +25,13 @@ from concord.spec.tensors import output_name, taps
 
 FORMAT = "concord.case/1"
 
+# Taps behind the output: a run without gradients needs none of them.
 OF_THE_LOSS = ("log_probabilities", "losses", "loss")
-"""Taps behind the output: whoever wants no gradients needs none of them."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``case.json`` says; docs/guides/joining.md explains it."""
+    """The contents of ``case.json``; docs/guides/joining.md explains it."""
 
     format: Literal["concord.case/1"]
     group: str
@@ -49,13 +49,13 @@ class Manifest:
     tap_gradients: bool
 
 
+# Fields of ``case.json`` that make up the request, beside its configuration.
 ASKED = [one.name for one in fields(Manifest) if one.name not in ("format", "group", "case", "config")]
-"""What ``case.json`` says of a request beside its configuration."""
 
 
 @dataclass(frozen=True)
 class RunAbout:
-    """What ``run.json`` says."""
+    """The contents of ``run.json``."""
 
     backend: str = "dump"
     info: dict[str, Any] = field(default_factory=dict)
@@ -63,10 +63,6 @@ class RunAbout:
 
 def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
     """Write each job as a folder with ``case.json`` and ``case.safetensors``.
-
-    ``case.json`` holds the configuration, the part, the precision, and the name of every tensor that has to
-    come back;
-    ``case.safetensors`` holds ``weights/…`` and ``inputs/…``.
 
     Raises:
         SpecError: if the folder cannot be written, or holds a case already.
@@ -77,6 +73,7 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
             write_folder(folder / job.name, case_files(job))
             written.append(folder / job.name)
     except BaseException as error:
+        # All cases or none: half an export would look like a whole one.
         for path in written:
             shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, FileExistsError):
@@ -109,7 +106,7 @@ def read_jobs(folder: Path) -> list[Job]:
     """Read every case under a folder.
 
     Raises:
-        SpecError: if there is none, or a file is missing or corrupt; every such file is listed.
+        SpecError: if there is none, or listing every missing or corrupt file.
     """
     return collect(*(partial(read_job, path) for path in _cases(folder)))
 
@@ -128,12 +125,12 @@ def read_job(folder: Path) -> Job:
         SpecError: if a file is missing or corrupt; each problem names it.
     """
     manifest, arrays = read_as(folder / "case.json", Manifest), folder / "case.safetensors"
-    given = read_arrays(arrays)
+    tensors = read_arrays(arrays)
     try:
         config, part = from_mapping(manifest.config), manifest.part
         weights, batch = (
-            in_order(section(given, "weights/"), config, part),
-            from_arrays(section(given, "inputs/")),
+            in_order(section(tensors, "weights/"), config, part),
+            from_arrays(section(tensors, "inputs/")),
         )
         if not manifest.gradients:
             batch = completed(config, batch, part)
@@ -157,32 +154,31 @@ def read_job(folder: Path) -> Job:
 def read_run(folder: Path, job: Job) -> Run:
     """Read the run that came back for a case.
 
-    A loss is required where gradients were wanted, which are of it.
-
     Raises:
         SpecError: if a file is missing or corrupt.
     """
     path, about_path = folder / "run.safetensors", folder / "run.json"
     arrays = read_arrays(path)
+    # Gradients are of the loss, so that they cannot do without it.
     needed = ("output", "loss") if job.gradients else ("output",)
     missing = [name for name in needed if name not in arrays]
     if missing:
         raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
-    strange = [
+    unknown = [
         name
         for name in arrays
         if name not in ("output", "loss") and not name.startswith(("taps/", "gradients/"))
     ]
-    if strange:
+    if unknown:
         raise SpecError(
-            [f"{path}: {name!r} must be output, loss, taps/NAME or gradients/NAME" for name in strange]
+            [f"{path}: {name!r} must be output, loss, taps/NAME or gradients/NAME" for name in unknown]
         )
     about = read_as(about_path, RunAbout) if os.path.lexists(about_path) else RunAbout()
     try:
         check_info(about.info)
     except SpecError as error:
         raise SpecError(f"{about_path}: {error}") from None
-    # Whatever else it left out, a dump is judged on everything that its case wanted.
+    # A dump is judged on everything that its case wanted, whatever it left out.
     by_name, by_taps = split_gradients(section(arrays, "gradients/"))
     return Run(
         arrays["output"],
@@ -201,7 +197,7 @@ def judge_dumps(folder: Path) -> Report:
     """Judge every run that came back under a folder; a case without one is ``missing``.
 
     Raises:
-        SpecError: if there is no case in the folder, or a file is corrupt; every such file is listed.
+        SpecError: if there is no case in the folder, or listing every corrupt file.
     """
     judged = collect(*(partial(_judge_dump, path) for path in _cases(folder)))
     return Report([result for result, _ in judged], {one.backend: info for one, info in judged}, Setup())

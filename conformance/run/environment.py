@@ -1,4 +1,4 @@
-"""What is installed here, what it would run on, and what to do about what is not as it should be."""
+"""What is installed here, what it would run on, and how to mend what is wrong."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from concord.conformance.run.campaign import Setup
 
 @dataclass(frozen=True)
 class Installed:
-    """What was found out about one backend.
+    """One backend on this machine.
 
     Attributes:
         status: ``"ready"``, ``"absent"``, ``"broken"`` or another status of a failed worker.
-        facts: what the backend says of itself, with the seconds that its import took.
+        facts: its description of itself, with the seconds that its import took.
         advice: what to do, one line each.
     """
 
@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
 
 
 def diagnose(names: Sequence[str], settings: Setup) -> list[Installed]:
-    """Start each backend and ask it what it is."""
+    """Start each backend and ask for its description."""
 
     def ask(name: str) -> Installed:
         try:
@@ -57,7 +57,7 @@ def diagnose(names: Sequence[str], settings: Setup) -> list[Installed]:
 
 
 def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
-    """Return what is to be said of all backends together, one line each: defaults that differ, and GPUs."""
+    """Return lines about all backends together: defaults that differ, and GPUs."""
     ready = [diagnosis for diagnosis in diagnoses if diagnosis.status == "ready"]
     lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
     seen = any(
@@ -74,17 +74,19 @@ def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
 
 
 def _differing(ready: Sequence[Installed], kind: str) -> str | None:
-    """Return a warning where frameworks do not multiply float32 alike by default, on a kind of device."""
-    found: dict[str, list[str]] = {}
+    """Warn where frameworks multiply float32 differently by default."""
+    backends_by_products: dict[str, list[str]] = {}
     for diagnosis in ready:
         products = diagnosis.facts.get("precision_defaults", {}).get("products", {}).get(kind)
         if products:
-            found.setdefault(products, []).append(diagnosis.backend)
-    if len(found) < 2:
+            backends_by_products.setdefault(products, []).append(diagnosis.backend)
+    if len(backends_by_products) < 2:
         return None
-    said = "; ".join(f"{', '.join(names)} in {products}" for products, names in found.items())
+    listed = "; ".join(
+        f"{', '.join(names)} in {products}" for products, names in backends_by_products.items()
+    )
     return (
-        f"on {kind}, float32 products differ by default ({said}), the commonest false alarm of all; "
+        f"on {kind}, float32 products differ by default ({listed}), the commonest false alarm of all; "
         f"concord check uses --precision strict, full float32 in each"
     )
 

@@ -1,7 +1,4 @@
-"""Results as files: what ``--json`` writes, and is read back into the objects that were written.
-
-(docs/guides/json.md).
-"""
+"""Records: results as JSON, read back into the objects that were written (docs/guides/json.md)."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ from concord.spec.files import LARGEST, parse_json, read_bytes, typed, write_tex
 
 SCHEMA: Final = "concord.report/6"
 
+# The class of the outcome of each kind.
 KINDS = {
     "check": "concord.conformance.run.campaign:Report",
     "golden": "concord.conformance.run.campaign:Report",
@@ -31,7 +29,6 @@ KINDS = {
     "mutants": "concord.conformance.mutants.matrix:Matrix",
     "lockstep": "concord.conformance.lockstep.outcome:Lockstep",
 }
-"""The class of what a record of each kind holds."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +55,7 @@ class Record:
 
 
 def made(outcome: Any, kind: str, title: str = "") -> Record:
-    """Return the record of what a command came to.
-
-    An object with an exit code, and a type that pydantic knows.
-    """
+    """Return the record of an outcome: an object with an exit code, of a type that pydantic knows."""
     if isinstance(outcome, Report):
         outcome = outcome.explained()
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -71,20 +65,19 @@ def made(outcome: Any, kind: str, title: str = "") -> Record:
 
 @cache
 def _defaults(kind: Any) -> dict[str, Any]:
-    """Return the fields that are written of a class, each with what it is by default."""
-    made = {one.name: one.default_factory for one in fields(kind) if one.default_factory is not MISSING}
+    factories = {
+        field.name: field.default_factory for field in fields(kind) if field.default_factory is not MISSING
+    }
     return {
-        one.name: made[one.name]() if one.name in made else one.default
-        for one in fields(kind)
-        if one.type != "Unwritten"
+        field.name: factories[field.name]() if field.name in factories else field.default
+        for field in fields(kind)
+        if field.type != "Unwritten"
     }
 
 
 def plain(value: Any) -> Any:
-    """Return a value as dictionaries, lists, texts and numbers; what a class has by default is left out.
-
-    Pydantic could, but is not there on every machine that measures.
-    """
+    """Return a value as dictionaries, lists, texts and numbers, without fields that have their default."""
+    # Not by pydantic, which is not on every machine that measures.
     if isinstance(value, EncoderConfig):
         return value.as_dict()
     if is_dataclass(value) and not isinstance(value, type):
@@ -110,10 +103,7 @@ def text(record: Record) -> str:
 
 
 def lines(value: Any) -> str:
-    """Return data as JSON text with an entry on each line.
-
-    Lists and objects without objects in them stay on one.
-    """
+    """Return data as JSON text, an entry on each line; lists and objects without objects stay on one."""
     return _lines(value, "") + "\n"
 
 
@@ -133,12 +123,11 @@ def _lines(value: Any, indent: str) -> str:
 
 
 def _deep(value: Any) -> bool:
-    """Return whether a value is an object, or a list that has one."""
     return isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and any(map(_deep, value)))
 
 
 def _scalar(value: Any) -> Any:
-    """Return a number or text as JSON can hold it."""
+    # Infinity and NaN, which JSON does not have.
     if isinstance(value, float) and value - value != 0:
         return str(value)
     if isinstance(value, str) and not value.isascii():  # a name of a file need not be text
@@ -159,11 +148,10 @@ def read(path: Path, kinds: Mapping[str, str] = KINDS) -> Record:
     """Read what :func:`write` wrote.
 
     Args:
-        kinds: those that may be there, each with the class of what it holds.
+        kinds: the kinds that are accepted, each with the class of its outcome.
 
     Raises:
-        SpecError: if the file is missing, no JSON, of another schema or kind, or says what cannot be, and
-            where.
+        SpecError: if the file is missing, no JSON, of another schema or kind, or contradicts itself.
     """
     content = read_bytes(path, LARGEST)
     parse_json(content, str(path))
@@ -172,9 +160,9 @@ def read(path: Path, kinds: Mapping[str, str] = KINDS) -> Record:
 
 
 def parsed(content: bytes, kinds: Mapping[str, str] = KINDS) -> Record:
-    """Return the record that JSON text holds, as :func:`read` does."""
-    found = json.loads(content)
-    schema, kind = (found.get(key) if isinstance(found, dict) else None for key in ("schema", "kind"))
+    """Return the record that JSON text holds."""
+    contents = json.loads(content)
+    schema, kind = (contents.get(key) if isinstance(contents, dict) else None for key in ("schema", "kind"))
     if schema != SCHEMA:
         raise SpecError(
             f"has schema {schema!r} but must have {SCHEMA!r}, which --json of this version writes"

@@ -36,7 +36,7 @@ SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16
 
 
 def gravity(result: Result) -> tuple[int, float]:
-    """Return what results are sorted by, the worst first: the status, then the largest error."""
+    """Return the key by which results are sorted, the worst first: the status, then the largest error."""
     return STATUSES.index(result.status), -result.worst
 
 
@@ -73,10 +73,14 @@ def findings_of(report: Report) -> list[FirstDivergence]:
     wrong = [(result, role_of(row.tensor)) for result in report.results if (row := result.first_divergence)]
     return [
         FirstDivergence(
-            [result for result, _ in found],
-            [one for one in report.conclusions if len(found) > 1 and (one.backend, one.tensor) == key],
+            [result for result, _ in entries],
+            [
+                conclusion
+                for conclusion in report.conclusions
+                if len(entries) > 1 and (conclusion.backend, conclusion.tensor) == key
+            ],
         )
-        for key, found in gather(wrong, lambda entry: (entry[0].backend, entry[1])).items()
+        for key, entries in gather(wrong, lambda entry: (entry[0].backend, entry[1])).items()
     ]
 
 
@@ -88,21 +92,20 @@ STYLES = {
     "unsupported": "dim",
     "undetermined": "yellow",
 }
-"""How a status is printed."""
 
 
 def word(result: Result) -> str:
-    """Return what became of a run, in a word or a number."""
+    """Return a run's largest error, or its status."""
     return number(result.worst) if result.status in ("agrees", "diverges") else result.status
 
 
 def tail(name: str) -> str:
-    """Return the name of a backend without the module that it comes from."""
+    """Return the name of a backend without its module."""
     return name.rpartition(":")[2] or name
 
 
 def ordered(values: Iterable[str]) -> list[str]:
-    """Return each value once, in the order in which they come."""
+    """Return each value once, in the order of their first occurrence."""
     return list(dict.fromkeys(values))
 
 
@@ -116,14 +119,14 @@ def select(report: Report, **fields: str) -> list[Result]:
 
 
 def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
-    """Return the worst result of each group, on each backend, in each precision; None: none was run."""
+    """Return the worst result by group, backend and precision; None: none was run."""
     groups, names, dtypes = (
         ordered(getattr(result, key) for result in report.results) for key in ("group", "backend", "dtype")
     )
-    found = gather(report.results, lambda result: (result.group, result.backend, result.dtype))
+    gathered = gather(report.results, lambda result: (result.group, result.backend, result.dtype))
 
     def worst(*key: str) -> Result | None:
-        return min(found.get(key, []), key=gravity, default=None)
+        return min(gathered.get(key, []), key=gravity, default=None)
 
     return {
         group: {name: {dtype: worst(group, name, dtype) for dtype in dtypes} for name in names}
@@ -132,7 +135,7 @@ def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
 
 
 def cell(dtype: str, result: Result | None) -> Text:
-    """Return what the table says of a precision."""
+    """Return a precision's entry in the table."""
     if result is None:
         return Text(f"{SHORT.get(dtype, dtype)} –", style="dim")
     sign = {"agrees": " ✓", "diverges": " ✗"}.get(result.status, "")
@@ -142,22 +145,29 @@ def cell(dtype: str, result: Result | None) -> Text:
 
 
 def table(report: Report, title: str, group: str = "variant") -> Table:
-    """Return the table of verdicts: worst error over tolerance in each cell."""
-    made = Table(title=Text(title), title_justify="left", title_style="bold", padding=(0, 1), expand=False)
-    made.add_column(group, no_wrap=True)
+    """Return the table of verdicts: the worst error in tolerances in each cell."""
+    verdicts = Table(
+        title=Text(title), title_justify="left", title_style="bold", padding=(0, 1), expand=False
+    )
+    verdicts.add_column(group, no_wrap=True)
     for name in ordered(result.backend for result in report.results):
-        made.add_column(Text(name), justify="right", overflow="fold")
+        verdicts.add_column(Text(name), justify="right", overflow="fold")
     for entry, backends in matrix(report).items():
-        made.add_row(Text(entry), *(Group(*starmap(cell, one.items())) for one in backends.values()))
-    return made
+        verdicts.add_row(
+            Text(entry), *(Group(*starmap(cell, by_dtype.items())) for by_dtype in backends.values())
+        )
+    return verdicts
 
 
 def markdown(report: Report) -> str:
-    """Return the table of verdicts as Markdown, for a README."""
+    """Return the table of verdicts as Markdown."""
     names = ordered(result.backend for result in report.results)
     lines = [["variant", *names], ["---", *["---:"] * len(names)]]
     for entry, backends in matrix(report).items():
-        cells = (", ".join(cell(*found).plain for found in one.items()) for one in backends.values())
+        cells = (
+            ", ".join(cell(*entry_of_dtype).plain for entry_of_dtype in by_dtype.items())
+            for by_dtype in backends.values()
+        )
         lines.append([f"`{entry}`", *cells])
     versions = ", ".join(
         f"{name} {about['version']}" for name, about in report.environments.items() if "version" in about
@@ -181,7 +191,7 @@ def runs(report: Report) -> str:
 
 
 def within(path: Path, name: str, text: str) -> str:
-    """Return a file's text with this one between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
+    """Return a file's text with a new one between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
 
     Raises:
         SpecError: if the file or its markers are missing.
@@ -197,17 +207,14 @@ def around(path: Path, name: str) -> tuple[str, str]:
         SpecError: if the file or its markers are missing.
     """
     begin, end = (f"<!-- {which} {name} -->" for which in ("begin", "end"))
-    found = re.fullmatch(rf"(.*?{re.escape(begin)}\r?\n).*?({re.escape(end)}.*)", read_text(path), re.DOTALL)
-    if not found:
+    match = re.fullmatch(rf"(.*?{re.escape(begin)}\r?\n).*?({re.escape(end)}.*)", read_text(path), re.DOTALL)
+    if not match:
         raise SpecError(f"{path}: lacks the lines '{begin}' and '{end}'")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def failures(report: Report, details: int = 4) -> RenderableType:
-    """Return what went wrong, in words.
-
-    Each first divergence of a backend once, and each backend that gave no result.
-    """
+    """Return in words each first divergence of a backend, and each backend without a result."""
     lines: list[RenderableType] = []
     by_backend = gather(findings_of(report), lambda finding: finding.result.backend)
     for name, results in gather(report.results, lambda result: result.backend).items():
@@ -239,13 +246,12 @@ def failures(report: Report, details: int = 4) -> RenderableType:
 
 
 def indented(line: str, style: str = "") -> RenderableType:
-    """Return a line that is indented as far where it is wrapped."""
+    """Return a line whose wrapped parts keep its indentation."""
     text = line.lstrip(" ")
     return Padding(Text(text, style=style), (0, 0, 0, len(line) - len(text)), expand=False)
 
 
 def _counted(name: str, texts: Iterable[str]) -> list[Text]:
-    """Say what holds of several runs of a backend once, and of how many."""
     return [
         Text(f"{name}: {text} [{counted(count, 'run')}]", style="yellow")
         for text, count in Counter(texts).most_common(3)
@@ -254,20 +260,20 @@ def _counted(name: str, texts: Iterable[str]) -> list[Text]:
 
 def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
     lines = []
-    for (status, detail), found in gather(results, lambda result: (result.status, result.detail)).items():
+    for (status, detail), alike in gather(results, lambda result: (result.status, result.detail)).items():
         style = "dim" if status in ("unsupported", "absent") else "bold magenta"
         note = " (not asked for)" if status == "absent" else ""
-        cases = few((result.case for result in found), 1)
+        cases = few((result.case for result in alike), 1)
         lines.append(
-            Text(f"{name} {status}{note}: {detail} [{counted(len(found), 'run')}: {cases}]", style=style)
+            Text(f"{name} {status}{note}: {detail} [{counted(len(alike), 'run')}: {cases}]", style=style)
         )
         if status in (NOT_JUDGED, *FAILED_WORKER):
-            lines += [Text(f"  | {line}", style="dim") for line in found[0].stderr.splitlines()[-3:]]
+            lines += [Text(f"  | {line}", style="dim") for line in alike[0].stderr.splitlines()[-3:]]
     return lines
 
 
 def declarations(report: Report) -> list[str]:
-    """Say in what each backend declares that it deviates: the oracle computes it so for that backend."""
+    """Return the declared deviations of each backend, in words."""
     return [
         f"{name} declares {entry['name']} = {entry['value']:g} "
         f"(SPEC {KNOWN_DEVIATIONS[entry['name']].clause}): {entry['reason']}"
@@ -278,10 +284,7 @@ def declarations(report: Report) -> list[str]:
 
 
 def repeated(results: Sequence[Result]) -> str:
-    """Return whether runs of one backend on the same inputs gave the same bits, in words.
-
-    Nothing if none were repeated.
-    """
+    """Return in words whether repeated runs of a backend gave the same bits; empty if none was repeated."""
     runs = [result for result in results if result.verdict and result.times > 1]
     if not runs:
         return ""
@@ -295,22 +298,22 @@ def repeated(results: Sequence[Result]) -> str:
 
 
 def repetitions(report: Report) -> list[str]:
-    """Say of each backend whether runs on the same inputs gave the same bits, where they were repeated."""
+    """Return the same of each backend."""
     names = ordered(result.backend for result in report.results)
     return [f"{name}: {words}" for name in names if (words := repeated(select(report, backend=name)))]
 
 
 def summary(report: Report) -> str:
     """Return the number of runs, and of each status."""
-    found = Counter(result.status for result in report.results)
+    counts = Counter(result.status for result in report.results)
     plural = {"agrees": "agree", "diverges": "diverge"}
     parts = (
-        f"{found[status]} {plural.get(status, status) if found[status] > 1 else status}"
+        f"{counts[status]} {plural.get(status, status) if counts[status] > 1 else status}"
         for status in reversed(STATUSES)
-        if found[status]
+        if counts[status]
     )
-    said = ": ".join(filter(None, (counted(len(report.results), "run"), ", ".join(parts))))
-    return f"{said}; ended before {report.unfinished} more" if report.unfinished else said
+    sentence = ": ".join(filter(None, (counted(len(report.results), "run"), ", ".join(parts))))
+    return f"{sentence}; ended before {report.unfinished} more" if report.unfinished else sentence
 
 
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:

@@ -11,8 +11,8 @@ from concord.spec.errors import refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import PARTS
 
+# Precisions that are checked unless others are asked for.
 DTYPES = ("float64", "float32")
-"""The precisions that are checked unless others are asked for."""
 
 
 def check_jobs(
@@ -23,12 +23,10 @@ def check_jobs(
 ) -> list[Job]:
     """Return the jobs of a check: every case in every precision.
 
-    A case that one precision shows runs in the last of them alone, unless it is asked for by name.
-
     Args:
         variants: by name; all by default.
         dtypes: names of precisions.
-        part: one of :data:`spec.PARTS`.
+        part: one of :data:`concord.spec.tensors.PARTS`.
         cases: names of standard cases; all by default.
 
     Raises:
@@ -41,6 +39,7 @@ def check_jobs(
     )
     chosen = standard_cases(None if variants is None else list(variants), part)
     refuse(unknowns("case", cases or [], [case.name for case in chosen]))
+    # A case that one precision shows runs in the last alone, unless it is asked for by name.
     return [
         job_of(case, dtype)
         for case in chosen
@@ -55,12 +54,10 @@ def job_of(case: Case, dtype: str) -> Job:
 
 
 def sequence(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs of a check in the order in which they run, where some stand twice (:attr:`Job.times`).
-
-    Of each variant the first case in the last precision runs twice in a row, and the smallest before all
-    others and again in its place. So what a backend keeps from an earlier run shows: from the same inputs,
-    and from a shorter or a longer text.
-    """
+    """Return the jobs of a check in their order, in which some stand twice (:attr:`Job.times`)."""
+    # What a backend keeps from an earlier run has to show. From the same inputs: the first case in the last
+    # precision runs twice in a row. From a shorter or a longer text: the smallest runs first and in its
+    # place.
     turns: list[Job] = []
     for group in dict.fromkeys(job.group for job in jobs):
         of_group = [job for job in jobs if job.group == group]

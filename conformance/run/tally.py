@@ -1,4 +1,4 @@
-"""How large errors were: counts over many runs of one backend in one precision."""
+"""Sizes of errors: counts over many runs of one backend in one precision."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ KINDS: tuple[Kind, ...] = ("taps", "gradients")
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest of a statistic, and where it occurred.
-
-    Attributes:
-        value: how large it is.
-        tensor: of which tensor.
-        case: in which case.
-    """
+    """The largest value of a statistic, with the tensor and the case of it."""
 
     value: Number = 0.0
     tensor: str = ""
@@ -34,12 +28,12 @@ class Statistics:
     """The judgements of one kind of tensor.
 
     Attributes:
-        tensors: how many were judged.
-        undetermined: how many could not be.
+        tensors: judged ones.
+        undetermined: the others.
         z: the largest error of an element, in sigma.
         rms: the largest root mean square error of a tensor, in root mean square sigma.
-        histogram: how many elements have an error in each bin of
-            :data:`~concord.conformance.judging.verdict.Z_BINS`, and beyond the last.
+        histogram: elements with an error in each bin of :data:`~concord.conformance.judging.verdict.Z_BINS`,
+            and beyond the last.
     """
 
     tensors: Count = 0
@@ -59,10 +53,11 @@ class Statistics:
         self.merge(Statistics(1, 0, z, rms, [*judgement.histogram]))
 
     def merge(self, other: Statistics) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         self.tensors += other.tensors
         self.undetermined += other.undetermined
-        self.z = max(self.z, other.z, key=lambda peak: peak.value)  # the first of equal ones
+        # Of equal peaks the first stays.
+        self.z = max(self.z, other.z, key=lambda peak: peak.value)
         self.rms = max(self.rms, other.rms, key=lambda peak: peak.value)
         self.histogram = [ours + theirs for ours, theirs in zip(self.histogram, other.histogram, strict=True)]
 
@@ -72,9 +67,9 @@ class Tally:
     """One backend in one precision.
 
     Attributes:
-        statuses: how many cases came to each.
-        tensors: how many tensors were judged.
-        statistics: of what decides, by kind (:data:`KINDS`).
+        statuses: cases of each status.
+        tensors: judged tensors.
+        statistics: of the deciding judgements, by kind.
     """
 
     as_written = also("cases")
@@ -87,7 +82,7 @@ class Tally:
 
     @property
     def cases(self) -> int:
-        """How many cases were run."""
+        """All cases."""
         return self.statuses.total()
 
     def add(self, result: Result) -> None:
@@ -100,7 +95,7 @@ class Tally:
                 self.statistics[kind].add(row.deciding, row.tensor, result.case)
 
     def merge(self, other: Tally) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         self.statuses += other.statuses
         self.tensors += other.tensors
         for kind, statistics in self.statistics.items():
