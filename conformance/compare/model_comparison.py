@@ -1,9 +1,8 @@
-"""Whether a candidate computes what a PyTorch module computes: the module itself is the specification.
+"""A candidate beside a PyTorch module, which is its own specification.
 
-The reference runs in float64 values and in Monte Carlo arithmetic (:mod:`~.aten_arithmetic`), which gives
-the truth of every tensor and how far a correct run may lie from it, with the constants of the family
-(:mod:`~concord.conformance.judging.estimate`). Each activation is judged end to end, and locally:
-computed from the candidate's own activations before it, so that an error is charged to its stretch.
+The reference runs in float64 values and in Monte Carlo arithmetic (:mod:`~.aten_arithmetic`), with the
+constants of the family (:mod:`~concord.conformance.judging.estimate`). Each activation is judged end to end
+and locally, so that an error is charged to the stretch between two submodules.
 """
 
 from __future__ import annotations
@@ -46,15 +45,16 @@ class ModelComparison(Judge):
 
     Args:
         reference: what is right.
-        given: what a candidate computed: activations by the reference's names, ``gradients.<name>`` of
+        given: the candidate's tensors by the reference's names: activations, ``gradients.<name>`` of
             parameters and ``gradients.taps.<name>`` of activations.
-        again: whether a run with the same bits as the reference's own is right without more ado.
-        whole: names of what comes from a run of its own, and does not follow from activations here.
+        allow_same_bits: whether a run with the reference's own bits is right without judging.
+        whole: names of tensors that come from a run of their own, and so do not follow from these
+            activations.
         theirs: the candidate, if it is a module.
         own: its own names of activations, by the reference's.
-        notes: what is to be said of its run, by what it is about.
-        unsteady: why its run says nothing, even if it agrees; empty: it says something.
-        check: called with each activation that is computed; it raises what ends the judging.
+        notes: what is to be said of its run, by topic.
+        unsteady: why its run shows nothing, even if it agrees; empty: it shows something.
+        check: called with each activation; it raises what ends the judging.
 
     Raises:
         SpecError: for tensors of other shapes than the reference's.
@@ -91,7 +91,7 @@ class ModelComparison(Judge):
         alone = tensors.keys() <= {*whole}  # then there is nothing else to follow from
         self.ops_without_rule: set[str] = set()
         self.occurred: set[str] = set()
-        self.local_expected: dict[str, Prediction] = {}  # of what diverges locally
+        self.local_expected: dict[str, Prediction] = {}  # of tensors that diverge locally
         super().__init__(reference, tensors, () if alone else whole)
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
@@ -101,43 +101,43 @@ class ModelComparison(Judge):
         return super().unjudgeable(name)
 
     def pin(self, name: str) -> Array | None:
-        """Return a tensor of the candidate as the reference goes on with it; None if it has none."""
+        """Return a tensor of the candidate for the reference to go on with; None if it has none."""
         self.check()
         return super().pin(name)
 
     @property
     def notes(self) -> dict[str, str]:
-        """What is to be said besides the verdict, by what it is about."""
-        found = dict(self.ran)
+        """What is to be said besides the verdict, by topic."""
+        notes = dict(self.ran)
         if isinstance(self.reference, ModuleReference) and (apart := self.reference.quantized):
             worst = max(apart, key=apart.__getitem__)
-            found["weights of 8 bits"] = (
+            notes["weights of 8 bits"] = (
                 f"the reference has the {len(apart)} that the candidate keeps so; "
                 f"{worst} lies farthest off the given one, by {apart[worst]:.2%} of its size"
             )
         if self.unmatched:
-            found["not compared"] = (
+            notes["not compared"] = (
                 f"{first_of([*self.unmatched], 3)}: the reference has no activation of that name"
             )
         if self.misshapen:
-            found["left out"] = first_of([*self.misshapen.values()], 3, "; ")
+            notes["left out"] = first_of([*self.misshapen.values()], 3, "; ")
         for run in (self.reference, self.theirs):
             if isinstance(run, ModuleReference) and run.state:
-                found[f"state of {run.role}"] = (
+                notes[f"state of {run.role}"] = (
                     f"its forward pass changes {first_of(run.state, 5)}: each run starts from what was given"
                 )
         if self.lines:
-            found["names proposed by what they hold"] = first_of(self.lines, 5)
+            notes["names proposed by what they hold"] = first_of(self.lines, 5)
         if self.ops_without_rule:
-            found["operations without a rule"] = (
+            notes["operations without a rule"] = (
                 f"{', '.join(sorted(self.ops_without_rule))}: "
                 f"{FOREIGN} unit roundoffs of each result are allowed for"
             )
-        return found
+        return notes
 
     @functools.cached_property
     def proposed(self) -> dict[str, str]:
-        """Names for the candidate's tensors that have none of the reference's, by what they hold."""
+        """Names for the candidate's unmatched tensors, by what they hold."""
         left = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.tensors}
         return proposed(self.unmatched, left)
 
@@ -150,7 +150,7 @@ class ModelComparison(Judge):
         """Judge every tensor, locally and end to end.
 
         Raises:
-            SpecError: if the candidate has no activation by a name of the reference's.
+            SpecError: if no activation of the candidate has a name of the reference's.
         """
         if all(map(is_gradient, self.tensors)):
             near = first_of(self.lines, 3)
@@ -160,24 +160,24 @@ class ModelComparison(Judge):
             )
         table = self.table()
         outputs = (name for name in self.plain if is_output(name) and name not in self.reference.absent)
-        found = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
-        return dataclasses.replace(found, judge=self) if found.status == "diverges" else found
+        verdict = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
+        return dataclasses.replace(verdict, judge=self) if verdict.status == "diverges" else verdict
 
     def explain(self, verdict: Verdict) -> Explanation:
         """Say in which stretch the first divergence was made, and why, or which declaration is missing."""
         return explain(self, verdict)
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
-        """Judge every tensor; that one agrees may say nothing, as of a run that says nothing."""
+        """Judge every tensor; of some, agreement shows nothing."""
         table = super().table(local, end_to_end)
         blind = next((row for row in table if row.local and is_blind(row.local)), None)
         return [self.with_exemptions(row, blind) for row in table]
 
     def with_exemptions(self, row: Row, blind: Row | None) -> Row:
-        """Return a row that says why a tensor was judged nowhere, or why that it agrees says nothing.
+        """Return a row with the reason for which it was judged nowhere, or its agreement shows nothing.
 
         Args:
-            blind: the first activation of which rounding decides everything.
+            blind: the first activation that rounding decides wholly.
         """
         if row.status == "undetermined":
             return dataclasses.replace(row, note=self.void(row.tensor) or row.note)
@@ -194,12 +194,13 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def constants(self) -> set[str]:
-        """Activations that depend on no input; asked for only where not all outputs have to be judged."""
+        """Activations that depend on no input."""
+        # Asked for only where not all outputs have to be judged: it takes a run of its own.
         return constants(self.reference) if self.reference.absent else set()
 
     @functools.cached_property
     def unhooked(self) -> Mapping[str, Tensor]:
-        """What the reference's own program returns without hooks, if some tensors of a candidate come so."""
+        """What the reference returns without hooks, if tensors of the candidate come so."""
         if not (self.whole and isinstance(self.reference, ModuleReference)):
             return {}
         return self.reference.watched(hooked=False)
@@ -221,7 +222,7 @@ class ModelComparison(Judge):
         return Judgement(status, size=array.size, note=SAME_BITS)
 
     def run_notes(self, table: Iterable[Row]) -> tuple[str, ...]:
-        """Say which kernels computed what agrees, as far as they err by more than their operations."""
+        """Say which kernels computed what agrees, if they err by more than their operations."""
         fast = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
         names = [row.tensor for row in table if row.note == fast]
         declared = [KERNELS[name] for name in KERNELS if name in self.reference.declared]
@@ -231,7 +232,7 @@ class ModelComparison(Judge):
         )
 
     def same_bits(self, names: Iterable[str] | None = None) -> bool:
-        """Whether the candidate is the reference's own run, bit for bit, in all tensors or in some."""
+        """Whether all tensors, or some, have the bits of the reference's own run."""
         return all(
             name in self.tensors
             and np.array_equal(numbers(self.plain[name]), self.tensors[name], equal_nan=True)
@@ -240,7 +241,7 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def is_same(self) -> bool:
-        """Whether the reference's bits are right without more ado, and the candidate has them."""
+        """Whether the candidate is right since it has the reference's bits."""
         return self.allow_same_bits and self.same_bits()
 
     def judge_steps(self) -> dict[str, Judgement]:
@@ -256,29 +257,31 @@ class ModelComparison(Judge):
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
     ) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge by a first look if that is enough; what a fast kernel may have computed is judged as such."""
-        found, expected = super().look(pin, names, deciding)
+        """Judge by a first look if that is enough, and allow for fast convolutions."""
+        judgements, expected = super().look(pin, names, deciding)
         self.ops_without_rule.update(expected.without_rule)
         self.occurred.update(expected.occurred)
-        found |= self.by_kernel(FAST_CONVOLUTION, found, pin is not None)
+        judgements |= self.by_kernel(FAST_CONVOLUTION, judgements, pin is not None)
         if pin == self.pin:
             self.local_expected = {
                 name: Prediction(expected.values[name], expected.sigmas[name])
-                for name, one in found.items()
-                if one.status == "diverges" and not one.note.startswith(NO_ELEMENT)
+                for name, judgement in judgements.items()
+                if judgement.status == "diverges" and not judgement.note.startswith(NO_ELEMENT)
             }
-        return found, expected
+        return judgements, expected
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
-        """Judge what diverges as a kernel may have computed it; return what agrees so."""
-        wrong = {name: one.ratio for name, one in judged.items() if one.status == "diverges"}
+        """Judge divergent tensors as a kernel may have computed them; return those that agree then."""
+        wrong = {
+            name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
+        }
         known = isinstance(self.reference, ModuleReference) and kernel not in self.reference.declared
         if not wrong or not known or self.occurred.isdisjoint(KERNELS[kernel].concerns):
             return {}
         reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])
         comparison = ModelComparison(reference, self.tensors, allow_same_bits=False, whole=self.whole)
         again = comparison.judge_steps() if pinned else comparison.judge_whole()
-        # Other draws alone may bring what lies at its limit below it.
+        # Other draws alone may bring a tensor at its limit below it: the kernel has to halve the error.
         return {
             name: dataclasses.replace(again[name], note=f"computed by {KERNELS[kernel].text}")
             for name, ratio in wrong.items()
@@ -288,7 +291,7 @@ class ModelComparison(Judge):
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Return value and sigma; the value is that of the reference without hooks where that is nearer."""
+        """Return value and sigma; the value without hooks, where that is nearer."""
         value, sigma, why = super().settle(name, expected, actual, local)
         if not local and name in self.unhooked and self.unhooked[name].shape == value.shape:
             # A fast path, such as one that returns zeros for padding, is the reference's own program too.
@@ -298,13 +301,13 @@ class ModelComparison(Judge):
         return value, sigma, why
 
     def would_agree(self, declaration: str, check: Callable[[], None]) -> bool:
-        """Return whether the forward pass would agree if a declaration had been made."""
+        """Return whether the forward pass would agree with one more declaration."""
         declared = [declaration, *self.reference.absent]
         forward = dataclasses.replace(self.reference, cotangents=None, declared=declared)
         tensors = {name: array for name, array in self.tensors.items() if not is_gradient(name)}
         other = ModelComparison(forward, tensors, allow_same_bits=False, whole=self.whole, check=check)
         judged = {**(other.judge_whole() if self.whole else {}), **other.judge_steps()}
-        return all(one.status != "diverges" for one in judged.values())
+        return all(judgement.status != "diverges" for judgement in judged.values())
 
     def path(self, own: str) -> str:
         """Return the candidate's path of a submodule of the reference."""

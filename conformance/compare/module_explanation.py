@@ -1,4 +1,4 @@
-"""Why a candidate diverges: where the first error was made, its cause, or a declaration that is missing."""
+"""Why a candidate diverges: where the first error was made, its cause, or a missing declaration."""
 
 from __future__ import annotations
 
@@ -29,28 +29,26 @@ from concord.spec.text import first_of
 if TYPE_CHECKING:
     from concord.conformance.compare.model_comparison import ModelComparison
 
+# Seconds of processor time for everything that is looked for after the verdict.
 LONGEST = 40.0
-"""Seconds of the processor that everything may take that is looked for after the verdict."""
 
+# So many differences of two modules are listed.
 FEW_TOLD = 3
-"""So many differences of two modules are told."""
 
+# Note of an output that comes from a run of its own, where the activations of another run agree.
 APART = (
     "no activation diverges in the run that shows them: "
     "what is wrong here, the program has only where nothing takes it apart, as where steps are fused"
 )
-"""What is said of an output that a run of its own gives, where the activations of another agree."""
 
 
 def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
-    """Say in which stretch of the module the first divergence was made, and where that is written.
-
-    Say why too, or which declaration is missing. All of it has one budget.
-    """
+    """Return the cause of the first divergence with its stretch and source, and a missing declaration."""
     first, reference = verdict.first_divergence, comparison.reference
     assert first is not None
     end, effort, undeclared = first.tensor, Effort(LONGEST), ""
     why: Explanation | None = None
+    # Gradients are computed from the outputs back: their stretch begins there.
     beginning = "the outputs" if is_gradient(end) else "the inputs"
     agreeing = [
         row.tensor
@@ -79,7 +77,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
 
 
 def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanation | None, tuple[str, ...]]:
-    """Return which kernel explains a tensor that diverges, and how it is avoided."""
+    """Return the kernel that explains a tensor, and how to avoid it."""
     theirs = comparison.theirs
     device = next((p.device.type for p in theirs.model.parameters()), "cpu") if theirs else ""
     if device == "cpu":  # cuDNN has not run
@@ -96,10 +94,8 @@ def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanatio
 def find_declaration(
     comparison: ModelComparison, end: str, stretch: Stretch | None, effort: Effort, notes: list[str]
 ) -> str:
-    """Return the declaration with which the forward pass would agree; empty if there is none.
-
-    Note which rows see no key, if they alone are wrong.
-    """
+    """Return the declaration with which the forward pass would agree; empty if there is none."""
+    # Each declaration takes a judgement of its own, so those that the wrong rows rule out are not tried.
     names, reference = list(ROWS), comparison.reference
     if stretch and end in comparison.local_expected:
         asked = computation(comparison, end)
@@ -126,7 +122,7 @@ def find_declaration(
 def find_cause(
     comparison: ModelComparison, right: Stretch, effort: Effort, notes: list[str]
 ) -> Explanation | None:
-    """Return what explains the end of a stretch; add what else is seen of it to the notes."""
+    """Return the cause at the end of a stretch; add what else is seen to the notes."""
     asked, theirs, own = computation(comparison, right.end), comparison.theirs, comparison.own
     differing = list[Difference]()
     if theirs is not None:
@@ -152,6 +148,6 @@ def find_cause(
 
 
 def computation(comparison: ModelComparison, end: str) -> StretchComputation:
-    """Return what is asked of a tensor that diverges."""
+    """Return the question that a divergent tensor asks."""
     actual, dtype = comparison.tensors[end].astype(np.float64), comparison.reference.activations[end].dtype
     return StretchComputation(end, actual, dtype, comparison.local_expected[end])

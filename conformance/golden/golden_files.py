@@ -1,7 +1,7 @@
 """Golden files: what published sources computed, as jobs that backends have to reproduce.
 
-The table of a source says which of its names is which of ours (:mod:`concord.spec.sources.schema`); nothing
-here knows a source. docs/guides/golden.md says how a file is laid out.
+The table of a source maps its names to ours (:mod:`concord.spec.sources.schema`); nothing here knows a
+source. docs/guides/golden.md describes the layout of a file.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from concord.spec.tensors import resolve, sizes_of, taps
 from concord.spec.training.recipe import recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
+# The selection that comes with this package.
 INCLUDED = Path(__file__).parent
-"""The selection that comes with this package."""
 
+# The whole collection, where it lies beside a checkout.
 SHARED = Path(__file__).parents[3] / "shared" / "golden"
-"""The whole collection, where it lies beside a checkout."""
 
+# The folder that the pytest suite checks by default.
 DEFAULT = SHARED if CHECKOUT and SHARED.is_dir() else INCLUDED
-"""The folder that the pytest suite checks by default."""
 
+# The loss before each step, which files of training alone have; the norm that clips; clipped gradients.
 LOSSES, NORM, CLIPPED = "outputs/losses", "outputs/global_norm_source", "outputs/clipped_grads/"
-"""The loss before each step, which files of training alone have; the norm that clips; clipped gradients."""
 
 STATED = "the metadata's 'config'"
 
@@ -111,7 +111,7 @@ class GoldenFile:
 
     Attributes:
         jobs: what the source ran or trained, to be done again.
-        unchecked: the full name of each tensor that nothing was made of, and why.
+        unchecked: the full name of each unused tensor, and why it is not compared.
     """
 
     def __init__(self, metadata: Mapping[str, str], tensors: Arrays) -> None:
@@ -133,7 +133,7 @@ class GoldenFile:
         positions = self.take(f"outputs/{self.part.positions.output}")
         if positions is not None and positions.ndim == 2:
             self.config = self.config.replace(max_positions=len(positions))
-        weights = section(tensors, "weights/")  # all of them: what has no place is refused
+        weights = section(tensors, "weights/")  # all of them, so that a weight without a place is refused
         self.weights = canonical(self.table, self.config, weights, self.part.name, positions)
         self.trainable = trainable(self.config, self.part.name)
         self.jobs = self._trained() if LOSSES in tensors else self._ran()
@@ -145,7 +145,7 @@ class GoldenFile:
         }
 
     def take(self, name: str, required: bool = False) -> Any:
-        """Return a tensor by its full name, and note that it is used; None if it is not there."""
+        """Return a tensor by its full name, and note its use; None if it is not there."""
         self.used.add(name)
         if required and name not in self.tensors:
             raise SpecError(f"{name!r} is missing but is required")
@@ -157,7 +157,7 @@ class GoldenFile:
         """Return the tensors of some parameters below a prefix, by canonical name.
 
         Args:
-            instead: where some of them are, unlike the weights.
+            instead: places of some of them, where they are not those of the weights.
         """
         places = bindings(self.part, self.config, instead)
         places = {name: place for name, place in places.items() if name in names}
@@ -184,10 +184,10 @@ class GoldenFile:
         return batches
 
     def _key_mask(self, inputs: Arrays) -> Arrays:
-        """Return the key mask, (B, S) or (B, Q, S), True where a key is visible; nothing: there is none."""
+        """Return the key mask, (B, S) or (B, Q, S), True where a key is visible; empty if there is none."""
         source = self.part.mask
         if source is None:
-            # The part makes its own from the ids (SPEC MSK-1): a stored one can only repeat that.
+            # The part makes its own mask from the ids (SPEC MSK-1): a stored one must be the same.
             if (stored := self.take("inputs/mask")) is not None:
                 real = inputs["input_ids"] != self.config.pad_id
                 if stored.ndim == 3:
@@ -203,7 +203,7 @@ class GoldenFile:
         return {} if known else {"key_mask": np.asarray(ids != self.config.pad_id)}
 
     def _ran(self) -> list[Job]:
-        """Return a job for each run on the inputs, and one for what clipping made of its gradients."""
+        """Return a job for each run on the inputs, and one for its clipped gradients."""
         (batch,) = self._batches()
         entries = [
             entry
@@ -255,7 +255,7 @@ class GoldenFile:
         return self._job(config, batch, expected, label)
 
     def _trained(self) -> list[Job]:
-        """Return the job of a training run: what was reported of each step, and two states of the weights."""
+        """Return the job of a training run: reports of each step, and two states of the weights."""
         losses = self.tensors[LOSSES]
         if losses.ndim != 1 or not losses.size:
             raise SpecError(f"{LOSSES!r} has shape {losses.shape} but must have one number for each step")
@@ -272,7 +272,7 @@ class GoldenFile:
         return [self._training(batches, expected)]
 
     def _reported(self, steps: int) -> Arrays:
-        """Return the loss and the norm of each step, as far as they are there."""
+        """Return loss and norm of each step, where the file has them."""
         reported = Arrays()
         for name, key in ((LOSSES, "losses.0"), (NORM, "norm")):
             array = self.take(name)
@@ -283,7 +283,7 @@ class GoldenFile:
         return reported
 
     def _training(self, batches: Sequence[Batch], expected: Arrays, label: str = "") -> Job:
-        """Return the job that trains on a batch in each step, as the source's configuration describes it."""
+        """Return the job that trains on a batch in each step, as the source's configuration says."""
         table = self.table.training
         if table is None:
             source = self.about.source
@@ -323,16 +323,13 @@ class GoldenFile:
 def expectation_of(
     job: Job, published: Arrays, followed: Deviations, uncertain: Arrays, deviations: Deviations
 ) -> Expectation:
-    """Return a source's tensors, with the sigmas of those of ours that they are, or are the sum of.
-
-    Of training the reference's other tensors too.
+    """Return a source's tensors, with the sigmas of ours; of a training the reference's other tensors too.
 
     Args:
-        published: by our name; a sum of ours by all their names (:data:`SUM`).
-        followed: deviations of the source. Where the backend has others, the source's tensors are moved by
-            what the reference says that the difference makes.
+        published: by our name; the sum of several by all their names (:data:`SUM`).
+        followed: deviations of the source.
         uncertain: by how much the source's weights may differ from those of the file.
-        deviations: that the backend declares.
+        deviations: those that the backend declares.
     """
 
     def reference(deviations: Deviations, uncertain: Arrays) -> Expectation:
@@ -346,9 +343,11 @@ def expectation_of(
     values, sigmas = (dict(base.values), dict(base.sigmas)) if job.training else ({}, {})
     for key in sorted(published, key=lambda key: order.index(key.split(SUM)[0])):
         names = key.split(SUM)
+        # Where a backend deviates otherwise than the source, the published tensor is moved by the difference
+        # that the reference computes.
         moved = sum(base.values[name] - source.values[name] for name in names)
         values[key] = published[key].astype(np.float64) + moved
-        # The source rounded as much as a backend does; the oracle does not.
+        # The source rounded as much as a backend does, and the oracle did not: both errors count.
         sigmas[key] = reduce(np.hypot, [each.sigmas[name] for name in names for each in (base, source)])
         clauses[key] = base.clauses[names[0]]
     return replace(base, values=values, sigmas=sigmas, clauses=clauses)
@@ -362,7 +361,7 @@ def laid_out(
     shape: tuple[int, ...] | None = None,
     key: str = "",
 ) -> NDArray[Any]:
-    """Return a tensor of a source in the canonical layout, of the shape that it must have as ``key``."""
+    """Return a tensor of a source in the canonical layout, in the shape of ``key``."""
     meaning, function = TENSOR_LAYOUTS[layout]
     with contextlib.suppress(ValueError, IndexError):
         tensor = contiguous(function(array, sizes))

@@ -1,9 +1,8 @@
-"""The family as a reference: what a correct run of a case yields, and how far it may lie from it.
+"""The family as a reference: what a correct run of a case yields, step by step and end to end.
 
-Each tensor is judged in two ways. *End to end*: against the oracle from the inputs. *Locally*: against the
-oracle that recomputes each tap from the run's own preceding taps, so that only the error of that step counts;
-gradients then flow back through the run's own forward values, and from the run's own gradients by its taps,
-where it delivers them. Sigma is derived by :mod:`concord.conformance.judging.estimate`.
+*End to end* the oracle computes from the inputs. *Locally* it recomputes each tap from the run's own
+preceding taps; gradients then flow back through the run's own forward values, and from its own gradients by
+taps, where it delivers them.
 """
 
 from __future__ import annotations
@@ -56,11 +55,13 @@ from concord.spec.parameters import Weights, trainable
 from concord.spec.precision import precision
 from concord.spec.tensors import from_output_on, output_name
 
+# Deviations that change the truth by less than this share of a tensor's largest number share the first look
+# at each step: weights of 1e-28 for masked keys change nothing, and all backends then share one
+# estimate. A run that comes near its tolerance so is judged from its own taps (decision 16).
 ALIKE = 2.0**-20
-"""Share of a tensor's largest number by which deviations may change the truth where sigma is a first look."""
 
+# Stands between the names of tensors whose sum was published.
 SUM = " + "
-"""Stands between the names of tensors of which a published one is the sum."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,8 @@ class FamilyReference:
 
     Attributes:
         case: what was asked of the run, with the deviations that it declares.
-        run: what it promises: sections, taps that it has not, results beside their taps.
-        excuses: what the run declares that the judge leaves out
-            (:attr:`concord.spec.deviations.KnownDeviation.excuses`).
+        run: its promises: sections, taps that it has not, results beside their taps.
+        excuses: declarations that the judge follows (:attr:`concord.spec.deviations.KnownDeviation.excuses`).
         published: what to compare with end to end, in place of the oracle's own.
         end_to_end: whether gradients of a large model are judged from the inputs too.
     """
@@ -94,7 +94,7 @@ class FamilyReference:
 
     @functools.cached_property
     def whole(self) -> Expectation:
-        """What is expected from the inputs; where gradients are judged locally alone, its outline."""
+        """What is expected from the inputs; its outline alone, where gradients are judged locally alone."""
         if self.published:
             return replace(self.published, norms=norms(self.published.values))
         return outline(self.case) if self.brief else end_to_end(self.case)
@@ -105,12 +105,14 @@ class FamilyReference:
         whole = self.whole
         shapes = whole.shapes or {name: value.shape for name, value in whole.values.items()}
         names = [name for name in shapes if self.requested(name) and (self.local or name in whole.values)]
-        found = {name: self.activation(name, shapes[name]) for name in names}
+        activations = {name: self.activation(name, shapes[name]) for name in names}
         if "gradients" in self.run.requested and not self.case.gradients:  # the run delivers none at all
             for name in trainable(self.case.config, self.case.part):
                 clause = self.case.clause(f"gradients.{name}")
-                found[f"gradients.{name}"] = Activation((0,), self.case.dtype, clause, absent=NOT_EXPOSED)
-        return found
+                activations[f"gradients.{name}"] = Activation(
+                    (0,), self.case.dtype, clause, absent=NOT_EXPOSED
+                )
+        return activations
 
     def activation(self, name: str, shape: tuple[int, ...]) -> Activation:
         """Return what is known of a tensor."""
@@ -129,11 +131,12 @@ class FamilyReference:
 
     @property
     def brief(self) -> bool:
-        """Whether gradients are judged locally alone, since the oracle's are too large to be kept."""
+        """Whether gradients are judged locally alone."""
+        # The oracle's own gradients of a large model are too large to be kept.
         return self.local and (not self.end_to_end or is_large(self.case))
 
     def expect(self, pin: Pin | None) -> Iterator[Expectation]:
-        """Yield what a correct run yields: of each step, or from the inputs."""
+        """Yield what a correct run yields, of each step or from the inputs."""
         if pin is not None:
             yield from self.expect_steps(pin)
         elif not self.brief:
@@ -142,12 +145,10 @@ class FamilyReference:
             yield end_to_end(replace(self.case, gradients=False))
 
     def expect_steps(self, pin: Pin) -> Iterator[Expectation]:
-        """Yield the same of each step.
-
-        In the half precisions a correct run may be far from the oracle: sigma is derived at the run's own
-        taps at once. Else the oracle's own steps do for a first look, which all runs of a case share.
-        """
+        """Yield what each step should make of the run's own tensors."""
         pinned = self.pinned(pin)
+        # In a half precision a correct run may be far from the oracle, and so may the sigma of a step. Else
+        # the oracle's own steps do for a first look, which all runs of a case share.
         if not is_half(self.case.dtype):
             large = is_large(self.case)
             yield local_exactly(self.case, pinned, brief=True) if large else local(self.case, pinned)
@@ -172,10 +173,11 @@ class FamilyReference:
         return "taps" in self.run.requested or name in ("loss", self.output)
 
     def absent(self, name: str) -> str:
-        """Return why a run may lack a tensor: a tap that was declared away, or any if none are declared."""
+        """Return why a run may lack a tensor; empty if it must not."""
         hidden = self.run.info.get("not_exposed")
         if is_gradient(name) or name == self.output or (name == "loss" and "gradients" in self.run.requested):
             return ""
+        # A run that declares nothing, as of tensors from anywhere, may lack any tap.
         if hidden is None:
             return NOT_EXPOSED
         matches = name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in hidden)
@@ -183,7 +185,7 @@ class FamilyReference:
 
     @functools.cached_property
     def wider(self) -> frozenset[str]:
-        """Output and loss, which may have more digits if others show the run's precision, or it says so."""
+        """Output and loss, if the run's other taps show its precision, or it declares them wider."""
         results = frozenset(from_output_on(self.case.config, self.case.part))
         return results if WIDER_OUTPUT in self.excuses or self.run.taps.keys() - results else frozenset()
 
@@ -195,10 +197,11 @@ class FamilyReference:
         return uncomputed(self.case.config, self.case.batch, self.case.part, name, axes)
 
     def contradiction(self, name: str) -> str:
-        """Return that a result is not its own tap."""
+        """Return whether a result differs from its own tap, in words."""
         result, tap = self.run.results(self.output).get(name), self.run.taps.get(name)
         if result is None or tap is None:
             return ""
+        # A result may be handed out wider than its tap.
         rounded = precision(self.case.dtype).round
         if np.array_equal(rounded(result), rounded(tap), equal_nan=True):
             return ""
@@ -218,24 +221,19 @@ def expect(
     dtype: str = "float32",
     deviations: Deviations = NONE,
 ) -> Expectation:
-    """Return what a correct run yields from the inputs, and how far it may lie from it.
-
-    The judgement end to end.
-
-    Gradients of tables are given in full.
-    """
-    found = end_to_end(JudgedProblem(config, weights, batch, part, dtype, deviations))
+    """Return what a correct run yields from the inputs, and its sigmas; gradients of tables in full."""
+    expected = end_to_end(JudgedProblem(config, weights, batch, part, dtype, deviations))
     full = {
-        name: found.whole(name, weights[name.removeprefix("gradients.")].shape)
-        for name in found.rows
-        if name in found.values
+        name: expected.whole(name, weights[name.removeprefix("gradients.")].shape)
+        for name in expected.rows
+        if name in expected.values
     }
-    values = {**found.values, **{name: value for name, (value, _) in full.items()}}
+    values = {**expected.values, **{name: value for name, (value, _) in full.items()}}
     return Expectation(
-        found.dtype,
+        expected.dtype,
         values,
-        {**found.sigmas, **{name: sigma for name, (_, sigma) in full.items()}},
-        found.clauses,
+        {**expected.sigmas, **{name: sigma for name, (_, sigma) in full.items()}},
+        expected.clauses,
     )
 
 
@@ -246,43 +244,37 @@ def end_to_end(case: JudgedProblem) -> Expectation:
 
 
 def keeping(limit: int) -> contextlib.AbstractContextManager[None]:
-    """Keep so many bytes of what was derived for a while, of large cases too.
-
-    For who judges several runs of one.
-    """
+    """Keep ``limit`` bytes of estimates within a block, for whoever judges several runs of a large case."""
     return _estimates.keeping(limit)
 
 
 def outline(case: JudgedProblem) -> Expectation:
-    """Return which tensors there are, in which order and of which shapes, and no values."""
+    """Return names, order and shapes of all tensors, without values."""
     shapes: dict[str, tuple[int, ...]] = {}
     case.observe(Arithmetic("float32"), lambda name, array: shapes.__setitem__(name, array.shape))
     return _expectation(case, {}, {}, shapes)
 
 
 def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]:
-    """Return what the oracle yields, from the inputs or of each step from pinned taps."""
+    """Return the oracle's tensors, from the inputs or from pinned ones."""
     values: dict[str, Array] = {}
     case.observe(exact(case.dtype), values.__setitem__, pinned)
     return values
 
 
 def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
-    """Return what each step of a run should have made of the run's own preceding taps.
+    """Return what each step should have made of the run's own preceding taps, and the oracle's sigmas.
 
-    How far a step may err is taken from the same step of the reference, which is at hand for all runs of a
-    case. In the half precisions, where a correct run may be far from the reference, for a run that comes near
-    its tolerance by this, and for a case that is too large to be kept, it has to be derived from the run's
-    own taps: :func:`local_exactly`, of a case that is too large by a first look, if that is enough.
+    All runs of a case share these sigmas. Where they do not do, :func:`local_exactly` derives them from the
+    run: in half precisions, near a tolerance, and of a case too large to be kept.
 
     Args:
-        pinned: tensors of the run; those that are missing are computed from the ones before.
+        pinned: tensors of the run; missing ones are computed from those before.
     """
     common = _without_deviations(case, ALIKE)
     key = f"local {sorted(pinned.taps)} {sorted(pinned.gradients)} {common.key}"
-    usual = _estimates.get(
-        key, lambda: replace(_estimate(common, _of_truth(common, pinned)), values={})
-    )  # those of a run are its own
+    # Values are left out of the cache: those of each run are its own.
+    usual = _estimates.get(key, lambda: replace(_estimate(common, _of_truth(common, pinned)), values={}))
     values = plain(case, pinned)
     sigmas = {
         name: np.maximum(sigma, least_sigma(values[name], case.dtype)) for name, sigma in usual.sigmas.items()
@@ -291,7 +283,7 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
 
 
 def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> Expectation:
-    """Return the same as :func:`local`, with tolerances that are derived from the run's own taps too.
+    """Return the same as :func:`local`, with sigmas derived from the run's own taps.
 
     Args:
         brief: whether a first look is enough.
@@ -300,7 +292,7 @@ def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> E
 
 
 def is_large(case: JudgedProblem) -> bool:
-    """Return whether what a case is judged by is too large to be kept for other runs of it."""
+    """Return whether the estimate of a case is too large to be kept for other runs of it."""
     sizes = (
         sum(array.size for array in case.weights.values())
         + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
@@ -309,10 +301,10 @@ def is_large(case: JudgedProblem) -> bool:
 
 
 def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
-    """Return the case without deviations where the truth is the same: backends then share an estimate.
+    """Return the case without deviations that hardly change the truth: backends then share an estimate.
 
     Args:
-        share: of a tensor's largest number, by which it may differ all the same.
+        share: of a tensor's largest number, by which the truth may change.
     """
     if not case.deviations or any(KNOWN_DEVIATIONS[name].rounds for name in case.deviations):
         return case
@@ -324,11 +316,11 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
 
 
 def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
-    """Return by which share of their largest number tensors differ at most.
+    """Return the largest difference of two sets of tensors, as a share of each one's largest number.
 
-    Infinite, or no number, where what is not finite differs.
+    Infinite where something is not finite in one of them alone.
     """
-    found = 0.0
+    worst = 0.0
     for name, other in others.items():
         value, finite = values[name], np.isfinite(other)
         if not np.array_equal(value[~finite], other[~finite], equal_nan=True):
@@ -336,12 +328,12 @@ def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
         with np.errstate(all="ignore"):
             apart = np.max(abs(value - other)[finite], initial=0.0)
             share = apart / np.max(abs(other)[finite], initial=0.0) if apart else 0.0
-        found = np.maximum(found, share)
-    return float(found)
+        worst = np.maximum(worst, share)
+    return float(worst)
 
 
 def _of_truth(case: JudgedProblem, pinned: Pinned) -> Pinned:
-    """Return the reference's own values of the tensors that a run delivered, as its precision holds them."""
+    """Return the oracle's own values of the tensors that a run delivered, as its precision holds them."""
     truth, target = plain(case), precision(case.dtype)
     return Pinned(
         {name: target.round(truth[name]) for name in pinned.taps},
@@ -371,8 +363,7 @@ def _expectation(
 
 
 def _estimate(case: JudgedProblem, pinned: Pinned | None, brief: bool = False) -> Expectation:
-    """Return values and sigmas: from the inputs, or of each step from pinned taps."""
-    # Gradients by taps are judged locally alone, and only where they are delivered.
+    # Gradients by taps are judged locally alone, where they are delivered: others need no sigma.
     judged = {f"gradients.taps.{name}" for name in pinned.gradients} if pinned else set()
     shapes: dict[str, tuple[int, ...]] = {}
 

@@ -19,19 +19,20 @@ from concord.conformance.record_fields import Count, Field, Number, Unwritten, a
 from concord.conformance.wording import distinct, gather
 from concord.spec.text import first_of, shown
 
+# Characters of a line, and of a name in it: names come from outside, and may be of any length.
 LONGEST_LINE, LONGEST_NAME = 1000, 160
-"""Characters of a line of a verdict, and of a name in it, that are shown."""
 
+# Begins the note of an error that elements share.
 NO_ELEMENT = "no element shows it"
-"""With this begins the note of an error that elements share."""
 
 
+# Statuses of results that a backend owes.
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
-"""Statuses of results that a backend owes."""
 
+# A run that Concord failed to judge: no backend owes it.
 NOT_JUDGED = "not judged"
-"""The status of a run that Concord failed to judge: no backend owes it."""
 
+# What can become of a run, the worst first.
 STATUSES = (
     "diverges",
     NOT_JUDGED,
@@ -43,17 +44,15 @@ STATUSES = (
     "absent",
     "agrees",
 )
-"""What can become of a run, the worst first."""
 
 
+# What a step of training is judged by, in the order of computation.
 STEP_SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
-"""What a step of training is judged by, in the order of computation."""
 
+# Edges of a histogram of errors, in sigma; one more bin holds those beyond the last.
 Z_BINS = tuple(2.0**i for i in range(-8, 9))
-"""Edges of the bins in which the errors of a tensor's elements are counted, in sigma."""
 
 BINS = len(Z_BINS) + 1
-"""There is one more, for errors beyond the last edge."""
 
 
 def _kind_of(tensor: str) -> str:
@@ -63,10 +62,7 @@ def _kind_of(tensor: str) -> str:
 
 
 def section_of(tensor: str) -> str:
-    """Return to which section of a run a tensor belongs: ``"forward"`` or ``"gradients"``.
-
-    Of a step of training, one of :data:`STEP_SECTIONS`.
-    """
+    """Return the section of a tensor: ``"forward"``, ``"gradients"``, or one of :data:`STEP_SECTIONS`."""
     if is_gradient(tensor):
         return "gradients"
     kind, *names = tensor.split(".")
@@ -76,15 +72,14 @@ def section_of(tensor: str) -> str:
 
 
 def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]:
-    """Return what the judgements of tensors come to, and the sections that none of them judged.
-
-    It agrees only if no tensor diverges and each section has one that was judged: what nobody looked at does
-        not agree. What is judged at all is judged in a finite element that rounding does not decide.
+    """Return the status of a run, and the sections of which nothing was judged.
 
     Args:
-        statuses: of each tensor, its section and its status, and of an output, which is a section of its own,
-            once more; what the run said beforehand that it lacks is not among them.
+        statuses: section and status of each tensor; an output is a section of its own beside. What the run
+            said beforehand that it lacks is not among them.
     """
+    # Runs used to agree of which a whole section had been judged nowhere (decision 31): now each needs a
+    # tensor that was judged.
     sections: dict[str, set[str]] = {}
     for section, status in statuses:
         sections.setdefault(section, set()).add(status)
@@ -93,29 +88,29 @@ def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]
     return "diverges" if diverges else "undetermined" if unjudged or not sections else "agrees", unjudged
 
 
+# A larger ratio says only that the exact value is zero, or nearly so: the numbers themselves say more.
 MEASURABLE = 1e12
-"""A larger ratio says only that the exact value is zero, or nearly so: the numbers say more."""
 
+# Fields of the element with the largest error.
 AT_WORST = ("element", "actual", "expected", "sigma")
-"""What a judgement says of the element with the largest error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One tensor, judged in one way.
+    """One tensor, judged locally or end to end.
 
     Attributes:
         status: ``"agrees"``, ``"diverges"``, or ``"undetermined"``: the precision does not determine it, or
             rounding alone may have grown too large on the way to it.
         z: the largest error, in sigma; infinite where it cannot be compared.
         rms: the root mean square error, in root mean square sigma.
-        element: where the largest error is.
+        element: the place of the largest error.
         actual, expected, sigma: the values there.
-        beyond: how many elements err more than :data:`concord.conformance.judging.estimate.Z` sigma.
-        size: how many elements there are.
-        independent: of how many of them the root mean square says something
-            (:func:`concord.conformance.judging.scoring.independent_elements`); 0: of all.
-        histogram: how many elements have an error in each bin of :data:`Z_BINS`, and beyond the last.
+        beyond: elements that err more than :data:`concord.conformance.judging.estimate.Z` sigma.
+        size: all elements.
+        independent: elements of which the root mean square speaks
+            (:func:`concord.conformance.judging.scoring.independent_elements`); 0: all.
+        histogram: elements whose error lies in each bin of :data:`Z_BINS`, and beyond the last.
         note: what else is to be said.
         breakdown: where in the tensor the error lies, if it diverges and this judgement decides.
     """
@@ -135,7 +130,8 @@ class Judgement:
     breakdown: Breakdown | None = None
 
     def as_written(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields as they are written: of what agrees, how large its error is and no more."""
+        """Return the fields that a record holds."""
+        # Of what agrees, the size of its error says enough.
         if self.status == "diverges":
             return fields
         brief = {name: value for name, value in fields.items() if name not in AT_WORST}
@@ -148,7 +144,7 @@ class Judgement:
 
     @property
     def tolerance(self) -> float:
-        """How far the run may lie from what is expected, where the largest error is."""
+        """How far the element with the largest error may lie from the expected value."""
         return Z * self.sigma
 
 
@@ -159,16 +155,15 @@ class Row:
     Attributes:
         tensor: its name.
         clause: the clause of SPEC.md that defines it.
-        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"not exposed"`` (the backend has no such
-            tensor, or says nothing of it, or it is the gradient by a tap that the model does not go on with:
-            it was not checked).
-        local: the error of this step alone: against the reference from the run's own preceding taps. It
-            decides. None where a run delivers no taps, or is compared with published tensors.
-        end_to_end: the error of all steps up to here: against the reference from the inputs. It decides where
-            no other does.
+        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"not exposed"``: not checked, since the
+            run has no such tensor or does not go on with it.
+        local: the error of this step alone, from the run's own preceding taps. It decides. None where a run
+            delivers no taps, or is compared with published tensors.
+        end_to_end: the error of all steps up to here, from the inputs. It decides where there is no local
+            one.
         note: what else is wrong: missing, misshapen, not finite, not of the precision.
-        size: how many elements the tensor has.
-        axes: the names of its axes.
+        size: elements of the tensor.
+        axes: names of its axes.
     """
 
     as_written = also("ratio")
@@ -188,7 +183,7 @@ class Row:
         return self.local or self.end_to_end
 
     def judged(self, way: str) -> Judgement | None:
-        """Return what is known of the error, ``"local"`` or ``"end_to_end"``; None if nothing is."""
+        """Return the judgement ``"local"`` or ``"end_to_end"``, unless it is undetermined."""
         judgement: Judgement | None = getattr(self, way)
         return judgement if judgement and judgement.status != "undetermined" else None
 
@@ -206,11 +201,13 @@ class Verdict:
 
     Attributes:
         table: one row for each expected tensor, in the order of computation.
-        explanation: what is known of the first divergence (:mod:`concord.conformance.explain`); None until
-            somebody has asked for it.
-        outputs: of these tensors each has to be judged, not one of them alone.
+        diagnosis: what is known of the first divergence (:mod:`concord.conformance.explain`), if it was
+            explained.
+        undeclared: the deviation of :data:`DECLARABLE` with whose declaration it would not diverge; empty:
+            none.
+        outputs: tensors each of which has to be judged.
         case: what was judged, where each step was.
-        judge: who can explain it (:meth:`~concord.conformance.judging.judge.Judge.explain`), until it is.
+        search: finds diagnosis and undeclared deviation; None once it is explained.
         notes: what else is to be said of the run.
     """
 
@@ -224,14 +221,11 @@ class Verdict:
     notes: Unwritten = field(default=(), repr=False, compare=False)  # tuple[str, ...]
 
     def unexplained(self) -> Verdict:
-        """Return the verdict without the judge that could explain it."""
+        """Return the verdict without the search for a cause."""
         return dataclasses.replace(self, judge=None)
 
     def explained(self) -> Verdict:
-        """Return the verdict with what explains its first divergence.
-
-        Looking for that takes up to a minute.
-        """
+        """Return the verdict with its diagnosis, which takes up to a minute to find."""
         if self.judge is None:
             return self
         return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
@@ -263,7 +257,7 @@ class Verdict:
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """The sections, and the outputs, that were judged nowhere."""
+        """Sections and outputs of which nothing was judged."""
         return self._conclusion[1]
 
     @property
@@ -273,7 +267,7 @@ class Verdict:
 
     @property
     def first_divergence(self) -> Row | None:
-        """The first tensor, in the order of computation, that lies beyond its tolerance."""
+        """The first row, in the order of computation, that lies beyond its tolerance."""
         return next((row for row in self.table if row.status == "diverges"), None)
 
     @property
@@ -283,13 +277,13 @@ class Verdict:
 
     @property
     def clause(self) -> str:
-        """The clause that it most likely breaks."""
+        """The clause that the run most likely breaks."""
         first, known = self.first_divergence, self.explanation
         return (known.clause if known else "") or (first.clause if first else "")
 
     @property
     def beyond(self) -> str:
-        """How many tensors lie beyond, of those that were delivered, in words."""
+        """How many of the delivered tensors lie beyond their tolerance, in words."""
         there = [row.status for row in self.table if row.note != NOT_EXPOSED]
         lost = len(self.table) - len(there)
         more = f"; {lost} more {'was' if lost == 1 else 'were'} not delivered" if lost else ""
@@ -297,16 +291,13 @@ class Verdict:
 
     @property
     def arrival(self) -> Row | None:
-        """The model's result, where what is wrong arrives; None where it began there."""
+        """The row of the model's result; None where the error began there."""
         end = next((row for name in ("logits", "loss") if (row := self.row(name))), None)
         return None if end is self.first_divergence else end
 
     @property
     def alone(self) -> tuple[str, str]:
-        """What alone differs in a run that does not declare it, and how to declare it.
-
-        Empty if there is no such thing.
-        """
+        """What alone differs in a run that does not declare it, and how to declare it; empty if nothing."""
         if not self.undeclared:
             return "", ""
         known = DECLARABLE[self.undeclared]
@@ -323,32 +314,32 @@ class Verdict:
 
     @property
     def cause(self) -> Explanation | None:
-        """What explains the first divergence, if anything known does (:mod:`concord.conformance.explain`)."""
+        """What explains the first divergence, if a known cause does."""
         return self.explanation if self.explanation and self.explanation.hypothesis else None
 
     @property
     def nearest(self) -> Row | None:
-        """The tensor with the largest error in tolerances, of those that were judged."""
+        """The judged tensor with the largest error in tolerances."""
         judged = [row for row in self.table if row.status in ("agrees", "diverges")]
         return max(judged, key=lambda row: row.ratio, default=None)
 
     @property
     def worst(self) -> float:
-        """The largest error in tolerances, over all judged tensors."""
+        """The largest error in tolerances."""
         return self.nearest.ratio if self.nearest else 0.0
 
     @property
     def unchecked(self) -> str:
         """What was not delivered, and so not checked, in one line; empty if everything was."""
-        said = []
+        phrases = []
         for kind, rows in gather(self.table, lambda row: _kind_of(row.tensor)).items():
             missing = [row.tensor for row in rows if row.note == NOT_EXPOSED]
             if missing and len(missing) == len(rows):
-                said.append(f"all {len(rows)} {kind}")
+                phrases.append(f"all {len(rows)} {kind}")
             elif missing:
                 few = f"{len(missing)} of {len(rows)} {kind}"
-                said.append(", ".join(missing) if len(missing) <= 3 else few)
-        lost = [f"not checked, since not delivered: {'; '.join(said)}"] if said else []
+                phrases.append(", ".join(missing) if len(missing) <= 3 else few)
+        lost = [f"not checked, since not delivered: {'; '.join(phrases)}"] if phrases else []
         others = [row.note for row in self.table if row.status == "not exposed"]
         odd = [note for note in others if note not in (NOT_EXPOSED, DECLARED, UNUSED)]
         return "; ".join([*lost, *([f"left out: {first_of(odd, 3, '; ')}"] if odd else [])])
@@ -360,25 +351,23 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one job on one backend.
+    """The outcome of one job on one backend.
 
     Attributes:
         backend: as it was asked for; of a run that came as a file, as the file says.
         group: the variant; for golden files the source.
         case: the name of the case.
         dtype: the precision, or mode, that it was judged by.
-        status: ``"agrees"``, ``"diverges"``, ``"nondeterministic"`` (right each time, but not the same bit
-            for bit), ``"undetermined"``, ``"unsupported"``, ``"refused"``, ``"absent"``, :data:`NOT_JUDGED`,
-            or one of :data:`FAILED_WORKER`.
+        status: one of :data:`STATUSES`; ``"nondeterministic"``: right each time, but not the same bit for
+            bit.
         detail: one line of explanation where there is no verdict.
         verdict: the judgement, if there is one.
-        seconds: run and judgement; 0 where it came as a file.
+        seconds: of run and judgement; 0 where the run came as a file.
         stderr: the last lines of a worker that failed, or the traceback of a bug in Concord.
         part: the part of the model that ran.
-        attribution: one line that says that it diverges in this precision alone, or only when it is run
-            again.
-        times: how often it ran, on the same inputs and in the same process.
-        differing: the tensors that did not always have the same bits, in the order of computation.
+        attribution: one line that says that it diverges in this precision alone, or only when it runs again.
+        times: runs on the same inputs in the same process.
+        differing: tensors that did not always have the same bits, in the order of computation.
     """
 
     backend: str
@@ -425,7 +414,7 @@ def result_lines(result: Result) -> list[str]:
 
 
 def divergence_lines(result: Result) -> list[str]:
-    """Say where a run first diverged, why if that is known, what became of it, and what to do next."""
+    """Say where a run first diverged, why, what came of it, and what to do next."""
     assert result.verdict is not None
     verdict = result.verdict.explained()
     head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(verdict)}"
@@ -433,7 +422,6 @@ def divergence_lines(result: Result) -> list[str]:
 
 
 def _alone(verdict: Verdict) -> str:
-    """Say what alone differs, where that is all that there is to mend."""
     alone = verdict.alone[0] or (
         "the forward pass agrees, only gradients diverge" if _only_gradients(verdict) else ""
     )
@@ -461,7 +449,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def unjudged_lines(verdict: Verdict) -> list[str]:
-    """Say which sections of a run were judged nowhere, why, and what to do about it."""
+    """Say which sections were judged nowhere, why, and what to do about it."""
     lines = []
     for section in verdict.unjudged:
         rows = [row for row in verdict.table if section in (row.tensor, section_of(row.tensor))]
@@ -469,11 +457,11 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
         is_output = section in verdict.outputs
         if section == "forward" and {*verdict.outputs} & {*verdict.unjudged}:
             continue  # the output says it
-        own = [
+        own_notes = [
             row.note for row in rows if row.note not in ("", NOT_EXPOSED, row.deciding and row.deciding.note)
         ]
-        if own:  # what is said of it says all
-            lines.append(f"{section} not judged: {own[0]}")
+        if own_notes:  # what is said of it says all
+            lines.append(f"{section} not judged: {own_notes[0]}")
             continue
         if all(row.status == "not exposed" for row in rows):
             without = "leave them out with --forward-only" if _of_family(verdict) else "ask for none"
@@ -512,12 +500,11 @@ def _only_gradients(verdict: Verdict) -> bool:
 
 
 def _of_family(verdict: Verdict) -> bool:
-    """Return whether a member of the family was judged: its tensors alone have clauses."""
+    # Only tensors of the family have clauses.
     return any(row.clause for row in verdict.table)
 
 
 def _next_step(verdict: Verdict) -> list[str]:
-    """Say in one line what to do next; nothing where all agrees."""
     row, before = verdict.first_divergence, "  next: "
     if row is None:
         return []
@@ -542,7 +529,7 @@ def _next_step(verdict: Verdict) -> list[str]:
 
 
 def in_brackets(clause: str) -> str:
-    """Return a clause as it stands behind a tensor; nothing where there is none."""
+    """Return a clause in brackets, as it follows a tensor; empty if there is none."""
     return f" (SPEC {clause})" if clause else ""
 
 
@@ -568,7 +555,7 @@ def _where(row: Row, backend: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a ratio in as few characters as say it."""
+    """Return a ratio in as few characters as tell it."""
     if not math.isfinite(value):
         return "inf" if value > 0 else str(value)
     if value > MEASURABLE:

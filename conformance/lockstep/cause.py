@@ -1,7 +1,6 @@
-"""What explains steps that diverge: they are made again with one thing wrong on purpose.
+"""Causes of steps that diverge: a bug of the catalogue, another field of a recipe, or a fitted number.
 
-That is a bug of the catalogue, a recipe with another field, or one with a number that is fitted to what was
-reported.
+Each is put into the step, which is made again.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from concord.spec.parameters import parameters
 from concord.spec.training.recipe import CHOICES, KINDS_OF_PARAMETERS, RATES, Recipe
 from concord.spec.training.schedules import learning_rate
 
+# Other values that fields of a recipe are given by mistake; of a choice every other one is tried.
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "clip_epsilon": (0.0, 1e-8, 1e-7, 1e-6),
     "dampening": (0.0,),
@@ -41,20 +41,16 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("nesterov", "bias_correction", "amsgrad", "centered"), (False, True)),
     **dict.fromkeys(RATES, (0.0, 0.1, 0.5)),
 }
-"""Other values that fields of a recipe are given by mistake; of a choice every other one is tried."""
 
+# Share by which a rate may differ from one that is rounded to float32.
 SAME_RATE = 1e-6
-"""Share by which a rate may differ from one that is rounded to float32."""
 
+# By how many steps a schedule may be longer or shorter.
 LONGEST = 2_000
-"""By how many steps a schedule may be longer or shorter."""
 
 
 def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Explanation | None:
     """Return what explains the first step that diverges, and holds in other steps.
-
-    Everything that a backend reported lies within the tolerances of training with that bug. What steps that
-    agree contradict is named only where several steps that diverge confirm it: it is wrong from that step on.
 
     Args:
         others: steps before it, which agree, and after it, which diverge too.
@@ -65,9 +61,14 @@ def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Expl
         warnings.warn(failure, RuntimeWarning, stacklevel=2)
     if cause:
         return cause
-    found = [one for one in search.refuted if all(other.compatible(one.hypothesis) for other in diverging)]
-    if diverging and found:
-        return search.conclude(found, f" from step {first.start.step + 1} on")
+    lasting = [
+        refuted
+        for refuted in search.refuted
+        if all(other.compatible(refuted.hypothesis) for other in diverging)
+    ]
+    # Steps that agree contradict these, unless something is wrong from this step on: several have to say so.
+    if diverging and lasting:
+        return search.conclude(lasting, f" from step {first.start.step + 1} on")
     return search.explain((), readings(first))
 
 
@@ -93,7 +94,7 @@ def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
 
 
 def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield fields of a recipe, each with another value and what has to be otherwise with it."""
+    """Yield fields of a recipe with another value, and with the other fields that it requires."""
     total, warmup, accumulation = recipe.total_steps or 0, recipe.warmup_steps, recipe.accumulation
     numbers = {
         **NUMBERS,
@@ -112,7 +113,7 @@ def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _besides(recipe: Recipe, name: str, value: Any) -> dict[str, Any]:
-    """Return what has to be otherwise with a field."""
+    # A recipe without these would be refused.
     if name == "momentum":
         return {"dampening": 0.0, "nesterov": False}
     if name == "beta1":  # each in the other's place
@@ -135,33 +136,32 @@ def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def recovered(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """Yield the numbers that a step would have been computed with, by the stage where it is first wrong."""
+    """Yield the numbers that a step was computed with, by the stage where it is first wrong."""
     for look in LOOKS.get(made.stage, ()):
         with contextlib.suppress(*INAPPLICABLE):  # no such training, or other tensors than it has
             yield from look(made)
 
 
 def _number(made: DeliveredStep, name: str, value: float) -> Hypothesis:
-    """Return training by a recipe with another number."""
     what = f"{name} = {instead(value, getattr(made.case.training.recipe, name), digits=4)}"
     return Hypothesis(name, what, CLAUSE_OF[name], change=with_recipe(**{name: value}))
 
 
 def _left(made: DeliveredStep, section: str, change: Callable[[float], Change]) -> Left:
-    """Return what is left between a section as it was reported, and as a number of a change makes it."""
+    """Return the residual of a section as it was reported, as a function of a change's number."""
     prefix = f"steps.{made.start.step}.{section}."
     wanted = {name: array for name, array in made.delivered.items() if name.startswith(prefix)}
 
     def left(numbers: Array) -> Array:
-        found = made.exactly(change(float(numbers[0])))
-        shared = [(wanted[name] - found[name]).reshape(-1) for name in wanted if name in found]
+        values = made.exactly(change(float(numbers[0])))
+        shared = [(wanted[name] - values[name]).reshape(-1) for name in wanted if name in values]
         return np.concatenate(shared) if shared else np.zeros(0)
 
     return left
 
 
 def _schedule(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """With which number of steps a schedule has the rate that was reported."""
+    """Find the number of steps with which a schedule has the rate that was reported."""
     recipe, step = made.case.training.recipe, made.start.step
     reported = float(made.delivered.get(f"steps.{step}.rate", math.nan))
 
@@ -176,13 +176,13 @@ def _schedule(made: DeliveredStep) -> Iterator[Hypothesis]:
         if meant := getattr(recipe, name):
             near = range(max(1, meant - LONGEST), meant + LONGEST)
             nearest = sorted(near, key=lambda value: abs(value - meant))
-            found = next((value for value in nearest if fits(name, value)), meant)
-            if found != meant:
-                yield _number(made, name, found)
+            fitting = next((value for value in nearest if fits(name, value)), meant)
+            if fitting != meant:
+                yield _number(made, name, fitting)
 
 
 def _fitted(name: str, section: str, made: DeliveredStep) -> Iterator[Hypothesis]:
-    """With which number of the recipe a section was computed."""
+    """Fit the number of the recipe with which a section was computed."""
     start = getattr(made.case.training.recipe, name)
     if name == "clip_at":  # below the norm clipped gradients are proportional to it
         start = float(made.exactly(Change())[f"steps.{made.start.step}.norm"]) / 4
@@ -191,14 +191,16 @@ def _fitted(name: str, section: str, made: DeliveredStep) -> Iterator[Hypothesis
 
 
 def _epsilon(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """With which epsilon parameters moved."""
+    """Fit the epsilon with which parameters moved."""
     if made.case.training.recipe.algorithm != "sgd":
-        found = power(_left(made, "parameters", lambda exponent: with_recipe(epsilon=10.0**exponent)))
-        yield _number(made, "epsilon", 10.0**found)
+        fitted_exponent = power(
+            _left(made, "parameters", lambda exponent: with_recipe(epsilon=10.0**exponent))
+        )
+        yield _number(made, "epsilon", 10.0**fitted_exponent)
 
 
 def _rate(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """By which rate parameters moved."""
+    """Fit the rate by which parameters moved."""
     step = made.start.step
     rate = learning_rate(made.case.training.recipe, step)
 
@@ -207,7 +209,7 @@ def _rate(made: DeliveredStep) -> Iterator[Hypothesis]:
 
     (factor,) = fitted(_left(made, "parameters", moved), 1.0)
     reported = float(made.delivered.get(f"steps.{step}.rate", rate))
-    # What it says is nearer than what parameters, rounded, show.
+    # A reported rate is nearer than one that is fitted to rounded parameters.
     moved_by = reported if reported != rate else factor * rate
     what = f"a learning rate of {instead(moved_by, rate, digits=4)}"
     if rate:
@@ -216,6 +218,7 @@ def _rate(made: DeliveredStep) -> Iterator[Hypothesis]:
     yield Hypothesis("learning_rate", f"{what} in every step", "OPT-9", change=always)
 
 
+# What a step tells by the stage where it is first wrong.
 LOOKS: dict[str, tuple[Callable[[DeliveredStep], Iterator[Hypothesis]], ...]] = {
     "clipped": (partial(_fitted, "clip_at", "clipped"),),
     "moments": (
@@ -228,24 +231,23 @@ LOOKS: dict[str, tuple[Callable[[DeliveredStep], Iterator[Hypothesis]], ...]] = 
         _epsilon,
     ),
 }
-"""What a step tells that is first wrong at a stage of it."""
 
 
 # What a section of a step shows by itself.
 
+# Kinds of parameters whose name is not their word.
 KINDS = {"embedding": "token and segment tables", "positions": "position tables", "kernel": "weights"}
-"""Kinds of parameters in words, where these are others."""
 
+# A section in words, and the clause that it breaks; empty: that of its tensors.
 SECTIONS = {
     "gradients": ("gradients", "GRD-1"),
     "clipped": ("gradients", "OPT-7"),
     "parameters": ("updated parameters", ""),
 }
-"""A section in words, and the clause that it breaks; empty: that of its tensors."""
 
 
 def readings(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """Read off which parameters a section is wrong in, and what it holds there."""
+    """Read off the parameters in which a section is wrong, and what it holds there."""
     section = made.tensor.split(".")[2]
     if section not in SECTIONS:
         return
@@ -267,7 +269,7 @@ def _of(made: DeliveredStep, wrong: Sequence[str], like: Collection[str], every:
     """Say which parameters are wrong: all of some kinds, or a few by their names.
 
     Args:
-        like: those that are what is said of them, which includes some of which it is right.
+        like: those that are what is said of them, among them some of which it is right.
     """
     kinds = {name: one.kind for name, one in parameters(made.case.config, made.case.part).items()}
     some = dict.fromkeys(kinds[name] for name in wrong)
@@ -279,31 +281,33 @@ def _of(made: DeliveredStep, wrong: Sequence[str], like: Collection[str], every:
 
 
 def _instead(made: DeliveredStep, section: str) -> dict[str, dict[str, Array]]:
-    """Return what a section may hold instead, by parameter and in words."""
+    """Return what a section may hold instead, by its words and by parameter."""
     values, prefix = made.expected.values, f"steps.{made.start.step}."
 
     def of(kind: str) -> dict[str, Array]:
         begin = f"{prefix}{kind}."
-        return {name.removeprefix(begin): one for name, one in values.items() if name.startswith(begin)}
+        return {
+            name.removeprefix(begin): expected for name, expected in values.items() if name.startswith(begin)
+        }
 
     right = of(section)
-    found = {"zero": {name: 0.0 * one for name, one in right.items()}}
+    possible = {"zero": {name: 0.0 * expected for name, expected in right.items()}}
     if section == "clipped":
-        found["not clipped"] = of("gradients")
+        possible["not clipped"] = of("gradients")
     if section == "parameters":
-        found["as they were before the step"] = {
+        possible["as they were before the step"] = {
             name: made.start.state[f"parameters.{name}"]
             for name in right
             if f"parameters.{name}" in made.start.state
         }
     first = made.tensor.split(".", 3)[3]
-    one, actual = right[first].astype(np.float64), made.actual.astype(np.float64)
-    if section != "parameters" and one.any():
-        factor = float((one * actual).sum() / np.square(one).sum())
-        found[f"multiplied by {multiple(float(f'{factor:.4g}'))}"] = {
+    expected, actual = right[first].astype(np.float64), made.actual.astype(np.float64)
+    if section != "parameters" and expected.any():
+        factor = float((expected * actual).sum() / np.square(expected).sum())
+        possible[f"multiplied by {multiple(float(f'{factor:.4g}'))}"] = {
             name: factor * value for name, value in right.items()
         }
-    return found
+    return possible
 
 
 def _is(made: DeliveredStep, name: str, value: Array) -> bool:

@@ -41,13 +41,13 @@ class Job:
     """One run to be made and judged on every backend.
 
     Attributes:
-        group: what results are gathered under: a variant, or a published source.
+        group: the heading of its results: a variant, or a published source.
         case: the name of the case.
         expectation: gives tensors to compare with in place of the reference's.
-        end_to_end: whether to judge end to end too where that does not decide.
-        training: what is done to the model, where it is not only run.
+        end_to_end: whether to judge end to end where that does not decide.
+        training: the training of the model, where it is not only run.
         gradients: whether gradients are computed and judged.
-        times: how often it runs, where it stands several times in a list of jobs.
+        times: runs, where it stands several times in a list of jobs.
     """
 
     group: str
@@ -75,7 +75,7 @@ class Job:
             rules: the precision or mode whose rounding is allowed for, where it is not that of ``dtype``.
 
         Raises:
-            Misfit: for tensors that nobody knows, or of wrong shapes or types.
+            Misfit: for unknown tensors, or wrong shapes or types.
         """
         return judge(
             self.config,
@@ -89,12 +89,10 @@ class Job:
         )
 
     def judgeable(self, run: Run) -> Job:
-        """Return the job by which a run is judged.
-
-        One that declares that it does not compute rows of padding, on a loss that does not depend on them.
+        """Return the job by which a run is judged: without uncomputed padding, if the run declares that.
 
         Raises:
-            Unsupported: if nothing would be left.
+            Unsupported: if nothing is left.
         """
         if self.expectation or not declared(run.info.get("deviations", [])).get(UNCOMPUTED_PADDING):
             return self
@@ -104,10 +102,7 @@ class Job:
         return left
 
     def independent(self) -> Job | None:
-        """Return the job with a loss that does not depend on rows of padding.
-
-        None: no sample would be left.
-        """
+        """Return the job with a loss that does not depend on rows of padding; None: no sample is left."""
         batch = independent_batch(self.config, self.batch, self.part)
         if batch is None:
             return None
@@ -116,21 +111,21 @@ class Job:
 
 @dataclass(frozen=True)
 class Setup:
-    """How the runs are made; see :class:`concord.backends.worker.Worker`.
+    """How the runs are made (:class:`concord.backends.worker.Worker`).
 
     Attributes:
         device: cpu, cuda or cuda:N.
         implementation: explicit, library, or one of a backend's own.
         execution: eager, compiled, unpadded or unpadded-compiled.
-        asked: backends that were asked for by name: one of them that is not there is *missing*; another is
+        asked: backends that were asked for by name. Not installed, one of them is *missing*, another
             *absent*.
         python: the interpreter of each backend that runs in another environment.
-        time_limit: seconds that one run may take.
-        memory_limit: bytes that one worker may hold; by default four fifths of the machine's.
+        time_limit: seconds of one run.
+        memory_limit: bytes of one worker; by default four fifths of the machine's.
         threads: computing threads of each worker; by default one for each core.
         precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
         deterministic: whether only deterministic kernels may run.
-        repeat: how often each job is run, at least; from 2 on what differs in its bits is *nondeterministic*.
+        repeat: runs of each job, at least; from 2 on, what differs in its bits is *nondeterministic*.
     """
 
     device: str = "cpu"
@@ -146,11 +141,9 @@ class Setup:
     repeat: Count = 1
 
     def rules(self, dtype: str) -> str | None:
-        """Return the mode by whose rules a run is judged, where it is not that of its precision.
-
-        It is that of an implementation ``emulate:MODE``, or of the arithmetic that float32 products were
-        asked for in.
-        """
+        """Return the mode by which a run is judged, where it is not its precision."""
+        # That of an implementation ``emulate:MODE``, or of the arithmetic that float32 products were asked
+        # for in.
         kind, _, mode = self.implementation.partition(":")
         return (
             mode.partition("_")[0]
@@ -161,22 +154,16 @@ class Setup:
         )
 
     def how(self, dtype: str) -> Settings:
-        """Return how a run of a precision is made."""
+        """Return the settings of a run in a precision."""
         names = {one.name for one in dataclasses.fields(Settings)} - {"dtype"}
         return Settings(dtype, **{name: getattr(self, name) for name in names})
 
     def status_of(self, name: str, status: str) -> str:
-        """Return what a backend that gave no result is, from the status of its worker.
-
-        One that is not installed is missing only if it was asked for.
-        """
+        """Return the status of a backend without a result, from that of its worker."""
         return "missing" if status == "absent" and name in self.asked else status
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None, **more: Any) -> Worker:
-        """Start the worker of a backend.
-
-        ``opened`` is called, and ``more`` is taken, as :class:`concord.backends.worker.Worker` says.
-        """
+        """Start the worker of a backend (:class:`concord.backends.worker.Worker`)."""
         return backends.open(
             name,
             self.device,
@@ -196,13 +183,13 @@ class Report:
 
     Attributes:
         results: one for each backend and job.
-        environments: what each backend said of itself, with import and run seconds and its largest resident
+        environments: what each backend says of itself, with import and run seconds and its largest resident
             size.
         settings: how the runs were made.
-        seconds: the whole campaign; 0 where the runs came as files.
+        seconds: of the whole campaign; 0 where the runs came as files.
         notes: what was not run and why, by name.
-        conclusions: what all cases of a backend say together of a tensor that is wrong, once it is explained.
-        unfinished: how many more results there would be, had it not been ended before.
+        conclusions: what all cases of a backend say together of a wrong tensor, once it is explained.
+        unfinished: results that are lacking since the campaign was ended.
     """
 
     results: list[Result]
@@ -214,17 +201,14 @@ class Report:
     unfinished: Count = 0
 
     def explained(self) -> Report:
-        """Return the report with what explains each divergence.
-
-        What one case says, held against all others.
-        """
+        """Return the report with each divergence explained, by all cases together."""
         if not any(result.verdict and result.verdict.judge for result in self.results):
             return self
         results, conclusions = conclude(self.results)
         return dataclasses.replace(self, results=results, conclusions=conclusions)
 
     def contradictions(self) -> Iterator[str]:
-        """Yield where statuses are not what verdicts come to."""
+        """Yield each status that is not what its verdict comes to."""
         for i, result in enumerate(self.results):
             came_to = result.verdict.status if result.verdict else "no verdict"
             again = ("agrees", "undetermined") if result.status == "nondeterministic" else (result.status,)
@@ -234,36 +218,28 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree; 1: something diverges, or differs when it is run again.
-
-        3: a backend that was asked for gave no result, or nothing of one was judged, or a section of a run,
-        or it was ended before all was run.
-        """
+        """0: all agree. 1: something diverges, or differs when run again. 3: not all was run or judged."""
         return (
             3 if self.unfinished else exit_code_of((result.backend, result.status) for result in self.results)
         )
 
 
 def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
-    """Return what runs come to, from the backend and the status of each.
-
-    3 too if no run of a backend that is there was judged.
-    """
+    """Return the exit code of runs, from the backend and the status of each."""
     runs = [(backend, status) for backend, status in statuses if status != "absent"]
-    found = {status for _, status in runs}
-    if found & {*FAILED_WORKER, NOT_JUDGED}:
+    present = {status for _, status in runs}
+    if present & {*FAILED_WORKER, NOT_JUDGED}:
         return 3
-    if found & {"diverges", "nondeterministic", "refused"}:
+    if present & {"diverges", "nondeterministic", "refused"}:
         return 1
+    # A backend of which no run was judged has not agreed.
     _, unjudged = verdicts.conclude(runs)
-    return 3 if unjudged or "undetermined" in found or not runs else 0
+    return 3 if unjudged or "undetermined" in present or not runs else 0
 
 
+# Called with a backend's name and what it has done, a job's name or ``"started"``; or with what it is doing
+# (concord.conformance.progress.Underway).
 Progress = Callable[[str, str], None]
-"""Called with a backend's name and what it has done: a job's name, or ``"started"``.
-
-Or what it is doing (:class:`concord.conformance.progress.Underway`).
-"""
 
 
 def conduct(
@@ -273,12 +249,11 @@ def conduct(
     progress: Progress = lambda backend, done: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Report:
-    """Run every job on every backend, as many backends at a time as there are cores, and judge the runs.
+    """Run every job on every backend, and judge the runs.
 
     Args:
-        jobs: in the order in which they run. One that stands there several times has one result.
-        stopped: asked now and then; once it says True, the campaign ends with the results that it has, and
-            no cause is looked for.
+        jobs: in the order in which they run; one that stands there several times has one result.
+        stopped: asked now and then; once it says True, the campaign ends with the results that it has.
 
     Raises:
         UnknownNameError: for an unknown backend, before anything runs.
@@ -290,7 +265,8 @@ def conduct(
     turns = repeated(jobs, settings.repeat)
     with Pool(min(len(chosen), os.cpu_count() or 1) or 1, stopped) as pool:
         runners = [Runner(name, settings, pool, environments, progress) for name in chosen]
-        # Job by job: what a job is judged by is kept for a few. Each waits for its backend's turn before.
+        # Job by job, so that backends share an estimate while it is cached. A backend's jobs stay in order,
+        # since it has one worker: each waits for the turn before.
         done = [[Event() for _ in turns] for _ in runners]
         results: list[dict[int, Result]] = [{} for _ in runners]
         left = [Counter(map(id, turns)) for _ in runners]
@@ -313,14 +289,14 @@ def conduct(
         pool.map(turn, itertools.product(range(len(turns)), range(len(runners))))
     every = [result for of_one in results for result in of_one.values()]
     unfinished = sum(count > 0 for of_one in left for count in of_one.values())
-    if unfinished:  # whoever ended it does not wait for causes
+    if unfinished:  # whoever ended it does not wait for causes to be found
         every = [dataclasses.replace(one, verdict=one.verdict and one.verdict.unexplained()) for one in every]
     seconds = time.perf_counter() - started
     return Report(every, environments, settings, seconds, unfinished=unfinished)
 
 
 def unseen(environment: Mapping[str, Any], device: str) -> str:
-    """Return that a backend does not see a device, and what it sees; empty: it does, or says nothing."""
+    """Return that a backend does not see a device, in words; empty if it does, or says nothing."""
     seen = environment.get("devices", [])
     if not seen or (f"{device}:0" if device == "cuda" else device) in seen:
         return ""
@@ -330,19 +306,19 @@ def unseen(environment: Mapping[str, Any], device: str) -> str:
 def deviations_of(
     description: Mapping[str, Any], device: str, implementation: str = "explicit"
 ) -> list[dict[str, Any]]:
-    """Return what a backend says that it deviates in, on a device: a list, or one for each kind of device."""
+    """Return the deviations that a backend states for a device: a list, or one for each kind of device."""
     further = description.get("implementation_deviations", {})
-    found = []
+    deviations = []
     for stated in (description.get("deviations", []), further.get(implementation, [])):
-        found += stated.get(device.partition(":")[0], []) if isinstance(stated, dict) else stated
-    return found
+        deviations += stated.get(device.partition(":")[0], []) if isinstance(stated, dict) else stated
+    return deviations
 
 
 def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is kept of what a backend says of itself.
+    """Return what is kept of a backend's description.
 
     Args:
-        deviations: that it states for how it is run.
+        deviations: those that it states for the way it runs.
     """
     about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
     return {
@@ -352,8 +328,8 @@ def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> d
     }
 
 
+# Type, shape and content of each tensor.
 Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
-"""Type, shape and content of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -361,9 +337,9 @@ class _Earlier:
     """What is kept of a job until it comes again.
 
     Attributes:
-        result: what came of all its runs so far.
-        first: the bits of each tensor of its first run; None if the job failed, and is not run again.
-        turn: the turn of its backend in which it last ran.
+        result: of all its runs so far.
+        first: the bits of its first run; None if the job failed, and is not run again.
+        turn: of its backend, when it last ran.
     """
 
     result: Result
@@ -371,7 +347,6 @@ class _Earlier:
     turn: int
 
     def words(self, job: Job, turn: int) -> str:
-        """Say which run of a job the next one is in its backend's turn, and what earlier ones came to."""
         between = ", after others" if turn > self.turn + 1 else ""
         came_to = _verb(self.result.verdict.status if self.result.verdict else self.result.status)
         place = f"run {self.result.times + 1} of {job.times}{between}"
@@ -383,10 +358,7 @@ def _verb(status: str) -> str:
 
 
 def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
-    """Return a list in which each job stands so often at least, and knows how often.
-
-    What is added follows the place where the job stands first.
-    """
+    """Repeat each job in place until it occurs at least ``least`` times, and count its occurrences."""
     listed, counted, turns = Counter(map(id, jobs)), dict[int, Job](), list[Job]()
     for job in jobs:
         added = 0
@@ -398,11 +370,11 @@ def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
 
 
 class Runner:
-    """One backend at work: jobs one after the other on the same worker, which shows a state that it carries.
+    """One backend at work: its jobs run one after the other on the same worker.
 
     Args:
-        pool: what supervises its worker.
-        environments: what it says of itself is noted there.
+        pool: supervises its worker.
+        environments: receives what it says of itself.
     """
 
     def __init__(
@@ -416,14 +388,15 @@ class Runner:
         self.name, self.settings = name, settings
         self.environments, self.progress = environments, progress
         self.earlier: dict[int, _Earlier] = {}
+        # One worker for all jobs: a state that a backend carries from run to run shows then.
         self.turn = 0
         self.supervisor = pool.supervise(partial(settings.open, name), started=self.started)
 
     def attempt(self, job: Job) -> Result:
-        """Run a job and judge the run; what fails is a result too.
+        """Run a job and judge the run; a failure is a result too.
 
         Returns:
-            What came of all its runs so far, where it comes several times.
+            The result of all its runs so far, where it comes several times.
         """
         self.turn += 1
         started, before = time.perf_counter(), self.earlier.pop(id(job), None)
@@ -440,7 +413,6 @@ class Runner:
         return now.result
 
     def _made(self, job: Job, before: _Earlier | None) -> _Earlier:
-        """Run a job, and judge the run unless it is the first one again, bit for bit."""
         started = time.perf_counter()
         again = before.words(job, self.turn) if before else ""
 
@@ -480,13 +452,14 @@ class Runner:
     def _judged(
         self, job: Job, run: Run, before: _Earlier | None, others: set[str], again: str
     ) -> tuple[Verdict, str]:
-        """Return a verdict on all runs of a job so far, and to what it is attributed.
+        """Return a verdict on all runs of a job so far, and its attribution.
 
         Args:
-            others: the tensors of this run that are not those of the first one, bit for bit.
+            others: tensors of this run whose bits are not those of the first.
             again: which run this is, in words.
         """
         earlier = before.result.verdict if before else None
+        # The same bits have the same verdict.
         if before and earlier and (not others or earlier.status == "diverges"):
             return earlier, before.result.attribution
         with listening(lambda text: self.progress(self.name, text)):
@@ -499,7 +472,7 @@ class Runner:
         return earlier, before.result.attribution
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
-        """Run what diverges in another precision again in the strict one, and say so if it then agrees."""
+        """Say so if what diverges agrees in the strict precision, in which it runs once more."""
         if verdict.status != "diverges" or self.settings.precision == "strict":
             return ""
         try:
@@ -508,7 +481,7 @@ class Runner:
                 return ""
         except (Unsupported, WorkerFailure, SpecError):  # then nothing is known
             return ""
-        before, after = (made.info.get("precision_switches", {}) for made in (run, strict))
+        before, after = (outcome.info.get("precision_switches", {}) for outcome in (run, strict))
         others = ", ".join(f"{name}={value}" for name, value in before.items() if after.get(name) != value)
         said = f"{self.settings.precision} precision{f' ({others})' if others else ''}"
         return (
@@ -534,7 +507,7 @@ class Runner:
                 training=job.training,
             )
 
-        made = self.supervisor.do(ask)
+        outcome = self.supervisor.do(ask)
         if self.supervisor.worker:
             self.note(
                 "peak_memory_bytes",
@@ -543,18 +516,18 @@ class Runner:
                     self.environments[self.name].get("peak_memory_bytes", 0),
                 ),
             )
-        if precision == settings.precision and "precision_switches" in made.info:
-            self.note("precision_switches", made.info["precision_switches"])
+        if precision == settings.precision and "precision_switches" in outcome.info:
+            self.note("precision_switches", outcome.info["precision_switches"])
         stated = self.environments[self.name].get("deviations", [])
-        made.info.setdefault("deviations", stated)
+        outcome.info.setdefault("deviations", stated)
         self.note(
             "deviations",
-            [*stated, *(entry for entry in made.info.get("deviations", []) if entry not in stated)],
+            [*stated, *(entry for entry in outcome.info.get("deviations", []) if entry not in stated)],
         )  # those of an optimizer, say
-        return made
+        return outcome
 
     def started(self, worker: Worker) -> None:
-        """Note what a backend says of itself."""
+        """Note a backend's description of itself."""
         self.environments[self.name] = {
             **self.environments.get(self.name, {}),
             **environment_of(
@@ -569,7 +542,7 @@ class Runner:
         self.progress(self.name, "started")
 
     def note(self, key: str, value: Any) -> None:
-        """Keep what is known of the backend's environment."""
+        """Keep a fact of the backend's environment."""
         self.environments.setdefault(self.name, {})[key] = value
 
 

@@ -44,22 +44,22 @@ TONES = {
     "undetermined": "quiet",
 }
 
+# Limits of an element and of a tensor, and the edges of histograms, in sigma.
 LIMITS: dict[str, Any] = {"z": Z, "rms": R, "bins": Z_BINS}
-"""The largest error of an element and of a tensor, and the edges of histograms, in sigma."""
 
+# Breakdowns that are drawn: more would make a page of tens of MiB.
 MAPS = 100
-"""Breakdowns that are drawn: more would make a page of tens of MiB."""
 
 
 def render(template: str, record: Record, *folders: Path, script: str = "", **parts: Any) -> str:
     """Return a page.
 
     Args:
-        template: its name; it extends ``page.html``, which lists its sections in the order they come in.
-        folders: where templates are besides those that all pages share.
-        script: what the page has besides the script that all pages share.
-        parts: what the template needs; of ``page.html``, if the template does not set them: ``tone`` (good,
-            bad or broken; by default that of the exit code), ``headline`` (the verdict in a sentence),
+        template: its name; it extends ``page.html``, which lists its sections in their order.
+        folders: of further templates.
+        script: appended to the script that all pages share.
+        parts: what the template needs; of ``page.html``, where the template does not set them: ``tone``
+            (good, bad or broken; by default that of the exit code), ``headline`` (the verdict in a sentence),
             ``compared`` (what was compared, and by what).
     """
     style, shared = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -82,8 +82,7 @@ def render(template: str, record: Record, *folders: Path, script: str = "", **pa
         "script": Markup(script),
         "seal": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
-    # What a page must not hold, or what changes how the rest of it is shown, is written out, wherever it
-    # comes from.
+    # Control characters and those that turn the direction of text are written out, wherever they come from.
     return legible(_environment(*folders).get_template(template).render(values | parts))
 
 
@@ -123,7 +122,7 @@ def _environment(*folders: Path) -> jinja2.Environment:
 
 
 def _soft(name: str) -> Markup:
-    """Return a name that may be broken after a dot, colon, slash or underscore."""
+    # A long name may be broken after a dot, colon, slash or underscore: tables get too wide else.
     return Markup("<wbr>").join(re.findall(r"[^.:/_]*[.:/_]|[^.:/_]+", shortened(name)))
 
 

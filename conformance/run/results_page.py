@@ -1,4 +1,4 @@
-"""What the page of a check, golden files or a comparison needs besides the record's own objects."""
+"""Contents of the page of a check, golden files or a comparison."""
 
 from __future__ import annotations
 
@@ -37,20 +37,17 @@ from concord.conformance.run.report import (
 from concord.conformance.wording import counted, gather, joined
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
+# Cases that are unfolded at first: the gravest of those that do not agree.
 OPEN = 6
-"""Cases that are unfolded when the page is opened: the gravest, as far as there are any that do not agree."""
 
+# First divergences that stand in full at the top.
 FINDINGS = 8
-"""First divergences that stand in full at the top."""
 
+# Tensors over all runs. Beyond, cases that are not unfolded show the worst run alone: a cell for each would
+# make the page too large.
 CELLS = 15_000
-"""Tensors, over all runs, up to which every case tells of every run.
-
-Beyond, those that are not unfolded tell of the worst alone.
-"""
 
 WAYS = ("local", "end_to_end")
-"""How the error of a tensor is judged."""
 
 GROUPS = {"check": "variant", "golden": "source", "compare": "reference"}
 TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference"}
@@ -71,9 +68,9 @@ class CaseResults:
     @property
     def order(self) -> int:
         """0 where something diverges, 1 where a run failed, 2 otherwise."""
-        found = {result.status for result in self.results}
-        failed = found & {*FAILED_WORKER, NOT_JUDGED, "refused", "nondeterministic"}
-        return 0 if "diverges" in found else 1 if failed else 2
+        statuses = {result.status for result in self.results}
+        failed = statuses & {*FAILED_WORKER, NOT_JUDGED, "refused", "nondeterministic"}
+        return 0 if "diverges" in statuses else 1 if failed else 2
 
     @property
     def by_dtype(self) -> dict[str, list[Result]]:
@@ -82,26 +79,21 @@ class CaseResults:
 
     @property
     def chips(self) -> list[Result]:
-        """The worst result of each backend; where something is wrong, of those alone that do not agree."""
+        """The worst result of each backend; where something is wrong, only of those that do not agree."""
         fine = ("absent", "unsupported", *(["agrees"] if self.order < 2 else []))
         shown = [result for result in self.results if result.status not in fine]
         return [min(found, key=gravity) for found in gather(shown, lambda one: one.backend).values()]
 
     @property
     def silent(self) -> list[tuple[Result, str]]:
-        """Results of which there is nothing to draw.
-
-        One for all precisions of a backend with the same reason.
-        """
+        """Results without a drawing, one for all precisions of a backend with the same reason."""
         mute = [result for result in self.results if not result.verdict or result.status == "undetermined"]
         gathered = gather(mute, lambda result: (result.backend, result.status, result.detail))
         return [(found[0], ", ".join(result.dtype for result in found)) for found in gathered.values()]
 
 
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:
-    """Return the cases: those that diverge first, then those with failed runs, then the others, each in
-    the order of the results.
-    """
+    """Return the cases: those that diverge, those with failed runs, then the others, each in order."""
     gathered = gather(results, lambda result: (result.group, result.case, result.part)).values()
     cases = [CaseResults(f"case-{place}", found) for place, found in enumerate(gathered, 1)]
     return sorted(cases, key=lambda case: case.order)
@@ -158,11 +150,11 @@ def results_page(record: Record) -> str:
 
 def headline(results: Sequence[Result], truth: str = "oracle") -> str:
     """Return the whole in one sentence."""
-    found = {
+    counts_of = {
         name: Counter(result.status for result in of_one)
         for name, of_one in gather(results, lambda result: result.backend).items()
     }
-    agreeing = [name for name, counts in found.items() if counts["agrees"]]
+    agreeing = [name for name, counts in counts_of.items() if counts["agrees"]]
     parts = []
     for statuses, words in (
         (("diverges", "refused"), f"diverged from the {truth}"),
@@ -170,16 +162,16 @@ def headline(results: Sequence[Result], truth: str = "oracle") -> str:
         (FAILED_WORKER, "gave no result"),
         ((NOT_JUDGED,), "could not be judged, by a fault of Concord,"),
     ):
-        names = [name for name, counts in found.items() if counts.keys() & {*statuses}]
+        names = [name for name, counts in counts_of.items() if counts.keys() & {*statuses}]
         agreeing = [name for name in agreeing if name not in names]
         if names:
-            parts.append(f"{joined(names)} {words} in {_share(found, names, statuses)}")
+            parts.append(f"{joined(names)} {words} in {_share(counts_of, names, statuses)}")
     if agreeing:
         how = "" if parts else " to within rounding, in every tensor of every run that was judged"
         parts.append(f"{joined(agreeing)} agreed with the {truth}{how}")
-    unsure = [name for name, counts in found.items() if counts["undetermined"]]
+    unsure = [name for name, counts in counts_of.items() if counts["undetermined"]]
     if parts and unsure:
-        parts.append(f"not every section of {_share(found, unsure, ('undetermined',))} was judged")
+        parts.append(f"not every section of {_share(counts_of, unsure, ('undetermined',))} was judged")
     return "; ".join(parts) + "." if parts else "Nothing was judged."
 
 
@@ -189,29 +181,25 @@ def _share(found: Mapping[str, Counter[str]], names: Sequence[str], statuses: Se
 
 
 def _failures(results: Sequence[Result]) -> list[list[Result]]:
-    """Return the runs that gave no result, those of a backend with the same reason together."""
     gathered = gather(
         (result for result in results if result.detail or result.stderr),
         lambda result: (result.backend, result.status, result.detail),
     )
-    return sorted(gathered.values(), key=lambda found: STATUSES.index(found[0].status))
+    return sorted(gathered.values(), key=lambda alike: STATUSES.index(alike[0].status))
 
 
 # Tables.
 
 
 def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
-    """Return the tensors of a case.
-
-    For each the errors of all runs in tolerances, or the largest and whose it is.
-    """
+    """Return the errors of a case by tensor: of all runs, or the largest alone."""
     results = [result for result in case.results if result.verdict]
-    found: dict[str, dict[int, Row]] = {}
+    rows_of: dict[str, dict[int, Row]] = {}
     for place, result in enumerate(results):
         for row in result.table:
-            found.setdefault(row.tensor, {})[place] = row
+            rows_of.setdefault(row.tensor, {})[place] = row
     rows = []
-    for name, of_runs in found.items():
+    for name, of_runs in rows_of.items():
         place, worst = max(of_runs.items(), key=lambda entry: entry[1].ratio)
         cells = [worst] if brief else [of_runs.get(place) for place in range(len(results))]
         rows.append({"tensor": name, "row": worst, "cells": cells, "whose": results[place]})
@@ -220,7 +208,7 @@ def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
 
 
 def _about(name: str, report: Report) -> dict[str, Any]:
-    """Return what is known of a backend: facts, with what was measured, and where it declares to deviate."""
+    """Return a backend's facts, what was measured, and its deviations."""
     facts, device = dict(report.environments.get(name, {})), report.settings.device.split(":")[0]
     declared, dtypes = facts.pop("deviations", []), facts.get("dtypes")
     if isinstance(dtypes, dict) and device in dtypes:
@@ -245,10 +233,7 @@ def _about(name: str, report: Report) -> dict[str, Any]:
 
 
 def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
-    """Return strips and lines for runs of one case and precision.
-
-    As many figures as there are different sets of tensors.
-    """
+    """Return strips and lines of a case in a precision, for each set of tensors."""
     shown = [
         result
         for result in results
@@ -292,10 +277,7 @@ def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict
 
 
 def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
-    """Return what is said of a tensor that is pointed at.
-
-    Its name, and unless there is little room the errors of each run.
-    """
+    """Return the tooltip of a tensor: its name, and unless it is to be brief the errors of each run."""
     tensor, clause = column[0][1].tensor, column[0][1].clause
     lines = [f"{tensor} ({clause})" if clause else tensor]
     for result, row in () if brief else column:
@@ -311,18 +293,18 @@ def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
 
 
 def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Return what neighbouring tensors belong to, and how many of them there are."""
+    """Return the groups of neighbouring tensors, and their sizes."""
 
     def band(name: str) -> str:
         layer, first = re.match(r"layers\.(\d+)\.", name), name.partition(".")[0]
         kind = first if first in ("gradients", "embeddings", "attention") else "head"
         return f"layer {layer[1]}" if layer else kind
 
-    return [(found, len(list(those))) for found, those in groupby(map(band, names))]
+    return [(label, len(list(members))) for label, members in groupby(map(band, names))]
 
 
 def _errors(results: Sequence[Result], whose: str) -> dict[str, Any]:
-    """Return the drawing of errors of single elements, at their step and end to end, and the largest."""
+    """Return the histogram of elements' errors, at their step and end to end, and the largest."""
     judged = {
         way: [one for result in results for row in result.table if (one := row.judged(way))] for way in WAYS
     }
