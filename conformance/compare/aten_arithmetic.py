@@ -220,31 +220,22 @@ def _squared(x: Tensor) -> Tensor:
 
 
 class ExactMode(TorchDispatchMode):
-    """Exact arithmetic: a block in its ``with`` statement is computed in float64.
+    """Exact arithmetic: a block in its ``with`` statement is computed in float64."""
 
-    Attributes:
-        blind_rows: what a softmax gives a row that sees no key: ``zero``, ``uniform``, or what follows from
-            its scores.
-        without_rule: operations without a rule that occurred.
-        samples, corner: as those of :class:`concord.spec.arithmetic.Arithmetic`.
-        backward: whether it is on the way back.
-        tf32: whether factors of float32 products may be rounded to TF32.
-        decisions: computes operations, and records what they decide or takes it over; None: each run decides.
-        kernels: of :data:`~.kernels.KERNELS`, those that may have run.
-        occurred: operations and functions that occurred.
-        within: the function of several operations that is being computed, such as ``lstm``.
-        constants: whether numbers of the program are rounded to the dtype of their operation.
-    """
-
+    # `samples` and `corner` are those of concord.spec.arithmetic.Arithmetic. `backward` is on for the way
+    # back. `blind_rows` is what a softmax gives a row that sees no key: "zero", "uniform", or empty for what
+    # follows from its scores. With `tf32` factors of float32 products may be rounded.
     samples, corner, backward, blind_rows, tf32 = 0, 0.0, False, "", False
-    kernels: Collection[str] = ()
+    kernels: Collection[str] = ()  # of KERNELS, those that may have run
+    # `within` is the function of several operations that is being computed, such as lstm. With `constants`
+    # numbers of the program are rounded to the dtype of their operation.
     within, constants = "", False
 
     def __init__(self, decisions: Runner | None = None) -> None:
         super().__init__()
         self.without_rule: set[str] = set()
-        self.decisions = decisions
-        self.occurred: set[str] = set()
+        self.decisions = decisions  # None: each run decides for itself
+        self.occurred: set[str] = set()  # operations and functions
 
     @property
     def recorded(self) -> Decisions:
@@ -383,7 +374,6 @@ class ExactMode(TorchDispatchMode):
         kwargs: Mapping[str, Any],
         floats: Sequence[Tensor],
     ) -> Any:
-        """Return a result with what it may err by."""
         dtype = _like(y, dtype)
         if name in CONVERTING:  # to a wider dtype exactly, to a narrower one with a rounding
             held = floats and all(ROUNDOFF[x.dtype] >= ROUNDOFF[dtype] for x in floats)
@@ -582,7 +572,6 @@ class Rounded(ExactMode):
 
 @cache
 def _written(func: Any) -> list[str]:
-    """Return the operands that an operation changes."""
     return [
         operand.name
         for operand in func._schema.arguments
@@ -591,11 +580,6 @@ def _written(func: Any) -> list[str]:
 
 
 def _into(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Compute an operation into the tensors that hold its result (``out=``).
-
-    Raises:
-        SpecError: if it changes others.
-    """
     remaining, names = dict(kwargs), _written(func)
     targets = [remaining.pop(name, None) for name in names]
     if not all(isinstance(target, Tensor) for target in targets):
@@ -777,12 +761,12 @@ TILE = 16
 
 
 def _around(x: Tensor) -> Tensor:
-    """Return the mean square of a channel around each place, and, for an FFT, of all places."""
     pool: Any = getattr(torch.nn.functional, f"avg_pool{x.ndim - 2}d")
     squares = _squared(x)
     # Padded before, since pooling in three dimensions refuses an image that is smaller without its padding.
     padded = torch.nn.functional.pad(squares, [NEIGHBOURS // 2] * 2 * (x.ndim - 2))
     around: Tensor = pool(padded, NEIGHBOURS, 1)
+    # The mean over all places is for an FFT, whose tile is the whole image.
     return around + squares.mean(tuple(range(2, x.ndim)), keepdim=True)
 
 
@@ -830,7 +814,6 @@ def _tiles(back: Tensor) -> float:
 
 
 def _winograd_9x9(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
-    """Return cuDNN's gradient of 5 x 5 weights."""
     if not mode.samples or name != "convolution_backward" or args[2].shape[2:] != (5, 5) or not args[10][1]:
         return y
     places = [_around(x) for x in args[:2]]
@@ -839,7 +822,6 @@ def _winograd_9x9(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> An
 
 
 def _approximated(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
-    """Return tanh and sigmoid of cuDNN's recurrent kernels."""
     if mode.within not in KERNELS[CUDNN_RECURRENT].concerns or name not in ("tanh", "sigmoid"):
         return y
     return mode.varied(y, lambda y: APPROXIMATED * y.abs())
@@ -998,7 +980,6 @@ def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype)
 
 
 def _dropout(x: Tensor, share: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Return what dropout leaves of a tensor, scaled, and its mask."""
     if train is False or not share:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     with _disable_current_modes():  # the mask that the model draws

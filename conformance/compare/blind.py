@@ -29,15 +29,10 @@ HELD = {"zero": "zero weights", "uniform": "uniform weights (the mean of all val
 
 @dataclass(frozen=True)
 class BlindRows:
-    """Rows that see no key, where they alone are wrong.
+    """Rows that see no key, where they alone are wrong."""
 
-    Attributes:
-        rows: (B, T).
-        expected, actual: what reference and candidate hold there: ``zero``, ``uniform``, or other words.
-    """
-
-    rows: Flags
-    expected: str
+    rows: Flags  # (B, T)
+    expected: str  # "zero", "uniform", or other words; so for `actual`
     actual: str
 
     @property
@@ -100,11 +95,7 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
 
 
 def _by_token(flags: Tensor, shape: tuple[int, ...]) -> Flags | None:
-    """Return the tokens that see no key in some head, (B, T).
-
-    Args:
-        flags: (B, H, T, 1), (B * H, T, 1) or (B, T, 1).
-    """
+    # Flags are (B, H, T, 1), (B * H, T, 1) or (B, T, 1).
     array = numbers(flags).astype(bool)[..., 0]
     samples, tokens = shape
     if array.ndim < 2 or array.shape[-1] != tokens or array.size % (samples * tokens):

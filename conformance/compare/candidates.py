@@ -119,7 +119,7 @@ def standard(model: Any) -> dict[str, Any]:
     takes, config = inspect.signature(model.forward).parameters, getattr(model, "config", None)
 
     def of(name: str) -> Any:
-        """Return a setting of the model, or of its part for images."""
+        # Settings of images stand in a part of the configuration, where there are texts too.
         return getattr(config, name, None) or getattr(getattr(config, "vision_config", None), name, None)
 
     generator = torch.Generator().manual_seed(0)
@@ -291,20 +291,13 @@ def weights_kept(reference: ModelReference) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Delivered:
-    """What a candidate computes of the reference's inputs.
+    """What a candidate computes of the reference's inputs."""
 
-    Attributes:
-        arrays: by name.
-        whole: names of tensors that come from a run of their own, and so do not follow from these
-            activations.
-        notes: what is to be said of the run, by topic.
-        unsteady: why one run shows nothing of the candidate; empty: it gives the same each time.
-    """
-
-    arrays: Arrays
+    arrays: Arrays  # by name
+    # Names of tensors that come from a run of their own, and so do not follow from these activations.
     whole: frozenset[str] = frozenset()
-    notes: Mapping[str, str] = field(default_factory=dict)
-    unsteady: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)  # what is to be said of the run, by topic
+    unsteady: str = ""  # why one run shows nothing of the candidate; empty: it gives the same each time
 
 
 HOOKS = "a run with hooks"

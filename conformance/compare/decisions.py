@@ -95,15 +95,10 @@ Operands = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 class Kind(NamedTuple):
-    """A kind of discrete operation.
+    """A kind of discrete operation."""
 
-    Attributes:
-        decide: returns the decision of an operation, of its operands.
-        follow: returns the operation's result by a decision, of operands that may err.
-    """
-
-    decide: Callable[..., Tensor]
-    follow: Callable[..., Any]
+    decide: Callable[..., Tensor]  # returns the decision of an operation, of its operands
+    follow: Callable[..., Any]  # returns the operation's result by a decision, of operands that may err
 
 
 def _all(func: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -374,16 +369,12 @@ def _shape(x: Any) -> Any:
 
 @dataclass
 class Decisions:
-    """The decisions of the exact run, which it records as it computes.
+    """The decisions of the exact run, which it records as it computes."""
 
-    Attributes:
-        steps: its operations, in order.
-        handed: the operation that handed numbers to Python before another run parted; empty if none did.
-        lost: tensors that another run lacks, or has in another shape, and why.
-    """
-
-    steps: list[ExactStep] = field(default_factory=list)
+    steps: list[ExactStep] = field(default_factory=list)  # in order
+    # The operation that handed numbers to Python before another run parted; empty if none did.
     handed: str = ""
+    # Tensors that another run lacks, or has in another shape, and why.
     lost: dict[str, str] = field(default_factory=dict)
     parted = False
 
@@ -437,17 +428,11 @@ class Decisions:
 
 @dataclass
 class Beside:
-    """A run beside the exact one.
+    """A run beside the exact one."""
 
-    Attributes:
-        record: of the exact run.
-        place: number of the last operation.
-        another: whether it has gone another way.
-    """
-
-    record: Decisions
-    place: int = field(default=-1, init=False)
-    another: bool = field(default=False, init=False)
+    record: Decisions  # of the exact run
+    place: int = field(default=-1, init=False)  # number of the last operation
+    another: bool = field(default=False, init=False)  # whether it has gone another way
 
     def decision(self, func: Any, operands: Operands) -> Decision | None:
         """Return the exact run's decision here; None if it decides nothing, or computes another operation."""
@@ -498,21 +483,14 @@ class Followed(Beside):
 
 @dataclass
 class Branch(Beside):
-    """An exact run in which some decisions are turned.
+    """An exact run in which some decisions are turned."""
 
-    Attributes:
-        turns: for the number of an operation, where it is turned, and its other result.
-        share: the largest effect of all turns together, as a multiple of this branch's.
-        wholly: whether rounding decides its operations nearly everywhere.
-        because: the decisions in words.
-        spoils: whether results of linear algebra are NaN in it.
-    """
-
+    # For the number of an operation, where it is turned, and its other result.
     turns: Mapping[int, tuple[Tensor, Tensor]]
-    share: float
-    wholly: bool
-    because: str
-    spoils: bool = False
+    share: float  # the largest effect of all turns together, as a multiple of this branch's
+    wholly: bool  # whether rounding decides its operations nearly everywhere
+    because: str  # the decisions in words
+    spoils: bool = False  # whether results of linear algebra are NaN in it
     parted = False  # one that goes another way, such as past an expert without a token, is right as it is
 
     def lose(self, name: str) -> None:
@@ -554,7 +532,7 @@ Turn = tuple[int, Tensor, Tensor]
 
 
 def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -> list[Branch]:
-    """Return branches by each turn alone if there are few, else by halves of all; and by all together."""
+    # Each turn alone where they are few, else half of all at a time; and all together.
     groups = {place: decision.groups for place, decision in chosen.items()}
     count = sum(number for _, number in groups.values())
     because = first_of(list(dict.fromkeys(decision.name for decision in chosen.values())), 2)

@@ -38,15 +38,11 @@ FORMATS = ("bfloat16", "float16", "tf32")
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor, a setting or a kind of layer that differs in the candidate.
-
-    Attributes:
-        text: a sentence.
-        values: of the candidate, by the path of the reference's module, the object in it that holds the
-            setting, such as ``config``, or nothing, and the name.
-    """
+    """A tensor, a setting or a kind of layer that differs in the candidate."""
 
     text: str
+    # By the path of the reference's module, the object in it that holds the setting, such as config, or
+    # nothing, and the name.
     values: Mapping[tuple[str, str, str], Any]
 
     @property
@@ -163,7 +159,6 @@ def _told(model: nn.Module, right: Tensor, expected: Array, actual: Array) -> st
 
 
 def _moved(expected: Array, actual: Array) -> dict[int, int]:
-    """Return which line of a tensor stands in which place; empty if others do, or some are equal."""
     lines = {line.tobytes(): place for place, line in enumerate(np.ascontiguousarray(expected))}
     source = [lines.get(line.tobytes(), -1) for line in np.ascontiguousarray(actual)]
     if len(lines) < len(expected) or sorted(source) != list(range(len(source))):

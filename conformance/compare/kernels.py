@@ -10,17 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that a candidate may have run.
+    """A kernel that a candidate may have run."""
 
-    Attributes:
-        text: words that follow "explained by".
-        concerns: operations and functions of which one has to occur.
-        switch: what avoids it. Empty: a right algorithm, which need not be declared.
-    """
-
-    text: str
-    concerns: tuple[str, ...]
-    switch: str = ""
+    text: str  # words that follow "explained by"
+    concerns: tuple[str, ...]  # operations and functions of which one has to occur
+    switch: str = ""  # what avoids it. Empty: a right algorithm, which need not be declared
 
 
 FAST_CONVOLUTION = "fast_convolution"

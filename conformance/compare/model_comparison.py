@@ -44,7 +44,6 @@ class ModelComparison(Judge):
     """One candidate's run before its reference.
 
     Args:
-        reference: what is right.
         given: the candidate's tensors by the reference's names: activations, ``gradients.<name>`` of
             parameters and ``gradients.taps.<name>`` of activations.
         allow_same_bits: whether a run with the reference's own bits is right without judging.
@@ -52,7 +51,7 @@ class ModelComparison(Judge):
             activations.
         theirs: the candidate, if it is a module.
         own: its own names of activations, by the reference's.
-        notes: what is to be said of its run, by topic.
+        notes: on its run, by topic.
         unsteady: why its run shows nothing, even if it agrees; empty: it shows something.
         check: called with each activation; it raises what ends the judging.
 

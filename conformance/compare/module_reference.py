@@ -112,22 +112,15 @@ class Finished(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReference:
-    """A reference with its inputs, and what it is asked for.
+    """A reference with its inputs, and what it is asked for."""
 
-    Attributes:
-        args, kwargs: its inputs, as tensors.
-        cotangents: of outputs, by name: the sum of their products is differentiated. None: no gradients.
-        declared: what candidates need not compute (:data:`concord.conformance.compare.DECLARATIONS`).
-        role: its name in errors.
-        seed: from which each run draws random numbers, if it may draw any.
-    """
-
-    args: tuple[Any, ...] = ()
+    args: tuple[Any, ...] = ()  # inputs are tensors
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    # By output: the sum of all products with them is differentiated. None: no gradients.
     cotangents: Mapping[str, Tensor] | None = None
-    declared: Collection[str] = ()
-    role: str = "the reference"
-    seed: int | None = None
+    declared: Collection[str] = ()  # what candidates need not compute (DECLARATIONS)
+    role: str = "the reference"  # its name in errors
+    seed: int | None = None  # from which each run draws random numbers, if it may draw any
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
@@ -324,20 +317,13 @@ class ModelReference:
 
 @dataclass(frozen=True)
 class ModuleReference(ModelReference):
-    """A PyTorch module as the reference.
-
-    Attributes:
-        model: the module.
-        compiled: whether its compiled parts run compiled; the truth is eager always.
-        quantized: weights that have other values than the user's, and their distance as a share of their
-            size.
-        tf32: whether candidates may compute products in TF32.
-    """
+    """A PyTorch module as the reference."""
 
     model: nn.Module
-    compiled: bool = False
+    compiled: bool = False  # whether its compiled parts run compiled; the truth is eager always
+    # Weights that have other values than the user's, and their distance as a share of their size.
     quantized: Mapping[str, float] = field(default_factory=dict)
-    tf32: bool = False
+    tf32: bool = False  # whether candidates may compute products in TF32
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
         """Return the same in another dtype; float64 is none that a reference has."""
@@ -429,19 +415,13 @@ class ModuleReference(ModelReference):
     def observe(
         self, take: Take, *modes: TorchDispatchMode, pin: Pin = nothing, hooked: bool = True
     ) -> list[str]:
-        """Run the module, and hand on its tensors.
-
-        Inputs, buffers and attributes are copies. Changes of them or of parameters are undone: no other run
-        sees them.
+        """Run the module on copies of its inputs and state; return the state that it changed.
 
         Args:
             take: called with each tensor; it may raise :class:`Finished`.
             modes: in which it runs: an arithmetic first, if there is one.
             pin: gives what replaces an activation, and its gradient on the way back.
             hooked: whether activations are handed on. A compiler fuses less then, and no fast path is taken.
-
-        Returns:
-            Names of what it changed of the module.
 
         Raises:
             SpecError: if the module returns no floating-point tensor, or cannot be run.
@@ -500,11 +480,8 @@ class ModuleReference(ModelReference):
     def _hook(
         self, take: Take, pin: Pin, arithmetic: ExactMode | None, outputs: Mapping[str, Tensor]
     ) -> Callable[..., None]:
-        """Return the hook of a submodule, which hands on its result and pins it.
-
-        Args:
-            outputs: of the module, once they are there: a gradient before belongs to its own forward pass.
-        """
+        # Outputs are there once the forward pass is over: a gradient before belongs to a backward pass of its
+        # own.
         calls, known = Counter[str](), WeakIdKeyDictionary()
 
         def pinned(name: str, tensor: Computed) -> Tensor:
@@ -750,14 +727,10 @@ def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def running(what: str, why: str = "cannot be run with these inputs") -> Iterator[None]:
-    """Refuse in one line what cannot be run.
-
-    Args:
-        what: the subject of the error.
-        why: the reason.
+    """Refuse in one line what cannot be run: whatever a model raises, and where it ends the process.
 
     Raises:
-        SpecError: for whatever a model raises, and where it ends the process.
+        SpecError: naming ``what``, with the reason ``why``.
     """
     try:
         yield

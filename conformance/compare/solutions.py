@@ -120,10 +120,10 @@ def _kept(x: Any) -> Any:
 
 
 def _matching(values: Tensor, exact: Tensor) -> Tensor:
-    """Return the value that comes nearest to each exact one; each is taken once."""
     flat, places = values.reshape(-1, values.shape[-1]), torch.empty(values.shape, dtype=torch.long)
     for row, wanted, place in zip(flat, exact.reshape(flat.shape), places.view(flat.shape), strict=True):
         apart = (row[None] - wanted[:, None]).abs().nan_to_num(nan=0.0)
+        # Each value is taken once.
         for number in range(len(row)):
             place[number] = apart[number].argmin()
             apart[:, place[number]] = torch.inf

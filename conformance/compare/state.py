@@ -94,9 +94,9 @@ def kept(
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, ...], Any]:
-    """Return a module's attributes by name, those that PyTorch registers by their dictionary and name."""
     own = vars(module)
     plain = {(key,): value for key, value in own.items() if key not in OWN}
+    # What PyTorch registers stands in dictionaries of its own.
     return plain | {(key, name): value for key in REGISTERED for name, value in own[key].items()}
 
 

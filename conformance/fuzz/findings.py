@@ -25,19 +25,12 @@ Signature = tuple[str, str, str]
 
 @dataclass
 class Failure:
-    """A way to fail, with the smallest case of a hunt that fails so.
-
-    Attributes:
-        result: of the case, with what explains it.
-        case: the smallest.
-        times: cases of the run that failed so.
-        folder: where it was written; empty where it was not.
-    """
+    """A way to fail, with the smallest case of a hunt that fails so."""
 
     result: Result
-    case: FuzzCase
-    times: Count = 1
-    folder: str = ""
+    case: FuzzCase  # the smallest that fails so
+    times: Count = 1  # how many cases of the run do
+    folder: str = ""  # where it was written; empty where it was not
 
     @property
     def signature(self) -> Signature:
@@ -70,25 +63,14 @@ def explained(result: Result) -> Result:
 
 @dataclass
 class Findings:
-    """The findings of a hunt, or of chunks that were merged.
+    """The findings of a hunt, or of chunks that were merged."""
 
-    Attributes:
-        tallies: by backend and precision.
-        failures: one for each signature.
-        environments: what each backend said of itself.
-        notes: what was not run, and why.
-        cases: those that were drawn and run.
-        owed: whether a backend that was asked for was not there, or Concord failed to judge a case.
-        interrupted: whether somebody stopped the hunt.
-        seconds: of the whole hunt.
-        plan: what was hunted through.
-    """
-
-    tallies: dict[str, dict[str, Tally]] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
+    tallies: dict[str, dict[str, Tally]] = field(default_factory=dict)  # by backend and precision
+    failures: list[Failure] = field(default_factory=list)  # one for each signature
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    cases: Count = 0
+    notes: list[str] = field(default_factory=list)  # what was not run, and why
+    cases: Count = 0  # those that were drawn and run
+    # Whether a backend that was asked for was not there, or Concord failed to judge a case.
     owed: bool = False
     interrupted: bool = False
     seconds: Number = 0.0

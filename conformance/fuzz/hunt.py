@@ -60,8 +60,6 @@ def hunt(
 
 
 class _Hunt:
-    """Random cases on one worker for each backend."""
-
     def __init__(
         self,
         plan: Plan,
@@ -86,11 +84,10 @@ class _Hunt:
 
     @property
     def left(self) -> list[Runner]:
-        """The backends that have not died too often in this chunk."""
+        # Without those that have died too often in this chunk.
         return [runner for runner in self.runners.values() if not runner.supervisor.failure]
 
     def renew(self) -> None:
-        """Give every backend its restarts again, and note which had none left."""
         for name, runner in self.runners.items():
             if failure := runner.supervisor.failure:
                 rest = f"it was left out for the rest of {self.plan.chunk} cases"
@@ -98,7 +95,6 @@ class _Hunt:
             runner.supervisor.refresh(RESTARTS)
 
     def examine(self, index: int) -> None:
-        """Run a case on all backends that are left, side by side, and count the results."""
         case, findings = drawn(self.plan, index), self.findings
         job = case.job(f"fuzz-{self.plan.seed}-{index}")
         results = self.pool.map(lambda runner: runner.attempt(job), self.left)

@@ -36,26 +36,16 @@ CHUNK = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to hunt through.
-
-    Attributes:
-        names: of backends.
-        seed: of the run, not negative.
-        cases: their number; None: until ``until``.
-        dtypes, parts: from which cases choose.
-        shapes: tuples of sizes that the cases share.
-        chunk: cases that are given out at a time.
-        until: when to stop, in seconds since the epoch.
-    """
+    """What to hunt through."""
 
     names: tuple[str, ...]
-    seed: Count = 0
-    cases: Count | None = 100
+    seed: Count = 0  # of the run, not negative
+    cases: Count | None = 100  # None: as many as come until `until`
     dtypes: tuple[str, ...] = ("float32",)
     parts: tuple[str, ...] = tuple(PARTS)
-    shapes: Count = SHAPES
-    chunk: Count = CHUNK
-    until: Number | None = None
+    shapes: Count = SHAPES  # tuples of sizes that the cases share
+    chunk: Count = CHUNK  # cases that are given out at a time
+    until: Number | None = None  # when to stop, in seconds since the epoch
 
     @property
     def indices(self) -> Iterable[int]:

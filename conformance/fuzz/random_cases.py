@@ -29,37 +29,21 @@ ATTENTION_PARTS = ("attention", "dot_product")
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzCase:
-    """A random case, from which its arrays follow.
-
-    Attributes:
-        config: of the model.
-        part: one of :data:`concord.spec.tensors.PARTS`.
-        dtype: the precision to run in.
-        batch, tokens: sizes of the inputs; for the attention parts ``tokens`` are keys.
-        queries: of the attention parts.
-        weights_seed, inputs_seed: from which weights and inputs are drawn.
-        profile: of the weights (:data:`concord.spec.parameters.PROFILES`).
-        scale: factor of every kernel.
-        offset: added to the token table and to floating-point inputs, so that their mean is far from 0.
-        padding: one of :data:`PADDINGS`.
-        key_mask: one of :data:`KEY_MASKS`, for the attention parts.
-        query_mask: whether the attention parts have a query mask.
-        gradients: whether they are asked for and judged too.
-    """
+    """A random case, from which its arrays follow."""
 
     config: Config
     part: str
     dtype: str
     batch: Count
-    tokens: Count
-    queries: Count
+    tokens: Count  # of the attention parts: keys
+    queries: Count  # of the attention parts
     weights_seed: Count
     inputs_seed: Count
-    profile: str
-    scale: Number
-    offset: Number
+    profile: str  # of the weights (PROFILES)
+    scale: Number  # factor of every kernel
+    offset: Number  # added to the token table and to floating-point inputs, so that their mean is far from 0
     padding: str
-    key_mask: str
+    key_mask: str  # one of KEY_MASKS, for the attention parts
     query_mask: bool
     gradients: bool = True
 
@@ -146,7 +130,7 @@ class FuzzCase:
 
 
 def _single(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round to float32 numbers, so that float64 and float32 runs see the same values (SPEC WGT-5)."""
+    # So float64 and float32 runs see the same values (SPEC WGT-5).
     return values.astype(np.float32).astype(np.float64)
 
 

@@ -203,7 +203,6 @@ class GoldenFile:
         return {} if known else {"key_mask": np.asarray(ids != self.config.pad_id)}
 
     def _ran(self) -> list[Job]:
-        """Return a job for each run on the inputs, and one for its clipped gradients."""
         (batch,) = self._batches()
         entries = [
             entry
@@ -255,7 +254,7 @@ class GoldenFile:
         return self._job(config, batch, expected, label)
 
     def _trained(self) -> list[Job]:
-        """Return the job of a training run: reports of each step, and two states of the weights."""
+        # The reports of each step are compared, and two states of the weights.
         losses = self.tensors[LOSSES]
         if losses.ndim != 1 or not losses.size:
             raise SpecError(f"{LOSSES!r} has shape {losses.shape} but must have one number for each step")
@@ -272,7 +271,6 @@ class GoldenFile:
         return [self._training(batches, expected)]
 
     def _reported(self, steps: int) -> Arrays:
-        """Return loss and norm of each step, where the file has them."""
         reported = Arrays()
         for name, key in ((LOSSES, "losses.0"), (NORM, "norm")):
             array = self.take(name)
@@ -283,7 +281,6 @@ class GoldenFile:
         return reported
 
     def _training(self, batches: Sequence[Batch], expected: Arrays, label: str = "") -> Job:
-        """Return the job that trains on a batch in each step, as the source's configuration says."""
         table = self.table.training
         if table is None:
             source = self.about.source

@@ -19,30 +19,24 @@ from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters
 from concord.spec.tensors import inputs, taps
 
+# Powers of two, in tolerances, between which sizes of errors are told apart.
 SMALLEST, LARGEST = -12, 60
-"""Powers of two, in tolerances, between which sizes of errors are told apart."""
 
+# Rows and columns of the largest heat map.
 GRID = (24, 48)
-"""Rows and columns of the largest heat map."""
 
+# The worst elements that are kept.
 MOST_ELEMENTS = 8
-"""How many of the worst elements are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element of a tensor.
-
-    Attributes:
-        index: where it is.
-        actual: what the run has there.
-        expected: what the oracle says.
-        tolerance: how far it may lie from it; infinite where it should not be finite.
-    """
+    """One element of a tensor, with its expected value and tolerance."""
 
     index: tuple[Count, ...]
     actual: Number
     expected: Number
+    # Infinite where the value should not be finite.
     tolerance: Number
 
     @property
@@ -54,19 +48,11 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """The error of a tensor over two of its axes.
+    """The largest error over two axes of a tensor, in blocks where an axis is long."""
 
-    The largest over all others, and over blocks where an axis is long.
-
-    Attributes:
-        axes: their names, of rows and columns; the first is empty where there is but one.
-        shape: their sizes.
-        levels: the power of two, in tolerances, that the error reaches: from 0 on it lies beyond. Null where
-            nothing was judged.
-    """
-
-    axes: tuple[str, str]
+    axes: tuple[str, str]  # names of rows and columns; the first is empty where there is but one
     shape: tuple[Count, Count]
+    # The power of two, in tolerances, that the error reaches, from 0 on beyond; None: nothing was judged.
     levels: tuple[tuple[Power | None, ...], ...]
 
     def __post_init__(self) -> None:
@@ -79,15 +65,10 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where in a tensor its error lies.
+    """Where in a tensor its error lies."""
 
-    Attributes:
-        maps: over two axes at a time, which stand side by side in the tensor.
-        worst: the worst elements, the worst first.
-    """
-
-    maps: tuple[HeatMap, ...]
-    worst: tuple[Element, ...]
+    maps: tuple[HeatMap, ...]  # over two axes at a time, which stand side by side in the tensor
+    worst: tuple[Element, ...]  # in descending order
 
 
 def break_down(
@@ -101,10 +82,8 @@ def break_down(
     """Return where the error of a tensor lies.
 
     Args:
-        actual, value, sigma: as in :func:`concord.conformance.judging.scoring.judge_tensor`.
         scores: the errors in sigma; NaN where nothing is judged.
-        axes: the names of the axes.
-        rows: which rows of a table these are, if not all.
+        rows: rows of a table that these are, if not all.
     """
     levels = np.floor(np.log2(np.clip(scores / Z, 2.0**SMALLEST, 2.0**LARGEST)))
     return Breakdown(_maps(levels, axes), _worst(actual, value, sigma, scores, rows))
@@ -141,32 +120,32 @@ def _worst(
 ) -> tuple[Element, ...]:
     flat = np.nan_to_num(scores.reshape(-1), nan=-1.0, posinf=np.inf)
     few = np.argpartition(-flat, min(MOST_ELEMENTS, flat.size) - 1)[:MOST_ELEMENTS]
-    found = []
+    elements = []
     for place in sorted(few.tolist(), key=lambda place: (-flat[place], place)):
         index = tuple(int(i) for i in np.unravel_index(place, value.shape))
         named = (int(rows[index[0]]), *index[1:]) if rows is not None else index
         if flat[place] > 0:
-            found.append(Element(named, float(actual[index]), float(value[index]), Z * float(sigma[index])))
-    return tuple(found)
+            elements.append(
+                Element(named, float(actual[index]), float(value[index]), Z * float(sigma[index]))
+            )
+    return tuple(elements)
 
 
 @functools.lru_cache(maxsize=256)
 def _axes(config: EncoderConfig, part: str) -> dict[str, str]:
-    """Return the axes of each tensor, and under ``gradients.`` of what they are the gradient by."""
-    found = {name: tap.shape for name, tap in taps(config, part).items()}
-    found |= {f"gradients.taps.{name}": shape for name, shape in found.items()}
-    found |= {f"gradients.inputs.{name}": tensor.shape for name, tensor in inputs(config, part).items()}
-    return found | {f"gradients.{name}": one.shape for name, one in parameters(config, part).items()}
+    axes = {name: tap.shape for name, tap in taps(config, part).items()}
+    axes |= {f"gradients.taps.{name}": shape for name, shape in axes.items()}
+    axes |= {f"gradients.inputs.{name}": tensor.shape for name, tensor in inputs(config, part).items()}
+    return axes | {
+        f"gradients.{name}": parameter.shape for name, parameter in parameters(config, part).items()
+    }
 
 
 def axes_of(case: JudgedProblem, name: str, rank: int) -> tuple[str, ...]:
-    """Return the names of the axes of a tensor of a run.
-
-    Of those of the specification its own, of others numbers.
-    """
+    """Return the names of a tensor's axes; numbers, where the specification does not know it."""
     axes = _axes(case.config, case.part).get(name, "").split()
     if len(axes) != rank:
         return tuple(f"axis {place}" for place in range(rank))
-    if len(set(axes)) < rank:  # two of a kind: a query and its key, or what enters a layer and what leaves it
+    if len(set(axes)) < rank:  # two of a kind: query and key, or the input and the output of a layer
         axes[-2:] = ["query", "key"] if axes[-1] == "tokens" else [f"{axes[-2]} in", f"{axes[-1]} out"]
     return tuple(axes)

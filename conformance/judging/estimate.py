@@ -87,8 +87,8 @@ def estimate(
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return the exact values of a computation and their sigmas, by name.
 
-    Sigma has the shape of its tensor: NaN where the value is out of the precision's range, infinite where the
-    value is not finite and no rounding makes it so.
+    A sigma is NaN where the value is out of the precision's range, and infinite where the value is not finite
+    and no rounding makes it so.
 
     Args:
         compute: the computation; tensors that the truth lacks are ignored.
@@ -96,11 +96,10 @@ def estimate(
         values: the truth, if it is at hand.
         truth: the arithmetic of the truth; by default :func:`exact`.
         arithmetics: those whose errors make sigma; by default :func:`perturbed`.
-        elements: elements of one sample, where ``compute`` does not return them.
+        elements: of one sample, where ``compute`` does not return them.
         count: samples; fewer than :data:`SAMPLES` are a first look.
         corners: whether derivatives of ReLUs may jump.
         together: large samples that run at once.
-        doing: the task, for the progress line.
     """
     found = Estimate(compute, dtype, values, truth=truth, elements=elements, together=together)
     runs = perturbed(found.usual, found.elements, count, corners) if arithmetics is None else arithmetics

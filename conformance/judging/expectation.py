@@ -45,18 +45,12 @@ ZERO = 2.0**-24
 
 @dataclass(frozen=True)
 class JudgedProblem(Problem):
-    """What a run was asked to compute, and the rules by which it is judged.
+    """What a run was asked to compute, and the rules by which it is judged."""
 
-    Attributes:
-        dtype: the precision, or mode of :data:`concord.spec.precision.MODES`, whose rounding is allowed for.
-        deviations: those that the backend declares.
-        gradients: whether gradients are judged.
-        unrounded: patterns of taps that later steps see with more digits than are delivered.
-    """
-
-    dtype: str = "float32"
-    deviations: Deviations = field(default_factory=lambda: NONE)
-    gradients: bool = True
+    dtype: str = "float32"  # the precision, or mode of MODES, whose rounding is allowed for
+    deviations: Deviations = field(default_factory=lambda: NONE)  # those that the backend declares
+    gradients: bool = True  # whether gradients are judged
+    # Patterns of taps that later steps see with more digits than are delivered.
     unrounded: tuple[str, ...] = ()
 
     @functools.cached_property
@@ -112,11 +106,7 @@ class JudgedProblem(Problem):
 
 @dataclass(frozen=True)
 class JudgedTraining:
-    """A training that a run was asked for, with the attributes of a :class:`JudgedProblem`.
-
-    Attributes:
-        uncertain: by how much weights may differ from the given ones.
-    """
+    """A training that a run was asked for, with the attributes of a :class:`JudgedProblem`."""
 
     config: EncoderConfig
     weights: Weights
@@ -124,6 +114,7 @@ class JudgedTraining:
     part: str = "model"
     dtype: str = "float32"
     deviations: Deviations = field(default_factory=lambda: NONE)
+    # By how much weights may differ from the given ones.
     uncertain: Mapping[str, Array] = field(default_factory=dict)
     rows: ClassVar[dict[str, NDArray[np.int64]]] = {}
 
@@ -170,15 +161,10 @@ class JudgedTraining:
 
 @dataclass(frozen=True)
 class Pinned:
-    """Tensors of a run from which the reference computes what follows.
+    """Tensors of a run from which the reference computes what follows."""
 
-    Attributes:
-        taps: by name.
-        gradients: of the loss by taps, by the tap's name.
-    """
-
-    taps: Mapping[str, Array]
-    gradients: Mapping[str, Array]
+    taps: Mapping[str, Array]  # by name
+    gradients: Mapping[str, Array]  # of the loss by taps, by the tap's name
 
     def without(self, taps: Collection[str]) -> Pinned:
         """Return the same without some taps and their gradients."""
@@ -195,13 +181,11 @@ class Expectation:
     """What a run is judged by, locally or end to end.
 
     Attributes:
-        dtype: the precision or mode.
-        values: expected arrays by name: taps in the order of computation, then gradients in the order of the
+        values: expected arrays by name: taps in the order of computation, then gradients in that of the
             backward pass, those by taps as ``gradients.taps.<tap>``. A table's gradient has the rows of
             ``rows`` alone.
-        sigmas: the standard deviation of correct results, in the shape of the value. NaN: undetermined.
-            Infinite: the value is not finite, and no rounding makes it so.
-        clauses: the clause that defines each tensor.
+        sigmas: the standard deviation of correct results, in the shape of the value. NaN: undetermined;
+            infinite: the value is not finite, and no rounding makes it so.
         rows: rows of a table's gradient that can be other than zero.
         shapes: of every tensor that a run may deliver, also of those that are not judged in this way.
         chained: whether each tap follows from those before it, so that none is decided after an undecided

@@ -1,4 +1,4 @@
-"""Why a run is wrong, as far as that is known: what is said beside a verdict."""
+"""Explanations: why a run is wrong, as far as that is known, beside its verdict."""
 
 from __future__ import annotations
 
@@ -9,34 +9,22 @@ from concord.conformance.record_fields import Unwritten, among
 from concord.spec.deviations import KNOWN_DEVIATIONS, OF_MODULES
 
 DECLARABLE = {**KNOWN_DEVIATIONS, **OF_MODULES}
-"""What a run may declare."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known of a first divergence.
+    """What is known of a first divergence."""
 
-    Attributes:
-        tensor: the first one that is wrong; empty where the words stand beside its name.
-        clauses: of SPEC.md that it may break, the likeliest first; a module has none.
-        hypothesis: the name of what explains it; several are joined by "or"; empty if nothing known does.
-        text: a sentence that says so.
-        confident: whether nothing else that was tried explains it as well.
-        description: what is seen of the tensor, in a sentence.
-        notes: what else is to be said, in sentences.
-        undeclared: the deviation (:data:`DECLARABLE`) with whose
-            declaration the run would not diverge; empty if there is none.
-        hypotheses: those that are named, as they can be tried elsewhere.
-    """
-
-    tensor: str
-    clauses: tuple[str, ...] = ()
-    hypothesis: str = ""
-    text: str = ""
-    confident: bool = False
-    description: str = ""
+    tensor: str  # the first that is wrong; empty where the words stand beside its name
+    clauses: tuple[str, ...] = ()  # that it may break, the likeliest first; a module has none
+    hypothesis: str = ""  # names of what explains it, joined by "or"; empty if nothing known does
+    text: str = ""  # a sentence
+    confident: bool = False  # whether nothing else that was tried explains it as well
+    description: str = ""  # what is seen of the tensor, in a sentence
     notes: tuple[str, ...] = ()
+    # The deviation with whose declaration the run would not diverge; empty if none.
     undeclared: Annotated[str, among("", *DECLARABLE)] = ""
+    # Those that are named, as they can be tried elsewhere.
     hypotheses: Unwritten = field(default=(), compare=False, repr=False)  # tuple[Hypothesis, ...]
 
     @property
@@ -46,10 +34,10 @@ class Explanation:
 
     @property
     def seen(self) -> tuple[str, ...]:
-        """What is seen, if no cause is certain, and notes."""
+        """The description, if no cause is certain, and notes."""
         return (*((self.description,) if self.description and not self.confident else ()), *self.notes)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """All that is to be said, in sentences."""
+        """All sentences."""
         return (*((self.text,) if self.text else ()), *self.seen)

@@ -66,21 +66,13 @@ SUM = " + "
 
 @dataclass(frozen=True)
 class FamilyReference:
-    """What is right of a run of a member of the family.
+    """What is right of a run of a member of the family."""
 
-    Attributes:
-        case: what was asked of the run, with the deviations that it declares.
-        run: its promises: sections, taps that it has not, results beside their taps.
-        excuses: declarations that the judge follows (:attr:`concord.spec.deviations.KnownDeviation.excuses`).
-        published: what to compare with end to end, in place of the oracle's own.
-        end_to_end: whether gradients of a large model are judged from the inputs too.
-    """
-
-    case: JudgedProblem
-    run: Run
-    excuses: frozenset[str] = frozenset()
-    published: Expectation | None = None
-    end_to_end: bool = True
+    case: JudgedProblem  # what was asked of the run, with the deviations that it declares
+    run: Run  # its promises: sections, taps that it has not, results beside their taps
+    excuses: frozenset[str] = frozenset()  # declarations that the judge follows, and not the oracle
+    published: Expectation | None = None  # what to compare with end to end, in place of the oracle's own
+    end_to_end: bool = True  # whether gradients of a large model are judged from the inputs too
 
     @property
     def local(self) -> bool:
@@ -301,11 +293,7 @@ def is_large(case: JudgedProblem) -> bool:
 
 
 def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
-    """Return the case without deviations that hardly change the truth: backends then share an estimate.
-
-    Args:
-        share: of a tensor's largest number, by which the truth may change.
-    """
+    # Where the truth hardly changes, backends share an estimate.
     if not case.deviations or any(KNOWN_DEVIATIONS[name].rounds for name in case.deviations):
         return case
     bare = replace(case, deviations=NONE)
@@ -333,7 +321,6 @@ def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
 
 
 def _of_truth(case: JudgedProblem, pinned: Pinned) -> Pinned:
-    """Return the oracle's own values of the tensors that a run delivered, as its precision holds them."""
     truth, target = plain(case), precision(case.dtype)
     return Pinned(
         {name: target.round(truth[name]) for name in pinned.taps},

@@ -95,7 +95,7 @@ def uncomputed(
 
     Args:
         tensor: its name in a verdict.
-        axes: names of its axes (:func:`concord.conformance.explain.breakdown.axes_of`).
+        axes: names of its axes (:func:`concord.conformance.judging.breakdown.axes_of`).
     """
     depends = dependent_samples(config, batch, part)
     if not axes or axes[0] != "batch":  # a sum over samples: the loss, or the gradient of a parameter

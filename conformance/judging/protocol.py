@@ -19,27 +19,17 @@ Pin = Callable[[str], "Array | None"]
 
 @dataclass(frozen=True)
 class Activation:
-    """What is known of a tensor without its values: an activation, an output, a loss or a gradient.
+    """What is known of a tensor without its values: an activation, an output, a loss or a gradient."""
 
-    Attributes:
-        shape: of the whole tensor.
-        dtype: the precision or mode whose rounding is allowed for.
-        clause: of SPEC.md, if one defines it.
-        axes: their names; None: unknown.
-        rows: rows of a table's gradient that can be other than zero; None: all.
-        absent: why a run may lack it; empty: it must not.
-        wider: whether it may hold more digits than its precision.
-        pinned: whether later steps are computed from the run's own tensor.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    clause: str = ""
-    axes: tuple[str, ...] | None = None
+    shape: tuple[int, ...]  # of the whole tensor
+    dtype: str  # the precision or mode whose rounding is allowed for
+    clause: str = ""  # of SPEC.md, if one defines it
+    axes: tuple[str, ...] | None = None  # their names; None: unknown
+    # Rows of a table's gradient that can be other than zero; None: all.
     rows: NDArray[np.int64] | None = None
-    absent: str = ""
-    wider: bool = False
-    pinned: bool = True
+    absent: str = ""  # why a run may lack it; empty: it must not
+    wider: bool = False  # whether it may hold more digits than its precision
+    pinned: bool = True  # whether later steps are computed from the run's own tensor
 
 
 class Reference(Protocol):

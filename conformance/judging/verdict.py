@@ -97,36 +97,25 @@ AT_WORST = ("element", "actual", "expected", "sigma")
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One tensor, judged locally or end to end.
+    """One tensor, judged locally or end to end."""
 
-    Attributes:
-        status: ``"agrees"``, ``"diverges"``, or ``"undetermined"``: the precision does not determine it, or
-            rounding alone may have grown too large on the way to it.
-        z: the largest error, in sigma; infinite where it cannot be compared.
-        rms: the root mean square error, in root mean square sigma.
-        element: the place of the largest error.
-        actual, expected, sigma: the values there.
-        beyond: elements that err more than :data:`concord.conformance.judging.estimate.Z` sigma.
-        size: all elements.
-        independent: elements of which the root mean square speaks
-            (:func:`concord.conformance.judging.scoring.independent_elements`); 0: all.
-        histogram: elements whose error lies in each bin of :data:`Z_BINS`, and beyond the last.
-        note: what else is to be said.
-        breakdown: where in the tensor the error lies, if it diverges and this judgement decides.
-    """
-
+    # "agrees", "diverges", or "undetermined": the precision does not determine it, or rounding alone may have
+    # grown too large on the way to it.
     status: Annotated[str, among("agrees", "diverges", "undetermined")]
-    z: Number = 0.0
-    rms: Number = 0.0
-    element: tuple[Count, ...] = ()
+    z: Number = 0.0  # the largest error, in sigma; infinite where it cannot be compared
+    rms: Number = 0.0  # the root mean square error, in root mean square sigma
+    element: tuple[Count, ...] = ()  # the place of the largest error
+    # The values there.
     actual: Number = float("nan")
     expected: Number = float("nan")
     sigma: Number = float("nan")
-    beyond: Count = 0
+    beyond: Count = 0  # elements that err more than Z sigma
     size: Count = 0
-    independent: Number = 0.0
+    independent: Number = 0.0  # elements of which the root mean square speaks (independent_elements); 0: all
+    # Elements whose error lies in each bin of Z_BINS, and beyond the last.
     histogram: Annotated[tuple[Count, ...], Field(min_length=BINS, max_length=BINS)] = (0,) * BINS
     note: str = ""
+    # Where in the tensor the error lies, if it diverges and this judgement decides.
     breakdown: Breakdown | None = None
 
     def as_written(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -153,17 +142,16 @@ class Row:
     """The judgement of one tensor.
 
     Attributes:
-        tensor: its name.
-        clause: the clause of SPEC.md that defines it.
+        clause: of SPEC.md.
         status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"not exposed"``: not checked, since the
             run has no such tensor or does not go on with it.
-        local: the error of this step alone, from the run's own preceding taps. It decides. None where a run
+        local: the error of this step alone, from the run's own preceding taps; it decides. None where a run
             delivers no taps, or is compared with published tensors.
-        end_to_end: the error of all steps up to here, from the inputs. It decides where there is no local
+        end_to_end: the error of all steps up to here, from the inputs; it decides where there is no local
             one.
         note: what else is wrong: missing, misshapen, not finite, not of the precision.
         size: elements of the tensor.
-        axes: names of its axes.
+        axes: their names.
     """
 
     as_written = also("ratio")
@@ -201,13 +189,10 @@ class Verdict:
 
     Attributes:
         table: one row for each expected tensor, in the order of computation.
-        diagnosis: what is known of the first divergence (:mod:`concord.conformance.explain`), if it was
-            explained.
-        undeclared: the deviation of :data:`DECLARABLE` with whose declaration it would not diverge; empty:
-            none.
+        explanation: what is known of the first divergence, once it is explained.
         outputs: tensors each of which has to be judged.
         case: what was judged, where each step was.
-        search: finds diagnosis and undeclared deviation; None once it is explained.
+        judge: looks for the explanation; None once it is found.
         notes: what else is to be said of the run.
     """
 
@@ -225,7 +210,7 @@ class Verdict:
         return dataclasses.replace(self, judge=None)
 
     def explained(self) -> Verdict:
-        """Return the verdict with its diagnosis, which takes up to a minute to find."""
+        """Return the verdict with its explanation, which takes up to a minute to find."""
         if self.judge is None:
             return self
         return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
@@ -238,7 +223,6 @@ class Verdict:
         return "\n".join(shown(line, LONGEST_LINE, LONGEST_NAME) for line in verdict_lines(self))
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the words of the terminal."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     @functools.cached_property
@@ -356,15 +340,12 @@ class Result:
     Attributes:
         backend: as it was asked for; of a run that came as a file, as the file says.
         group: the variant; for golden files the source.
-        case: the name of the case.
         dtype: the precision, or mode, that it was judged by.
         status: one of :data:`STATUSES`; ``"nondeterministic"``: right each time, but not the same bit for
             bit.
         detail: one line of explanation where there is no verdict.
-        verdict: the judgement, if there is one.
         seconds: of run and judgement; 0 where the run came as a file.
         stderr: the last lines of a worker that failed, or the traceback of a bug in Concord.
-        part: the part of the model that ran.
         attribution: one line that says that it diverges in this precision alone, or only when it runs again.
         times: runs on the same inputs in the same process.
         differing: tensors that did not always have the same bits, in the order of computation.
@@ -490,7 +471,6 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
 
 
 def _only_gradients(verdict: Verdict) -> bool:
-    """Return whether gradients alone diverge, and the forward pass was judged."""
     sections = {(section_of(row.tensor), row.status) for row in verdict.table}
     return (
         ("gradients", "diverges") in sections

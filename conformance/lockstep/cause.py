@@ -161,7 +161,6 @@ def _left(made: DeliveredStep, section: str, change: Callable[[float], Change]) 
 
 
 def _schedule(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """Find the number of steps with which a schedule has the rate that was reported."""
     recipe, step = made.case.training.recipe, made.start.step
     reported = float(made.delivered.get(f"steps.{step}.rate", math.nan))
 
@@ -182,7 +181,6 @@ def _schedule(made: DeliveredStep) -> Iterator[Hypothesis]:
 
 
 def _fitted(name: str, section: str, made: DeliveredStep) -> Iterator[Hypothesis]:
-    """Fit the number of the recipe with which a section was computed."""
     start = getattr(made.case.training.recipe, name)
     if name == "clip_at":  # below the norm clipped gradients are proportional to it
         start = float(made.exactly(Change())[f"steps.{made.start.step}.norm"]) / 4
@@ -191,7 +189,6 @@ def _fitted(name: str, section: str, made: DeliveredStep) -> Iterator[Hypothesis
 
 
 def _epsilon(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """Fit the epsilon with which parameters moved."""
     if made.case.training.recipe.algorithm != "sgd":
         fitted_exponent = power(
             _left(made, "parameters", lambda exponent: with_recipe(epsilon=10.0**exponent))
@@ -200,7 +197,6 @@ def _epsilon(made: DeliveredStep) -> Iterator[Hypothesis]:
 
 
 def _rate(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """Fit the rate by which parameters moved."""
     step = made.start.step
     rate = learning_rate(made.case.training.recipe, step)
 
@@ -266,11 +262,7 @@ def readings(made: DeliveredStep) -> Iterator[Hypothesis]:
 
 
 def _of(made: DeliveredStep, wrong: Sequence[str], like: Collection[str], every: Sequence[str]) -> str:
-    """Say which parameters are wrong: all of some kinds, or a few by their names.
-
-    Args:
-        like: those that are what is said of them, among them some of which it is right.
-    """
+    # All of some kinds, where every one of them shows it, right or wrong; else a few by their names.
     kinds = {name: one.kind for name, one in parameters(made.case.config, made.case.part).items()}
     some = dict.fromkeys(kinds[name] for name in wrong)
     if {*every} <= {*like}:
@@ -311,7 +303,6 @@ def _instead(made: DeliveredStep, section: str) -> dict[str, dict[str, Array]]:
 
 
 def _is(made: DeliveredStep, name: str, value: Array) -> bool:
-    """Return whether a tensor that was reported is another, but for rounding."""
     right, sigma = made.expected.values[name], made.expected.sigmas[name]
     largest = float(
         np.max(abs(value), initial=0.0) / max(np.max(abs(right), initial=0.0), np.finfo(float).tiny)

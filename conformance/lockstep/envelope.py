@@ -20,22 +20,16 @@ from concord.spec.training.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class Start:
-    """A step, and where training stood before it.
+    """A step, and where training stood before it."""
 
-    Attributes:
-        state, step: ``parameters.<name>`` and ``<moment>.<name>``, and the number of steps before.
-        batches: of the step.
-        carried: sigma of the state, where rounding was carried on to it.
-        earlier: the step before, if there was one.
-        resumed: the step before which the backend last went on from a given state; 0: at the start.
-    """
-
+    # By parameters.<name> and <moment>.<name>.
     state: Mapping[str, Array]
     step: int
     batches: Sequence[Batch]
+    # Sigma of the state, where rounding was carried on to it.
     carried: Mapping[str, Array] = field(default_factory=dict)
-    earlier: Start | None = None
-    resumed: int = 0
+    earlier: Start | None = None  # the step before
+    resumed: int = 0  # the step before which the backend last went on from a given state; 0: at the start
 
 
 class Envelope:

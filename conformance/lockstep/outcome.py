@@ -19,21 +19,13 @@ MODES = ("resynchronised", "free-running")
 
 @dataclass(frozen=True)
 class Curve:
-    """One section of a backend's tensors over the steps.
+    """One section of a backend's tensors over the steps."""
 
-    Attributes:
-        section: losses, gradients, norm, clipped, rate, moments or parameters.
-        ratio: the largest error of each step, in tolerances; 0 where none was judged.
-        worst: the tensor with the largest error over all steps.
-        at: the step of it, counted from 0.
-        unjudged: steps at which none of its tensors was judged.
-    """
-
-    section: str
-    ratio: list[Number]
-    worst: str = ""
-    at: Count = 0
-    unjudged: Count = 0
+    section: str  # losses, gradients, norm, clipped, rate, moments or parameters
+    ratio: list[Number]  # the largest error of each step, in tolerances; 0 where none was judged
+    worst: str = ""  # the tensor with the largest error over all steps
+    at: Count = 0  # the step of `worst`, from 0
+    unjudged: Count = 0  # steps at which none of its tensors was judged
 
     @classmethod
     def of(cls, section: str, rows: Sequence[Row]) -> Curve:
@@ -61,21 +53,14 @@ def judged(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a backend first left its tolerance.
-
-    Attributes:
-        step: counted from 0.
-        row: of the first tensor, in the order of computation, that lies beyond it.
-        cause: what explains it, if a known cause does.
-        more: further tensors of the same step that diverge.
-    """
+    """Where a backend first left its tolerance."""
 
     as_written = also("text")
 
-    step: Count
-    row: Row
-    cause: Explanation | None = None
-    more: Count = 0
+    step: Count  # from 0
+    row: Row  # of the first tensor, in the order of computation, that lies beyond it
+    cause: Explanation | None = None  # what explains it, if a known cause does
+    more: Count = 0  # further tensors of the same step that diverge
 
     @classmethod
     def of(cls, verdict: Verdict) -> Divergence:
@@ -107,32 +92,21 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Track:
-    """One backend in lockstep with the oracle.
-
-    Attributes:
-        backend: its name.
-        status: agrees, diverges, undetermined if nothing or a section was judged at no step, or what kept it
-            from going on: unsupported, crashed and so on.
-        steps: those that it made.
-        diverged: those that diverge.
-        curves: its errors over the steps.
-        first: where it first left its tolerance.
-        detail: one line of explanation where it could not go on.
-        stderr: the last lines of a worker that failed.
-        seconds: of its steps, in its worker.
-    """
+    """One backend in lockstep with the oracle."""
 
     as_written = also("worst", "unjudged")
 
     backend: str
+    # "agrees", "diverges", "undetermined" if nothing or a section was judged at no step, or what kept it from
+    # going on: "unsupported", "crashed" and so on.
     status: str
     steps: Count = 0
     diverged: Count = 0
     curves: tuple[Curve, ...] = ()
     first: Divergence | None = None
-    detail: str = ""
-    stderr: str = ""
-    seconds: Number = 0.0
+    detail: str = ""  # one line of explanation where it could not go on
+    stderr: str = ""  # the last lines of a worker that failed
+    seconds: Number = 0.0  # of its steps, in its worker
 
     @property
     def worst(self) -> float:
@@ -151,18 +125,10 @@ class Track:
 
 @dataclass(frozen=True)
 class LockstepCase:
-    """What was trained and how.
-
-    Attributes:
-        steps: their number.
-        seed: of batches, weights and dropout.
-        part: one of :data:`concord.spec.tensors.PARTS`.
-        config, recipe: of the model, and of its training.
-        settings: of the backends.
-    """
+    """What was trained and how."""
 
     steps: Count
-    seed: int
+    seed: int  # of batches, weights and dropout
     part: str
     config: Config
     recipe: dict[str, Any]
@@ -171,25 +137,17 @@ class LockstepCase:
 
 @dataclass(frozen=True)
 class Lockstep:
-    """The outcome of lockstep training.
+    """The outcome of lockstep training."""
 
-    Attributes:
-        mode: resynchronised (each step starts from the oracle's weights and state) or free-running (each
-            backend goes on from its own, and nothing is judged).
-        dtype: the precision.
-        about: what was trained and how.
-        tracks: one for each backend.
-        environments: what each backend says of itself.
-        seconds: in all.
-        lost: hyperparameters that the precision does not hold as they are meant, a line each (SPEC OPT-11).
-    """
-
+    # Resynchronised: each step starts from the oracle's weights and state. Free-running: each backend goes on
+    # from its own, and nothing is judged.
     mode: str
     dtype: str
     about: LockstepCase
     tracks: tuple[Track, ...] = ()
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: Number = 0.0
+    # Hyperparameters that the precision does not hold as they are meant, a line each (SPEC OPT-11).
     lost: list[str] = field(default_factory=list)
 
     @property

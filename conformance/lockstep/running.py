@@ -66,29 +66,19 @@ Callback = Callable[[str, int], None]
 
 @dataclass
 class Candidate:
-    """A backend in lockstep.
-
-    Attributes:
-        session: its training.
-        deviations: those that it declares.
-        environment: what it says of itself.
-        judged: whether its steps are judged, or only curves are kept.
-        failure: status, line and last output of what kept it from going on.
-        rows: of each section, the row with the largest error of each step.
-        agreed, diverging: steps that tell causes apart: the first and last that agree, and the first that
-            diverge.
-    """
+    """A backend in lockstep."""
 
     name: str
     session: TrainingSession
     deviations: Deviations = field(default_factory=lambda: NONE)
-    environment: dict[str, Any] = field(default_factory=dict)
-    judged: bool = True
+    environment: dict[str, Any] = field(default_factory=dict)  # its description of itself
+    judged: bool = True  # else only curves are kept
 
     def __post_init__(self) -> None:
-        self.failure: tuple[str, str, str] | None = None
+        self.failure: tuple[str, str, str] | None = None  # status, line, last output
         self.steps, self.diverged, self.seconds = 0, 0, 0.0
-        self.rows: dict[str, list[Row]] = {}
+        self.rows: dict[str, list[Row]] = {}  # by section, the row with the largest error of each step
+        # Steps that tell causes apart: the first and the last that agree, and the first that diverge.
         self.agreed: list[DeliveredStep] = []
         self.diverging: list[DeliveredStep] = []
 
@@ -195,12 +185,11 @@ def in_lockstep(
     """Let backends train beside the oracle.
 
     Args:
-        resynchronise: whether each step starts from the oracle's weights and state, so that a bug shows at
-            its own step. Else backends train by themselves, and nothing is judged.
+        resynchronise: whether each step starts from the oracle's weights and state, and is judged.
         case: the training; its deviations are not used.
-        callback: is told of progress.
     """
     # An envelope for each set of deviations; from the one without comes the oracle's state.
+    # From the oracle's state a bug shows at its own step, and does not drown in the rounding of those before.
     envelopes = {
         frozenset(one.items()): Envelope(replace(case, deviations=one), resynchronised=True)
         for one in (NONE, *(candidate.deviations for candidate in candidates))
@@ -259,7 +248,6 @@ def conduct(
     Args:
         settings: without threads, backends and oracle share this machine's cores.
         mode: one of :data:`concord.conformance.lockstep.outcome.MODES`.
-        callback: is told of progress.
     """
     heaps.share()
     started, cores = time.perf_counter(), os.cpu_count() or 1

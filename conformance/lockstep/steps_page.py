@@ -1,4 +1,4 @@
-"""The page of training in lockstep: the largest error of each section, step by step."""
+"""The page of training in lockstep."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from concord.conformance.run.page import render
 from concord.conformance.run.record import Record
 from concord.conformance.wording import joined
 
+# Points of a line at most: of several steps that share one the largest error is drawn.
 POINTS = 400
-"""Points of a line at most: of several steps that share one the largest error is drawn."""
 
 
 def steps_page(record: Record) -> str:

@@ -42,10 +42,8 @@ class Job:
 
     Attributes:
         group: the heading of its results: a variant, or a published source.
-        case: the name of the case.
         expectation: gives tensors to compare with in place of the reference's.
         end_to_end: whether to judge end to end where that does not decide.
-        training: the training of the model, where it is not only run.
         gradients: whether gradients are computed and judged.
         times: runs, where it stands several times in a list of jobs.
     """
@@ -122,9 +120,8 @@ class Setup:
         python: the interpreter of each backend that runs in another environment.
         time_limit: seconds of one run.
         memory_limit: bytes of one worker; by default four fifths of the machine's.
-        threads: computing threads of each worker; by default one for each core.
+        threads: of each worker; by default one for each core.
         precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
-        deterministic: whether only deterministic kernels may run.
         repeat: runs of each job, at least; from 2 on, what differs in its bits is *nondeterministic*.
     """
 
@@ -185,7 +182,6 @@ class Report:
         results: one for each backend and job.
         environments: what each backend says of itself, with import and run seconds and its largest resident
             size.
-        settings: how the runs were made.
         seconds: of the whole campaign; 0 where the runs came as files.
         notes: what was not run and why, by name.
         conclusions: what all cases of a backend say together of a wrong tensor, once it is explained.
@@ -334,17 +330,9 @@ Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 
 @dataclass(frozen=True)
 class _Earlier:
-    """What is kept of a job until it comes again.
-
-    Attributes:
-        result: of all its runs so far.
-        first: the bits of its first run; None if the job failed, and is not run again.
-        turn: of its backend, when it last ran.
-    """
-
-    result: Result
-    first: Bits | None
-    turn: int
+    result: Result  # of all its runs so far
+    first: Bits | None  # the bits of its first run; None if the job failed, and is not run again
+    turn: int  # of its backend, when it last ran
 
     def words(self, job: Job, turn: int) -> str:
         between = ", after others" if turn > self.turn + 1 else ""
@@ -452,12 +440,6 @@ class Runner:
     def _judged(
         self, job: Job, run: Run, before: _Earlier | None, others: set[str], again: str
     ) -> tuple[Verdict, str]:
-        """Return a verdict on all runs of a job so far, and its attribution.
-
-        Args:
-            others: tensors of this run whose bits are not those of the first.
-            again: which run this is, in words.
-        """
         earlier = before.result.verdict if before else None
         # The same bits have the same verdict.
         if before and earlier and (not others or earlier.status == "diverges"):

@@ -17,18 +17,12 @@ from concord.conformance.run.campaign import Setup
 
 @dataclass(frozen=True)
 class Installed:
-    """One backend on this machine.
-
-    Attributes:
-        status: ``"ready"``, ``"absent"``, ``"broken"`` or another status of a failed worker.
-        facts: its description of itself, with the seconds that its import took.
-        advice: what to do, one line each.
-    """
+    """One backend on this machine."""
 
     backend: str
-    status: str
-    facts: dict[str, Any]
-    advice: list[str]
+    status: str  # "ready", "absent", "broken" or another status of a failed worker
+    facts: dict[str, Any]  # its description of itself, with the seconds that its import took
+    advice: list[str]  # what to do, one line each
 
 
 def machine() -> dict[str, Any]:
@@ -74,7 +68,6 @@ def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
 
 
 def _differing(ready: Sequence[Installed], kind: str) -> str | None:
-    """Warn where frameworks multiply float32 differently by default."""
     backends_by_products: dict[str, list[str]] = {}
     for diagnosis in ready:
         products = diagnosis.facts.get("precision_defaults", {}).get("products", {}).get(kind)

@@ -42,15 +42,10 @@ def gravity(result: Result) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class FirstDivergence:
-    """Runs of one backend that diverge first at the same tensor, of whatever layer.
-
-    Attributes:
-        results: all of them.
-        together: what all cases say of them, where there are several.
-    """
+    """Runs of one backend that diverge first at the same tensor, of whatever layer."""
 
     results: list[Result]
-    together: list[Conclusion]
+    together: list[Conclusion]  # what all cases say of them, where there are several
 
     @cached_property
     def result(self) -> Result:

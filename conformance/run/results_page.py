@@ -192,7 +192,6 @@ def _failures(results: Sequence[Result]) -> list[list[Result]]:
 
 
 def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
-    """Return the errors of a case by tensor: of all runs, or the largest alone."""
     results = [result for result in case.results if result.verdict]
     rows_of: dict[str, dict[int, Row]] = {}
     for place, result in enumerate(results):
@@ -208,7 +207,6 @@ def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
 
 
 def _about(name: str, report: Report) -> dict[str, Any]:
-    """Return a backend's facts, what was measured, and its deviations."""
     facts, device = dict(report.environments.get(name, {})), report.settings.device.split(":")[0]
     declared, dtypes = facts.pop("deviations", []), facts.get("dtypes")
     if isinstance(dtypes, dict) and device in dtypes:
@@ -233,7 +231,6 @@ def _about(name: str, report: Report) -> dict[str, Any]:
 
 
 def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
-    """Return strips and lines of a case in a precision, for each set of tensors."""
     shown = [
         result
         for result in results
@@ -293,8 +290,6 @@ def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
 
 
 def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Return the groups of neighbouring tensors, and their sizes."""
-
     def band(name: str) -> str:
         layer, first = re.match(r"layers\.(\d+)\.", name), name.partition(".")[0]
         kind = first if first in ("gradients", "embeddings", "attention") else "head"
@@ -304,7 +299,6 @@ def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _errors(results: Sequence[Result], whose: str) -> dict[str, Any]:
-    """Return the histogram of elements' errors, at their step and end to end, and the largest."""
     judged = {
         way: [one for result in results for row in result.table if (one := row.judged(way))] for way in WAYS
     }

@@ -25,21 +25,13 @@ class Peak:
 
 @dataclass
 class Statistics:
-    """The judgements of one kind of tensor.
+    """The judgements of one kind of tensor."""
 
-    Attributes:
-        tensors: judged ones.
-        undetermined: the others.
-        z: the largest error of an element, in sigma.
-        rms: the largest root mean square error of a tensor, in root mean square sigma.
-        histogram: elements with an error in each bin of :data:`~concord.conformance.judging.verdict.Z_BINS`,
-            and beyond the last.
-    """
-
-    tensors: Count = 0
-    undetermined: Count = 0
-    z: Peak = Peak()
-    rms: Peak = Peak()
+    tensors: Count = 0  # those that were judged
+    undetermined: Count = 0  # those that were not
+    z: Peak = Peak()  # the largest error of an element, in sigma
+    rms: Peak = Peak()  # the largest root mean square error of a tensor, in root mean square sigma
+    # Elements with an error in each bin of Z_BINS, and beyond the last.
     histogram: Annotated[list[Count], Field(min_length=BINS, max_length=BINS)] = field(
         default_factory=lambda: [0] * BINS
     )
@@ -64,18 +56,13 @@ class Statistics:
 
 @dataclass
 class Tally:
-    """One backend in one precision.
-
-    Attributes:
-        statuses: cases of each status.
-        tensors: judged tensors.
-        statistics: of the deciding judgements, by kind.
-    """
+    """One backend in one precision."""
 
     as_written = also("cases")
 
-    statuses: Counter[str] = field(default_factory=Counter)
-    tensors: Count = 0
+    statuses: Counter[str] = field(default_factory=Counter)  # by status, the number of cases
+    tensors: Count = 0  # those that were judged
+    # Of the deciding judgements, by kind.
     statistics: Annotated[dict[Kind, Statistics], Field(min_length=2)] = field(
         default_factory=lambda: {kind: Statistics() for kind in KINDS}
     )
