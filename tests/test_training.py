@@ -74,6 +74,13 @@ RECIPES = {
         "total_steps": 4,
         "first_step": 0,
     },
+    "dampened": {
+        "algorithm": "sgd",
+        "momentum": 0.9,
+        "dampening": 0.3,
+        "weight_decay": 0.01,
+        "decay_form": "alone",
+    },
     "rmsprop": {
         "algorithm": "rmsprop",
         "beta2": 0.9,
@@ -123,21 +130,18 @@ def judged(verdict):
     return {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"}
 
 
+@pytest.mark.clause("OPT-2", "OPT-3", "OPT-4", "OPT-5", "OPT-6", "OPT-7", "OPT-8", "OPT-10")
 @pytest.mark.in_turn
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, ("float64", "float32")[place % 2]) for place, name in enumerate(RECIPES)]
+)
 def test_training_follows_the_recipe_step_by_step(open_worker, backend, name, dtype):
     asked = training(name)
     verdict = verdict_of(trained(open_worker, backend, asked, dtype), asked, dtype)
     assert verdict.passed, verdict.first_divergence
     assert judged(verdict) >= SECTIONS
     assert ("norm" in judged(verdict)) == (asked.recipe.clipping == "global_norm")
-
-
-def test_backend_that_does_not_train_says_so(open_worker):
-    with pytest.raises(Unsupported, match="cannot hold training open: it has no method 'train'"):
-        trained(open_worker, "tests.toys.numpy_backend:NumpyBackend", training("adamw"))
 
 
 LIBRARY = CONFIG.replace(mask_fill="add", norm_epsilon_placement="inside", norm_variance="biased")
