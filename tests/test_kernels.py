@@ -21,7 +21,7 @@ from concord.conformance.compare.kernels import (
     KERNELS,
 )
 from concord.spec.precision import round_to_bits
-from tests.toys.kinds import drawn
+from tests.toys.kinds import Of, drawn
 
 H200 = Path(__file__).parent / "h200"
 FAST = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
@@ -59,38 +59,15 @@ def winograd(x, weight, outputs):
     return whole[:, :, : x.shape[2], : x.shape[3]]
 
 
-def weights_by_winograd(x, back, taps, tile):
-    """Return the gradient of weights, of which each tile of the output's gradient makes a part."""
-    a, g, b = transforms(taps, tile)
-    tiles = b @ tiled(x, tile, taps) @ b.T
-    rest = -back.shape[-1] % tile
-    parts = g @ F.pad(back, (0, rest) * 2).unfold(2, tile, tile).unfold(3, tile, tile) @ g.T
-    return a.T @ torch.einsum("ncijab,noijab->ocab", tiles, parts) @ a
-
-
-def fourier(x, weight):
-    taps = weight.shape[-1]
-    size = [n + 2 * taps for n in x.shape[2:]]
-    parts = torch.fft.rfft2(F.pad(x, (taps // 2,) * 4), s=size), torch.fft.rfft2(weight, s=size).conj()
-    y = torch.fft.irfft2(torch.einsum("ncab,ocab->noab", *parts), s=size)
-    return y[:, :, : x.shape[2], : x.shape[3]]
-
-
-class Convolution(nn.Module):
-    def __init__(self, function, channels, taps):
-        super().__init__()
-        self.function, self.bias = function, nn.Parameter(torch.randn(channels[1]))
-        self.weight = nn.Parameter(torch.randn(channels[1], channels[0], taps, taps) / 7)
-
-    def forward(self, x):
-        return self.function(x, self.weight) + self.bias[:, None, None]
-
-
 def network(function, taps=3):
-    torch.manual_seed(1)
-    sizes = [(5, 11), (11, 7)]
-    first, second = (Convolution(function, channels, taps) for channels in sizes)
-    return nn.Sequential(first, nn.ReLU(), second).eval()
+    def convolution(inputs, outputs):
+        layers = {
+            "weight": lambda: nn.Parameter(torch.randn(outputs, inputs, taps, taps) / 7),
+            "bias": lambda: nn.Parameter(torch.randn(outputs, 1, 1)),
+        }
+        return Of(lambda m, x: function(x, m.weight) + m.bias, layers)
+
+    return nn.Sequential(convolution(5, 11), nn.ReLU(), convolution(11, 7)).eval()
 
 
 def direct(x, weight):
@@ -104,30 +81,16 @@ def image():
     return {"input": x}
 
 
-ALGORITHMS = {
-    "winograd 2x2": lambda x, w: winograd(x, w, 2),
-    "winograd 4x4": lambda x, w: winograd(x, w, 4),
-    "fft": fourier,
-}
+def by_tiles(x, weight):
+    return winograd(x, weight, 4)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["winograd 4x4", *(pytest.param(n, marks=pytest.mark.slow) for n in ALGORITHMS if n != "winograd 4x4")],
-)
-def test_a_fast_convolution_is_right_and_is_said(name):
-    right, port = network(direct), network(ALGORITHMS[name])
-    verdict = compare(right, port, image(), gradients=True)
+def test_a_fast_convolution_is_right_and_is_said():
+    verdict = compare(network(direct), network(by_tiles), image(), gradients=True)
     assert verdict.status == "agrees", str(verdict)
     assert verdict.worst < 0.9
-    fast = {row.tensor for row in verdict.table if row.note == FAST}
-    # Where the image is black, nothing errs in a convolution as it is written, nor by tiles of 2 x 2.
-    assert ("0" in fast) is (name != "winograd 2x2")
-    assert (FAST in str(verdict)) is bool(fast)
-
-
-def shifted(x, weight):
-    return winograd(x, weight.roll(1, -1), 4)
+    assert verdict.row("0").note == FAST  # where the image is black, nothing errs in a convolution as written
+    assert FAST in str(verdict)
 
 
 def tf32(x, weight):
@@ -139,7 +102,7 @@ def constant(x, weight):
     return winograd(x * (1 + 5e-5), weight, 4)
 
 
-@pytest.mark.parametrize("wrong", [shifted, tf32, constant])
+@pytest.mark.parametrize("wrong", [tf32, constant])
 def test_an_error_beyond_what_fast_convolutions_make_is_found(wrong):
     verdict = compare(network(direct), network(wrong), image())
     assert verdict.first == "0"
@@ -149,33 +112,15 @@ def test_an_error_beyond_what_fast_convolutions_make_is_found(wrong):
 # What is named.
 
 
-class Weights(torch.autograd.Function):
-    """A convolution whose weights' gradient errs 20 times as much as by Winograd 9x9 as written above."""
-
-    factor = 1.0
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return direct(x, weight)
-
-    @staticmethod
-    def backward(ctx, back):
-        x, weight = ctx.saved_tensors
-        right = torch.nn.grad.conv2d_weight(x, weight.shape, back, padding=2)
-        fast = weights_by_winograd(x, back, 5, 5)
-        return (
-            torch.nn.grad.conv2d_input(x.shape, weight, back, padding=2),
-            Weights.factor * (right + 20 * (fast - right)),
-        )
-
-
 @pytest.mark.parametrize("factor", [1.0, 1.05])
-def test_a_gradient_by_winograd_9x9_is_named_and_may_be_declared(factor, monkeypatch):
-    monkeypatch.setattr(Weights, "factor", factor)
+def test_a_gradient_by_winograd_9x9_is_named_and_may_be_declared(factor):
     right, inputs = network(direct, 5), {"input": drawn(2, 5, 19, 19)}
     # As arrays: nobody knows then where it ran.
-    run = prepare(network(Weights.apply, 5), inputs=inputs, gradients=True).tensors
+    run = prepare(network(direct, 5), inputs=inputs, gradients=True).tensors
+    for name in ("gradients.0.weight", "gradients.2.weight"):
+        gradient = torch.from_numpy(run[name])
+        error = 3e-4 * gradient.square().mean().sqrt() * drawn(*gradient.shape)
+        run[name] = (factor * (gradient + error)).numpy()
     verdict = compare(right, run, inputs, gradients=True).explained()
     assert verdict.first == "gradients.2.weight"
     named = verdict.cause.hypothesis if verdict.cause else ""
@@ -209,24 +154,17 @@ def recurrent():
     return model, {"input_ids": ids[:2]}
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_an_lstm_of_cudnn_agrees_where_it_is_declared(dtype):
+def test_an_lstm_of_cudnn_agrees_where_it_is_declared():
     model, inputs = recurrent()
-    run, declared = load_file(H200 / f"lstm.{dtype}.safetensors"), [CUDNN_RECURRENT] * (dtype == "float32")
-    verdict = compare(model.to(getattr(torch, dtype)), run, inputs, declared=declared)
+    run = load_file(H200 / "lstm.float32.safetensors")
+    verdict = compare(model, run, inputs, declared=[CUDNN_RECURRENT])
     assert verdict.status == "agrees"
     assert verdict.worst < 0.6
-    assert ("declared: cuDNN's recurrent kernels" in str(verdict)) is bool(declared)
+    assert "declared: cuDNN's recurrent kernels" in str(verdict)
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.lstm = nn.LSTM(5, 7, batch_first=True)
-
-    def forward(self, x):
-        return self.lstm(x)[0]
+def lstm(forward=lambda m, x: m.lstm(x)[0]):
+    return Of(forward, {"lstm": lambda: nn.LSTM(5, 7, batch_first=True)}).eval()
 
 
 def rough(function, share):
@@ -234,16 +172,15 @@ def rough(function, share):
     return lambda x: (y := function(x)) * (1 + share * torch.cos(1e3 * y))
 
 
-def by_steps(x, share=4e-6, order=(0, 1, 2, 3), bias=1.0, tanh=torch.tanh):
+def by_steps(x, share=4e-6, order=(0, 1, 2, 3), tanh=torch.tanh):
     """Compute what an LSTM does, with tanh and sigmoid as a kernel may approximate them."""
-    model = Recurrent()
-    own = {name.removeprefix("lstm."): p.detach().double() for name, p in model.named_parameters()}
+    own = {name: p.detach().double() for name, p in lstm().lstm.named_parameters()}
     tanh, sigmoid = rough(tanh, share), rough(torch.sigmoid, share)
     x, h, c = torch.from_numpy(x).double(), torch.zeros(1, 7).double(), torch.zeros(1, 7).double()
     outputs = []
     for step in x.unbind(1):
-        whole = step @ own["weight_ih_l0"].T + h @ own["weight_hh_l0"].T + own["bias_ih_l0"]
-        gates = (whole + bias * own["bias_hh_l0"]).chunk(4, -1)
+        whole = step @ own["weight_ih_l0"].T + h @ own["weight_hh_l0"].T
+        gates = (whole + own["bias_ih_l0"] + own["bias_hh_l0"]).chunk(4, -1)
         i, f, g, o = (gates[place] for place in order)
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h = sigmoid(o) * tanh(c)
@@ -254,11 +191,11 @@ def by_steps(x, share=4e-6, order=(0, 1, 2, 3), bias=1.0, tanh=torch.tanh):
 
 def test_approximations_of_tanh_are_named_and_may_be_declared():
     inputs = {"x": drawn(3, 2, 5)}
-    verdict = compare(Recurrent().eval(), by_steps, inputs).explained()
+    verdict = compare(lstm(), by_steps, inputs).explained()
     assert verdict.first == "lstm[0]"
     assert verdict.cause.hypothesis == CUDNN_RECURRENT
     assert "torch.backends.cudnn.enabled = False" in str(verdict)
-    declared = compare(Recurrent().eval(), by_steps, inputs, declared=[CUDNN_RECURRENT])
+    declared = compare(lstm(), by_steps, inputs, declared=[CUDNN_RECURRENT])
     assert declared.status == "agrees"
 
 
@@ -266,22 +203,18 @@ def pade(x):
     return x * (27 + x * x) / (27 + 9 * x * x)
 
 
-BUGS = [{"share": 1e-4}, {"order": (0, 2, 1, 3)}, {"bias": 0.0}, {"tanh": pade}]
-
-
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: next(iter(bug)))
+@pytest.mark.parametrize(
+    "bug", [{"share": 1e-4}, {"order": (0, 2, 1, 3)}, {"tanh": pade}], ids=lambda bug: next(iter(bug))
+)
 def test_a_bug_of_an_lstm_is_no_kernel(bug):
     inputs = {"x": drawn(3, 2, 5)}
-    verdict = compare(Recurrent().eval(), lambda x: by_steps(x, **bug), inputs, declared=[CUDNN_RECURRENT])
+    verdict = compare(lstm(), lambda x: by_steps(x, **bug), inputs, declared=[CUDNN_RECURRENT])
     assert verdict.first == "lstm[0]"
 
 
 def test_a_module_on_the_cpu_ran_no_kernel_of_cudnn():
-    class Rough(Recurrent):
-        def forward(self, x):
-            return torch.from_numpy(by_steps(x.numpy())["output"])
-
-    assert "cuDNN" not in str(compare(Recurrent().eval(), Rough().eval(), {"x": drawn(3, 2, 5)}))
+    rough = lstm(lambda m, x: torch.from_numpy(by_steps(x.numpy())["output"]))
+    assert "cuDNN" not in str(compare(lstm(), rough, {"x": drawn(3, 2, 5)}))
 
 
 # Gradients of weights, from what flowed back in the run itself.
