@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -18,7 +17,6 @@ VERDICTS = {
     ("WrongAfterTheFirstLayer", "ragged", "float64"): ("diverges", "layers.1.attention.scores", ""),
     ("WrongAfterTheFirstLayer", "single", "float64"): ("agrees", "", ""),  # a model of one layer
     ("ReturnsNaN", "single", "bfloat16"): ("diverges", "logits", "not finite"),
-    ("ComputesInFloat32", "ragged", "float64"): ("diverges", "embeddings.sum", ""),
     ("ComputesInFloat32", "ragged", "bfloat16"): (
         "diverges",
         "embeddings.sum",
@@ -28,11 +26,6 @@ VERDICTS = {
         "broken",
         "",
         "'logits' is of shape (3, 5) but must be (5, 3)",
-    ),
-    ("ReturnsFloat32", "single", "float64"): (
-        "broken",
-        "",
-        "more are of dtype float32 but must be float64 in a float64 run",
     ),
     # One activation of many is said; of gradients that were asked for none was judged.
     ("LeavesOutATap", "ragged", "float64"): ("agrees", "", "layers.0.attention.weights"),
@@ -155,9 +148,7 @@ def dumps(cases):
     return answer(cases)
 
 
-@pytest.mark.parametrize(
-    "tensor", ["taps/layers.0.attention.context", "gradients/layers.0.norm2.bias", "taps/loss"]
-)
+@pytest.mark.parametrize("tensor", ["taps/layers.0.attention.context", "gradients/layers.0.norm2.bias"])
 def test_a_wrong_dump_diverges_at_the_wrong_tensor(entered, cases, tensor):
     folder = answer(cases / ONE, tensor)
     output, errors = entered(f"check --from-dump {folder}", ends=1)
@@ -186,11 +177,6 @@ def put(arrays):
 
 DAMAGE = {
     "a run without its loss": ("run.safetensors", put({"loss": None}), "lacks 'loss'"),
-    "inputs out of range": (
-        "case.safetensors",
-        put({"inputs/labels": np.array([99])}),
-        "'labels' is 99 at (0,) but must lie in [0, 3)",
-    ),
     "a case of another format": (
         "case.json",
         edit(format="concord.case/9"),
@@ -210,30 +196,21 @@ def test_a_damaged_file_is_named_in_one_line(refused, dumps, tmp_path, what):
     assert not (tmp_path / "out.json").exists()
 
 
-LESS = {
-    "taps and gradients": (
-        "run.safetensors",
-        lambda path: leave(path, "output", "loss"),
-        3,
-        "not checked, since not delivered: ",
-    ),
-    "who made it": ("run.json", lambda path: path.unlink(), 0, "dump"),
-    "a run": ("run.safetensors", lambda path: path.unlink(), 3, "run.safetensors: no such file"),
-}
-"""Files that lack something: how a check ends, and what it says."""
+def test_what_lacks_in_a_dump_is_said_and_the_others_are_judged(entered, dumps):
+    def checked(agree, words, ends=0):
+        output, errors = entered(f"check --from-dump {dumps}", ends=ends)
+        assert not errors
+        assert words in " ".join(output.split())
+        assert f"{agree} agree" in output
 
-
-@pytest.mark.parametrize("what", LESS)
-def test_what_lacks_in_a_dump_is_said_and_the_others_are_judged(entered, dumps, what):
-    name, change, expected, words = LESS[what]
-    change(dumps / ONE / name)
-    output, errors = entered(f"check --from-dump {dumps}", ends=expected)
-    assert not errors
-    assert words in " ".join(output.split())
-    assert f"{3 if expected else 4} agree" in output
-    if what == "taps and gradients":  # gradients were wanted
-        edit(gradients=False)(dumps / ONE / "case.json")
-        entered(f"check --from-dump {dumps}")
+    (dumps / ONE / "run.json").unlink()  # it says who made it, and no more
+    checked(4, "dump")
+    leave(dumps / ONE / "run.safetensors", "output", "loss")
+    checked(3, "not checked, since not delivered: ", ends=3)
+    edit(gradients=False)(dumps / ONE / "case.json")  # taps alone are no loss where gradients are not wanted
+    checked(4, "")
+    (dumps / ONE / "run.safetensors").unlink()
+    checked(3, "run.safetensors: no such file", ends=3)
 
 
 def test_export_into_a_folder_that_holds_the_case_changes_nothing(refused, cases):

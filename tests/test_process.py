@@ -24,7 +24,7 @@ ONE_CASE = "--case bert-single --dtype float32 --threads 1"
 FAILURES = {
     name_of("SIGKILL"): ("crashed", "killed by SIGKILL", "first words\nlast words"),
     name_of("exits with a code"): ("crashed", "its process ended with exit code 77", ""),
-    name_of("hangs"): ("timed out", "no answer within 5 s; it was stopped", "waiting for a lock"),
+    name_of("hangs"): ("timed out", "no answer within 12 s; it was stopped", "waiting for a lock"),
     name_of("hoards"): ("out of memory", "MiB, over its limit of 600 MiB, and was stopped", "allocating"),
     name_of("raises for want of memory"): ("out of memory", "MemoryError: Unable to allocate 8.00 PiB", ""),
     name_of("raises"): ("error", "ArithmeticError: it broke", "it broke\nand has more to say"),
@@ -53,8 +53,9 @@ def wreckage(tmp_path_factory):
     """One check with a backend for every way to fail, and one that is right; results by name."""
     path = tmp_path_factory.mktemp("wreckage") / "out.json"
     done = concord(
-        f"check --case bert-single --dtype float32 --json {path} --time-limit 5 --memory-limit 600",
+        f"check --case bert-single --dtype float32 --json {path} --time-limit 12 --memory-limit 600",
         *options("--backend", (RIGHT, *FAILURES)),
+        patience=240,
     )
     assert path.exists(), done.stderr
     return done, {result["backend"]: result for result in json.loads(path.read_text())["results"]}
@@ -85,7 +86,6 @@ def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(wreckage)
 
 
 HANGING = {
-    "hangs": (f"check --backend {HANGS} {ONE_CASE}", 1),
     "describes": (f"check --backend {name_of('hangs', 'described')} {ONE_CASE}", 1),
     "computes": (f"check --backend {name_of('spins')} {ONE_CASE}", 1),
     "forks": (f"check --backend {FORKS} {ONE_CASE}", 2),
@@ -106,9 +106,11 @@ def assert_ended(code, said, how):
 @pytest.mark.parametrize(
     ("what", "how"),
     [
-        *((what, signal.SIGKILL) for what in ("hangs", "computes", "forks", "hunts")),
-        *(("forks", how) for how in (signal.SIGTERM, signal.SIGHUP)),
-        *((what, signal.SIGINT) for what in ("describes", "hunts")),
+        ("computes", signal.SIGKILL),
+        ("forks", signal.SIGKILL),
+        ("forks", signal.SIGHUP),
+        ("describes", signal.SIGTERM),
+        ("hunts", signal.SIGINT),
     ],
 )
 def test_all_that_a_parent_has_started_ends_when_it_is_gone(what, how, tmp_path):

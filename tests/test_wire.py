@@ -3,6 +3,7 @@ refused in words.
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -72,11 +73,6 @@ NONSENSE = {
         check_description,
     ),
     "[]": ("'info' is [] but must be an object", check_info),
-    json.dumps(deviation(value=None)): ("deviation 'softmax_floor' has value None", check_info),
-    '{"precision_switches": "all off"}': (
-        "'precision_switches' is 'all off' but must be an object",
-        check_info,
-    ),
     '{"not_exposed": [["*"]]}': ("'not_exposed' is [['*']] but must be a list of strings", check_info),
 }
 
@@ -92,25 +88,19 @@ def test_nonsense_that_a_backend_tells_is_refused_in_words(told):
 ARRAY = np.ones((2, 3), np.float32)
 
 
-WRONG = {
-    "a list of taps": (
-        Run(ARRAY, None, [ARRAY]),
-        "run().taps is a list but must be a dict of arrays by name",
-    ),
-    "a ragged gradient": (
-        Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}),
-        "run().gradients['x'] is a list but must be an array of numbers",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_run_that_is_none_is_refused_in_words(name):
-    run, words = WRONG[name]
-    with pytest.raises(TypeError) as refused:
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (Run(ARRAY, None, [ARRAY]), "run().taps is a list but must be a dict of arrays by name"),
+        (
+            Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}),
+            "run().gradients['x'] is a list but must be an array of numbers",
+        ),
+    ],
+)
+def test_a_run_that_is_none_is_refused_in_words(run, words):
+    with pytest.raises(TypeError, match=re.escape(words)):
         returned(run)
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_plug_in_that_returns_none_by_name_is_judged_on_its_output(entered):

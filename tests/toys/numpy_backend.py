@@ -147,18 +147,12 @@ ReturnsBfloat16 = with_output(lambda output: output.astype(importlib.import_modu
 WrongSecondHead = handing(shifted)
 
 
-class ReturnsFloat32(NumpyBackend):
-    """Computes in float32 whatever it is asked for, and does not even cast."""
+class ComputesInFloat32(NumpyBackend):
+    """Computes in float32 whatever it is asked for, and hides it as well as a cast can."""
 
     def run(self, request):
-        return self.compute(request, "float32")
-
-
-class ComputesInFloat32(ReturnsFloat32):
-    """Hides it as well as a cast can."""
-
-    def run(self, request):
-        return every(super().run(request), lambda array: array.astype(PRECISIONS[request.dtype].storage))
+        run = self.compute(request, "float32")
+        return every(run, lambda array: array.astype(PRECISIONS[request.dtype].storage))
 
 
 # Other precisions than what is asked for.
@@ -303,7 +297,6 @@ DeclaresNotExposed = handing(
 )
 SaysUnsupported = unsupported("this toy has no {0.dtype} kernels")
 SaysWhatItIsAsked = unsupported("tap_gradients={0.tap_gradients}")
-DeclaresNonsense = handing(lambda run, request: replace(run, info={"not_exposed": "layers.*"}))
 SaysTheOrder = handing(lambda run, request: replace(run, info={"order": list(request.weights)}))
 ReturnsNoneByName = handing(
     lambda run, request: replace(
