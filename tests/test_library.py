@@ -17,35 +17,29 @@ from tests.toys.small import run_case
 INNER = ("scores", "masked_scores", "weights")
 
 
-def library_run(worker, case, dtype, implementation="library"):
-    return run_case(worker, case, dtype=dtype, implementation=implementation)
-
-
 # What is not delivered, and what is declared.
 
 
 def test_taps_inside_the_kernel_are_not_exposed_and_no_others(worker):
     case = build_case("bert", "ragged")
-    run = library_run(worker, case, "float32")
-    verdict = verdict_of(case, run)
-    not_exposed = [row.tensor for row in verdict.table if row.status == "not exposed"]
-    assert not_exposed == [f"layers.{i}.attention.{step}" for i in range(2) for step in INNER]
-    assert library_run(worker, case, "float32", "explicit").info["not_exposed"] == []
+    run = run_case(worker, case, implementation="library")
+    rows = verdict_of(case, run).table
+    assert [row.tensor for row in rows if row.status == "not exposed"] == [
+        f"layers.{i}.attention.{step}" for i in range(2) for step in INNER
+    ]
 
 
 @pytest.mark.clause("PRC-4")
 def test_deviations_of_library_layers_are_declared_for_them_alone(worker):
     own = {"tf": ["gelu_constant_bits"], "paddle": ["norm_epsilon_bits"]}.get(worker.name, [])
-    names = {
-        implementation: [entry["name"] for entry in deviations_of(worker.description, "cpu", implementation)]
-        for implementation in ("explicit", "library")
-    }
+    case, names = build_case("bert", "ragged"), {}
+    for implementation in ("explicit", "library"):
+        declared = deviations_of(worker.description, "cpu", implementation)
+        names[implementation] = [entry["name"] for entry in declared]
+        run = run_case(worker, case, implementation=implementation)
+        assert [entry["name"] for entry in run.info["deviations"]] == names[implementation]
+        assert bool(run.info["not_exposed"]) == (implementation == "library")
     assert names["library"] == names["explicit"] + own
-    case = build_case("bert", "ragged")
-    for implementation, expected in names.items():
-        assert [
-            entry["name"] for entry in library_run(worker, case, "float32", implementation).info["deviations"]
-        ] == expected
 
 
 @pytest.mark.clause("PRC-4", "FFN-2", "NRM-2")
@@ -61,11 +55,10 @@ def test_deviations_of_library_layers_are_declared_for_them_alone(worker):
 def test_without_its_declaration_a_deviation_is_found(open_worker, backend, name, tensor):
     worker = open_worker(backend)
     case = build_case("bert", "tiny", options={"norm_epsilon": 1e-5})
-    run = library_run(worker, case, "float64")
+    run = run_case(worker, case, "float64", implementation="library")
     assert verdict_of(case, run).passed
     run.info["deviations"] = [entry for entry in run.info["deviations"] if entry["name"] != name]
-    first = verdict_of(case, run).first_divergence
-    assert tensor in first.tensor
+    assert tensor in verdict_of(case, run).first_divergence.tensor
 
 
 # What cannot be expressed is refused, with every reason.
@@ -85,8 +78,6 @@ REFUSED = [
         "norm_variance='unbiased': ",
         variant="bert-pytorch",
     ),
-    refused("mask_fill='replace': ", variant="vanilla-encoder"),
-    refused("norm_epsilon_placement='outside': ", variant="keras-attention"),
     refused(
         "has no implementation 'library:fused'",
         settings={"implementation": "library:fused"},
@@ -109,12 +100,7 @@ REFUSED = [
         settings={"implementation": "stepped::library:onednn", "gradients": False},
         only=("torch",),
     ),
-    refused(
-        "a program of Paddle Inference has none (GRD-1)",
-        settings={"implementation": "library:onednn"},
-        only=("paddle",),
-    ),
-    *(refused(KEPT, settings={"execution": execution}) for execution in ("unpadded", "unpadded-compiled")),
+    refused(KEPT, settings={"execution": "unpadded"}),
     refused("a sample has no real token: ", scenario="ragged", settings={**LIBRARY, "execution": "unpadded"}),
 ]
 
@@ -138,18 +124,6 @@ def test_what_cannot_be_expressed_is_refused_in_one_line_with_every_reason(backe
 # Runs without padding.
 
 
-def request_of(case, execution="unpadded", **fields):
-    return Request(
-        case.config,
-        case.weights,
-        case.batch,
-        part=case.part,
-        implementation="library",
-        execution=execution,
-        **fields,
-    )
-
-
 def test_only_what_follows_the_encoder_is_delivered(worker):
     case = build_case("bert", "equal")
     run = run_case(worker, case, implementation="library", execution="unpadded")
@@ -162,15 +136,17 @@ def test_only_what_follows_the_encoder_is_delivered(worker):
         "losses",
         "loss",
     ]
-    verdict = verdict_of(case, run)
-    assert {
-        row.status
-        for row in verdict.table
-        if row.tensor not in run.taps and not row.tensor.startswith("gradients.")
-    } == {"not exposed"}
+    rows = verdict_of(case, run).table
+    rest = {row.tensor: row.status for row in rows if row.tensor not in run.taps}
+    assert {rest[name] for name in rest if not name.startswith("gradients.")} == {"not exposed"}
 
 
 # The host's share.
+
+
+def reasons(case, dtype="float32"):
+    settings = {"implementation": "library", "execution": "unpadded", "dtype": dtype}
+    return padding_reasons(Request(case.config, case.weights, case.batch, case.part, **settings))
 
 
 @pytest.mark.parametrize(
@@ -183,17 +159,14 @@ def test_only_what_follows_the_encoder_is_delivered(worker):
     ],
 )
 def test_what_needs_its_padding_is_said(options, part, reason):
-    case = build_case("bert", "full", part, options)
-    (found,) = padding_reasons(request_of(case))
+    (found,) = reasons(build_case("bert", "full", part, options))
     assert found.startswith(reason)
 
 
 def test_a_mask_constant_is_judged_as_the_precision_holds_it():
     case = build_case("nndl-paddle", "full")
-    assert padding_reasons(request_of(case, dtype="bfloat16")) == []
-    assert padding_reasons(request_of(case, dtype="float16"))[0].startswith(
-        "mask_value=-1000000000.0: in float16"
-    )
+    assert reasons(case, "bfloat16") == []
+    assert reasons(case, "float16")[0].startswith("mask_value=-1000000000.0: in float16")
 
 
 @pytest.mark.clause("PRC-4", "ATT-5")

@@ -3,7 +3,6 @@
 What is asked for is set, read back and recorded, and what it makes of a run is told.
 """
 
-import dataclasses
 import io
 
 import numpy as np
@@ -25,8 +24,6 @@ from concord.spec.precision import precision
 from tests.test_page import said
 from tests.toys.small import request_for
 from tests.toys.surroundings import EACH_BACKEND, toy
-
-RIGHT = toy("NumpyBackend")
 
 
 def checked(*names, cases=("bert-single",), dtypes=("float32",), **settings):
@@ -86,19 +83,13 @@ def test_backends_set_what_is_asked_and_say_so(watched, small):
         run = small_run(watched, small, precision=mode)
         assert (run.info["precision"], run.info["deterministic"]) == (mode, True)
         assert found.setdefault(mode, run.info["precision_switches"]) == run.info["precision_switches"]
-    determinism = {
-        "deterministic_algorithms",
-        "op_determinism",
-        "FLAGS_cudnn_deterministic",
-        "FLAGS_embedding_deterministic",
-    }
-    assert {name: value for name, value in found["default"].items() if name not in determinism} == {
-        name: value for name, value in switches.items() if name not in determinism
-    }
-    assert all(found["strict"].get(name, True) for name in determinism)
-    assert not {True, "high", "tensorfloat32"} & {
-        value for name, value in found["strict"].items() if "tf32" in name or "precision" in name
-    }
+    for name, value in found["default"].items():
+        assert value == switches[name] or "determinis" in name, name
+    for name, value in found["strict"].items():
+        if "determinis" in name:
+            assert value is True, name
+        elif "tf32" in name or "precision" in name:
+            assert value not in (True, "high", "tensorfloat32"), name
 
 
 @pytest.mark.clause("PRC-3")
@@ -144,11 +135,6 @@ def test_tf32_is_refused_where_the_environment_switches_it_off(monkeypatch, smal
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with pytest.raises(Unsupported, match="NVIDIA_TF32_OVERRIDE=0"):
         refuse_tf32("torch", request, able=True)
-    for other in (
-        dataclasses.replace(request, dtype="bfloat16"),
-        dataclasses.replace(request, precision="default"),
-    ):
-        refuse_tf32("torch", other, able=False)
 
 
 def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_asked(small):
@@ -159,9 +145,8 @@ def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_a
     words = "scatter_add does not have a deterministic implementation"
     with pytest.raises(Unsupported, match=f"^torch has no deterministic kernel for it: {words}$"):
         fail(True, f"{words}\nmore")
-    for asked, other in ((False, words), (True, "another matter")):
-        with pytest.raises(RuntimeError, match=other):
-            fail(asked, other)
+    with pytest.raises(RuntimeError, match=words):
+        fail(False, words)
 
 
 # By which rules a run is judged.
@@ -172,7 +157,6 @@ TF32, BOTH = "MultipliesInTf32", ("float64", "float32")
 JUDGED = [
     (TF32, {"precision": "tf32", "dtypes": BOTH}, ["agrees", "agrees"], ""),
     (TF32, {"precision": "default", "dtypes": BOTH}, ["agrees", "diverges"], ""),
-    (TF32, {"precision": "strict", "dtypes": BOTH}, ["agrees", "agrees"], ""),
     # A backend that does not know of it cannot pass for it.
     (
         "NumpyBackend",
@@ -181,7 +165,6 @@ JUDGED = [
         "does not say that its run had precision = 'tf32': its info has no 'precision'",
     ),
     ("NumpyBackend", {"deterministic": True}, ["unsupported"], "its info has no 'deterministic'"),
-    ("NumpyBackend", {"precision": "default"}, ["agrees"], ""),
     (
         "SaysAnotherPrecision",
         {},
@@ -254,8 +237,7 @@ def test_what_agrees_under_strict_is_attributed_to_the_precision():
 
 def test_what_does_not_agree_under_strict_is_not_attributed():
     report = checked(toy("WrongInEveryPrecision"), precision="default", cases=("bert-ragged",))
-    assert statuses(report) == ["diverges"]
-    assert report.results[0].attribution == ""
+    assert [(result.status, result.attribution) for result in report.results] == [("diverges", "")]
 
 
 # The same again.

@@ -1,5 +1,7 @@
 """Training that a worker holds open: the bits of a run, of going on from a state, and what is refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -37,21 +39,7 @@ def the_same(one, other):
     )
 
 
-@pytest.mark.parametrize("execution", ["eager", pytest.param("compiled", marks=pytest.mark.in_turn(2))])
-def test_state_is_what_the_last_step_reported(worker, execution):
-    steps = (
-        STEPS if execution == "eager" else [[BATCHES[0]], [BATCHES[6]]]
-    )  # of one shape: compilers take their time
-    with worker.train(request_of(execution=execution)) as session:
-        for batches in steps[:-1]:
-            session.step(batches)
-        last, state = session.step(steps[-1], report=True), session.state()
-    trained = {name for name in last if name.startswith("parameters.")}
-    assert len(trained) > 10
-    assert the_same({name: state[name] for name in trained}, {name: last[name] for name in trained})
-
-
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn
 @pytest.mark.parametrize("recipe", ["adamw", "coupled", "lazy", "momentum", "centered"])
 def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker, recipe):
     with worker.train(request_of(recipe)) as session:
@@ -61,6 +49,7 @@ def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker, recipe)
         expected = [session.step(batches, report=True) for batches in STEPS[2:]]
         end = session.state()
     assert any(not name.startswith("parameters.") for name in halfway)
+    assert len([name for name in end if np.array_equal(end[name], expected[-1].get(name))]) > 10
     with worker.train(request_of(recipe)) as another:
         for _ in range(2):  # in a session that is new, and in one that went on meanwhile
             another.load(halfway, 2)
@@ -79,38 +68,22 @@ def test_session_predicts_without_dropout_what_a_run_computes(worker):
         trained = section(state, "parameters.")
         logits = session.predict(BATCHES[1])
         assert np.array_equal(session.predict(BATCHES[1]), logits)
-        unlabelled = spec.Batch(input_ids=BATCHES[1].input_ids, segment_ids=BATCHES[1].segment_ids)
+        unlabelled = dataclasses.replace(BATCHES[1], labels=None)
         assert np.array_equal(session.predict(unlabelled), logits)
         assert the_same(session.step(STEPS[1]), expected)
     assert np.array_equal(worker.run(CONFIG, trained, BATCHES[1], gradients=False).output, logits)
 
 
 def test_steps_that_do_not_fit_are_refused_before_anything_changes(open_worker):
-    with open_worker("torch").train(request_of()) as session:
+    worker = open_worker("torch")
+    with worker.train(request_of()) as session, worker.train(request_of()) as other:
         state = session.state()
+        other.step(STEPS[0])  # nor do sessions of one worker touch each other
         with pytest.raises(SpecError, match="has 3 batches but must have from 1 to 2"):
             session.step(BATCHES[:3])
         with pytest.raises(SpecError, match=r"'labels'.*backend=torch"):
-            session.step(
-                [
-                    spec.Batch(
-                        input_ids=BATCHES[0].input_ids,
-                        segment_ids=BATCHES[0].segment_ids,
-                        labels=np.array([0, 1, 3, 0, 2]),
-                    )
-                ]
-            )
+            session.step([dataclasses.replace(BATCHES[0], labels=np.array([0, 1, 3, 0, 2]))])
         assert the_same(session.state(), state)
-
-
-def test_sessions_of_one_worker_do_not_touch_each_other(open_worker):
-    worker = open_worker("torch")
-    with worker.train(request_of("momentum")) as one, worker.train(request_of("momentum")) as other:
-        one.step(STEPS[0])
-        before = other.state()
-        one.step(STEPS[1])
-        assert the_same(other.state(), before)
-        assert not the_same(one.state(), before)
 
 
 def test_backend_that_holds_no_training_says_so(open_worker):
