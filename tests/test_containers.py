@@ -5,7 +5,6 @@ And no pickle runs.
 
 import os
 import pickle
-import sys
 import tempfile
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from concord.porting.containers import (
 from concord.porting.file_tensors import FLOATS, NUMPY, in_memory
 from concord.spec.errors import SpecError
 from tests.toys.checkpoints import RunsCode, written
-from tests.toys.surroundings import program
+from tests.toys.surroundings import python
 
 WRITTEN = {
     SAFETENSORS: "a.safetensors",
@@ -43,8 +42,6 @@ OFTEN = settings(max_examples=25, deadline=None, derandomize=True, database=None
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 NAMES = st.text("abcdefgh_é", min_size=1, max_size=9)
-
-ARRAYS = {"a": np.arange(15.0).reshape(3, 5), "b.c": np.float16([[0.5]]), "d": np.array(7)}
 
 
 def named(container):
@@ -78,15 +75,6 @@ def test_whatever_is_written_comes_back_bit_for_bit(container, tensors):
 # Pickles.
 
 
-@pytest.mark.parametrize("protocol", range(6))
-def test_arrays_are_found_in_every_protocol(protocol, tmp_path):
-    arrays = {**ARRAYS, "fortran": np.asfortranarray(np.arange(143.0).reshape(11, 13))}
-    path = tmp_path / "model.pdparams"
-    path.write_bytes(pickle.dumps({**arrays, "some": "text", "number": 3}, protocol))
-    found = {name: one.bits().tobytes() for name, one in PADDLE.read(path).items()}
-    assert found == {name: array.tobytes() for name, array in arrays.items()}
-
-
 @pytest.mark.parametrize("container", [PADDLE, TORCH], ids=named)
 def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path, container):
     trap, path = RunsCode(tmp_path / "made"), tmp_path / WRITTEN[container]
@@ -109,23 +97,16 @@ def test_a_process_that_ends_is_followed_by_another(tmp_path):
     assert MSGPACK.read(path)["a"].bits().tolist() == [0.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("wrapper", ["state_dict", "state_dict.model", "module", "_orig_mod.module"])
+@pytest.mark.parametrize("wrapper", ["state_dict.model", "_orig_mod.module"])
 def test_what_wraps_all_weights_is_told_from_their_names(tmp_path, wrapper):
-    stored = {f"{wrapper}.{name}": in_memory(np.asarray(array)) for name, array in ARRAYS.items()}
+    stored = {f"{wrapper}.{name}": in_memory(np.ones(3)) for name in ("a", "b.c")}
     TORCH.write(tmp_path / "model.pt", {**stored, "optimizer.state.0.exp_avg": in_memory(np.zeros(3))})
-    assert set(TORCH.read(tmp_path / "model.pt")) == {*ARRAYS, "optimizer.state.0.exp_avg"}
-
-
-READING = """
-import sys
-from pathlib import Path
-from concord import porting
-porting.read(Path(sys.argv[1]))
-"""
+    assert set(TORCH.read(tmp_path / "model.pt")) == {"a", "b.c", "optimizer.state.0.exp_avg"}
 
 
 def test_nothing_is_left_of_the_process_that_read_a_file(tmp_path):
     written("paddle", tmp_path)
-    done = program(sys.executable, "-X", "dev", "-c", READING, tmp_path)
+    program = f"from pathlib import Path; from concord import porting; porting.read(Path({str(tmp_path)!r}))"
+    done = python("-X", "dev", "-c", program)
     assert done.returncode == 0
     assert "ResourceWarning" not in done.stderr

@@ -17,8 +17,8 @@ from concord.porting.comparison import compare
 from concord.porting.containers.container import INDEX
 from concord.porting.file_tensors import in_memory
 from concord.porting.folder import LENGTHS, PROMPTS
-from concord.spec.errors import SpecError
-from tests.toys.checkpoints import FIRST, SECOND, SIZES, drawn, shards
+from tests.toys.checkpoints import SECOND, SIZES, drawn, shards
+from tests.toys.surroundings import refusal
 
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "", *(f"t{number}" for number in range(5, 29)))
 BESIDE = {
@@ -124,7 +124,6 @@ WORDS, OUT, DECODER = (
     "layer.1.output.dense.weight",
     "cls.predictions.decoder.weight",
 )
-KEY = "bert.encoder.layer.0.attention.self.key.weight"
 TABLE, POSITIONS = f"bert.embeddings.{WORDS}", "bert.embeddings.position_ids"
 
 # What is refused, and in which words.
@@ -135,46 +134,25 @@ REFUSED = {
         layers(1, 2),  # gpt-neox 971
         "'bert.encoder.layer.0.attention.self.query.weight' is missing",
     ),
-    "two names for one": (
-        renamed("position_embeddings.weight", "LayerNorm.bias"),  # Megatron-DeepSpeed 327
-        "'bert.embeddings.LayerNorm.bias' has shape (13, 14)",
-    ),
     "kernels transposed": (
         tensors(
             lambda found: {name: one if "emb" in name else one.T for name, one in found.items()}
         ),  # flax 1848
         "has shape (14, 17) but must be (17, 14)",
     ),
-    "pooler missing": (without("pooler"), "'bert.pooler.dense.weight' is missing"),  # transformers 8887
-    "layer dropped": (config(num_hidden_layers=1), "'bert.encoder.layer.1.attention.output.LayerNorm.bias'"),
     "table left out as shared": (renamed(TABLE, DECODER), f"'{TABLE}' is missing"),  # transformers 34759
     "positions backwards": (added(POSITIONS, np.arange(12, -1, -1)[None]), "element 0 is 12 but must be 0"),
     "an unknown optimizer": (
         added("exp_avg.0", np.ones(3)),
         "'exp_avg.0' is unexpected",
     ),  # transformers 9797
-    "vocabulary padded in the file": (
-        each(WORDS, lambda array: np.pad(array, ((0, 3), (0, 0)))),  # DeepLearningExamples 1275
-        "has shape (32, 14) but must be (29, 14)",
-    ),
-    "classes lost": (
-        each("classifier.weight", lambda array: array[:2]),
-        "'classifier.weight' has shape (2, 14)",
-    ),
-    "whole numbers": (
-        each(OUT, lambda array: array.astype(np.int8)),
-        "has dtype int8 but must be a floating",
-    ),
     "not a number": (each(OUT, element(np.nan)), "holds NaN or infinity"),  # FasterTransformer 221
-    "another name of GELU": (config(hidden_act="quick_gelu"), "'hidden_act' is 'quick_gelu'"),
     "heads that do not divide": (config(num_attention_heads=3), "num_heads"),  # genslm 110
     "relative positions": (config(position_embedding_type="relative_key"), "'position_embedding_type' is"),
     "classes from one": (
         config(id2label={"1": "a", "2": "b", "3": "c"}),
         "'id2label' must number its labels 0, 1",
     ),
-    "width not stated": (config(hidden_size=None), "hidden_size"),
-    "labels left out": (config(id2label=None, label2id=None), "has shape (3,) but must be (2,)"),
     "shard left out": (in_shards(gone(SECOND)), "no such file"),  # sglang 32279
     "index names the other file": (
         indexed(lambda places: {**places, "classifier.bias": SECOND}),  # torchtitan 3764
@@ -183,10 +161,6 @@ REFUSED = {
     "tensor not in the index": (
         indexed(lambda places: {key: one for key, one in places.items() if key != "classifier.bias"}),
         "but the index does not say so",  # mlx-vlm 1827
-    ),
-    "another file beside the shards": (
-        in_shards(lambda folder, form: shutil.copy(folder / FIRST, folder / "model.safetensors")),
-        "name the one to read",  # mlx-vlm 1464
     ),
     "cut off": (content(lambda given: given[:-100]), "file not fully covered"),  # vmlx-swift 217
     "pointer of Git": (content(lambda given: POINTER), "not a whole safetensors file"),  # diffusers 13559
@@ -197,18 +171,10 @@ REFUSED = {
 SWAPPED = "taken for those of another"
 NAMED = {
     "layers reversed": (layers(1, 0), SWAPPED),  # sorted as texts: llm-compressor 2175
-    "key from the slice of value": (
-        copied(KEY, KEY.replace("key", "value")),  # transformers 40257
-        "key.weight: it is A's layers.0.attention.value.weight",
-    ),
     "square kernels transposed": (
         tensors(lambda found: {name: one.T if one.shape == (14, 14) else one for name, one in found.items()}),
         "transposed; likely: a kernel of (out, in)",
     ),  # transformers 47031
-    "view saved as its storage": (
-        each("layer.0.intermediate.dense.weight", lambda array: array.T.flatten().reshape(array.shape)),
-        "layers.0.feed_forward.inner.weight: different",  # PaddleX 5208
-    ),
     "classifier missing": (
         without("classifier"),
         "part is model in A and encoder in B",
@@ -225,21 +191,10 @@ NAMED = {
         tensors(lambda found: {name: array.astype("float16") for name, array in found.items()}),
         "went through, float16",
     ),  # saxml 28
-    "one element": (each(OUT, element(0.5)), "1 of 238 numbers differ"),
     "never filled": (
         each(OUT, np.zeros_like),
         "all numbers of B are 0; likely: it was never loaded",
     ),  # nano-vllm 264
-    "bytes in the other order": (
-        each("embeddings.LayerNorm.weight", lambda array: array.byteswap()),  # safetensors 307
-        "embeddings.norm.weight: different",
-    ),
-    "epsilon of the framework": (config(layer_norm_eps=1e-5), "norm_epsilon is 1e-12 in A and 1e-05 in B"),
-    "tanh GELU": (
-        config(hidden_act="gelu_new"),
-        "activation is gelu_erf in A and gelu_tanh in B",
-    ),  # keras-bert 129
-    "heads taken for their width": (config(num_attention_heads=7), "num_heads is 2 in A and 7 in B"),
     "padding of another tokenizer": (
         config(pad_token_id=1),
         "pad_id is 0 in A and 1 in B",
@@ -248,24 +203,11 @@ NAMED = {
         config(id2label={"0": "maybe", "1": "yes", "2": "no"}, label2id=None),  # TextAttack 684
         'labels: 0 is "no" in A and "maybe" in B',
     ),
-    "labels of nobody": (
-        config(id2label={str(number): f"LABEL_{number}" for number in range(3)}),
-        "labels is in A alone",
-    ),
     "tokenizer left out": (gone("tokenizer.json"), "tokenizer.json is in A alone"),  # transformers 1030
-    "vocabulary off by one": (
-        content(lambda given: given.replace(b"t5\n", b""), "vocab.txt"),  # pytorch/text 1840
-        'vocab.txt: line 6 is "t5"',
-    ),
     "letters kept large": (
         entries("tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False}),
         "normalizer.lowercase is true in A and false in B",  # tokenizers 695
     ),
-    "sentences made small": (
-        entries(LENGTHS, do_lower_case=True),
-        "do_lower_case is false",
-        "torch",
-    ),  # vllm 11815
     "prompt forgotten": (
         entries(PROMPTS, default_prompt_name=None),
         'default_prompt_name is "query"',
@@ -289,7 +231,6 @@ HARMLESS = {
     ),
     "head of pretraining": (added("cls.seq_relationship.weight", np.zeros((14, 2))), "heads of pretraining"),
     "decoder tied": (copied(DECODER, TABLE), f"a copy of '{TABLE}'"),  # transformers 9635
-    "numbers of positions": (added(POSITIONS, np.arange(13)[None]), "a buffer"),  # transformers 6882
     "moments of Adam": (
         tensors(
             lambda found: {
@@ -301,16 +242,7 @@ HARMLESS = {
         "belongs to the optimizer",  # transformers 98
         "google-bert",
     ),
-    "epsilon not stated": (config(layer_norm_eps=None), ""),  # transformers 532
-    "entries that say nothing": (config(transformers_version="5.0.0", use_cache=True), ""),
-    "tokenizer saved anew": (
-        content(
-            lambda given: json.dumps(json.loads(given), indent=4, sort_keys=True).encode(), "tokenizer.json"
-        ),
-        "",
-    ),
     "versions of another machine": (entries(PROMPTS, __version__={"pytorch": "1.6.0"}), "", "torch"),
-    "shards": (in_shards(), ""),
 }
 
 
@@ -340,13 +272,12 @@ def edited(right, folder, edit, said, form="hugging-face"):
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_wrong_checkpoint_is_refused_in_lines(right, tmp_path, name):
     _, wrong = edited(right, tmp_path, *REFUSED[name])
-    lines = []
-    for form in ("auto", (*REFUSED[name], "hugging-face")[2]):
-        with pytest.raises(SpecError) as caught:
-            porting.read(wrong, form).checked()
-        lines += caught.value.problems
+
+    def read(form):
+        porting.read(wrong, form).checked()
+
+    lines = [line for form in ("auto", "hugging-face") for line in refusal(read, form)]
     assert any(REFUSED[name][1] in line for line in lines), lines
-    assert not any("\n" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -91,7 +91,6 @@ def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path):
     ("content", "reason"),
     [
         ('{"a": NaN}', "NaN is no finite number"),
-        ("[1e999]", "1e999 is no finite number"),
         ("9" * 41, "a whole number has 41 digits but must have at most 40"),
         ('"\\ud800"', "surrogates not allowed"),
         ("[" * 100_000, "nested too deeply"),
@@ -105,7 +104,7 @@ def test_numbers_and_characters_that_are_none_are_no_json(tmp_path, content, rea
     assert line.endswith(reason)
 
 
-@pytest.mark.parametrize("value", ["[" * 5000, "0x" + "f" * 5000, "9" * 5000])
+@pytest.mark.parametrize("value", ["[" * 5000, "0x" + "f" * 5000])
 def test_toml_that_is_none_is_refused(value):
     assert refusal(parse_toml, f"a = {value}", "x.toml").startswith("x.toml: not valid TOML: ")
 

@@ -56,12 +56,6 @@ def hdf5(make):
     return found.getvalue()
 
 
-def in_a_circle(file):
-    """Two ways from a group into itself: as many paths as there is no time for."""
-    group = file.create_group("a")
-    group["one"] = group["other"] = group
-
-
 def linked(file):
     file["a"] = h5py.ExternalLink("/etc/passwd", "/a")
 
@@ -76,13 +70,6 @@ def dataset(*given, **named):
     return hdf5(lambda file: file.create_dataset("a", *given, "f4", **named))
 
 
-def array_of(shape):
-    """An array of Flax without numbers, and with a shape of one's own."""
-    inner = b"\x93" + shape + b"\xa7float32\xc4\x00"
-    return b"\x81\xa1a\xc9" + len(inner).to_bytes(4, "big") + b"\x01" + inner
-
-
-MANY, HUGE = (100_000).to_bytes(4, "big"), b"\xce\xff\xff\xff\xff"
 MADE = {
     "a list in lists, for Paddle": ("paddle", laughs, "more than"),
     "a key that would be hashed": ("paddle", key_of_tuples, "no answer within"),
@@ -100,28 +87,11 @@ MADE = {
         lambda: dataset((1 << 36,), chunks=(1 << 20,), compression="gzip"),
         "compressed",
     ),
-    "groups in a circle": ("keras-h5", lambda: hdf5(in_a_circle), "RecursionError"),
-    "an array that is not there": (
-        "jax-msgpack",
-        lambda: b"\x81\xa1a\xc9\xff\xff\xff\xff\x01",
-        "exceeds max_ext_len",
-    ),
-    "dictionaries in each other": (
-        "jax-msgpack",
-        lambda: b"\x81\xa1a" * 100_000 + b"\xc0",
-        "deep|nest|Stack",
-    ),
-    "a shape of many axes": ("jax-msgpack", lambda: array_of(b"\xdd" + MANY + HUGE * 100_000), "is no shape"),
     "a name that is there twice": ("jax-msgpack", lambda: b"\x82\xa1a\xc0\xa1a\xc0", "is there twice"),
     "a long header": (
         "hugging-face",
         lambda: (1 << 25).to_bytes(8, "little") + b" " * (1 << 25),
         "its header says",
-    ),
-    "a header of lists": (
-        "hugging-face",
-        lambda: (100_000).to_bytes(8, "little") + b"[" * 100_000,
-        "not a whole safetensors file",
     ),
 }
 """A format, what stands in place of its weights, and what is said."""
@@ -154,21 +124,15 @@ def test_what_was_made_to_do_harm_is_refused_in_a_line(what, source, tmp_path, i
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-@pytest.mark.parametrize("name", ["vocab.txt", "labels.json"])
-def test_a_link_out_of_the_folder_is_not_carried_over(name, source, tmp_path):
+def test_a_link_out_of_the_folder_is_not_carried_over(source, tmp_path):
     (tmp_path / "secret").write_text("{}")
     folder = source()
-    (folder / name).symlink_to(tmp_path / "secret")
+    (folder / "vocab.txt").symlink_to(tmp_path / "secret")
     with pytest.raises(SpecError, match="is a link that leads out of the folder"):
         porting.read(folder)
-    (folder / name).unlink()
-    (folder / name).symlink_to(folder / name)
-    assert porting.read(folder).tensors, "a link to itself leads nowhere"
 
 
-@pytest.mark.parametrize(
-    ("where", "said"), [("config.json", "no such folder"), ("..", "must lie in"), ("é" * 400, "must lie in")]
-)
+@pytest.mark.parametrize(("where", "said"), [("config.json", "no such folder"), ("..", "must lie in")])
 def test_a_list_of_modules_does_not_lead_out_of_the_folder(where, said, tmp_path):
     written(SENTENCES, tmp_path)
     modules = json.loads((tmp_path / "modules.json").read_text())
@@ -179,22 +143,11 @@ def test_a_list_of_modules_does_not_lead_out_of_the_folder(where, said, tmp_path
     assert len(caught.value.problems) == 1
 
 
-@pytest.mark.parametrize(("layers", "heads"), [(10_000_000, 2), (2000, 1000)])
-def test_a_configuration_of_more_layers_than_there_is_memory_for_is_refused(layers, heads, tmp_path):
-    written("hugging-face", tmp_path)
-    sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": heads}
-    stated = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(stated | sizes))
-    with bounded(), pytest.raises(SpecError, match=f"'num_layers' is {layers} and"):
-        porting.read(tmp_path)
-
-
-@pytest.mark.parametrize("where", ["/dev/zero", "../secret", "link", "pipe", "circle", ""])
+@pytest.mark.parametrize("where", ["/dev/zero", "../secret", "link", "pipe"])
 def test_an_index_does_not_lead_out_of_the_folder(where, source, tmp_path):
     folder = source(SHARDS)
     shutil.copy(folder / FIRST, tmp_path / "secret")
     (folder / "link").symlink_to(tmp_path / "secret")
-    (folder / "circle").symlink_to(folder / "circle")
     os.mkfifo(folder / "pipe")
     index = folder / "model.safetensors.index.json"
     index.write_text(index.read_text().replace(json.dumps(FIRST), json.dumps(where)))

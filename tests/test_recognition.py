@@ -11,7 +11,7 @@ from concord.porting import registry
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
 from concord.spec.sources import source_tables
-from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes, shards
+from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
 from tests.toys.ready import hugging_face
 
 
@@ -36,13 +36,6 @@ def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path)
     with pytest.raises(SpecError, match=r"model\.safetensors, model\.pt; name the one to read"):
         porting.read(tmp_path / "torch-safetensors")
     assert bits(tmp_path / "torch-safetensors/model.pt") == in_bytes(WEIGHTS)
-
-
-def test_shards_of_pytorchs_own_files_are_read_through_their_index(tmp_path):
-    porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "one", "hugging-face-bin")
-    shards(tmp_path / "one", "hugging-face-bin")
-    assert porting.recognise(tmp_path / "one").format == "hugging-face-bin"
-    assert bits(tmp_path / "one") == in_bytes(WEIGHTS)
 
 
 def test_a_table_of_ones_own_is_read(tmp_path):
@@ -92,13 +85,6 @@ def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path, ki
     assert json.loads((tmp_path / "again/config.json").read_text())["model_type"] == kind
 
 
-def test_another_padding_than_robertas_is_refused(tmp_path):
-    bare(tmp_path / "bare", spec.variant("roberta", **SIZES), "hugging-face-roberta")
-    restated(tmp_path / "bare", pad_token_id=3)
-    with pytest.raises(SpecError, match="POS-6"):
-        porting.read(tmp_path / "bare")
-
-
 @pytest.mark.parametrize(
     ("variant", "end", "pretraining"),
     [
@@ -121,9 +107,7 @@ def test_other_heads_are_left_out_or_refused(tmp_path, variant, end, pretraining
         porting.read(tmp_path / "bare")
 
 
-def test_formats_are_asked_for_by_their_frameworks_too(tmp_path, refused):
-    errors = refused("port", tmp_path, "-o", tmp_path / "out")
-    assert all(name in errors[0] for name in porting.formats())
+def test_formats_are_asked_for_by_their_frameworks_too():
     called = {"flax": "jax-msgpack", "pytorch": "torch-safetensors", "hf": "hugging-face", "tf": "keras"}
     assert {name: registry.known(name).name for name in called} == called
 
@@ -131,24 +115,13 @@ def test_formats_are_asked_for_by_their_frameworks_too(tmp_path, refused):
 # What the family does not have.
 
 
-@pytest.mark.parametrize(
-    ("names", "stated", "said"),
-    [
-        (
-            "h.",
-            {"model_type": "gen", "architectures": ["G"]},
-            '{"model_type": "gen", "architectures": ["G"]}',
-        ),
-        ("bert.", {"model_type": "gen"}, '\'model_type\' is "gen" but must be "bert"'),
-    ],
-)
-def test_a_refusal_says_what_a_checkpoint_is_and_what_differs(tmp_path, names, stated, said, entered):
+def test_a_refusal_says_what_a_checkpoint_is(tmp_path, entered):
     def change(found):
-        return {name.replace("bert.", names): array for name, array in found.items()}
+        return {name.replace("bert.", "h."): array for name, array in found.items()}
 
-    source = hugging_face(tmp_path / "source", change=change, **stated)
+    source = hugging_face(tmp_path / "source", change=change, model_type="gen", architectures=["G"])
     _, lines = entered("port", source, "-o", tmp_path / "out", "--to", "concord", ends=2)
-    assert any(said in line for line in lines), lines
+    assert any('{"model_type": "gen", "architectures": ["G"]}' in line for line in lines), lines
     assert all(len(line) < 900 and line.isprintable() for line in lines)
 
 
