@@ -34,12 +34,6 @@ def two():
     return look(model, Text("the cat sat", "who?"), [RIGHT, WRONG], Setup(asked=(RIGHT, WRONG)), "float64")
 
 
-def test_tokens_know_their_text(two):
-    assert two.tokens == ["[CLS]", "the", "cat", "sat", "[SEP]", "who", "?", "[SEP]"]
-    assert two.segments == [0] * 5 + [1] * 3
-    assert two.visible.all()
-
-
 def test_a_difference_in_tolerances_points_to_the_head_that_is_wrong(two):
     right, wrong, difference = two.largest().values()
     assert (right < 1).all()
