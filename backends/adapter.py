@@ -42,13 +42,9 @@ class FrameworkAdapter(ABC):
         dtypes: by kind of device.
         thread_switches: environment variables that set the number of threads.
         known_deviations: declarations by kind of device (SPEC PRC-4).
-        naming: of the parameters.
         precisions: the switches of ``strict`` and ``tf32``
             (:data:`concord.backends.interface.PRECISION_MODES`), matrix products first.
-        determinism: the switches of deterministic kernels.
         defaults: the switches at import.
-        trainer: makes a session's trainer.
-        training, optimizers: the framework's modules of these names.
     """
 
     name: ClassVar[str]

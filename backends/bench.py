@@ -48,7 +48,6 @@ class Bench:
         """Build a model and run it once.
 
         Args:
-            request: without weights.
             weights: a file; None to draw them.
 
         Returns:
@@ -92,11 +91,7 @@ class Bench:
         return {"loss": np.array(losses)} | moved(changes, after.items())
 
     def product(self, sizes: Sequence[int], dtype: str, device: str, precision: str) -> Answer:
-        """Prepare a product of random matrices (M, K) and (K, N).
-
-        Args:
-            sizes: M, K and N.
-        """
+        """Prepare a product of random matrices (M, K) and (K, N)."""
         self.release()
         if not hasattr(self.measured, "product"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'product'")
@@ -194,7 +189,6 @@ def moved(
     """Return projections of parameter changes and first moments of training.
 
     Args:
-        changes: of parameters, by name.
         kept: optimizer state, as ``<moment>.<name>``.
 
     Returns:

@@ -21,11 +21,7 @@ def share() -> None:
 
 
 def give_back(size: int = LARGE) -> None:
-    """Return unused memory to the system.
-
-    Args:
-        size: bytes that were freed.
-    """
+    """Return unused memory to the system."""
     # Glibc keeps freed memory below anything that is still in use; messages of large models are gigabytes.
     if size >= LARGE:
         _call("malloc_trim", 0)

@@ -183,11 +183,7 @@ class Run:
         return self.output
 
     def results(self, output: str) -> Arrays:
-        """Return output and loss by tap name.
-
-        Args:
-            output: the output's name (:func:`concord.spec.tensors.output_name`).
-        """
+        """Return output and loss by tap name."""
         return {output: self.output} | ({} if self.loss is None else {"loss": self.loss})
 
 
@@ -249,11 +245,7 @@ def variety(implementation: str, execution: str) -> str:
 
 
 def refuse_tf32(backend: str, request: Request, able: bool) -> None:
-    """Refuse TF32 products where the device has none (SPEC PRC-3).
-
-    Raises:
-        Unsupported: with the reason.
-    """
+    """Refuse TF32 products where the device has none (SPEC PRC-3)."""
     if request.precision != "tf32" or request.dtype != "float32":
         return
     if not able:
@@ -281,11 +273,7 @@ def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
 
 
 class Backend(Protocol):
-    """A backend in its worker process, constructed without arguments.
-
-    Attributes:
-        name: shown in reports.
-    """
+    """A backend in its worker process, constructed without arguments."""
 
     name: str
 
@@ -340,11 +328,7 @@ class Trainable(Backend, Protocol):
     """A backend with training sessions."""
 
     def train(self, request: Request) -> TrainingSession:
-        """Start training from the request's weights; the steps in ``request.training`` are ignored.
-
-        Raises:
-            Unsupported: as :meth:`Backend.run`.
-        """
+        """Start training from the request's weights; the steps in ``request.training`` are ignored."""
 
 
 Trace = Callable[[Any, Mapping[str, Any], Callable[[str, Any], Any]], Callable[[str, Any], Any]]
@@ -355,18 +339,10 @@ class Measurable(Backend, Protocol):
     """A backend with sessions, whose speed can be measured."""
 
     def session(self, request: Request) -> Session:
-        """Build a request's model, to run it many times.
-
-        Raises:
-            Unsupported: as :meth:`Backend.run`.
-        """
+        """Build a request's model, to run it many times."""
 
     def product(self, left: Array, right: Array, dtype: str, device: str, precision: str) -> Steps:
-        """Return the product of matrices (M, K) and (K, N), which measures the machine.
-
-        Args:
-            precision: one of :data:`PRECISION_MODES`.
-        """
+        """Return the product of matrices (M, K) and (K, N), which measures the machine."""
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         """Return the most bytes that the framework has held on a device.
@@ -376,6 +352,4 @@ class Measurable(Backend, Protocol):
         """
 
     def event(self) -> Any:
-        """Return an event of the device's clock with ``record()`` and ``elapsed_time(later)`` in
-        ms, or None.
-        """
+        """Return a device event with ``record()`` and ``elapsed_time(later)`` in ms, or None."""

@@ -91,10 +91,9 @@ class Layers:
 
 
 class KeptRows(NamedTuple):
-    """What layers get instead of the mask: real tokens (B, T), kept rows (N,), the place of each token (B,
-    T).
-    """
+    """What layers get instead of the mask."""
 
+    # Real tokens (B, T), kept rows (N,), and the place of each token among them (B, T).
     real: Any
     rows: Any
     places: Any
@@ -151,8 +150,6 @@ def unpadded(
     """Return the unpadded implementations.
 
     Args:
-        implementations: those with padding, by name.
-        model: builds the whole model.
         others: further fields that differ.
     """
 

@@ -64,11 +64,7 @@ def cores_busy(seconds: float = 0.5) -> float:
 
 
 def wait_for_rest(pid: int, longest: float = REST) -> None:
-    """Wait until no thread of a process runs.
-
-    Args:
-        longest: seconds after which to go on regardless.
-    """
+    """Wait until no thread of a process runs."""
     # Thread pools spin for a while before they sleep, and would slow down the next measurement.
     tasks, end, resting = Path(f"/proc/{pid}/task"), time.perf_counter() + longest, 0
     while resting < 2 and time.perf_counter() < end:  # twice: a thread may just be waiting for another one

@@ -38,10 +38,7 @@ class Supervisor:
     """Keeps one worker: starts it when first needed, and again after it died.
 
     Args:
-        opening: starts the worker.
         restarts: the number of restarts; None for no limit.
-        started: called with each new worker.
-        worker: one that runs already.
 
     Attributes:
         failure: why no worker is started any more.

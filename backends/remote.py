@@ -52,7 +52,6 @@ def serve(descriptor: int, target: str) -> None:
     status ``"ok"``, ``"unsupported"``, ``"refused"``, or one of :class:`concord.backends.wire.WorkerFailure`.
 
     Args:
-        descriptor: of the connection to the parent.
         target: what makes the first object, ``"package.module:name"``.
     """
     module, _, name = target.partition(":")
@@ -206,10 +205,6 @@ class HeldTraining(StaysHere):
         Args:
             report: whether to return everything that :data:`concord.spec.training.trajectory.Observer` lists,
                 not only losses and norm.
-
-        Raises:
-            SpecError: listing what is wrong with a batch.
-            Unsupported: if the backend cannot compute it.
         """
         assert self.request.training is not None
         most = self.request.training.recipe.accumulation
@@ -220,11 +215,7 @@ class HeldTraining(StaysHere):
         return arrays_of("step()", self.session.step([self._fit(batch) for batch in batches], report))
 
     def predict(self, batch: Batch) -> Array:
-        """Return the logits (B, C) of a batch, without dropout.
-
-        Raises:
-            SpecError: listing what is wrong with the batch.
-        """
+        """Return the logits (B, C) of a batch, without dropout."""
         # Validation asks for labels, which a prediction does not need.
         if batch.labels is None and batch.input_ids is not None:
             batch = dataclasses.replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))

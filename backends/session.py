@@ -1,6 +1,4 @@
-"""The base of the sessions of the four frameworks: a model and inputs on a device, without a
-framework call.
-"""
+"""The base of the sessions of the four frameworks, without a framework call."""
 
 from __future__ import annotations
 
@@ -41,9 +39,6 @@ class FrameworkSession:
     """A session of a backend (:class:`concord.backends.interface.Session`).
 
     Attributes:
-        inputs: by name, on the device.
-        step_inputs: what a training step takes of them, if it is prepared.
-        computed: the last step's results.
         captured: whether the kernels of a step are captured as a graph.
     """
 
@@ -296,14 +291,12 @@ class FrameworkSession:
         return function
 
     def evaluation(self, captured: bool) -> Callable[..., Any]:
-        """Return :meth:`evaluate`, compiled if requested and if the framework does not compile
-        whole steps.
-        """
+        """Return :meth:`evaluate`, compiled if requested, unless the framework compiles whole steps."""
         return self.evaluate
 
     @cached_property
     def evaluating(self) -> Callable[..., Any]:
-        """The evaluation in steps."""
+        """The :meth:`evaluation` of steps."""
         return self.evaluation(self.captured)
 
     def infer(self, held: Any, fixed: Any, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -314,11 +307,7 @@ class FrameworkSession:
     def observe(
         self, held: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
     ) -> Observation:
-        """Return output, loss, all activations, and gradients if requested.
-
-        Args:
-            zeros: in the shape of each activation whose gradient is wanted.
-        """
+        """Return output, loss, all activations, and gradients if requested."""
         model, evaluate = self.model_of(held, fixed), self.evaluation(captured=False)
         if self.request.gradients:
             observed: Observation = self.adapter.training.differentiate(

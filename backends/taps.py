@@ -19,16 +19,12 @@ DROPOUT = "dropout."
 
 
 class Observation(NamedTuple):
-    """Tensors of the framework from one evaluation.
-
-    Attributes:
-        gradients: of the loss, by native parameter name, ``inputs.<name>`` and ``taps.<name>``.
-    """
+    """Tensors of the framework from one evaluation."""
 
     output: Tensor
     loss: Tensor
     taps: dict[str, Tensor]
-    gradients: dict[str, Tensor]
+    gradients: dict[str, Tensor]  # of the loss, by native parameter name, inputs.<name> and taps.<name>
 
 
 class Tapped:
@@ -43,7 +39,6 @@ def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] 
     """Connect tapped layers to a tap, which gets names that begin with the layer's path.
 
     Args:
-        layers: with their paths in the model, such as ``layers.0.attention``.
         hidden: activations that are not exposed.
     """
 

@@ -40,38 +40,23 @@ MOST = 24
 
 
 class StepInputs(NamedTuple):
-    """What a step takes of one batch.
+    """What a step takes of one batch."""
 
-    Attributes:
-        inputs: of the model, its loss and dropout.
-        zeros: by tap (:meth:`concord.backends.session.FrameworkSession.evaluate`).
-        real: by tap, the looked-up rows that have a gradient.
-    """
-
-    inputs: dict[str, Tensor]
-    zeros: dict[str, Tensor]
-    real: dict[str, Tensor]
+    inputs: dict[str, Tensor]  # of the model, its loss and dropout
+    zeros: dict[str, Tensor]  # added to taps, whose gradients they receive
+    real: dict[str, Tensor]  # by tap, the looked-up rows that have a gradient
 
 
 class Prepared(NamedTuple):
-    """What a step takes of its batches.
-
-    Attributes:
-        weights: ``batch_weight.<number>`` of each batch's gradient, where it is not 1.
-        rows: :meth:`Trainer.rows`.
-    """
+    """What a step takes of its batches."""
 
     batches: list[StepInputs]
-    weights: dict[str, float]
-    rows: dict[str, Tensor]
+    weights: dict[str, float]  # batch_weight.<number> of each batch's gradient, where it is not 1
+    rows: dict[str, Tensor]  # which rows of each table a lazy step updates
 
 
 class Trainer(Course):
-    """Trains the model of a session (:class:`concord.backends.interface.TrainingSession`; SPEC, section 10).
-
-    Raises:
-        Unsupported: for a recipe that cannot be trained.
-    """
+    """Trains a session's model (:class:`concord.backends.interface.TrainingSession`; SPEC, section 10)."""
 
     def __init__(self, session: FrameworkSession) -> None:
         request = session.request
@@ -239,9 +224,6 @@ class Trainer(Course):
     ) -> tuple[dict[str, Any], Any, Any]:
         """Make a step; a compiler may trace this.
 
-        Args:
-            report: whether to return everything, not only losses and norm.
-
         Returns:
             ``<section>.<native name>`` to report; the model's parameters; the optimizer's state.
         """
@@ -328,9 +310,7 @@ class Trainer(Course):
         return StepInputs(inputs, zeros, real)
 
     def slices(self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sums of the squared gradients of looked-up rows, where the norm sees those
-        (SPEC OPT-7).
-        """
+        """Return the sums of squared gradients of looked-up rows, if the norm sees those (SPEC OPT-7)."""
         sums = {}
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:

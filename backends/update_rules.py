@@ -20,31 +20,22 @@ Variable = Any
 
 
 class Operations(NamedTuple):
-    """Functions of a framework that an update needs besides operators.
+    """Functions of a framework that an update needs besides operators."""
 
-    Attributes:
-        value: the tensor of a parameter.
-        bounded: clips to plus and minus a limit.
-        total: the sum of all elements.
-        chosen: elementwise selection by a boolean tensor.
-    """
-
-    value: Callable[[Variable], Tensor]
+    value: Callable[[Variable], Tensor]  # the tensor of a parameter
     assign: Callable[[Variable, Tensor], object]
     zeros_like: Callable[[Tensor], Tensor]
     square_root: Callable[[Tensor], Tensor]
     larger: Callable[[Tensor, Tensor], Tensor]
-    bounded: Callable[[Tensor, float], Tensor]
-    total: Callable[[Tensor], Tensor]
-    chosen: Callable[[Tensor, Tensor, Tensor], Tensor]
+    bounded: Callable[[Tensor, float], Tensor]  # clips to plus and minus a limit
+    total: Callable[[Tensor], Tensor]  # the sum of all elements
+    chosen: Callable[[Tensor, Tensor, Tensor], Tensor]  # elementwise selection by a boolean tensor
 
 
 class Optimizer:
     """An optimizer of a model's parameters (SPEC OPT-2 to OPT-8).
 
     Args:
-        variables: trained parameters by native name.
-        kinds: of each (:class:`concord.spec.parameters.Parameter`).
         native: the framework's own optimizer, where it computes the recipe.
 
     Attributes:
@@ -77,12 +68,7 @@ class Optimizer:
         )
 
     def numbers(self, step: int, rate: float) -> dict[str, float]:
-        """Return the numbers of :meth:`step` that depend on the step.
-
-        Args:
-            step: the number of steps before.
-            rate: the learning rate.
-        """
+        """Return the numbers of :meth:`step` that depend on the step."""
         # Computed on the host in float64: a compiled step takes them as operands and is not compiled again.
         recipe, (first, second) = self.recipe, self.corrections(step)
         height = (
@@ -103,8 +89,6 @@ class Optimizer:
         """Update every parameter.
 
         Args:
-            gradients: by native name, clipped.
-            numbers: of :meth:`numbers`.
             rows: by native name of a lazily updated table, its looked-up rows (N, 1).
         """
         self.state = dict(self.state)  # a copy: while tracing, the old state belongs to the compiler
@@ -215,8 +199,6 @@ def clip(
     """Clip gradients (SPEC OPT-7).
 
     Args:
-        gradients: by native name.
-        kinds: of each parameter.
         squares: returns the sum of squares that a norm sees of a gradient.
 
     Returns:

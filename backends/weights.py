@@ -11,19 +11,14 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Naming:
-    """A framework's parameter names and layout.
+    """A framework's parameter names and layout."""
 
-    Attributes:
-        embedding, kernel, gamma, beta: last word of a native name, by the kind of parameter
-            (:class:`concord.spec.parameters.Parameter`).
-        transposed: whether a linear weight is (out, in) instead of (in, out).
-    """
-
+    # The last word of a native name, for each kind of parameter; positions count as embeddings.
     embedding: str
     kernel: str
     gamma: str
     beta: str
-    transposed: bool = False
+    transposed: bool = False  # whether a linear weight is (out, in) instead of (in, out)
 
     def native_name(self, name: str, kind: str) -> str:
         """Return the native name of a parameter."""

@@ -52,7 +52,6 @@ class WorkerFailure(RuntimeError):
     Attributes:
         status: ``"absent"`` (not installed), ``"broken"`` (cannot be imported), ``"crashed"``, ``"timed
             out"``, ``"out of memory"``, or ``"error"`` (the backend raised an exception and lives on).
-        detail: one line.
         stderr: the last lines of the worker.
     """
 
@@ -62,11 +61,7 @@ class WorkerFailure(RuntimeError):
 
 
 def encode(value: Any) -> bytes:
-    """Encode JSON data, with arrays and types of :data:`MAKERS` in it.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Encode JSON data, with arrays and types of :data:`MAKERS` in it."""
     arrays: Arrays = {}
 
     def plain(part: Any) -> Any:
@@ -190,10 +185,9 @@ def split_gradients(
 
 
 def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:
-    """Return a line for each problem that keeps a run from being judged: unknown names, wrong dtypes and
-    shapes.
+    """Return a line for each problem that keeps a run from being judged.
 
-    Tensors with the same problem share a line.
+    These are unknown names and wrong dtypes or shapes; tensors with the same problem share a line.
     """
     inputs = batch.arrays()
     sizes = sizes_of(config, inputs)
@@ -241,11 +235,7 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def check_info(info: Any) -> None:
-    """Refuse a run's description that cannot be understood.
-
-    Raises:
-        SpecError: saying what is wrong.
-    """
+    """Refuse a run's description that cannot be understood."""
     if not isinstance(info, dict):
         raise SpecError(f"'info' is {repr(info)[:40]} but must be an object")
     # A string instead of a list would match every tensor, and excuse it.
@@ -260,11 +250,7 @@ def check_info(info: Any) -> None:
 
 
 def check_description(described: Any) -> dict[str, Any]:
-    """Check a backend's description and return it.
-
-    Raises:
-        SpecError: saying what is wrong.
-    """
+    """Check a backend's description and return it."""
     if not isinstance(described, dict):
         raise SpecError(f"describe() returned a {type(described).__name__} but must return a dict")
     further = described.get("implementation_deviations", {})

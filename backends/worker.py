@@ -60,9 +60,7 @@ def environment(
     """Return the environment variables of a worker: threads, device, logging.
 
     Args:
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         threads: of every framework; by default the number of cores.
-        profile: one of :data:`PROFILES`.
     """
     # Everything is stated: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children (decision
     # 0001).
@@ -91,14 +89,8 @@ class Worker(Process):
 
     Args:
         target: its class, ``"package.module:Class"``.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         python: interpreter of another environment, with numpy, scipy, safetensors and the framework.
-        time_limit: seconds for one request.
-        memory_limit: bytes; by default four fifths of the machine's.
-        threads: by default the number of cores.
         opened: called with the worker once it has a process, so that it can be closed while it starts.
-        profile: one of :data:`PROFILES`.
-        deterministic: whether to allow only kernels that give the same bits each time.
 
     Raises:
         WorkerFailure: if the process does not start or the framework cannot be imported.
@@ -157,7 +149,7 @@ class Worker(Process):
         Raises:
             SpecError: for input that does not fit, before anything is sent.
             Unsupported: if the backend cannot do it, or does not confirm that it did.
-            WorkerFailure: if there is no result.
+            WorkerFailure: if there is no answer.
         """
         asked |= {"device": self.device, "deterministic": self.deterministic}
         request = Request(config, weights, batch, part, dtype, implementation, **asked)

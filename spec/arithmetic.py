@@ -91,9 +91,7 @@ class Arithmetic:
         return replacement
 
     def uncertain(self, a: Node, size: Array) -> Node:
-        """Return an input that is known up to an error of this size, which only Monte Carlo
-        arithmetic adds.
-        """
+        """Return an input that is known up to an error, which only Monte Carlo arithmetic adds."""
         return a
 
     def given_gradient(self, values: NDArray[Any]) -> Array:
@@ -363,7 +361,6 @@ class Arithmetic:
 
         Args:
             value: exponentials over their sum.
-            x: the scores.
             logarithms: returns the log-sum-exp of each row, NaN where a mask constant absorbs it.
         """
         if self.way == "output" and floor is None:
@@ -394,7 +391,6 @@ class Arithmetic:
 
         Args:
             gradient: terms minus shares times the row sum of the terms: zero in sum, except for rounding.
-            x: the scores.
         """
         return gradient
 
@@ -442,8 +438,8 @@ class Arithmetic:
         return self._record(inside, (a, lambda g: np.where(inside == a.value, g, 0)))
 
     def add_where(self, a: Node, keep: Mask, value: float, rounded: str) -> Node:
-        """Add a constant wherever ``keep`` is False and round the sum as the precision ``rounded`` does (SPEC
-        MSK-5).
+        """Add a constant wherever ``keep`` is False, rounding as the precision ``rounded`` does
+        (SPEC MSK-5).
         """
         sums = self.round_sum(a.value, value, rounded)
         added = self._record(np.where(keep, a.value, sums), (a, lambda g: g))

@@ -85,7 +85,6 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
     """Refuse inputs that do not fit (SPEC INP-1 to INP-5).
 
     Args:
-        part: one of :data:`concord.spec.tensors.PARTS`.
         where: context of the messages, for example ``"backend=paddle"``.
 
     Raises:
@@ -208,11 +207,9 @@ def example_batch(
     """Draw a batch for a part of the model (SPEC INP-6): ids and labels int64, masks bool, numbers float64.
 
     Args:
-        batch: B.
         tokens: T, by default as many as there are positions; S of the attention parts, with T // 2 + 1
             queries.
         padding: one of :data:`PADDINGS`, or the number of real tokens at the start of each sample.
-        part: one of :data:`concord.spec.tensors.PARTS`.
 
     Raises:
         UnknownNameError: for an unknown padding or part.
@@ -234,8 +231,7 @@ def completed(
     part: str = "model",
     drawn: bool = False,
 ) -> Batch:
-    """Return a batch with the labels or the cotangent that the loss needs, where none were given (SPEC INP-3,
-    LOS-5).
+    """Return a batch with missing labels or a missing cotangent filled in (SPEC INP-3, LOS-5).
 
     Args:
         drawn: whether gradients are wanted: labels then go through all classes and a cotangent is drawn;

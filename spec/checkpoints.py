@@ -25,16 +25,11 @@ PART_FORMAT: Literal["concord.part/1"] = "concord.part/1"
 
 @dataclass(frozen=True)
 class Contents:
-    """The index of a checkpoint.
-
-    Attributes:
-        sha256: digest of each other file by name.
-        part: one of :data:`concord.spec.tensors.PARTS`.
-    """
+    """The index of a checkpoint."""
 
     format: Literal["concord.checkpoint/1"]
-    sha256: dict[str, str]
-    part: str = "model"
+    sha256: dict[str, str]  # digest of each other file by name
+    part: str = "model"  # one of tensors.PARTS
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """The values that each option may take (SPEC, section 2)."""
 
-# Above these limits the parameter names alone, or the table of fixed positions, would exhaust memory before
-# anything could be refused.
+# Above these limits the names of the parameters, or the table of fixed positions, would exhaust memory.
 MOST_LAYERS, MOST_HEADS, LARGEST_TABLE = 1 << 10, 1 << 17, 1 << 26
 
 _AT_LEAST_ONE = ("vocab_size", "max_positions", "d_model", "num_heads", "d_ff", "num_layers", "num_classes")

@@ -24,23 +24,15 @@ NONE: Deviations = MappingProxyType({})
 
 @dataclass(frozen=True)
 class KnownDeviation:
-    """A deviation that the reference can follow.
+    """A deviation that the reference can follow."""
 
-    Attributes:
-        clause: the clause that it departs from.
-        meaning: of its value.
-        dtypes: the precisions that it affects; empty for all.
-        rounds: whether it affects rounding only, so that the truth stays the same.
-        excuses: whether the judge excludes the tensors instead, because the reference cannot compute them.
-        alone: the verdict on a run that would agree if it declared this.
-    """
-
-    clause: str
-    meaning: str
-    dtypes: tuple[str, ...] = ()
-    rounds: bool = False
+    clause: str  # the clause that it departs from
+    meaning: str  # of its value
+    dtypes: tuple[str, ...] = ()  # the precisions that it affects; empty for all
+    rounds: bool = False  # whether it affects rounding only, so that the truth stays the same
+    # Whether the judge excludes the tensors instead, because the reference cannot compute them.
     excuses: bool = False
-    alone: str = ""
+    alone: str = ""  # the verdict on a run that would agree if it declared this
 
 
 UNCOMPUTED_PADDING, WIDER_OUTPUT, BLIND_ROWS_ZERO = "uncomputed_padding", "wider_output", "blind_rows_zero"

@@ -30,8 +30,8 @@ def erf(x: Array) -> Array:
     if x.dtype != EXTENDED or EXTENDED is np.float64:
         plain: Array = special.erf(x)
         return plain
-    # SciPy has no erf in extended precision. Of the known series this one has terms of one sign only, so
-    # nothing cancels: erf(x) = 2 / sqrt(pi) * exp(-x²) * sum of 2^n x^(2n+1) / (1 * 3 * … * (2n+1)).
+    # SciPy has no erf in extended precision. The terms of this series have one sign, so nothing cancels:
+    # erf(x) = 2 / sqrt(pi) * exp(-x²) * sum of 2^n x^(2n+1) / (1 * 3 * … * (2n+1)).
     near = np.clip(x, -_SATURATED, _SATURATED)
     square = near * near
     term = near.copy()
@@ -83,7 +83,7 @@ def _multiply(left: Array, right: Array) -> Array:
         or left.shape[-2] <= _FEW_ROWS
     ):
         return _plainly(left, right)
-    # Splitting an infinity gives NaN everywhere, where the plain product has it in a few places.
+    # Splitting would turn an infinity into NaN.
     if not (np.isfinite(left).all() and np.isfinite(right).all()):
         return _plainly(left, right)
     left, right = _balanced(left, right)
@@ -137,8 +137,8 @@ def _parts(values: Array, axis: int, bits: int, count: int) -> list[NDArray[np.f
 
 @functools.lru_cache(maxsize=256)
 def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, str], list[int]]:
-    """Return the axis orders that turn both operands into stacks of matrices, the groups of indices, and the
-    order of the result.
+    """Return the axis orders of both operands as stacks of matrices, the groups of indices, and the order of
+    the result.
     """
     left, result = subscripts.split("->")
     index_a, index_b = left.split(",")

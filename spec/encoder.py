@@ -71,9 +71,7 @@ class Model:
         self.dropout: Dropout = lambda site, shape: None
 
     def observe(self, observer: Observer, gradients: bool, part: str) -> int:
-        """Hand on every tap, and every gradient if wanted; return the number of elements of the
-        forward pass.
-        """
+        """Hand on every tap, and gradients if wanted; return the number of forward elements."""
         self.observer = observer
         self.watched = set(trainable(self.config, part)) if gradients else set()
         self.a.recording = gradients or self.a.keeping

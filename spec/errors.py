@@ -107,11 +107,7 @@ def collect(*steps: Callable[[], Any]) -> list[Any]:
 
 
 def refuse(problems: list[str]) -> None:
-    """Raise an error if there are problems.
-
-    Raises:
-        SpecError: listing them.
-    """
+    """Raise an error if there are problems."""
     if problems:
         raise SpecError(problems)
 

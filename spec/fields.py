@@ -20,7 +20,6 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
 
     Args:
         where: what error messages call the data.
-        clause: the clause that defines the fields.
 
     Raises:
         ConfigError: listing unknown and missing fields and wrong values at once.
@@ -78,12 +77,7 @@ def replaced(data: Kind, noun: str, fields: Mapping[str, Any]) -> Kind:
 
 
 def type_problems(data: Any, choices: Mapping[str, tuple[str, ...]], clause: str) -> list[str]:
-    """Return the fields of a dataclass that have a wrong type or an unknown option.
-
-    Args:
-        choices: field to the values that it may take.
-        clause: the clause that defines the fields.
-    """
+    """Return the fields of a dataclass that have a wrong type or an unknown option."""
     problems = []
     for field in dataclasses.fields(data):
         name, value = field.name, getattr(data, field.name)

@@ -1,6 +1,4 @@
-"""Reading and writing whole files; anything that is irregular, too large or malformed is refused with a
-message.
-"""
+"""Reading and writing whole files. Irregular, oversized or malformed ones are refused with a message."""
 
 from __future__ import annotations
 
@@ -82,9 +80,6 @@ def find(folder: Path, pattern: str) -> list[Path]:
 def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
     """Return the content of a regular file.
 
-    Args:
-        largest: the maximum number of bytes.
-
     Raises:
         SpecError: if it is missing, unreadable, irregular or too large.
     """
@@ -104,11 +99,7 @@ def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
-    """Open a regular file to read it piece by piece.
-
-    Raises:
-        SpecError: if it is missing, unreadable or irregular.
-    """
+    """Open a regular file to read it piece by piece."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -126,11 +117,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a regular file.
-
-    Raises:
-        SpecError: if it is missing, unreadable or irregular.
-    """
+    """Return the SHA-256 of a regular file."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -166,7 +153,7 @@ def parse_json(content: str | bytes, where: str) -> Any:
     try:
         text = content if isinstance(content, str) else content.decode("utf-8")
         data = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
-        # Encoding is slow, and only an escaped surrogate can make it fail.
+        # Only an escaped surrogate, half of a character, can make this fail.
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(data, ensure_ascii=False).encode("utf-8")
         # Level by level, since a recursive walk would need the depth that it is to refuse.
@@ -262,11 +249,11 @@ def typed(
             return reader.validate_json(content, strict=True)
         return reader.validate_python(content, strict=True)
     except ValidationError as error:
-        found = error.errors(include_url=False)
+        problems = error.errors(include_url=False)
     # Every other problem of a file in another format is noise.
-    other = [problem for problem in found if problem["loc"] == (version,)]
+    other = [problem for problem in problems if problem["loc"] == (version,)]
     hint = f"; it is what {written_by} of this version writes" if other and written_by else ""
-    raise SpecError([f"{line}{hint}" for line in _lines(other or found)][:MOST_PROBLEMS])
+    raise SpecError([f"{line}{hint}" for line in _lines(other or problems)][:MOST_PROBLEMS])
 
 
 def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
@@ -323,11 +310,7 @@ def read_arrays(path: Path) -> Arrays:
 
 
 def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
-    """Read the metadata and the arrays of a safetensors file.
-
-    Raises:
-        SpecError: as :func:`read_arrays`.
-    """
+    """Read the metadata and the arrays of a safetensors file."""
     content = read_bytes(path)
     try:
         arrays = load(content)
@@ -384,21 +367,13 @@ def same_file(one: Path, other: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a utf-8 text, whole or not at all; an existing file keeps its permissions.
-
-    Raises:
-        SpecError: if it cannot be written.
-    """
+    """Write a utf-8 text, whole or not at all; an existing file keeps its permissions."""
     # A file name that is not utf-8 comes as lone surrogates, which only an escape can write.
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write bytes, whole or not at all.
-
-    Raises:
-        SpecError: if they cannot be written.
-    """
+    """Write bytes, whole or not at all."""
     with writing(path) as write:
         write(content)
 
@@ -409,9 +384,6 @@ def writing(path: Path) -> Iterator[Write]:
 
     Yields:
         A function that writes the next bytes.
-
-    Raises:
-        SpecError: if it cannot be written.
     """
     with refusing(path):
         mode = _mode(path)

@@ -21,7 +21,6 @@ def visible_keys(config: EncoderConfig, key_mask: Mask, num_heads: int) -> Mask:
 
     Args:
         key_mask: (B, S) or (B, Q, S).
-        num_heads: H, the heads computed at once.
 
     Returns:
         (B, 1, 1 or Q, S) for ``per_sample``; (B, H, 1 or Q, S) for ``batch_major``.

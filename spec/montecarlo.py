@@ -23,8 +23,7 @@ Size = Callable[[slice], Array]
 # Elements that are perturbed at a time: few enough to stay in a processor's cache.
 BLOCK = 1 << 16
 
-# Random numbers that are drawn once. Each operation reads them from a random place: drawing anew would take
-# longer than most operations.
+# Random numbers that are drawn once; each operation reads them from a random place.
 PERIOD = (1 << 18) + 29
 
 # A score may err by this many unit roundoffs of its row's largest one, where that decides how its sum with a
@@ -359,8 +358,9 @@ class MonteCarlo(Arithmetic):
 
 
 def _rounding_up_to_larger(x: Array, reach: Array, *summed: Array) -> Array:
-    """Return how many unit roundoffs the sums of each row err up to the next larger entry; 0 where an entry
-    never is the largest.
+    """Return the rounding of each row's sums up to the next larger entry, in unit roundoffs.
+
+    It is 0 where an entry never is the largest.
 
     Args:
         reach: how far an entry may lie below another and still count as equal.

@@ -34,20 +34,12 @@ class Parameter:
 
 
 def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Parameter]:
-    """Return every parameter of a part by canonical name, in the order of computation (SPEC WGT-1).
-
-    Raises:
-        UnknownNameError: for an unknown part, with the nearest names.
-    """
+    """Return every parameter of a part by canonical name, in the order of computation (SPEC WGT-1)."""
     return dict(_parameters(config, check_part(part)))
 
 
 def trainable(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the names of parameters, then ``inputs.<name>``, that get a gradient (SPEC GRD-1, GRD-3, GRD-5).
-
-    Raises:
-        UnknownNameError: for an unknown part, with the nearest names.
-    """
+    """Return the parameters and ``inputs.<name>`` that get a gradient (SPEC GRD-1, GRD-3, GRD-5)."""
     named = [name for name, parameter in parameters(config, part).items() if parameter.trainable]
     return named + [f"inputs.{name}" for name in differentiable_inputs(part)]
 
@@ -119,7 +111,6 @@ def initialize(
 
     Args:
         profile: one of :data:`PROFILES`.
-        part: one of :data:`concord.spec.tensors.PARTS`.
 
     Returns:
         Canonical name to float64 array that holds float32 numbers.

@@ -41,9 +41,7 @@ def angles(config: EncoderConfig) -> NDArray[np.float64]:
 
 
 def float32_noise(config: EncoderConfig) -> NDArray[np.float64]:
-    """Return how far each entry may err if a source computed the table in float32: (max_positions,
-    d_model).
-    """
+    """Return the possible error of each entry of a table in float32: (max_positions, d_model)."""
     # Frequency and angle are rounded, which moves the sine by as much as the angle, and the sine is rounded
     # too.
     return 2.0**-24 * (1 + 2 * angles(config))
@@ -54,9 +52,6 @@ def position_ids(config: EncoderConfig, real: Mask) -> Ids:
 
     Args:
         real: (B, T), True where a token is not padding.
-
-    Returns:
-        (B, T).
     """
     if config.position_of_padding == "pad_row":
         return np.where(real, np.cumsum(real, axis=1) - 1 + config.position_start, config.pad_id)

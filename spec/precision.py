@@ -143,11 +143,7 @@ MODES: dict[str, Precision] = {
 
 
 def precision(name: str) -> Precision:
-    """Return a precision or mode by name.
-
-    Raises:
-        UnknownNameError: with the nearest names.
-    """
+    """Return a precision or mode by name."""
     target = PRECISIONS.get(name) or MODES.get(name)
     if target is None:
         raise unknown("dtype", name, list(PRECISIONS))

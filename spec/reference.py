@@ -62,8 +62,6 @@ def reference(
 
     Args:
         weights: exactly the parameters of the part, in any floating dtype (SPEC WGT-1, WGT-2).
-        batch: the inputs of the part (SPEC INP-1 to INP-5).
-        gradients: whether to differentiate the loss.
         part: one of :data:`concord.spec.tensors.PARTS`.
         dtype: the precision of the *model*: weights, inputs and mask constants are rounded to it once (SPEC
             PRC-2, MSK-5, MSK-6).
@@ -163,7 +161,6 @@ def observe(
         pinned_gradients: tap name to the gradient by it; the backward pass goes on from these.
         unrounded: whether later steps may have seen a pinned tap before it was rounded.
         slices: whether to hand on ``gradients.slices.<table>`` (B, T, D), before rows of one id are summed.
-        dropout: which elements each site drops.
 
     Returns:
         The number of elements of the forward pass, which the memory of a sample is proportional to.

@@ -31,19 +31,12 @@ OF_IDS = (*POOLED, "encoder")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the specification.
+    """A tensor of the specification."""
 
-    Attributes:
-        shape: axis names separated by spaces, for example ``"batch heads query key"``; empty for a scalar.
-        clause: the clause of SPEC.md that defines it.
-        kind: ``"float"``, ``"int"`` or ``"bool"``.
-        required: whether an input must be given.
-    """
-
-    shape: str
-    clause: str
-    kind: str = "float"
-    required: bool = True
+    shape: str  # axis names separated by spaces, for example "batch heads query key"; empty for a scalar
+    clause: str  # the clause of SPEC.md that defines it
+    kind: str = "float"  # "float", "int" or "bool"
+    required: bool = True  # whether an input must be given
 
 
 def check_part(part: str) -> str:
@@ -58,11 +51,7 @@ def check_part(part: str) -> str:
 
 
 def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
-    """Return the inputs of a part by name (SPEC INP-1, PRT-1).
-
-    Raises:
-        UnknownNameError: for an unknown part, with the nearest names.
-    """
+    """Return the inputs of a part by name (SPEC INP-1, PRT-1)."""
     ids = {"input_ids": Tensor("batch tokens", "INP-1", "int")}
     segments = {"segment_ids": Tensor("batch tokens", "EMB-5", "int")} if config.num_segments else {}
     masks = {
@@ -92,11 +81,7 @@ def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
 
 
 def differentiable_inputs(part: str) -> tuple[str, ...]:
-    """Return the inputs that get a gradient, as ``inputs.<name>`` (SPEC GRD-5).
-
-    Raises:
-        UnknownNameError: for an unknown part, with the nearest names.
-    """
+    """Return the inputs that get a gradient, as ``inputs.<name>`` (SPEC GRD-5)."""
     return {
         "stack": ("embeddings",),
         "attention": ("query", "key", "value"),
@@ -112,9 +97,6 @@ def taps(
     Args:
         given: names of the inputs, by default all; without a mask there are no masked tensors, which only
             ``attention`` and ``dot_product`` allow.
-
-    Raises:
-        UnknownNameError: for an unknown part, with the nearest names.
     """
     if given is None or part not in ("attention", "dot_product"):
         return dict(_listed(config, check_part(part), True, True))
@@ -122,11 +104,7 @@ def taps(
 
 
 def output_name(config: EncoderConfig, part: str = "model") -> str:
-    """Return the tap that is the result of a part (SPEC PRT-1), ``logits`` of the whole model.
-
-    Raises:
-        UnknownNameError: for an unknown part, with the nearest names.
-    """
+    """Return the tap that is the result of a part (SPEC PRT-1), ``logits`` of the whole model."""
     if part == "model":
         return "logits"
     # The output is the last tap before the loss; of the whole model other taps follow the logits.
@@ -134,11 +112,7 @@ def output_name(config: EncoderConfig, part: str = "model") -> str:
 
 
 def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the result of a part and the taps that follow it, which a run may deliver in a wider type.
-
-    Raises:
-        UnknownNameError: for an unknown part, with the nearest names.
-    """
+    """Return the result of a part and the taps that follow it, which a run may deliver in a wider type."""
     names = list(taps(config, part))
     return names[names.index(output_name(config, part)) :]
 

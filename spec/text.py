@@ -24,12 +24,7 @@ def _seen(char: str) -> str:
 
 
 def shortened(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
-    """Cut the middle out of a text that is too long, and out of each word.
-
-    Args:
-        most: characters of the result.
-        word: characters of each word.
-    """
+    """Cut the middle out of a text that is too long, and out of each word."""
     return _cut(re.sub(rf"\S{{{word + 1},}}", lambda found: _cut(found[0], word), text), most)
 
 
@@ -39,12 +34,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def shown(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
-    """Return a text as one line: shortened, legible, with escaped line breaks.
-
-    Args:
-        most: characters of the result.
-        word: characters of each word.
-    """
+    """Return a text as one line: shortened, legible, with escaped line breaks."""
     return legible(shortened(text, most, word)).replace("\n", "\\n")
 
 
@@ -54,10 +44,6 @@ def first_line(said: object) -> str:
 
 
 def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
-    """Return the first words, and the number of the others.
-
-    Args:
-        most: words to list.
-    """
+    """Return the first words, and the number of the others."""
     listed, more = between.join(words[:most]), len(words) - most
     return f"{listed}{' ' if between == ', ' else between}and {more} more" if more > 0 else listed

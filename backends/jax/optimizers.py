@@ -124,7 +124,7 @@ def optimizer(recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping
     """Return the optimizer of a recipe (:class:`concord.backends.update_rules.Optimizer`)."""
     native = own(recipe, {name: kinds[name] not in recipe.undecayed for name in variables})
     kind = Optimizer if native is None else OwnOptimizer
-    found = kind(OPERATIONS, recipe, variables, kinds, native)
+    rule = kind(OPERATIONS, recipe, variables, kinds, native)
     if native is not None:
-        found.state = native.init({name: variable[...] for name, variable in variables.items()})
-    return found
+        rule.state = native.init({name: variable[...] for name, variable in variables.items()})
+    return rule

@@ -123,8 +123,8 @@ def optimizer(recipe: Recipe, variables: Mapping[str, Tensor], kinds: Mapping[st
     undecayed = {variable.name for name, variable in variables.items() if kinds[name] in recipe.undecayed}
     native = own(recipe, groups(recipe, variables, kinds), undecayed)
     kind = Optimizer if native is None else OwnOptimizer
-    found = kind(OPERATIONS, recipe, variables, kinds, native)
+    rule = kind(OPERATIONS, recipe, variables, kinds, native)
     double = next(iter(variables.values())).dtype == paddle.float64
     if native is not None and recipe.algorithm == "adam" and not double:
-        found.known_deviations = (CONSTANTS,)
-    return found
+        rule.known_deviations = (CONSTANTS,)
+    return rule

@@ -63,30 +63,18 @@ SHORT = 3.0
 
 @dataclass(frozen=True)
 class Scenario:
-    """A kind of input that exposes a class of errors.
+    """A kind of input that exposes a class of errors."""
 
-    Attributes:
-        exposes: the errors, in words.
-        profile: of the weights (:data:`concord.spec.parameters.PROFILES`).
-        padding: of the batch (:data:`concord.spec.batch.PADDINGS`).
-        batch, tokens: sizes of the batch.
-        seed: of weights and inputs.
-        ids: the few ids that texts use; every other row of the token table is zero.
-        once: whether one precision is enough; a check in several runs it in the last one.
-        options: configuration fields that it sets.
-        only: its variants; by default all without an entry in :data:`OWN`.
-    """
-
-    exposes: str
-    profile: str = "generic"
-    padding: str = "ragged"
+    exposes: str  # the errors, in words
+    profile: str = "generic"  # of the weights (parameters.PROFILES)
+    padding: str = "ragged"  # of the batch (batch.PADDINGS)
     batch: int = BATCH
     tokens: int = TOKENS
-    seed: int = 0
-    ids: tuple[int, ...] = ()
-    once: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-    only: tuple[str, ...] = ()
+    seed: int = 0  # of weights and inputs
+    ids: tuple[int, ...] = ()  # the few ids that texts use; every other row of the token table is zero
+    once: bool = False  # one precision shows it: a check in several runs it in the last one only
+    options: dict[str, Any] = field(default_factory=dict)  # configuration fields that it sets
+    only: tuple[str, ...] = ()  # its variants; by default all without an entry in OWN
 
 
 # Cases run one after the other in one process. Neighbours differ in masks and lengths or in every size, and
@@ -223,23 +211,13 @@ class Case:
 def standard_cases(
     only: list[str] | None = None, part: str = "model", options: dict[str, Any] | None = None
 ) -> list[Case]:
-    """Return the standard cases.
-
-    Args:
-        only: names of variants, all by default.
-        options: configuration fields to replace in every case.
-    """
+    """Return the standard cases."""
     chosen = variants() if only is None else only
     return [build_case(name, scenario, part, options) for name in chosen for scenario in scenarios_of(name)]
 
 
 def build_case(name: str, scenario: str, part: str = "model", options: dict[str, Any] | None = None) -> Case:
-    """Return one standard case.
-
-    Args:
-        name: of the variant.
-        scenario: one of :data:`SCENARIOS`.
-    """
+    """Return one standard case."""
     entry = SCENARIOS[scenario]
     published = variant(name)
     room = (

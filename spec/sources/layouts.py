@@ -18,19 +18,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """A layout of a weight.
-
-    Attributes:
-        rank: of the canonical array.
-        shape: canonical shape and number of heads to the source's shape of one piece.
-        canonical: the source's pieces to the canonical array.
-        native: canonical array and number of heads to the source's pieces.
-    """
+    """A layout of a weight."""
 
     meaning: str
-    rank: int
+    rank: int  # of the canonical array
+    # Canonical shape and number of heads to the source's shape of one piece.
     shape: Callable[[Shape, int], Shape]
-    canonical: Callable[[Sequence[Array]], Array]
+    canonical: Callable[[Sequence[Array]], Array]  # the source's pieces to the canonical array
+    # Canonical array and number of heads to the source's pieces.
     native: Callable[[Array, int], Sequence[Array]]
 
 

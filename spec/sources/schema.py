@@ -65,16 +65,11 @@ class NativeInput(_Section):
 
 
 class Option(_Section):
-    """A configuration key whose values the source words differently.
-
-    Attributes:
-        values: from the source's word to our value.
-        absent: the source's word where our configuration lacks the field.
-    """
+    """A configuration key whose values the source words differently."""
 
     key: str
-    values: dict[str, Any] = {}
-    absent: str | None = None
+    values: dict[str, Any] = {}  # from the source's word to our value
+    absent: str | None = None  # the source's word where our configuration lacks the field
 
     @property
     def words(self) -> dict[str, Any]:
@@ -163,15 +158,13 @@ class CheckpointTable(_Section):
     # A parameter of the whole model that this part lacks, or "heads.<name>" of a head outside the family:
     # where a file may keep it, so that conversion to another kind of file does not lose it.
     carried: dict[Pattern, Native] = {}
-    # Keys of the configuration: allowed values, if the key is there; another key with the same value; the
-    # value where missing; another key whose entries are counted where missing; "tensor:axis" whose length it
-    # is where missing; and the value to write.
+    # By key of a configuration: the values that it may have, if it is there.
     requires: dict[str, Annotated[list[Any], BeforeValidator(_listed)]] = {}
-    equal: dict[str, str] = {}
-    defaults: dict[str, Any] = {}
-    counts: dict[str, str] = {}
-    sizes: dict[str, str] = {}
-    writes: dict[str, Any] = {}
+    equal: dict[str, str] = {}  # another key, which must have the same value
+    defaults: dict[str, Any] = {}  # its value where it is missing
+    counts: dict[str, str] = {}  # where it is missing: another key, whose entries are counted
+    sizes: dict[str, str] = {}  # where it is missing: "tensor:axis", whose length it is
+    writes: dict[str, Any] = {}  # the value to write
 
 
 class PartTable(_Section):

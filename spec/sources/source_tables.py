@@ -38,7 +38,6 @@ def load(source: str) -> Table:
     """Return the table of a published source.
 
     Raises:
-        UnknownNameError: with the nearest names.
         SpecError: if the table itself is wrong.
     """
     if source not in sources():
@@ -63,7 +62,7 @@ def read(path: Path) -> Table:
         if model := parts.get(part.get("like")):
             left = part.get("without", ())
             weights = {key: native for key, native in model.get("weights", {}).items() if key not in left}
-            ignored = [one.get("checkpoint", {}).get("ignored", {}) for one in (model, part)]
+            ignored = [entry.get("checkpoint", {}).get("ignored", {}) for entry in (model, part)]
             parts[name] = _like({**model, "weights": weights}, part)
             parts[name]["checkpoint"]["ignored"] = {**ignored[0], **ignored[1]}
     with located(path.name):
@@ -91,11 +90,7 @@ def words(table: Table) -> str:
 
 
 def part_of(table: Table, part: str | None = None) -> PartTable:
-    """Return what a table says about a part, by default its first one.
-
-    Raises:
-        UnknownNameError: if the source has no such part.
-    """
+    """Return what a table says about a part, by default its first one."""
     if part is None:
         return next(iter(table.parts.values()))
     if part not in table.parts:
@@ -110,8 +105,6 @@ def configure(
 
     Args:
         stated: the source's configuration; keys that the table does not name are ignored.
-        part: by default the table's first.
-        where: what error messages call the configuration.
 
     Raises:
         SpecError: listing missing keys and values that the table does not know.
@@ -194,17 +187,11 @@ def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict
 
 @dataclass(frozen=True)
 class Binding:
-    """A canonical parameter and the source's tensors that hold it.
+    """A canonical parameter and the source's tensors that hold it."""
 
-    Attributes:
-        names: several where each tensor holds one head.
-        layout: one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`.
-        shape: of each of the source's tensors.
-    """
-
-    names: tuple[str, ...]
-    layout: str
-    shape: Shape
+    names: tuple[str, ...]  # several where each tensor holds one head
+    layout: str  # one of sources.layouts.WEIGHT_LAYOUTS
+    shape: Shape  # of each of the source's tensors
 
 
 def bindings(
@@ -213,7 +200,6 @@ def bindings(
     """Return where a source keeps each parameter, by canonical name in the order of computation.
 
     Args:
-        entry: what the table says about the part.
         instead: other names for some parameters, as gradients of a run may have.
 
     A parameter without a name in the source is left out.
@@ -237,11 +223,7 @@ def bindings(
 def gather(
     places: Mapping[str, Binding], arrays: Mapping[str, NDArray[Any]], context: str
 ) -> tuple[Arrays, list[str]]:
-    """Return a source's tensors under canonical names and in canonical layouts, and all problems.
-
-    Args:
-        context: ends every message, for example ``"source=bert-pytorch"``.
-    """
+    """Return a source's tensors under canonical names and in canonical layouts, and all problems."""
     arrays_by_name, problems = {}, []
     for canonical_name, place in places.items():
         wrong = []
@@ -269,8 +251,6 @@ def canonical(
     """Convert a source's weights to canonical names and layouts; numbers and dtypes stay.
 
     Args:
-        native: every weight of the source under its own name.
-        part: by default the table's first.
         positions: (max_positions, d_model), where the source has no parameter for it; by default the
             configuration's sinusoid in float64.
 

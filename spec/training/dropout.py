@@ -31,12 +31,7 @@ LOW = np.uint64(0xFFFFFFFF)
 def philox(
     counter: tuple[Words, Words, Words, Words], key: tuple[int, int]
 ) -> tuple[Words, Words, Words, Words]:
-    """Return four random words for each counter.
-
-    Args:
-        counter: four words each, of one shape.
-        key: two words.
-    """
+    """Return four random words for each counter."""
     a, b, c, d = counter
     for number in range(ROUNDS):
         first, second = (
@@ -54,10 +49,7 @@ def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ..
 
     Args:
         seed: of the training, below 2^64.
-        step: counted from 0.
         micro_batch: number of the batch within the step.
-        site: for example ``"layers.0.attention.weights"``.
-        rate: the share that is dropped.
     """
     drawn = _drawn if math.prod(shape) > SMALL else _drawn_once
     return drawn(seed, step, micro_batch, site, shape, rate)

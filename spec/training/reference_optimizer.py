@@ -87,7 +87,6 @@ class ReferenceOptimizer:
         """Return the parameters after one step.
 
         Args:
-            gradients: clipped.
             rows: of tables, those that the step's batches looked up; lazy updates leave the others alone.
         """
         self.steps += 1
@@ -188,12 +187,15 @@ class ReferenceOptimizer:
         root, epsilon = a.sqrt(second), self.held(recipe.epsilon)
         if not recipe.bias_correction:
             return a.scale(a.divide(first, a.shift(root, epsilon)), rate)
-        one, two = (a.shift(a.scale(power, -1.0), 1.0) for power in self.powers)
+        correction1, correction2 = (a.shift(a.scale(power, -1.0), 1.0) for power in self.powers)
         # Where epsilon stands decides the step of tiny gradients, so both forms are computed literally.
         if recipe.epsilon_placement == "uncorrected":
-            height = a.divide(a.scale(a.sqrt(two), rate), one)
+            height = a.divide(a.scale(a.sqrt(correction2), rate), correction1)
             return a.divide(a.multiply(first, height), a.shift(root, epsilon))
-        return a.scale(a.divide(a.divide(first, one), a.shift(a.divide(root, a.sqrt(two)), epsilon)), rate)
+        return a.scale(
+            a.divide(a.divide(first, correction1), a.shift(a.divide(root, a.sqrt(correction2)), epsilon)),
+            rate,
+        )
 
     def rmsprop(self, name: str, gradient: Node, rate: float) -> Node:
         """RMSProp (SPEC OPT-5)."""
@@ -222,7 +224,6 @@ def clipped(
 
     Args:
         squares: returns the sum of squares that the norm sees of a gradient; by default the gradient's own.
-        kinds: of the parameters, for ``group_norm``.
         norm: a run's own norm, to clip by it instead.
 
     Returns:

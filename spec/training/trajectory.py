@@ -34,17 +34,12 @@ These are ``losses.<number>`` of its batches, ``gradients.<name>`` before clippi
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training run.
-
-    Attributes:
-        steps: for each step, the batches whose gradients it accumulates.
-        seed: of dropout.
-        reported: steps that report everything, counted from 0; all others report losses and norms.
-    """
+    """A training run."""
 
     recipe: Recipe
-    steps: Sequence[Sequence[Batch]]
-    seed: int = 0
+    steps: Sequence[Sequence[Batch]]  # for each step, the batches whose gradients it accumulates
+    seed: int = 0  # of dropout
+    # Steps that report everything, counted from 0; all others report losses and norms.
     reported: tuple[int, ...] = ()
 
     def reports(self, step: int, name: str) -> bool:
@@ -70,11 +65,7 @@ def rows_of(config: EncoderConfig, batches: Sequence[Batch], part: str = "model"
 
 
 class Course:
-    """What follows from recipe, batches and step number alone: rates, batch weights, dropout.
-
-    Attributes:
-        steps: the number of steps so far.
-    """
+    """What follows from recipe, batches and step number alone: rates, batch weights, dropout."""
 
     def __init__(self, config: EncoderConfig, training: Training, part: str = "model") -> None:
         self.config, self.training, self.part, self.steps = config, training, part, 0
@@ -111,11 +102,9 @@ class Trajectory(Course):
     Args:
         weights: valid, and already rounded to ``dtype``.
         dtype: the precision of the model; mask constants are rounded to it.
-        deviations: what a backend declares.
         uncertain: the error of weights that are not known exactly, such as a table computed in float32.
 
     Attributes:
-        parameters: current values by canonical name.
         norm: a run's own norm to clip by, or None.
     """
 
@@ -191,7 +180,6 @@ class Trajectory(Course):
         """Clip and update by the gradients of a step.
 
         Args:
-            total: accumulated gradients.
             slices: gradients by looked-up rows, where the norm sees those (SPEC OPT-7).
         """
         with np.errstate(all="ignore"):
@@ -236,10 +224,10 @@ class Trajectory(Course):
         total: dict[str, Array] = {}
         slices: dict[str, list[Array]] = {}
         for number, weight in enumerate(self.batch_weights(batches)):
-            found = self.differentiated(batches[number], number, observer)
+            gradients = self.differentiated(batches[number], number, observer)
             scaled = {
                 name: self.a.scale(self.node(values), weight).value if weight != 1.0 else values
-                for name, values in found.items()
+                for name, values in gradients.items()
             }
             for name in [name for name in scaled if name.startswith("slices.")]:
                 slices.setdefault(name.removeprefix("slices."), []).append(scaled.pop(name))
