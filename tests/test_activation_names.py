@@ -1,36 +1,36 @@
 """Names of a candidate's tensors: as patterns say, or by what they hold."""
 
 import pytest
+import torch
+from torch import nn
 
 from concord.conformance.compare import compare, prepare
 from concord.spec.errors import SpecError
-from tests.toys.modules import Fused, activations, encoder, texts
+from tests.toys.kinds import drawn
+from tests.toys.modules import activations
+
+X = drawn(3, 7, 12)
+torch.manual_seed(1)
+MODEL = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 5)).eval()
+ARRAYS = activations(MODEL, {"input": X})
 
 
 def test_names_are_mapped_by_patterns():
-    inputs = texts()
-    arrays = activations(encoder(Fused), inputs)
-    foreign = {
-        f"blocks/{i}/{own}": arrays[f"layers.{i}.{theirs}"]
-        for i in range(2)
-        for own, theirs in (("ln_1", "norm1"), ("attn", "attention.output"))
-    }
-    names = {"blocks/{i}/ln_1": "layers.{i}.norm1", "blocks/{i}/attn": "layers.{i}.attention.output"}
-    verdict = compare(encoder(), foreign, inputs, names=names, declared=["output"])
+    foreign = {f"blocks/{i}/{name}": ARRAYS[i] for i, name in (("0", "in"), ("2", "in"), ("3", "act"))}
+    names = {"blocks/{i}/in": "{i}", "blocks/{i}/act": "{i}"}
+    verdict = compare(MODEL, foreign, X, names=names, declared=["output"])
     assert verdict.passed
-    assert sum(row.status == "agrees" for row in verdict.table) == 4
+    assert [row.tensor for row in verdict.table if row.status == "agrees"] == ["0", "2", "3"]
 
 
 def test_names_are_proposed_by_what_tensors_hold():
     """Heads that the candidate splits off are joined, and a bug keeps no tensor from its name."""
-    inputs, query = texts(), "layers.0.attention.query"
-    arrays = activations(encoder(), inputs)
-    split = arrays[query].reshape(3, 7, 2, 6).transpose(0, 2, 1, 3)
-    foreign = {"last": arrays["layers.1"] + 0.01, "q": split}
-    made = prepare(encoder(), foreign, inputs)
-    assert made.proposed == {"last": "layers.1", "q": f"{query} : 0 2 1 3"}
-    with pytest.raises(SpecError, match=r"such as last = layers\.1, q = "):
+    split = ARRAYS["0"].reshape(3, 7, 2, 6).transpose(0, 2, 1, 3)
+    foreign = {"last": ARRAYS["4"] + 0.01, "q": split}
+    made = prepare(MODEL, foreign, X)
+    assert made.proposed == {"last": "4", "q": "0 : 0 2 1 3"}
+    with pytest.raises(SpecError, match=r"such as last = 4, q = "):
         made.verdict()
-    assert compare(encoder(), foreign, inputs, names=made.proposed).first == "layers.1"
+    assert compare(MODEL, foreign, X, names=made.proposed).first == "4"
     with pytest.raises(SpecError, match=r"'q' has shape .* of which '0 1' makes no \(3, 7, 12\)"):
-        prepare(encoder(), foreign, inputs, names={"q": f"{query} : 0 1"})
+        prepare(MODEL, foreign, X, names={"q": "0 : 0 1"})

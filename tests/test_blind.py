@@ -11,6 +11,9 @@ from concord.conformance.compare.module_reference import spread
 
 TOKENS, WIDTH, HEADS = 7, 6, 2
 
+HELD = {"other": 1.39, "nothing": float("nan")}
+"""What else a row may hold that sees no key; by default all keys alike."""
+
 
 class Attention(nn.Module):
     """(B, T, D) and a mask, (B, T), to the same."""
@@ -24,16 +27,12 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         near = torch.ones(TOKENS, TOKENS).tril(1).triu(-1).bool()
         seen = (near & attention_mask[:, None].bool())[:, None]  # (B, 1, T, T)
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        y = torch.softmax(scores.masked_fill(~seen, -1e9), -1) @ v
         if self.blind == "zero":
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        else:
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            y = torch.softmax(scores.masked_fill(~seen, -1e9), -1) @ v
-        rows = ~seen.any(-1, keepdim=True)
-        if self.blind == "other":
-            y = y.masked_fill(rows, 1.39)
-        if self.blind == "nothing":
-            y = y.masked_fill(rows, float("nan"))
+        elif self.blind in HELD:
+            y = y.masked_fill(~seen.any(-1, keepdim=True), HELD[self.blind])
         return self.out(y.transpose(1, 2).reshape(x.shape))
 
 

@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional as F
 
 from concord.conformance.compare import compare
-from concord.conformance.compare.coherent import groups
 from concord.conformance.judging.verdict import NO_ELEMENT
 from tests.toys.kinds import Of, drawn, parameter
 
@@ -74,8 +73,3 @@ def test_a_program_that_rounds_less_often_agrees(dtype):
     right = judged(function, lambda x: {k: y.to(dtype) for k, y in function(x.double()).items()}, x, dtype)
     assert right.status == "agrees"
     assert right.worst < 0.6
-
-
-def test_groups_are_rows_channels_and_images():
-    assert [*groups((2, 3, 5, 17))] == [(3,), (2, 3), (1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)]
-    assert not any([*groups(shape)] for shape in ((3, 5), (17,), ()))
