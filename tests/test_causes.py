@@ -11,12 +11,8 @@ import pytest
 from concord.conformance.bugs.bug import REFUSED, Change
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.explain import family_explanation, search, suspects
-from concord.conformance.explain.hypothesis import RIGHT, Hypothesis
-from concord.conformance.explain.question import Question
-from concord.conformance.judging.expectation import JudgedProblem as Judged
-from concord.spec.arithmetic import Arithmetic
+from concord.conformance.explain.hypothesis import Hypothesis
 from concord.spec.cases import build_case, standard_cases
-from concord.spec.reference import compute
 from tests.toys.rounded import explained, option, other, run_with
 from tests.toys.surroundings import sample_of
 
@@ -121,32 +117,24 @@ def test_a_number_that_nobody_uses_is_read_off_and_is_not_sure(variant, scenario
 # Parts, fused implementations, dropout.
 
 
-@pytest.mark.parametrize(
-    ("part", "name"),
-    [
-        ("dot_product", "softmax_over_queries"),
-        ("stack", "norm_variance_detached"),
-        ("encoder", "norm_epsilon_as_floor"),
-    ],
-)
-def test_the_cause_is_named_in_parts(part, name):
-    bug = BUGS[name]
-    case = build_case("bert", bug.scenario, part)
+def test_the_cause_is_named_in_a_part():
+    bug = BUGS["norm_variance_detached"]
+    case = build_case("bert", bug.scenario, "stack")
     of_the_part = tuple(f"*{pattern.rpartition('.')[2]}" for pattern in bug.change.taps)
     run = run_with(dataclasses.replace(bug.change, taps=of_the_part), case)
     assert bug.diagnosed(explained(case, run).cause.hypothesis) == "right"
 
 
-@pytest.mark.parametrize("name", ["mask_causal_too", "softmax_over_queries"])
-def test_a_cause_within_a_fused_step_is_named_where_the_step_ends(name):
-    case = build_case("bert", "ragged")
-    run = run_with(BUGS[name].change, case)
-    for tap in [tap for tap in run.taps if ".attention." in tap and not tap.endswith("output")]:
-        del run.taps[tap]
+def test_a_cause_within_a_fused_step_is_named_where_the_step_ends():
+    case, bug = build_case("bert", "ragged"), BUGS["softmax_over_queries"]
+    run = run_with(bug.change, case)
+    run.taps = {
+        name: tap for name, tap in run.taps.items() if ".attention." not in name or name.endswith("output")
+    }
     run.info["not_exposed"] = ["layers.*.attention.*"]
     verdict = explained(case, run)
     assert verdict.first_divergence.tensor == "layers.0.attention.output"
-    assert BUGS[name].diagnosed(verdict.cause.hypothesis) == "right", verdict.cause
+    assert bug.diagnosed(verdict.cause.hypothesis) == "right", verdict.cause
 
 
 def dropped(m, x):
@@ -170,44 +158,26 @@ def test_dropout_that_was_left_on_is_recognised(tap, edit):
 # The search.
 
 
-@pytest.mark.parametrize(
-    "case",
-    sample_of(
-        standard_cases() + standard_cases(["bert"], "attention") + standard_cases(["bert"], "stack"),
-        lambda place, case: place % 7 == 0 and case.scenario != "long",
-    ),
-    ids=lambda case: case.name,
-)
-def test_a_step_without_a_bug_is_the_reference(case):
-    truth = compute(case.config, case.weights, case.batch, Arithmetic("extended"), True, case.part)
-    judged = Judged(case.config, case.weights, case.batch, case.part, "float64")
-    some = {f"gradients.{name}": truth.gradients[name] for name in [*truth.gradients][::5]}
-    for tensor, value in {**truth.taps, **some}.items():
-        found = Question(judged, {}, tensor, np.zeros(())).values(RIGHT)
-        np.testing.assert_array_equal(found, value)
-
-
 @pytest.fixture
 def tanh_for_erf():
     case = build_case("bert", "ragged")
     return case, run_with(option(activation="gelu_tanh"), case)
 
 
-@pytest.mark.parametrize("bare", [False, True])
-def test_a_search_that_is_cut_short_says_what_it_found_by_then(monkeypatch, tanh_for_erf, bare):
+def test_a_search_that_is_cut_short_says_what_it_found_by_then(monkeypatch, tanh_for_erf):
     case, run = tanh_for_erf
     seconds = iter(range(1000))
     monkeypatch.setattr(search.time, "thread_time", partial(next, seconds))  # one more each time it is asked
-    longest = 60.0 if bare else 13.0  # what may be wrong anywhere is more
-    monkeypatch.setattr(family_explanation, "LONGEST", longest)
-    found = explained(case, dataclasses.replace(run, taps={}) if bare else run).explanation
+    monkeypatch.setattr(family_explanation, "LONGEST", 60.0)
+    # Without any tensor but the outputs, what may be wrong is anywhere.
+    found = explained(case, dataclasses.replace(run, taps={})).explanation
     assert "activation" in found.hypothesis
     assert not found.confident
     (note,) = (note for note in found.notes if "cut short" in note)
     tried, known = map(
         int, re.search(r"cut short: (\d+) of (\d+) known explanations were tried", note).groups()
     )
-    assert 1 < tried <= longest < known
+    assert 1 < tried <= 60 < known
 
 
 def test_a_faulty_explanation_is_noted_and_ends_no_search(monkeypatch, tanh_for_erf):

@@ -78,8 +78,7 @@ class Reordered(TorchDispatchMode):
         "convolution convolution_backward native_layer_norm native_group_norm native_batch_norm "
         "_native_batch_norm_legit_no_training _softmax _log_softmax mean cumsum var var_mean logsumexp "
         "index_add scatter_add exp tanh sigmoid gelu erf linalg_vector_norm _fft_r2c _fft_c2r _fft_c2c "
-        "grid_sampler_2d upsample_bilinear2d upsample_bicubic2d avg_pool2d _adaptive_avg_pool2d "
-        "_embedding_bag _trilinear prod sin cos mish log1p div sqrt rsqrt pow"
+        "avg_pool2d _adaptive_avg_pool2d _embedding_bag _trilinear prod sin cos mish log1p div sqrt rsqrt pow"
     )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -215,14 +214,20 @@ def pooling(m, x):
     )
 
 
-@kind((2, 3, 7, 11), offset=conv(3, 2, 3, padding=1), conv=conv(3, 3, 1))
+@kind((1, 2, 23, 41), offset=conv(2, 2, 3, padding=1), conv=conv(2, 2, 1))
 def sampling(m, x):
+    """Resample by places that are rounded where they are computed."""
     y, shift = m.conv(x), m.offset(x).permute(0, 2, 3, 1)
-    axes = torch.linspace(-1, 1, 11), torch.linspace(-1, 1, 7)
+    axes = torch.linspace(-1, 1, 41), torch.linspace(-1, 1, 23)
     grid = torch.stack(torch.meshgrid(*axes, indexing="xy"), -1) + 0.1 * torch.tanh(shift)
-    found = {mode: F.interpolate(y, scale_factor=1.7, mode=mode) for mode in ("nearest", "bilinear", "area")}
+    found = {
+        f"{mode}{i}": F.interpolate(y, (31, 61), mode=mode, **how)
+        for mode in ("bilinear", "bicubic")
+        for i, how in enumerate(({}, {"align_corners": True}, {"antialias": True}))
+    }
     return found | {
-        "aligned": F.interpolate(y, (13, 5), mode="bilinear", align_corners=True),
+        "nearest": F.interpolate(y, scale_factor=1.7),
+        "area": F.interpolate(y, scale_factor=1.7, mode="area"),
         "deformed": F.grid_sample(y, grid, padding_mode="border", align_corners=True),
     }
 
