@@ -70,8 +70,8 @@ def sampled(x, mode="nearest", halve=lambda y: y * 0.5):
     return F.grid_sample(x.to(grid.dtype), grid, mode=mode, align_corners=False).float()
 
 
-def straight_through(m, x, near=torch.round, inverse=False, slope=1.0):
-    y = m.a(x)
+def straight_through(m, x, near=torch.round, inverse=False, slope=1.0, backwards=False):
+    y = F.linear(x.flip(-1), m.a.weight.flip(-1), m.a.bias) if backwards else m.a(x)
     return (slope * y + (levels(y, near, inverse) - slope * y).detach()) ** 2
 
 
@@ -108,7 +108,7 @@ def tied(width, make, how):
     layer, x = Of(None, {"a": make}).a, drawn(9, width).double()
     weight = layer.weight.detach().double()
     bias = 0 if layer.bias is None else layer.bias.detach().double()
-    for row in range(3):
+    for row in range(7 if how == "level" else 3):
         scores = weight @ x[row] + bias
         if how == "equal":  # of seven, experts are routed: the second and the third
             first, second = scores.topk(3)[1][-2:] if width == 7 else scores.topk(2)[1]
@@ -152,8 +152,6 @@ def stretched(x, near=torch.floor):
     return x[:, near(place).long().clamp(0, x.shape[-1] - 1)]
 
 
-A6 = {"a": linear(6, 6)}
-
 KINDS = {
     "levels": Kind(
         of(levels),
@@ -182,10 +180,10 @@ KINDS = {
     ),
     "straight through": Kind(
         straight_through,
-        (variant(straight_through, inverse=True),),
+        (variant(straight_through, inverse=True), variant(straight_through, backwards=True)),
         (variant(straight_through, near=torch.floor), variant(straight_through, slope=0.5)),
-        tied(6, linear(6, 6), "level"),
-        A6,
+        tied(61, linear(61, 7), "level"),
+        {"a": linear(61, 7)},
         gradients=True,
     ),
     "experts": Kind(
@@ -210,7 +208,7 @@ KINDS = {
         (lambda m, x: F.relu(m.a(x)),),
         (lambda m, x: m.a(x) * (m.a(x) > 0.3),),
         tied(6, linear(6, 6), "zero"),
-        A6,
+        {"a": linear(6, 6)},
         gradients=True,
     ),
     "nearest": Kind(
