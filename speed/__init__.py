@@ -1,4 +1,4 @@
-"""How fast each framework computes it, side by side: of what conformed in the same run, and nothing else."""
+"""How fast each framework computes the family, side by side, if its results were right in the same run."""
 
 from concord.speed.measurement import Mode, SpeedPlan, measure
 from concord.speed.measurement_record import SpeedRecord

@@ -1,7 +1,4 @@
-"""The measurement: each backend in a process of its own, in turns.
-
-A machine that drifts favours none.
-"""
+"""The measurement: backends take turns, so that a machine that drifts favours none."""
 
 from __future__ import annotations
 
@@ -33,58 +30,44 @@ from concord.speed.presets import SEED, Workload
 from concord.speed.statistics import median, settled
 from concord.speed.work import product_sizes
 
+# Sizes at which every framework reaches its best rate, for each kind of device.
 SQUARE = {"cpu": (2048, 2048, 2048), "cuda": (8192, 8192, 8192)}
-"""A product large enough for any framework to be at its best, for each kind of device."""
 
-PRODUCT_TURNS, PRODUCT_SECONDS = 3, 0.15
-"""Turns of a bare product, and what each lasts."""
+PRODUCT_TURNS, PRODUCT_SECONDS = 3, 0.15  # of each bare product
 
 Tell = Callable[[str], None]
-"""Called with what is being done."""
 
 Sizes = tuple[int, int, int]
 
-Rates = dict[tuple[str, Sizes, str], float]
-"""GFLOP/s of bare products, by backend, sizes and precision."""
+Rates = dict[tuple[str, Sizes, str], float]  # GFLOP/s by backend, sizes and precision
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How a workload is run: implementation and execution of :class:`concord.backends.interface.Request`."""
+    """Implementation and execution, as :class:`concord.backends.interface.Request` has them."""
 
     implementation: str = "library"
     execution: str = "eager"
 
     @property
     def name(self) -> str:
-        """A name for tables and records."""
+        """The name in tables and records."""
         return f"{self.implementation} {self.execution}"
 
 
 @dataclass(frozen=True)
 class SpeedPlan:
-    """What is measured.
-
-    Attributes:
-        names: of backends, and of :data:`concord.speed.peers.PEERS`.
-        workloads, modes: all of the one in each of the other.
-        settings: where and how: device, precision, threads, limits of workers.
-        turns: how many turns there are at least.
-        patience: how many times as many there may be, while a measurement is unsteady.
-        budget: seconds after which no workload is begun, and no turn beyond the least. None: no limit.
-        square: whether a large square product is measured, beside one of the model's size.
-        slice: seconds that a turn lasts, or one step if that is longer.
-    """
+    """What is measured: each workload in each mode on each backend and peer."""
 
     names: tuple[str, ...]
     workloads: tuple[Workload, ...]
     modes: tuple[Mode, ...]
     settings: Setup = field(default_factory=Setup)
-    turns: int = 3
+    turns: int = 3  # at least; ``patience`` times as many while a measurement is unsteady
     patience: int = 3
-    budget: float | None = None
-    square: bool = True
-    slice: float = 0.3
+    budget: float | None = None  # seconds after which no workload and no further turn begins
+    square: bool = True  # measure a large square product beside one of the model's size
+    slice: float = 0.3  # seconds that a turn lasts, or one step if that is longer
 
 
 def measure(
@@ -92,10 +75,10 @@ def measure(
     keep: Callable[[dict[str, Any]], None] = lambda entry: None,
     tell: Tell = lambda text: None,
 ) -> bool:
-    """Measure all that a plan names; return whether the time sufficed for all of it.
+    """Measure all that a plan names; return whether the budget sufficed.
 
     Args:
-        keep: called with each entry of the record as soon as it is complete.
+        keep: receives each entry of the record as soon as it is complete.
     """
     deadline = math.inf if plan.budget is None else time.perf_counter() + plan.budget
     offered: dict[str, list[str]] = {}
@@ -120,24 +103,15 @@ def measure(
 
 
 def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a backend has anything to do with a mode: not every one has every other's own implementations.
-
-    Args:
-        offered: the implementations of backends of which that is known.
-    """
+    """Whether a backend runs a mode; ``offered`` has the implementations of those that have said."""
     if name in PEERS:
         return mode.implementation == "library" and mode.execution in PEER_EXECUTIONS[name]
+    # A name with a colon is a backend's own implementation, such as library:onednn.
     return ":" not in mode.implementation or mode.implementation in offered.get(name, [mode.implementation])
 
 
 def rules_of(work: Workload, settings: Setup, description: Mapping[str, Any]) -> str | None:
-    """Return the mode by which results are judged where it is not that of their precision.
-
-    That of float32 products on a GPU.
-
-    Args:
-        description: what the backend says of itself (:meth:`concord.backends.interface.Backend.describe`).
-    """
+    """Return the precision whose rounding is allowed for, if it is not the workload's own: TF32 on a GPU."""
     if work.dtype != "float32" or settings.device == "cpu":
         return None
     products = description.get("precision_defaults", {}).get("products", {}).get("cuda")
@@ -145,31 +119,24 @@ def rules_of(work: Workload, settings: Setup, description: Mapping[str, Any]) ->
 
 
 class Member:
-    """A backend in one mode, in a process of its own, which is not started again once it has died.
-
-    Attributes:
-        description: what it says of itself; empty where it did not start.
-        entry: what is recorded of the workload that is measured.
-    """
+    """A backend in one mode, in a process of its own."""
 
     def __init__(self, name: str, settings: Setup, pool: Pool) -> None:
         self.name, self.settings = name, settings
-        self.description: dict[str, Any] = {}
-        self.entry: dict[str, Any] = {}
+        self.description: dict[str, Any] = {}  # stays empty if it does not start
+        self.entry: dict[str, Any] = {}  # of the workload that is being measured
+        # Not started again: a new process would have to build, compile and be checked between turns.
         self.supervisor = pool.supervise(
             partial(settings.open, PEERS.get(name, name), profile="tuned"), restarts=0
         )
 
     def start(self) -> None:
-        """Start the process; if it does not, :meth:`ask` says why."""
+        """Start the process; if that fails, :meth:`ask` says why."""
         with contextlib.suppress(WorkerFailure):
             self.description = {**self.supervisor.get().description}
 
     def ask(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], dict[str, Array]] | None:
-        """Have an operation of :class:`concord.backends.bench.Bench` done.
-
-        If it is not, the entry says why.
-        """
+        """Call an operation of :class:`concord.backends.bench.Bench`; the entry records why one fails."""
         try:
             return self.supervisor.do(lambda worker: worker.bench(operation, **arguments))
         except Unsupported as reason:
@@ -182,7 +149,7 @@ class Member:
         return None
 
     def repeat(self, seconds: float) -> dict[str, Any] | None:
-        """Have steps run for a turn, and wait until the process is at rest."""
+        """Run steps for one turn."""
         before, started = self._processor_seconds(), time.perf_counter()
         answer = self.ask("repeat", count=1000, seconds=seconds)
         busy = busy_cores(before, self._processor_seconds(), time.perf_counter() - started)
@@ -190,7 +157,9 @@ class Member:
         return {**answer[0], "busy_cores": busy} if answer else None
 
     def rest(self) -> None:
-        """Wait: threads that look out for more work disturb whoever is next."""
+        """Wait until the process is idle."""
+        # PaddlePaddle's MKL keeps a core busy for 0.2 s after each step, and the next backend would lose it
+        # (decision 0012).
         worker = self.supervisor.worker
         if worker and worker.pid is not None:
             machine.wait_for_rest(worker.pid)
@@ -201,10 +170,10 @@ class Member:
 
 
 def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:
-    """Return how many cores a process kept busy. None: nothing is known of it, for it is elsewhere.
+    """Return how many cores a process kept busy; None for a process of which nothing is known.
 
     Args:
-        before, after: seconds that its threads have computed, all together.
+        before, after: processor time of all its threads, in seconds.
         elapsed: seconds between the two.
     """
     return None if before is None or after is None or elapsed <= 0 else (after - before) / elapsed
@@ -212,23 +181,19 @@ def busy_cores(before: float | None, after: float | None, elapsed: float) -> flo
 
 @dataclass
 class Team:
-    """All backends in one mode.
-
-    Attributes:
-        rates: of bare products, which are measured once for all modes.
-        folder: where the weights lie.
-    """
+    """All backends in one mode."""
 
     plan: SpeedPlan
     mode: Mode
     members: list[Member]
-    rates: Rates
-    folder: Path
+    rates: Rates  # shared by all modes: a bare product has none
+    folder: Path  # of the weights
     tell: Tell
 
     def measure(self, work: Workload, deadline: float) -> list[dict[str, Any]]:
-        """Measure one workload on every backend, and return an entry for each."""
+        """Measure one workload on every backend; return an entry for each."""
         device = self.plan.settings.device.partition(":")[0]
+        # A share of this machine's best rate, today, says more than a data sheet's (decision 0012).
         sizes = [product_sizes(work), *([SQUARE[device]] if self.plan.square else [])]
         for size in sizes:
             self._measure_product(size, work.dtype)
@@ -268,16 +233,17 @@ class Team:
         for _ in range(PRODUCT_TURNS):
             for member in ready:
                 if answer := member.repeat(PRODUCT_SECONDS):
-                    # As steps are: what a turn sustains, not what a lucky moment allows.
+                    # Like a step's: the rate that a turn sustains, not that of a lucky moment.
                     rate = 2 * math.prod(sizes) / median([answer["seconds"]]) / 1e9
                     key = member.name, sizes, dtype
                     self.rates[key] = max(self.rates[key], rate)
 
     def _prepare(self, member: Member, work: Workload) -> None:
-        """Build a program and judge what it computes; what is wrong is never timed."""
         self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
         settings, checked = self.plan.settings, truth.probe(work)
         how = {**asdict(self.mode), "device": settings.device, "precision": settings.precision}
+        # A program is judged before it is timed: nobody wants to know how fast a wrong one is (decision
+        # 0012).
         for part in dict.fromkeys((checked, work)):
             answer = member.ask("prepare", request=part.request(**how), weights=self._weights(part))
             if answer is None:
@@ -291,29 +257,26 @@ class Team:
         member.rest()
 
     def _weights(self, work: Workload) -> str:
-        """Return the file that holds a model's weights: drawing them takes longer than reading them."""
         config = work.preset.config
+        # A file, since drawing weights takes longer than reading them, and each mode needs them again.
         path = self.folder / f"{hashlib.sha256(config.to_toml().encode()).hexdigest()}.safetensors"
         if not path.exists():
-            weights = initialize(config, SEED)  # float32 numbers: nothing is rounded
+            weights = initialize(config, SEED)  # already float32 numbers, so the file rounds nothing
             save_file(
                 {name: np.asarray(array, np.float32, order="C") for name, array in weights.items()}, path
             )
         return str(path)
 
     def _take_turns(self, work: Workload, deadline: float) -> None:
-        """Let backends run in turns, all the same number of times.
-
-        There are turns until every one is steady, or patience or time end.
-        """
         where = f"{work.name}, {self.mode.name}"
         self.tell(f"{where}: warming up")
         for member in self._running():
-            # A first step that compiled nothing and took as long as a turn has warmed up.
+            # A first step as long as a turn has warmed up already, unless it was spent on compiling.
             if member.entry["first_seconds"] < self.plan.slice or self.mode.execution.endswith("compiled"):
                 member.repeat(self.plan.slice)
         for turn in range(self.plan.turns * self.plan.patience):
             running = self._running()
+            # All backends get the same number of turns: the noise of one moment then meets all of them.
             steady = all(settled([turn["seconds"] for turn in member.entry["turns"]]) for member in running)
             if turn >= self.plan.turns and (steady or time.perf_counter() > deadline):
                 return
@@ -327,7 +290,7 @@ class Team:
 
 
 def judged(work: Workload, rules: str | None, results: Mapping[str, Array]) -> dict[str, Any]:
-    """Return what an entry says of the results of a program: whether they are right, and how far from it."""
+    """Return an entry's fields for the results of a program: its status and its error in tolerances."""
     verdict = truth.judge(truth.expected(work, rules), results)
     nearest = verdict.nearest
     entry = {

@@ -1,4 +1,4 @@
-"""The measurement as data: what ``--json`` writes, and what a page is made from."""
+"""The measurement as data, for ``--json`` and the page."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from concord.speed.measurement import SpeedPlan
 from concord.speed.presets import Workload
 from concord.speed.work import flops
 
+# Records name the environment of a backend; there is one: the same threads for all, documented switches.
 TUNED = "tuned"
-"""What backends are called with the same threads for all, and documented switches."""
 
 
 class SpeedRecord:
-    """A record that grows.
-
-    Args:
-        plan: what is being measured.
-    """
+    """A record that grows entry by entry, so that an interrupted run keeps what it has."""
 
     def __init__(self, plan: SpeedPlan) -> None:
         self.seconds = 0.0
@@ -36,12 +32,12 @@ class SpeedRecord:
         self.entries: list[dict[str, Any]] = []
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Take in one entry."""
+        """Add an entry."""
         self.backends[entry["backend"]] = {TUNED: entry["backend_info"]}
         self.entries.append({name: value for name, value in entry.items() if name != "backend_info"})
 
     def record(self) -> record.Record:
-        """Return the whole."""
+        """Return the record with summaries."""
         best = best_rates(self.entries, self.workloads)
         body = {
             "exit_code": exit_code(self.entries),
@@ -60,7 +56,7 @@ class SpeedRecord:
 
 
 def described(work: Workload) -> dict[str, Any]:
-    """Return what a workload is."""
+    """Describe a workload."""
     preset = work.preset
     return {
         "preset": preset.name,
@@ -82,9 +78,7 @@ def described(work: Workload) -> dict[str, Any]:
 def best_rates(
     entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]
 ) -> dict[tuple[str, str], float]:
-    """Return the best rate of a bare product for each backend and precision, and over all backends under
-    ``""``.
-    """
+    """Return the best bare product's rate by backend and precision; ``""`` stands for all backends."""
     best: dict[tuple[str, str], float] = {}
     for entry in entries:
         for key in ((name, workloads[entry["workload"]]["dtype"]) for name in (entry["backend"], "")):
@@ -101,8 +95,9 @@ def summary(
         return None
     median, (low, high) = statistics.median(turns), statistics.interval(turns)
     spread = statistics.spread(turns)
+    # Unpadded execution computes no padding; counted with it, its rate could exceed the machine's.
     rate = work["real_flops" if "unpadded" in entry["execution"] else "flops"] / median / 1e9
-    own, any_one = (best.get((name, work["dtype"])) for name in (entry["backend"], ""))
+    own, overall = (best.get((name, work["dtype"])) for name in (entry["backend"], ""))
     busy = [turn["busy_cores"] for turn in entry["turns"] if turn["busy_cores"] is not None]
     peaks = [turn["peak_memory_bytes"] for turn in entry["turns"] if turn["peak_memory_bytes"]]
     return {
@@ -116,8 +111,8 @@ def summary(
         "real_tokens_per_second": work["real_tokens"] / median,
         "gflops": rate,
         "share_of_own_product": rate / own if own else None,
-        "share_of_best_product": rate / any_one if any_one else None,
-        # Compilation that happens in the first step is what that took beyond a usual one.
+        "share_of_best_product": rate / overall if overall else None,
+        # PyTorch compiles in its first step: what that took beyond a usual one counts as compilation.
         "compile_seconds": entry["compile_seconds"] + max(0.0, entry["first_seconds"] - median),
         "peak_memory_bytes": max(peaks, default=None),
         "busy_cores": sum(busy) / len(busy) if busy else None,
@@ -125,20 +120,17 @@ def summary(
 
 
 def check(data: Mapping[str, Any]) -> None:
-    """Refuse a record whose exit code contradicts its entries.
+    """Refuse a record that contradicts itself.
 
     Raises:
-        SpecError: for such a record.
+        SpecError: if the exit code does not follow from the entries.
     """
     if data["exit_code"] != (expected := exit_code(data["entries"])):
         raise SpecError(f"exit_code is {data['exit_code']} but what it holds comes to {expected}")
 
 
 def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:
-    """0: all was measured that can be; 1: something was withheld because it is wrong.
-
-    3: a backend failed, or something was not judged, or nothing measured.
-    """
+    """0: measured; 1: withheld as wrong, or refused; 3: a backend failed, or nothing was judged."""
     statuses = {entry["status"] for entry in entries}
     if statuses & {*FAILED_WORKER, "undetermined"} or not statuses & {"measured", "withheld"}:
         return 3

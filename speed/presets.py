@@ -1,4 +1,4 @@
-"""What is measured: models of a size that is in use, on batches of a size that is in use."""
+"""What is measured: models and batches of sizes that are in use."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from concord.spec.files import read_text
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 
+# Without padding, or with the lengths of real texts, which are close to log-normal.
 LENGTHS = ("full", "ragged")
-"""``full``: no padding. ``ragged``: the lengths of real texts, which are close to log-normal."""
 
+# Of ragged lengths: the median as a share of T, and the deviation of their logarithm. A sixteenth is cut at
+# T.
 MEDIAN, SIGMA = 0.4, 0.6
-"""Of ragged lengths: the median as a share of T, and the standard deviation of their logarithm.
 
-A sixteenth is cut off at T.
-"""
-
+# Training steps that are checked, each on inputs of its own. The first does not show whether moments are
+# kept; on one batch twice both gradients would be nearly the same, which hides the betas (decision 0029).
 STEPS = 2
-"""Of training that are checked, on other inputs each: a moment that is not kept, or not as it should be,
-shows in the second."""
 
-SEED = 0
-"""Of weights and inputs; each step of training that is checked has inputs of another."""
+SEED = 0  # of weights and inputs
 
+# AdamW with RoBERTa's numbers (large, Liu et al. 2019, table 9), at the height of its schedule and without
+# dropout. Its epsilon is large enough beside gradients for its place to show, and bfloat16 can tell its
+# second beta from 1 (decision 0029).
 RECIPE = Recipe(
     algorithm="adam",
     learning_rate=4e-4,
@@ -47,58 +47,39 @@ RECIPE = Recipe(
     decay_form="times_rate",
     undecayed=("bias", "gamma", "beta"),
 )
-"""How a model is trained that is timed: AdamW with the numbers of RoBERTa (large.
-
-Liu et al. 2019, table 9), at the height of its schedule and
-without dropout. Its epsilon is large enough, beside gradients, for its place to show, and its second beta far
-enough from 1 for bfloat16.
-"""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A model and a batch.
-
-    Attributes:
-        name: what it is called.
-        source: where the sizes come from.
-        config: the model.
-        batch, tokens: B and T.
-        ragged: the lengths of its samples where they are ragged; by default those of real texts in general.
-    """
+    """A model and a batch of B samples with T tokens."""
 
     name: str
-    source: str
+    source: str  # of the sizes
     config: EncoderConfig
     batch: int
     tokens: int
-    ragged: tuple[int, ...] = ()
+    ragged: tuple[int, ...] = ()  # lengths of the samples; empty: those of real texts in general
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed: a preset, inference or training, with full or ragged lengths.
-
-    Attributes:
-        kind: one of :data:`concord.backends.interface.WORKLOAD_KINDS`.
-        padding: one of :data:`LENGTHS`.
-    """
+    """What is timed: a preset, inference or training, with full or ragged lengths."""
 
     preset: Preset
-    kind: str = "inference"
-    padding: str = "full"
+    kind: str = "inference"  # one of WORKLOAD_KINDS
+    padding: str = "full"  # one of LENGTHS
     dtype: str = "float32"
 
     @property
     def name(self) -> str:
-        """A name for tables and records."""
+        """The name in tables and records."""
         return f"{self.preset.name} {self.kind} {self.padding}" + (
             "" if self.dtype == "float32" else f" {self.dtype}"
         )
 
     @functools.cached_property
     def lengths(self) -> list[int]:
-        """The number of real tokens of each sample."""
+        """The number of real tokens in each sample."""
         preset = self.preset
         return (
             list(preset.ragged) or ragged(preset.batch, preset.tokens)
@@ -108,7 +89,7 @@ class Workload:
 
     @property
     def key(self) -> str:
-        """A digest of all that its result follows from, but for the number of times it is run."""
+        """A digest of everything that the results depend on."""
         plain = [
             self.preset.config.as_dict(),
             self.kind,
@@ -122,22 +103,18 @@ class Workload:
 
     @property
     def recipe(self) -> Recipe | None:
-        """How the model is trained, if it is."""
+        """How the model is trained; None for inference."""
         return RECIPE if self.kind == "training" else None
 
     @property
     def batches(self) -> list[Batch]:
-        """What the model is given: one batch, or if it is trained one for each of :data:`STEPS`."""
+        """The inputs: one batch, or one for each of :data:`STEPS` training steps."""
         lengths, count = self.lengths, STEPS if self.recipe else 1
         sizes = self.preset.config, len(lengths), self.preset.tokens
         return [example_batch(*sizes, SEED + step, lengths) for step in range(count)]
 
     def request(self, **settings: str) -> Request:
-        """Return what is asked of a backend, but for the weights.
-
-        Args:
-            settings: fields of :class:`concord.backends.interface.Settings`.
-        """
+        """Return the request to a backend, without weights."""
         batches = self.batches
         training = Training(self.recipe, [[batch] for batch in batches]) if self.recipe else None
         how: dict[str, Any] = {**settings, "dtype": self.dtype, "training": training}
@@ -146,10 +123,7 @@ class Workload:
 
 
 def ragged(batch: int, tokens: int) -> list[int]:
-    """Return realistic lengths, none of them drawn at random.
-
-    Evenly spaced quantiles of a log-normal distribution, cut off at T.
-    """
+    """Return evenly spaced quantiles of the log-normal distribution, cut at T: realistic, and never drawn."""
     normal = statistics.NormalDist()
     quantiles = [normal.inv_cdf((i + 0.5) / batch) for i in range(batch)]
     return [max(1, min(tokens, round(MEDIAN * tokens * math.exp(SIGMA * z)))) for z in quantiles]
@@ -161,22 +135,21 @@ def presets() -> Mapping[str, Preset]:
     nndl, tf1 = variant("nndl-paddle-api", num_layers=1), variant("tf1-text-classifier")
     minilm = variant("bert", num_layers=6, d_model=384, num_heads=12, d_ff=1536)
     large = variant("bert", num_layers=24, d_model=1024, num_heads=16, d_ff=4096)
-    found = (
+    known = (
         Preset("nndl", "NNDL practice 8.4: one layer, batches of 32 x 52", nndl, 32, 52),
         Preset("tf1", "TF1 text classifier: batches of 128 x 100", tf1, 128, 100),
         Preset("minilm", "MiniLM, 6 layers of width 384", minilm, 8, 128),
         Preset("bert-base", "BERT base", variant("bert"), 8, 128),
         Preset("bert-large", "BERT large, at a size for accelerators", large, 64, 512),
     )
-    return {preset.name: preset for preset in found}
+    return {preset.name: preset for preset in known}
 
 
-BATCH, TOKENS = 8, 128
-"""Of a model that is no preset, unless its configuration has room for fewer tokens."""
+BATCH, TOKENS = 8, 128  # of a model that is no preset
 
 
 def own(name: str, source: str, config: EncoderConfig) -> Preset:
-    """Return a model that is no preset, with a batch of the usual size."""
+    """Return a model that is no preset, with a batch of the usual size or as many tokens as fit."""
     room = config.max_positions - config.position_start
     return Preset(name, source, config, BATCH, room if config.pooling == "flatten" else min(room, TOKENS))
 
@@ -197,11 +170,11 @@ def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
 
 
 def named(name: str) -> Preset:
-    """Return a preset, a variant as it was published, or the model that a TOML file describes.
+    """Return a preset, a published variant, or the model that a TOML file describes.
 
     Raises:
         UnknownNameError: with the nearest names.
-        SpecError: if the file cannot be read, or describes no model.
+        SpecError: if the file describes no model.
     """
     if name.endswith(".toml"):
         return own(Path(name).stem, name, from_toml(read_text(Path(name)), name))
@@ -216,7 +189,7 @@ def named(name: str) -> Preset:
 def workload(
     preset: str | Preset, kind: str = "inference", padding: str = "full", dtype: str = "float32"
 ) -> Workload:
-    """Return a workload, of a preset or of one by name.
+    """Return the workload of a preset, which may be given by name.
 
     Raises:
         SpecError: listing every unknown name, with the nearest.

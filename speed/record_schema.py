@@ -1,7 +1,4 @@
-"""What a record of measurements has to have.
-
-The types and ranges that reading one checks (docs/guides/speed.md says what it means).
-"""
+"""The schema of a record of measurements, checked when one is read (docs/guides/speed.md)."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ Number = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=1e-30, le=1e30, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Size = Annotated[int, Field(ge=1, le=2**53)]
+# Unknown keys stay: a later version may write more than this one knows.
 OPEN = ConfigDict(extra="allow")
-"""What it does not know stays."""
 
 Name = Annotated[str, Field(max_length=300)]
 
 
 class Machine(TypedDict):
-    """What it was measured on."""
+    """The machine."""
 
     __pydantic_config__ = OPEN  # type: ignore[misc]
 
@@ -47,7 +44,7 @@ class SpeedSettings(TypedDict):
 
 
 class BackendAbout(TypedDict):
-    """What a backend said of itself."""
+    """A backend's description of itself."""
 
     __pydantic_config__ = OPEN  # type: ignore[misc]
 
@@ -55,7 +52,7 @@ class BackendAbout(TypedDict):
 
 
 class TimedRecipe(TypedDict):
-    """How a step trains."""
+    """The optimizer of a training step."""
 
     __pydantic_config__ = OPEN  # type: ignore[misc]
 
@@ -84,7 +81,7 @@ class Work(TypedDict):
 
 
 class Turn(TypedDict):
-    """The steps of one turn, and what they took besides time."""
+    """The steps of one turn."""
 
     __pydantic_config__ = OPEN  # type: ignore[misc]
 
@@ -94,7 +91,7 @@ class Turn(TypedDict):
 
 
 class Summary(TypedDict):
-    """The figures of what was measured."""
+    """The figures of an entry."""
 
     __pydantic_config__ = OPEN  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""What the page of a record of speed says."""
+"""The page of a record of measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from concord.speed.table import (
 
 
 def speed_page(made: Record) -> str:
-    """Return a record (:mod:`concord.speed.measurement_record`) as HTML."""
+    """Render a record as HTML."""
     data = record.data(made)
     check(data)
     unmet = [
@@ -30,10 +30,10 @@ def speed_page(made: Record) -> str:
             "backend": backend,
             "status": status,
             "detail": detail,
-            "modes": list(dict.fromkeys(entry["mode"] for entry in found)),
-            "works": list(dict.fromkeys(entry["workload"] for entry in found)),
+            "modes": list(dict.fromkeys(entry["mode"] for entry in entries)),
+            "works": list(dict.fromkeys(entry["workload"] for entry in entries)),
         }
-        for (backend, status, detail), found in unmeasured(data).items()
+        for (backend, status, detail), entries in unmeasured(data).items()
     ]
     best = to_deploy(data)
     works = [
@@ -54,8 +54,8 @@ def speed_page(made: Record) -> str:
         ],
         best=best,
         works=works,
-        failures=[one for one in unmet if one["status"] not in HARMLESS],
-        absent=[one for one in unmet if one["status"] in HARMLESS],
+        failures=[group for group in unmet if group["status"] not in HARMLESS],
+        absent=[group for group in unmet if group["status"] in HARMLESS],
         colours=list(dict.fromkeys(entry["backend"] for entry in data["entries"])),
     )
 

@@ -1,4 +1,4 @@
-"""What many timings say: the median, its spread, and whether it can be relied on."""
+"""Statistics of timings: the median, its spread, and whether it can be relied on."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import math
 import statistics
 from collections.abc import Sequence
 
+# The largest spread, as a share of the median, of a steady measurement.
 STEADY = 0.10
-"""The largest spread, as a share of the median, of a measurement that is called steady."""
 
+# Fewer steps show no spread: two that lie close together may both have been disturbed.
 LEAST = 5
-"""Steps that have to count before a spread says anything.
 
-Two that lie close together may both have been disturbed.
-"""
-
+# In a turn of at least so many steps the first does not count: other processes had the caches.
 WARM = 3
-"""A turn with at least so many steps begins with one that is not counted: another process had the caches."""
 
 
 def _counted(turns: Sequence[Sequence[float]]) -> list[Sequence[float]]:
@@ -28,21 +25,18 @@ def _medians(turns: Sequence[Sequence[float]]) -> list[float]:
 
 
 def median(turns: Sequence[Sequence[float]]) -> float:
-    """Return the median of the turns' medians, in seconds; NaN of nothing."""
+    """Return the median of the turns' medians, in seconds; NaN without turns."""
     medians = _medians(turns)
     return statistics.median(medians) if medians else math.nan
 
 
 def least(turns: Sequence[Sequence[float]]) -> float:
-    """Return the shortest step that counts, in seconds: what the machine can do while nothing disturbs it.
-
-    NaN of nothing.
-    """
+    """Return the shortest step that counts, in seconds: the machine undisturbed; NaN without turns."""
     return min((step for turn in _counted(turns) for step in turn), default=math.nan)
 
 
 def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the range in which the middle half of the turns' medians lie, in seconds."""
+    """Return the range of the middle half of the turns' medians, in seconds."""
     medians = _medians(turns)
     if len(medians) < 4:
         return min(medians, default=math.nan), max(medians, default=math.nan)
@@ -51,10 +45,7 @@ def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def spread(turns: Sequence[Sequence[float]]) -> float | None:
-    """Return the width of that range as a share of the median.
-
-    None if but one turn counts, or fewer than :data:`LEAST` steps.
-    """
+    """Return the width of that range as a share of the median; None: too few turns or steps."""
     if len(turns) < 2 or sum(map(len, _counted(turns))) < LEAST:
         return None
     low, high = interval(turns)

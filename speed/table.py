@@ -13,39 +13,37 @@ from concord.speed.peers import PEERS
 
 Entry = Mapping[str, Any]
 
-HARMLESS = ("unsupported", "absent")
-"""Statuses that are nobody's fault."""
+HARMLESS = ("unsupported", "absent")  # statuses that are nobody's fault
 
+# Cores beyond its threads that a process may keep busy: runtimes have threads of their own for other work.
 TOLERATED = 0.25
-"""Cores beyond the number of threads that a process may keep busy with what it does besides."""
 
+# Cores that other processes may keep busy without a warning.
 NOISE = 0.25
-"""Cores that other processes may keep busy without a warning."""
 
-WIDE = 170
-"""Columns from which on every figure has room."""
+WIDE = 170  # columns in which every figure fits
 
-NARROW = ("step", "±", "of peer", "tokens/s", "MiB")
-"""Figures that have room everywhere."""
+NARROW = ("step", "±", "of peer", "tokens/s", "MiB")  # figures for any width
 
 
 def seconds(value: float) -> str:
-    """Return a duration in the unit that suits it."""
+    """Format a duration in the unit that suits it."""
     if value >= 1:
         return f"{value:.2f} s"
     return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
 
 
 def rate(value: float) -> str:
-    """Return GFLOP/s in the unit that suits them."""
+    """Format GFLOP/s in the unit that suits them."""
     return f"{value:.0f} G" if value < 1e4 else f"{value / 1e3:.0f} T"
 
 
 def percent(value: float) -> str:
-    """Return a share."""
+    """Format a share."""
     return f"{100 * value:.0f} %"
 
 
+# By heading: the key in the entry or summary, and how the number is written.
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "step": ("median_seconds", seconds),
     "±": ("spread", lambda spread: percent(spread / 2)),
@@ -62,11 +60,9 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "cores": ("busy_cores", "{:.1f}".format),
     "error": ("error_in_tolerances", "{:.2f}".format),
 }
-"""What is said of a measurement: its key in the entry or summary, and how it is written, by heading."""
 
 
 def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, str]]:
-    """Return the number and the text of each of :data:`FIGURES`; too few steps for a spread are counted."""
     numbers, steps = {**entry, **entry["summary"]}, entry["summary"]["steps"]
     numbers["of_best_peer"] = peer and numbers["median_seconds"] / peer
     figures = {}
@@ -74,6 +70,7 @@ def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, 
         value = numbers.get(key)
         figures[heading] = value, "" if value is None else write(value)
     if numbers["spread"] is None:
+        # Too few steps have no spread; how few says how little the median is worth.
         figures["±"] = None, f"{steps} step{'' if steps == 1 else 's'}"
     elif not numbers["steady"]:
         figures["±"] = numbers["spread"], f"{figures['±'][1]} unsteady"
@@ -81,7 +78,7 @@ def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, 
 
 
 def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tuple[float | None, str]]]]:
-    """Return the measurements of a workload, each with its figures."""
+    """Return the measurements of a workload with their figures, fastest first."""
     measured = [entry for entry in data["entries"] if entry["workload"] == workload and entry["summary"]]
     measured.sort(key=lambda entry: float(entry["summary"]["median_seconds"]))
     peers = (entry["summary"]["median_seconds"] for entry in measured if entry["backend"] in PEERS)
@@ -90,7 +87,7 @@ def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tup
 
 
 def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]:
-    """Return backend, mode and the figures under each heading of the measurements of a workload."""
+    """Return backend, mode and the chosen figures of each measurement of a workload."""
     return [
         [entry["backend"], entry["mode"], *(figures[heading][1] for heading in headings)]
         for entry, figures in fastest_first(data, workload)
@@ -98,7 +95,7 @@ def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]
 
 
 def to_deploy(data: Entry) -> dict[str, str]:
-    """Say of each workload that was measured which mode of each framework is the fastest."""
+    """Return a sentence for each workload: the fastest mode of each framework."""
     doubt = ", as far as one can tell" if busy_before(data) else ""
     sentences = {}
     for workload in data["workloads"]:
@@ -111,18 +108,18 @@ def to_deploy(data: Entry) -> dict[str, str]:
 
 
 def limits(data: Entry) -> str:
-    """Return the best rates of bare products."""
-    rates = (f"{rate(found)}FLOP/s ({dtype})" for dtype, found in data["best_product_gflops"].items())
+    """Return the best rates of bare products, in words."""
+    rates = (f"{rate(best)}FLOP/s ({dtype})" for dtype, best in data["best_product_gflops"].items())
     return ", ".join(rates) or "none"
 
 
 def versions_of(data: Entry) -> dict[str, str | None]:
-    """Return the version that each backend says it has."""
+    """Return each backend's version."""
     return {name: next(iter(profiles.values())).get("version") for name, profiles in data["backends"].items()}
 
 
 def size_of(work: Entry) -> str:
-    """Return what a workload is, in words."""
+    """Describe a workload in words."""
     recipe = work.get("recipe")
     return (
         f"{work['batch']} x {work['tokens']} tokens, {work['real_tokens']:,} real, "
@@ -132,22 +129,22 @@ def size_of(work: Entry) -> str:
 
 
 def unmeasured(data: Entry) -> dict[tuple[str, str, str], list[Entry]]:
-    """Return the entries that were not measured, by backend, status and detail: the same is said once."""
-    found: dict[tuple[str, str, str], list[Entry]] = {}
+    """Group the entries that were not measured by backend, status and detail."""
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in data["entries"]:
         if entry["status"] != "measured":
-            found.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(entry)
-    return found
+            groups.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(entry)
+    return groups
 
 
 def busy_before(data: Entry) -> str:
-    """Say that other processes were at work when it was measured; empty where hardly any were."""
+    """Say that other processes disturbed the measurement; empty: hardly any did."""
     busy, cores = data["settings"].get("cores_busy_before", 0.0), data["machine"]["cores"]
     return f"Other processes kept {busy:.1f} of {cores} cores busy" if busy > NOISE else ""
 
 
 def greedy(data: Entry) -> list[Entry]:
-    """Return the entries of backends that kept more cores busy than they were given threads."""
+    """Return the entries of backends that kept more cores busy than they had threads."""
     threads = data["settings"].get("threads")
     return [
         entry
@@ -157,7 +154,7 @@ def greedy(data: Entry) -> list[Entry]:
 
 
 def notes(data: Entry) -> Iterator[tuple[str, str]]:
-    """Yield what else is to be said of a record, and its style: what is missing or greedy."""
+    """Yield remarks on a record, each with its style."""
     for (backend, status, detail), runs in unmeasured(data).items():
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         where = f"[{runs[0]['workload']}, {runs[0]['mode']}{more}]"
@@ -190,7 +187,7 @@ def show(data: Entry, console: Console) -> None:
 
 
 def markdown(data: Entry) -> str:
-    """Return a record as Markdown: each workload's table, fastest first, and what it was measured on."""
+    """Return a record as Markdown tables, and what it was measured on."""
     parts, headings = [], [*NARROW, "of best"]
     for name, work in data["workloads"].items():
         lines = [f"| {' | '.join(row)} |" for row in rows(data, name, headings)]

@@ -1,7 +1,7 @@
-"""What a timed program has to have computed: from the oracle, for the presets once and for all.
+"""The oracle's results for timed programs, stored for the presets.
 
-``python -m concord.speed.truth`` derives the expectations of the presets anew and writes them to
-``speed/expected``; those of other sizes are derived when they are needed.
+``python -m concord.speed.truth`` derives those of the presets again and writes ``speed/expected``. Results of
+other sizes are derived when they are needed.
 """
 
 from __future__ import annotations
@@ -35,53 +35,51 @@ from concord.speed.presets import LENGTHS, SEED, Workload, workload
 from concord.speed.work import flops
 
 EXPECTED = Path(__file__).parent / "expected"
-"""Where the expectations of the presets lie."""
 
+# Beyond so many operations PROBE samples are checked: the oracle computes some 1e11 in a second.
 LARGE = 4e12
-"""Operations beyond which :data:`PROBE` samples are checked: the oracle computes some 1e11 in a second."""
 
 PROBE = 2
-"""Samples by which a large workload is checked."""
 
+# Low-precision runs from which sigma is estimated.
 ROUNDED = 4
-"""Low-precision runs that sigma is taken from."""
 
+# Tokens that the oracle differentiates at once: sample by sample takes longer.
 CHUNK = 512
-"""Tokens of training whose gradients are computed at a time: single samples take longer."""
 
+# Those tokens times width times layers, at most: a backward pass holds all layers in memory.
 ROOM = 1_250_000
-"""Those tokens times width times layers, at most: a backward pass needs all layers in memory at once."""
 
 
+# Preset, kind and lengths of what is stored.
 KEPT = (
     *itertools.product(("nndl", "tf1", "minilm"), WORKLOAD_KINDS, LENGTHS),
     *itertools.product(("bert-base",), ("inference",), LENGTHS),
 )
-"""Preset, kind and lengths of the expectations in :data:`EXPECTED`."""
 
 
 def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
-    """Judge what a program yields: ``logits`` (B, C), or what a few steps of training are reported by."""
+    """Judge what a program reports: ``logits`` (B, C), or losses, updates and moments of training."""
     judging = Judge(PublishedReference(lambda: expected, wider=True), results)
     return Verdict(judging.table(local=False), outputs=tuple(expected.values))
 
 
 def probe(work: Workload) -> Workload:
-    """Return the workload that is checked: a few samples, where the oracle would take hours for all."""
+    """Return the workload that is checked: two samples where the oracle would take hours for all."""
     few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
     return few if flops(work) > LARGE else work
 
 
 def derive(work: Workload, rules: str | None = None) -> Expectation:
-    """Compute what a program has to yield, and how far rounding may lead from it.
+    """Compute what a program has to report, and sigma.
 
     Args:
-        rules: the precision or mode whose rounding is allowed for, where it is not that of the workload.
+        rules: the precision whose rounding is allowed for, if it is not the workload's.
 
     Returns:
-        ``logits`` (B, C), or of a few steps of training the ``loss`` of each and, for each trained parameter,
-        ``updates/NAME``, its change by them all, and ``moments/NAME``, its first moment after them, along a
-        few random directions. Sigma is one for a tensor: the root mean square error of rounded runs.
+        ``logits`` (B, C); or the ``loss`` of each training step, and for each trained parameter its change
+        ``updates/NAME`` and first moment ``moments/NAME``, along a few random directions. Each tensor has
+        one sigma, the root mean square error of low-precision runs.
     """
     config = work.preset.config
     batches = work.batches
@@ -90,7 +88,7 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
 
     def run(arithmetic: Arithmetic, take: Observer) -> None:
         if work.recipe:
-            # The gradients of a step are the means over samples, which are computed a few at a time.
+            # A step's gradient is the mean over samples, computed a few at a time to fit in memory.
             recipe = work.recipe.replace(accumulation=len(steps[0]), accumulation_mean="samples")
             for name, array in _train(
                 config, weights, Training(recipe, steps), arithmetic, work.dtype
@@ -100,21 +98,21 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
             parts = (compute(config, weights, part, arithmetic, dtype=work.dtype) for part in steps[0])
             take("logits", np.concatenate([part.output for part in parts]))
 
-    # Sums in orders drawn at random, every second one fused.
+    # Frameworks sum in their own orders, and some fuse multiply-add: random orders, every second run fused.
     runs = [
         Arithmetic(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1) for seed in range(ROUNDED)
     ]
-    values, found = estimate(run, work.dtype, truth=Arithmetic(), arithmetics=runs)
-    sigmas = {name: _rms(sigma) for name, sigma in found.items()}
+    values, estimated = estimate(run, work.dtype, truth=Arithmetic(), arithmetics=runs)
+    sigmas = {name: _rms(sigma) for name, sigma in estimated.items()}
     for name in values:
-        if name.startswith("updates/"):  # what is stored is rounded, and not its change
+        if name.startswith("updates/"):  # the stored parameter is rounded, not its change
             least = least_sigma(weights[name.removeprefix("updates/")], work.dtype)
             sigmas[name] = float(np.hypot(sigmas[name], _rms(least)))
     return expectation(work.dtype, values, sigmas)
 
 
 def expectation(dtype: str, values: dict[str, Array], sigmas: Mapping[str, float]) -> Expectation:
-    """Return what is expected, with one sigma for all elements of a tensor."""
+    """Return an expectation with one sigma for all elements of a tensor."""
     full = {name: np.full(value.shape, sigmas[name]) for name, value in values.items()}
     return Expectation(dtype, values, full, dict.fromkeys(values, ""), chained=False)
 
@@ -124,13 +122,12 @@ def _rms(array: Array) -> float:
 
 
 def _most(work: Workload) -> int:
-    """Return how many samples of a workload are differentiated at a time."""
     tokens, config = work.preset.tokens, work.preset.config
     return max(1, min(CHUNK // tokens, ROOM // (tokens * config.d_model * config.num_layers)))
 
 
 def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
-    """Return a batch in parts of a few samples, where these are independent, to fit in memory."""
+    """Split a batch into parts of at most ``most`` samples, if samples are independent."""
     if config.mask_assignment != "per_sample" or config.ignore_label is not None or config.l2_weight:
         return [batch]
     arrays = batch.arrays()
@@ -143,7 +140,6 @@ def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
 def _train(
     config: EncoderConfig, weights: Weights, training: Training, arithmetic: Arithmetic, dtype: str
 ) -> dict[str, Array]:
-    """Return what steps of training are reported by."""
     losses: list[list[float]] = [[] for _ in training.steps]
     trajectory = Averaging(config, weights, training, arithmetic, dtype=dtype)
 
@@ -166,21 +162,22 @@ def _train(
 
 
 class Averaging(Trajectory):
-    """Training whose gradients are added up over samples as in one product: rounded once, at the end."""
+    """Training whose gradients are summed over samples as in one product: rounded once, at the end."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.looked_up: dict[str, NDArray[np.int64]] = {}
 
     def accumulated(
         self, batches: Sequence[Batch], observer: Observer
     ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
-        """Return the gradient of a step (:meth:`concord.spec.training.trajectory.Trajectory.accumulated`)."""
+        """Return the gradient of a step, rounded after the sum."""
         total, slices = super().accumulated(batches, observer)
         return {name: self.a.settle(values) for name, values in total.items()}, slices
 
     def whole(self, name: str, values: Array, rows: NDArray[np.int64]) -> Array:
-        """Return the gradient of a table's rows that a sample looked up, and remember which they are."""
+        """Return a table's gradient as the rows that a sample looked up, and remember which."""
+        # BERT's table has 30,522 rows, and a sample looks up a few of them.
         self.looked_up[name] = rows
         return values
 
@@ -190,22 +187,19 @@ class Averaging(Trajectory):
         piece: Mapping[str, Array],
         weight: float,  # noqa: ARG002 - each has been scaled
     ) -> dict[str, Array]:
-        """Return the sum of gradients so far with those of one more sample, in place of what it was."""
-        found = dict(total) or {name: np.zeros(self.parameters[name].shape) for name in piece}
+        """Add the gradients of one more sample, in place."""
+        gradients = dict(total) or {name: np.zeros(self.parameters[name].shape) for name in piece}
         for name, values in piece.items():
-            found[name][self.looked_up.get(name, slice(None)) if values.ndim else ()] += values
-        return found
+            gradients[name][self.looked_up.get(name, slice(None)) if values.ndim else ()] += values
+        return gradients
 
 
 @functools.cache  # every backend is asked for the same in every mode
 def expected(work: Workload, rules: str | None = None) -> Expectation:
-    """Return what a program has to yield, as it was derived before, or else derived now.
-
-    Args:
-        rules: as in :func:`derive`.
-    """
+    """Return the stored expectation of a workload, or derive it."""
     if not rules and _file(work).is_file():
         stored = json.loads(_file(work).read_text())
+        # A stored result of other sizes, weights or recipe is no truth.
         if stored["key"] == work.key:
             values = {name: np.asarray(value) for name, value in stored["values"].items()}
             return expectation(work.dtype, values, stored["sigmas"])
@@ -217,7 +211,7 @@ def _file(work: Workload) -> Path:
 
 
 def save(work: Workload) -> Path:
-    """Derive what a program has to yield, and keep it."""
+    """Derive and store the expectation of a workload."""
     expected, path = derive(work), _file(work)
     values = {name: value.tolist() for name, value in expected.values.items()}
     sigmas = {name: float(sigma.flat[0]) for name, sigma in expected.sigmas.items()}

@@ -1,20 +1,17 @@
-"""How much arithmetic a workload is: the products of its matrices; what is left is little."""
+"""The arithmetic of a workload: its matrix products; everything else is little."""
 
 from __future__ import annotations
 
 from concord.speed.presets import Workload
 
-BACKWARD = 2
-"""A product's two gradients are two products of its size."""
+BACKWARD = 2  # the gradients of a product are two products of its size
 
 
 def flops(workload: Workload, real_only: bool = False) -> float:
-    """Return the floating-point operations of one step.
-
-    A multiplication and an addition for each term of each product.
+    """Return the floating-point operations of one step: two for each term of each product.
 
     Args:
-        real_only: whether padding is left out, as unpadded execution does in all but attention's core.
+        real_only: leave padding out, as unpadded execution does everywhere but in attention's core.
     """
     preset = workload.preset
     config, tokens = preset.config, preset.tokens
@@ -31,7 +28,7 @@ def flops(workload: Workload, real_only: bool = False) -> float:
 
 
 def product_sizes(workload: Workload) -> tuple[int, int, int]:
-    """Return the sizes of the largest product of the model: the feed-forward's first."""
+    """Return the sizes of the model's largest product: the first of the feed-forward."""
     return (
         workload.preset.batch * workload.preset.tokens,
         workload.preset.config.d_model,

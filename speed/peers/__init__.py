@@ -1,16 +1,12 @@
-"""What a reader would use instead, in the same table.
-
-The ``bert`` family by Hugging Face, by ONNX Runtime and by OpenVINO.
-"""
+"""Peers: what a reader would use instead for ``bert``, in the same table."""
 
 from __future__ import annotations
 
+# Each runs in a process of its own, like a backend.
 PEERS = {
     "hf": "concord.speed.peers.hf:HuggingFacePeer",
     "ort": "concord.speed.peers.ort:OnnxRuntimePeer",
     "openvino": "concord.speed.peers.openvino:OpenVinoPeer",
 }
-"""Name to class; each takes its place beside the backends, in a process of its own."""
 
 PEER_EXECUTIONS = {"hf": ("eager", "compiled"), "ort": ("compiled",), "openvino": ("compiled",)}
-"""The executions that each has."""

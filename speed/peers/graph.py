@@ -1,4 +1,4 @@
-"""Hugging Face's model as PyTorch exports it to ONNX, for engines that run such graphs on the CPU."""
+"""Hugging Face's model, exported by PyTorch to ONNX, for engines that run such graphs on the CPU."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Graph:
-    """Forward passes of a graph, which has the weights in it: of a session, what those need."""
+    """A session that runs the forward pass of a graph."""
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self.engine, self.dtype = engine, request.dtype
-        given = tensors(request.config, request.batch)
-        self.inputs = {name: given[name] for name in NAMES}
+        inputs = tensors(request.config, request.batch)
+        self.inputs = {name: inputs[name] for name in NAMES}
         self.folder = _exported(build(request.config, request.weights), self.inputs)
 
     def compile(self) -> None:
-        """Optimise the graph, as far as the engine does."""
+        """Load and optimise the graph."""
         self.running = self.engine.opened(Path(self.folder.name) / FILE, self.dtype)
         self.folder.cleanup()
 
@@ -41,7 +41,7 @@ class Graph:
         self.logits = self.engine.run_graph(self.running, self.inputs)
 
     def synchronize(self) -> None:
-        """Do nothing: a step ends when it is done."""
+        """Do nothing: a step is done when it returns."""
 
     def results(self) -> dict[str, np.ndarray]:
         """Return the logits (B, C)."""
@@ -49,7 +49,7 @@ class Graph:
 
 
 class Engine(ABC):
-    """An engine for graphs of ONNX, of which only whole programs are measured."""
+    """An engine for ONNX graphs; it offers sessions alone, and is never judged tensor by tensor."""
 
     name = ""
     version = ""
@@ -57,7 +57,7 @@ class Engine(ABC):
 
     @abstractmethod
     def opened(self, path: Path, dtype: str) -> Any:
-        """Return a graph, ready to be run in ``dtype``."""
+        """Return a graph, ready to run in ``dtype``."""
 
     @abstractmethod
     def run_graph(self, graph: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
@@ -65,7 +65,7 @@ class Engine(ABC):
 
     @property
     def threads(self) -> int | None:
-        """How many threads the engine was given; None: as many as it takes by itself."""
+        """The number of threads that the engine gets; None: it decides."""
         return int(os.environ.get("OMP_NUM_THREADS", "0")) or None
 
     def describe(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Engine(ABC):
         }
 
     def session(self, request: Request) -> Graph:
-        """Export the model and load it, to be run many times."""
+        """Export the model and load it."""
         if (
             request.implementation != "library"
             or request.execution != "compiled"
@@ -96,7 +96,6 @@ class Engine(ABC):
 
 
 def _exported(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder with the model as an ONNX file, and its weights in another."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     arguments = {name: torch.from_numpy(array) for name, array in inputs.items()}
     folder = tempfile.TemporaryDirectory()

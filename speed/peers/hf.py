@@ -1,6 +1,4 @@
-"""Hugging Face's ``BertForSequenceClassification`` on PyTorch, with attention by
-``scaled_dot_product_attention``.
-"""
+"""Hugging Face's ``BertForSequenceClassification`` on PyTorch, with scaled dot-product attention."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class HuggingFaceModel:
-    """Forward passes, and training steps (:class:`concord.backends.interface.Session`)."""
+    """A session for forward passes and training steps."""
 
     def __init__(self, request: Request, model: torch.nn.Module) -> None:
         self.request, self.model = request, model
@@ -47,21 +45,22 @@ class HuggingFaceModel:
             self.optimizer = optimizer(request.training.recipe, dict(model.named_parameters()), kinds)
 
     def feed(self, batch: Batch) -> None:
-        """Take other inputs, of the same shapes."""
+        """Take other inputs of the same shapes."""
         self.inputs = {
             name: torch.from_numpy(array).to(self.request.device)
             for name, array in tensors(self.request.config, batch).items()
         }
 
     def compile(self) -> None:
-        """Do nothing: PyTorch compiles when the first step runs."""
+        """Do nothing: PyTorch compiles in the first step."""
 
     def step(self) -> None:
-        """Start one training step where the request says how to train, else one forward pass."""
+        """Start a training step if the request has a recipe, else a forward pass."""
         if not self.request.training:
-            given = {name: tensor for name, tensor in self.inputs.items() if name != "labels"}
+            # With labels the model would compute a loss too, which no deployed model does.
+            inputs = {name: tensor for name, tensor in self.inputs.items() if name != "labels"}
             with torch.inference_mode():
-                self.computed = {"logits": self.run(**given).logits}
+                self.computed = {"logits": self.run(**inputs).logits}
             return
         self.model.zero_grad(set_to_none=True)
         loss = self.run(**self.inputs).loss
@@ -74,16 +73,16 @@ class HuggingFaceModel:
         self.computed = {"loss": loss.detach()}
 
     def synchronize(self) -> None:
-        """Wait until the device is done."""
+        """Wait for the device."""
         if self.request.device != "cpu":
             torch.cuda.synchronize(self.request.device)
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return what the last step computed: the logits (B, C), or the loss before an update."""
+        """Return the logits (B, C), or the loss before the update."""
         return {name: tensor.float().cpu().numpy() for name, tensor in self.computed.items()}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return a copy of the parameters and of what the optimizer keeps, by canonical name."""
+        """Return copies of parameters and optimizer state, by canonical name."""
         parameters = {f"parameters.{name}": tensor for name, tensor in self.model.named_parameters()}
         sections: dict[str, dict[str, np.ndarray]] = {}
         for key, tensor in {**parameters, **self.optimizer.kept()}.items():
@@ -97,7 +96,7 @@ class HuggingFaceModel:
 
 
 class HuggingFacePeer:
-    """The peer, of which only whole programs are measured: it has sessions alone."""
+    """The peer; it offers sessions alone, and is never judged tensor by tensor."""
 
     name = "hf"
 
@@ -116,7 +115,7 @@ class HuggingFacePeer:
         return torch.cuda.Event(enable_timing=True)
 
     def session(self, request: Request) -> Session:
-        """Build the model to be run many times."""
+        """Build the model to run many times."""
         if request.implementation != "library" or request.execution not in ("eager", "compiled"):
             raise Unsupported(
                 "hf has its own implementation: --implementation library, --execution eager or compiled"
@@ -125,6 +124,7 @@ class HuggingFacePeer:
         if request.dtype not in DTYPES:
             raise Unsupported(f"hf is measured in {', '.join(DTYPES)}, not in {request.dtype}")
         if request.execution == "compiled":
+            # Code compiled for earlier workloads counts towards PyTorch's limit of recompilations.
             torch.compiler.reset()
         return HuggingFaceModel(
             request,
@@ -133,7 +133,7 @@ class HuggingFacePeer:
 
 
 def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
-    """Return the model, without dropout, with the weights loaded.
+    """Return the model with its weights, without dropout.
 
     Raises:
         Unsupported: for a model that is no BERT.
@@ -145,7 +145,7 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
     described = BertConfig(
         **stated, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa"
     )
-    with no_init_weights():  # they are loaded
+    with no_init_weights():  # they are loaded below
         model = BertForSequenceClassification(described).eval()
     arrays = source_tables.native(TABLE, config, weights)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
@@ -153,12 +153,12 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
 
 
 def tensors(config: EncoderConfig, batch: Batch) -> dict[str, np.ndarray]:
-    """Return the inputs by the names that they have there."""
-    given = batch.arrays()
-    mask = (given["input_ids"] != config.pad_id).astype(np.int64)
+    """Return the inputs under Hugging Face's names."""
+    arrays = batch.arrays()
+    mask = (arrays["input_ids"] != config.pad_id).astype(np.int64)
     return {
-        "input_ids": given["input_ids"],
+        "input_ids": arrays["input_ids"],
         "attention_mask": mask,
-        "token_type_ids": given["segment_ids"],
-        "labels": given["labels"],
+        "token_type_ids": arrays["segment_ids"],
+        "labels": arrays["labels"],
     }

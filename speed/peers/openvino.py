@@ -14,7 +14,7 @@ TYPES = {"float32": openvino.Type.f32, "bfloat16": openvino.Type.bf16}
 
 
 class OpenVinoPeer(Engine):
-    """The peer. Its own choice of precision depends on the processor, so each is asked for."""
+    """The peer."""
 
     name = "openvino"
     version = f"openvino {openvino.__version__}"
@@ -22,13 +22,14 @@ class OpenVinoPeer(Engine):
 
     def opened(self, path: Path, dtype: str) -> Any:
         """Return a compiled model."""
-        asked = {
+        properties = {
+            # Unasked, OpenVINO chooses a precision by the processor.
             "INFERENCE_PRECISION_HINT": TYPES[dtype],
             "EXECUTION_MODE_HINT": "ACCURACY",
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": self.threads or 0,
         }
-        return openvino.Core().compile_model(path, "CPU", asked)
+        return openvino.Core().compile_model(path, "CPU", properties)
 
     def run_graph(self, graph: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
         """Return the logits (B, C)."""
