@@ -1,25 +1,26 @@
 """One Transformer-encoder text classifier in four frameworks, and the proof that they compute the same.
 
-The public face is ``from concord import spec, backends, conformance, compare, load, show``. None of it
-imports a framework but :func:`compare`, whose reference is a PyTorch module, when it is called.
+Public names: ``from concord import spec, backends, conformance, compare, load, show``. Only :func:`compare`
+imports a framework, PyTorch, and only when it is called.
 """
 
 from pathlib import Path
 from typing import Any
 
+# The package index has another ``concord``.
 DISTRIBUTION = "concord-conformance"
-"""The name under which this package is installed; another ``concord`` is on the package index."""
 
+# In a checkout the parts of the package stand beside its folder, in an installation inside it.
 CHECKOUT = not (Path(__file__).parent / "spec").is_dir()
-"""Whether this is a checkout, in which the parts of the package stand beside its folder."""
 
 if CHECKOUT:
     __path__.append(str(Path(__file__).resolve().parent.parent))
 
 
 def installation(extra: str) -> str:
-    """Return the command that installs what an optional part needs: no index has the distribution."""
+    """Return the command that installs an extra."""
     return (
+        # By path: the distribution is on no index.
         f"pip install -e '.[{extra}]' -c constraints/py311.txt"
         if CHECKOUT
         else f"pip install '.[{extra}]' in a checkout"
@@ -27,7 +28,8 @@ def installation(extra: str) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("compare", "assert_same"):  # with all that judges
+    # Imported on request: a command that is refused, or asked for its help, needs no judge.
+    if name in ("compare", "assert_same"):
         from concord.conformance import compare
 
         return getattr(compare, name)

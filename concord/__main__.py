@@ -1,4 +1,4 @@
-"""``python -m concord``, and what ``concord`` starts."""
+"""``python -m concord``, and the entry point of ``concord``."""
 
 from typing import NoReturn
 
@@ -6,12 +6,12 @@ from concord.exit_codes import end
 
 
 def main() -> NoReturn:
-    """Run the command line. From its first moment on, signals end it in an orderly way."""
+    """Run the command line; signals end it in an orderly way from the first moment."""
     end(_command, last=True)
 
 
 def _command() -> object:
-    from concord.cli import run  # which takes a while
+    from concord.cli import run  # takes a while, in which a signal may come
 
     return run()
 

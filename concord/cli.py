@@ -1,7 +1,7 @@
 """The command line: it reads options, calls the packages and prints.
 
-Exit codes: 0 agrees; 1 diverges; 2 bad usage or input; 3 a backend crashed, is missing or was not judged;
-130 interrupted.
+Exit codes: 0 agrees; 1 diverges; 2 bad usage or input; 3 a backend crashed, is missing or was not judged; 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from concord.commands.speed import speed
 from concord.exit_codes import end
 from concord.options import command
 
-COMMANDS = {
+COMMANDS = {  # in the order of the help
     "Judge": (compare, check, lockstep),
     "Port": (port, diff, certify, predict),
     "Measure and look": (speed, demo, doctor),
     "For maintainers": (golden, fuzz, mutants),
 }
-"""The commands as they stand in the help."""
 
-GROUPS = (
+GROUPS = (  # with commands of their own
     ("For maintainers", "case", "Write or run cases as files.", (case.export, case.run)),
     (
         "Measure and look",
@@ -47,7 +46,6 @@ GROUPS = (
         (show.variants, show.report, show.attention),
     ),
 )
-"""And commands that have commands of their own."""
 
 EXAMPLES = "Examples: concord demo · concord compare my.model:build port.onnx · concord doctor"
 
@@ -79,6 +77,7 @@ def about(
     ] = False,
 ) -> None:
     """One model in four frameworks, and the proof that they compute the same."""
+    # In one process, as in a test or a notebook, commands follow each other.
     output_files.READ.clear()
 
 
@@ -96,5 +95,5 @@ run = partial(app, standalone_mode=False, prog_name="concord")
 
 
 def main() -> None:
-    """Run the command line, and turn refused input into one line for each problem and exit code 2."""
+    """Run the command line; refused input gives one line for each problem and exit code 2."""
     end(run)

@@ -1,6 +1,6 @@
-"""Exit codes, and the line that a command ends with if it is not done, whatever it ends by.
+"""Exit codes, and the line that a command ends with if it fails.
 
-Imports nothing that takes a while: a signal may come at once.
+A signal may come at once, so nothing that takes a while is imported here.
 """
 
 from __future__ import annotations
@@ -18,26 +18,19 @@ from typing import Any, NoReturn
 
 REFUSED, FAULT, INTERRUPTED = 2, 3, 130
 
-Handler = Any
-"""A function of a signal and a frame, or what :mod:`signal` has in its place."""
+Handler = Any  # a function of a signal and a frame, or a constant of signal
 
+# Ctrl-C, ``kill`` and a closed terminal end a command after it has let its workers go.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""What ends a command so that it lets its workers go first: Ctrl-C, ``kill``, a closed terminal."""
 
+# Seconds in which a second signal changes nothing: one reason may send several.
 PATIENCE = 3.0
-"""Seconds within which a second signal changes nothing: several may come for one reason."""
 
 
 @contextmanager
 def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callable[[], None]]:
-    """Have signals handled, except those that are ignored from the start, as by ``nohup``.
-
-    Args:
-        after: what handles them then, if not what did before.
-
-    Yields:
-        What puts the former handlers back.
-    """
+    """Install a handler, and yield what restores the former ones; ``after`` replaces them at the end."""
+    # Python lets only the main thread set handlers. What is ignored from the start stays so, as under nohup.
     main = threading.current_thread() is threading.main_thread()
     former = {number: signal.getsignal(number) for number in SIGNALS if main}
     former = {number: handler for number, handler in former.items() if handler is not signal.SIG_IGN}
@@ -58,10 +51,10 @@ def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callab
 
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
-    """Have the first signal only be noted: it ends the command when the work is done; a later one at once.
+    """Let the first signal end the command only when its work is done; a later one ends it at once.
 
     Yields:
-        What says whether a signal has come.
+        Whether a signal has come.
     """
     seen = list[tuple[int, float]]()
 
@@ -80,19 +73,19 @@ def halting() -> Iterator[Callable[[], bool]]:
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
-    """Do what a command does, and leave with its exit code.
+    """Run a command and exit with its code.
 
-    That is 2 for refused input, with a line for each problem; 3 for a bug in Concord; 128 and its
-    number for a signal.
+    2: refused input, a line for each problem; 3: a bug in Concord; 128 plus the number of a signal.
 
     Args:
-        last: whether the process ends then.
+        last: whether the process ends after that.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # it was closed from the start
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays open
         elif isinstance(stream, io.TextIOWrapper):
+            # A file name may hold bytes that the terminal's encoding lacks; printing it must not crash.
             stream.reconfigure(errors="backslashreplace")
     came = list[tuple[int, float]]()
 
@@ -102,7 +95,7 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
             came.append((number, now))
             raise KeyboardInterrupt
 
-    # Python, as it ends, gives others back their deadly default.
+    # At exit Python restores every handler but an ignored one, and the default of these signals kills.
     with _handling(interrupt, signal.SIG_IGN if last else None):
         try:
             code = command()
@@ -113,7 +106,7 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
             code = end.code if isinstance(end.code, int) else REFUSED if end.code else 0
         except Exception as error:
             code = _failed(error)
-        if code == INTERRUPTED:  # typer may have caught it
+        if code == INTERRUPTED:  # also if typer has caught KeyboardInterrupt
             number = signal.Signals(came[0][0]) if came else signal.SIGINT
             words = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
             code = _said(128 + number, words)
@@ -127,7 +120,7 @@ def _said(code: int, *lines: str) -> int:
 
 
 def _failed(error: Exception) -> int:
-    """Say what is wrong, and return the exit code."""
+    # Here, since a command that succeeds needs none of it.
     import traceback
 
     from typer.exceptions import TyperException
@@ -150,7 +143,7 @@ def _failed(error: Exception) -> int:
         complain(f"{os.fsdecode(error.filename)}: {error.strerror}")
         return REFUSED
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        discard(sys.stdout)
+        discard(sys.stdout)  # Python would fail again when it flushes at exit
         complain(f"standard output: cannot be written: {error.strerror}")
         return REFUSED
     if os.environ.get("CONCORD_TRACEBACK"):

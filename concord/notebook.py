@@ -1,4 +1,4 @@
-"""In a notebook: a verdict as a page."""
+"""Verdicts as pages in a notebook."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from concord.conformance.run.results_page import results_page
 
 
 class Page(str):
-    """An HTML page, which a notebook shows in a frame of its own."""
+    """An HTML page, which a notebook shows in a frame."""
 
     def _repr_html_(self) -> str:
         frame = "width:100%;height:40em;border:1px solid #8884"
+        # A frame, since the page's styles and scripts would change the notebook's own.
         return f'<iframe style="{frame}" srcdoc="{html.escape(self)}"></iframe>'
 
 
 def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
-    """Return the page of verdicts, a text that a notebook shows."""
+    """Return the page of verdicts."""
 
     def results() -> Iterator[Result]:
         for number, verdict in enumerate(verdicts, start=1):

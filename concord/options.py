@@ -1,4 +1,4 @@
-"""Options that commands share: each is defined once, in a group whose fields become options of a command."""
+"""Options that commands share, each defined once, in groups."""
 
 from __future__ import annotations
 
@@ -29,42 +29,41 @@ MOST_THREADS = 2**14
 
 MOST_SECONDS = 1e9
 
-MOST_MEMORY = 2.0**30
-"""MiB of the largest limit that may be given: a pebibyte, more than any machine has."""
+MOST_MEMORY = 2.0**30  # MiB: a pebibyte, more than any machine has
 
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
+# What a command writes; any other Path is read, and must not be replaced.
 Written = Annotated[Path, output_files.output]
-"""A file or folder that the command writes; any other :class:`~pathlib.Path` is one that it reads."""
 
 
 def named(text: str) -> str:
-    """Take a name; one that ends in ``.toml`` is a file, which is read."""
+    """Take a name; one that ends in ``.toml`` is a file that the command reads."""
     return str(output_files.path(text)) if text.endswith(".toml") else text
 
 
+# The name of something known, or a TOML file that describes another.
 Named = Annotated[str, named]
-"""The name of something that is known, or a TOML file that describes another."""
 
 PLUGIN = "torch, tf, paddle, jax, an installed plug-in, or package.module:Class"
 
+# Replaces ``{values}`` in the help of these options.
 VALUES: dict[str, Iterable[str]] = {
     "declare": DECLARATIONS,
     "dtype": spec.PRECISIONS,
     "part": spec.PARTS,
     "precision": PRECISION_MODES,
 }
-"""What stands for ``{values}`` in the help of an option."""
 
+# An entry of a docstring: a name; in brackets its metavar and names on the command line; its help.
 ENTRY = re.compile(r"^    (\w+)(?: \((.*?)\))?: (.*\n(?: {5,}.*\n)*)", re.M)
-"""An entry of a docstring: a name, in brackets its metavar and its names on the command line, its help."""
 
 
 class OptionGroup:
     """Options that commands share: a dataclass whose fields become options, in a panel of the help.
 
-    A field ``checkpoint`` becomes an argument. The docstring says of each field, as that of a command does of
-    each parameter, what stands for its value, its names on the command line, and the help.
+    A field ``checkpoint`` becomes an argument. The docstring of a group, like that of a command, gives each
+    field's metavar, its names on the command line, and its help. These are the common ones:
 
     Attributes:
         case (C): A standard case by name; may be repeated. Default: all.
@@ -72,13 +71,13 @@ class OptionGroup:
         dtype (D): One of {values}.
         form (FORMAT, --from): The checkpoint's format. Default: recognised by its files.
         forward_only: Run and judge the forward pass alone, without gradients.
-        html: Write the results as a page: one file that needs nothing else.
+        html: Write the results as an HTML page that needs no other file.
         json: Write the results as JSON.
-        part (P): The part of the model that runs: one of {values}.
-        seed (S): The seed of everything that is drawn.
-        table: Names and layouts of the checkpoint's tensors, as TOML, in place of the format's own.
-        texts: Texts to run it on. One on a line, or two with a tab between them; or JSON Lines with
-            text, or text_a and text_b.
+        part (P): The part of the model to run: one of {values}.
+        seed (S): The seed of all random numbers.
+        table: A TOML file with the tensors' names and layouts, in place of the format's own.
+        texts: A file of texts to run it on: one on each line, or two with a tab between them; or
+            JSON Lines with text, or text_a and text_b.
         variant (V): A variant; may be repeated. Default: all.
     """
 
@@ -86,10 +85,10 @@ class OptionGroup:
 
 
 def command(function: Callable[..., T]) -> Callable[..., T]:
-    """Return a command of a function: its docstring is the help, and a switch has no opposite.
+    """Turn a function into a command: its docstring is the help.
 
     Positional parameters become arguments, others options; a group of options becomes options of its own.
-    A value of a group that is given repeatedly counts once.
+    A value of a group that is repeated counts once.
     """
     parameters, groups = list[inspect.Parameter](), dict[str, Any]()
     hints, entries = get_type_hints(function, include_extras=True), _entries(OptionGroup, function)
@@ -123,8 +122,7 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-Entry = tuple[list[str], str]
-"""What stands in brackets, and the help."""
+Entry = tuple[list[str], str]  # what stands in brackets, and the help
 
 
 def _entries(*documented: Any) -> dict[str, Entry]:
@@ -146,6 +144,7 @@ def _parameter(
     names = [each for each in brackets if each.startswith("-")]
     metavar = next((each for each in brackets if each not in names), "FILE" if parser else None)
     about: dict[str, Any] = {"metavar": metavar, "help": text, "parser": parser, "rich_help_panel": panel}
+    # With a name of its own a switch gets no --no- opposite.
     if hint is bool and not names:
         names = [f"--{name.replace('_', '-')}"]
     option = typer.Argument(**about) if positional else typer.Option(*names, **about)
@@ -154,7 +153,6 @@ def _parameter(
 
 
 def _parser(hint: Any) -> Any:
-    """Return what makes a value of a text, if it is a path or its type is annotated with one."""
     if hint is Path:
         return output_files.path
     if hasattr(hint, "__metadata__"):
@@ -173,7 +171,7 @@ class Workers(OptionGroup):
         backend (B): {PLUGIN}; may be repeated. Default: all that are installed.
         threads: Threads of each worker. Default: one for each core.
         device (D): cpu, cuda or cuda:N.
-        python (B=PATH): Run a backend with the interpreter of another environment.
+        python (B=PATH): Run a backend with the Python interpreter of another environment.
     """
 
     panel = "Workers"
@@ -184,7 +182,7 @@ class Workers(OptionGroup):
     python: list[str] | None = None
 
     def settings(self) -> Setup:
-        """Return the settings that the options describe: those of the same names, checked.
+        """Check the options and return the settings of the same names.
 
         Raises:
             SpecError: listing every option that cannot be understood.
@@ -218,7 +216,7 @@ class Workers(OptionGroup):
         """Return the backends to run: those asked for, or all known ones.
 
         Raises:
-            SpecError: listing every name that is unknown, and every interpreter of one that does not run.
+            SpecError: listing unknown names, and interpreters of backends that do not run.
         """
         chosen, problems = list(self.backend or backends.names()), list[str]()
         placed = [value.partition("=")[0] for value in self.python or () if all(value.partition("="))]
@@ -236,7 +234,7 @@ class Workers(OptionGroup):
         """Return the one backend that runs.
 
         Raises:
-            SpecError: if there is not exactly one; ``why`` says why it must be one.
+            SpecError: if there is not exactly one; ``why`` is part of the message.
         """
         if (count := len(self.backend or ())) != 1:
             raise SpecError(f"--backend is given {count} times but must be given once: {why}")
@@ -245,16 +243,16 @@ class Workers(OptionGroup):
 
 @dataclass(frozen=True)
 class Runs(Workers):
-    """And how they compute.
+    """Which backends run, where, and how they compute.
 
     Attributes:
         precision (P): How float32 products are computed. strict: in full float32; tf32: as tensor
-            cores do, judged by TF32's own rules; default: as each framework does unasked, judged
+            cores do, judged by TF32's own rules; default: as each framework does by itself, judged
             as float32.
-        implementation (I): explicit: written out as the sources write it; library: the
-            framework's own layers, where they can express it; or a backend's own, for example
+        implementation (I): explicit: written out as in the sources; library: the framework's own
+            layers, where they can express the model; or a backend's own, for example
             library:fused (torch), library:onednn (torch, paddle).
-        execution (E): eager, compiled, unpadded (library layers without the rows of padding) or
+        execution (E): eager, compiled, unpadded (library layers without rows of padding) or
             unpadded-compiled.
     """
 
@@ -264,10 +262,10 @@ class Runs(Workers):
 
 
 def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
-    """Return what is wrong with sizes that lie outside of what they may be.
+    """Return a problem for each size that is out of its range.
 
     Args:
-        sizes: of each the option, what is given, the least, and the most.
+        sizes: option, value, least and most of each.
     """
     return [
         f"--{option} is {size:.15g} but must be at least {least:g}"
@@ -279,7 +277,7 @@ def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
 
 @dataclass(frozen=True)
 class Outputs(OptionGroup):
-    """The files of what came of a command."""
+    """The files that hold a command's results."""
 
     panel = "Output"
 
@@ -287,23 +285,23 @@ class Outputs(OptionGroup):
     html: Written | None = None
 
     def check(self) -> None:
-        """Refuse files that cannot be written, before anything runs (:func:`concord.output_files.check`)."""
+        """Refuse files that cannot be written, before anything runs."""
         output_files.check(self.json, self.html)
 
     def finish(
         self,
-        found: Any,
+        outcome: Any,
         kind: str,
         title: str,
         show: Callable[[], None],
         problems: Sequence[str] = (),
     ) -> int:
-        """Write what a command came to, show it, and return its exit code."""
-        made = record.made(found, kind, title)
+        """Write the result of a command, show it, and return its exit code."""
+        made = record.made(outcome, kind, title)
         json, html = (self.json, lambda: record.text(made)), (self.html, lambda: output_files.page(made))
         output_files.write(json, html, show=show, problems=problems)
         return made.exit_code
 
-    def show_report(self, found: Report, kind: str, title: str, group: str) -> int:
-        """Write a report, show it, and return its exit code; ``group`` is what a line of the table is."""
-        return self.finish(found, kind, title, lambda: report.show(found, Terminal(), title, group))
+    def show_report(self, outcome: Report, kind: str, title: str, group: str) -> int:
+        """Write and show a report; ``group`` heads the lines of its table."""
+        return self.finish(outcome, kind, title, lambda: report.show(outcome, Terminal(), title, group))

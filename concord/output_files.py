@@ -1,4 +1,4 @@
-"""Output files: looked at before a command works, and each written whole when it is done."""
+"""Output files: checked before a command works, and written whole when it is done."""
 
 from __future__ import annotations
 
@@ -14,31 +14,22 @@ from concord.spec.errors import SpecError, collecting, located, refuse
 from concord.spec.files import obstacle, read_json, same_file, write_text
 from concord.terminal import Terminal
 
-Output = tuple[Path | None, Callable[[], str]]
-"""A file, if one was asked for, and what makes its text."""
+Output = tuple[Path | None, Callable[[], str]]  # a file, if one was asked for, and what makes its text
 
 
+# What the command reads (path()), which its output must not replace.
 READ: list[Path] = []
-"""The files and folders that the command reads (:func:`path`): what it writes must not take their place."""
 
 
 def path(text: str) -> Path:
-    """Take the name of a file or folder that a command reads, and note it.
-
-    Raises:
-        BadParameter: for no name.
-    """
+    """Parse the name of a file or folder to read, and note it."""
     READ.append(output(text))
     return READ[-1]
 
 
 def output(text: str) -> Path:
-    """Take the name of a file or folder that a command writes: no name is not the current folder.
-
-    Raises:
-        BadParameter: for no name.
-    """
-    if not text:
+    """Parse the name of a file or folder to write."""
+    if not text:  # Path("") would be the current folder
         raise typer.BadParameter("a name is required")
     return Path(text)
 
@@ -49,21 +40,21 @@ def check(*paths: Path | None) -> None:
     Raises:
         SpecError: listing every problem.
     """
-    given = [path for path in paths if path is not None]
-    problems = [problem for path in given if (problem := obstacle(path))]
-    problems += [f"{other}: is named twice" for one, other in combinations(given, 2) if same_file(one, other)]
+    named = [path for path in paths if path is not None]
+    problems = [problem for path in named if (problem := obstacle(path))]
+    problems += [f"{b}: is named twice" for a, b in combinations(named, 2) if same_file(a, b)]
     refuse(problems)
-    refuse([f"{one}: is read; name another file to write" for one in given if _is_read(one)])
+    refuse([f"{path}: is read; name another file to write" for path in named if _is_read(path)])
 
 
 def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: Sequence[str] = ()) -> None:
-    """Write each file, whatever becomes of the others, then show what a command came to.
+    """Write each file even if another fails, then show the result.
 
     Args:
-        problems: what could not be written before.
+        problems: failures from before.
 
     Raises:
-        SpecError: listing what could not be written, when the rest was done.
+        SpecError: listing what could not be written, after everything else is done.
     """
     problems, console, written = list(problems), Terminal(), list[Path]()
     for path, make in outputs:
@@ -77,14 +68,13 @@ def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: S
     refuse(problems)
 
 
-KINDS = {
+KINDS = {  # the type of each kind of record
     **record.KINDS,
     "speed": "concord.speed.record_schema:Measurements",
     "certificate": "concord.porting.certificate:Certificate",
 }
-"""What every kind of record holds."""
 
-PAGES = {
+PAGES = {  # kinds with a page of their own
     **dict.fromkeys(("check", "golden", "compare"), "concord.conformance.run.results_page:results_page"),
     "fuzz": "concord.conformance.fuzz.findings_page:findings_page",
     "mutants": "concord.conformance.mutants.detection_page:detection_page",
@@ -92,7 +82,6 @@ PAGES = {
     "speed": "concord.speed.speed_page:speed_page",
     "certificate": "concord.porting.certificate:certificate_page",
 }
-"""What makes the page of each kind."""
 
 
 def page(made: record.Record) -> str:
@@ -105,19 +94,19 @@ def read_page(path: Path) -> tuple[record.Record, str]:
     """Return the record in a file, and its page.
 
     Raises:
-        SpecError: listing what keeps it from being one, each with the file.
+        SpecError: listing what keeps the file from being a record.
     """
     made = record.read(path, KINDS)
     with located(str(path)):
         return made, page(made)
 
 
+# No command reads such files, so they may be replaced inside a folder that is read.
 PICTURES = (".html", ".svg", ".png", ".pdf", ".md")
-"""How names end of what no command reads."""
 
 
 def _is_read(written: Path) -> bool:
-    """Return whether a file is read, or is one of a folder that is; what commands made may be made anew."""
+    # Both the link and its target may lie in a folder that is read.
     names = (written.resolve(), written.parent.resolve() / written.name)
     inside = any(name.is_relative_to(read.resolve()) for name in names for read in READ)
     return any(same_file(written, read) for read in READ) or (
@@ -126,7 +115,7 @@ def _is_read(written: Path) -> bool:
 
 
 def _made(path: Path) -> bool:
-    """Say whether a file is what a command writes and none reads in a folder: a page, a picture, a record."""
+    """Whether a file is an earlier output: a page, a picture, a record."""
     try:
         return path.resolve().suffix in PICTURES or read_json(path).get("schema") == record.SCHEMA
     except (SpecError, AttributeError):
@@ -134,14 +123,14 @@ def _made(path: Path) -> bool:
 
 
 def check_apart(folder: Path) -> None:
-    """Refuse a folder to be replaced that is, holds or lies in what the command reads.
+    """Refuse to replace a folder that is, holds or lies in what the command reads.
 
     Raises:
-        SpecError: saying which.
+        SpecError: naming both.
     """
     target = folder.resolve()
     for read in READ:
-        held = any(one.resolve().is_relative_to(target) for one in (read, *read.rglob("*")))
+        held = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))
         if held or target.is_relative_to(read.resolve()):
             raise SpecError(
                 f"{folder}: is, holds or lies in {read}, which is read; name another folder to write"
@@ -149,10 +138,7 @@ def check_apart(folder: Path) -> None:
 
 
 def check_folder(folder: Path, empty: bool = True) -> None:
-    """Refuse a folder that cannot be written, or holds something.
-
-    Args:
-        empty: whether it may hold nothing.
+    """Refuse a folder that cannot be written, or that is not empty but must be.
 
     Raises:
         SpecError: saying why.

@@ -1,4 +1,4 @@
-"""A model of one's own: a checkpoint of any format, and texts or inputs, in place of standard cases."""
+"""The user's model: a checkpoint of any format, with texts or inputs, in place of standard cases."""
 
 from __future__ import annotations
 
@@ -25,50 +25,39 @@ from concord.terminal import Terminal
 if TYPE_CHECKING:
     from concord.porting import Checkpoint
 
+# What libraries call inputs.
 ALIASES = {"token_type_ids": "segment_ids", "attention_mask": "key_mask"}
-"""What libraries call inputs, to what they are called here."""
 
-MOST_SHOWN = 5
-"""Truncated texts that are named one by one."""
+MOST_SHOWN = 5  # truncated texts that are named one by one
 
-TEXTS = 8
-"""Of a case."""
+TEXTS = 8  # in a case
 
-TOKENS = 11
-"""Of a case that is drawn, where there is room for them."""
+TOKENS = 11  # of drawn texts, if there is room
 
+# The parts of the model that take ids, as which a checkpoint can run.
 PARTS = ("model", "pooled", "encoder")
-"""The parts of the model that take ids: a checkpoint can be run as one of them."""
 
-JUDGED = {
+JUDGED = {  # of a checkpoint without a classifier
     "pooled": "the embedding of each text, from ids to the pooled vector",
     "encoder": "the encoder, from ids to the last layer's output",
 }
-"""What is judged of a checkpoint without a classifier."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """A model of one's own, and what it is run on.
+    """A checkpoint as jobs need it: one part of the model, and its inputs."""
 
-    Attributes:
-        name: what results are gathered under.
-        part: one of :data:`PARTS`.
-        batches: by the name of the case.
-        remarks: what is to be said of it, a line each.
-    """
-
-    name: str
+    name: str  # of the group of results
     config: EncoderConfig
-    part: str
+    part: str  # one of PARTS
     weights: Weights
-    batches: Mapping[str, Batch]
-    remarks: list[str] = field(default_factory=list)
+    batches: Mapping[str, Batch]  # by the name of the case
+    remarks: list[str] = field(default_factory=list)  # for the user
 
 
 @dataclass(frozen=True)
 class OwnModel(OptionGroup):
-    """A model of one's own, and what it is run on.
+    """A checkpoint of the user's, and its inputs.
 
     Attributes:
         checkpoint ([CHECKPOINT]): In place of standard cases: a checkpoint of any format.
@@ -85,13 +74,13 @@ class OwnModel(OptionGroup):
     inputs: Path | None = None
 
     def check(self, **instead: Any) -> bool:
-        """Return whether there is a model of one's own.
+        """Return whether there is a checkpoint.
 
         Args:
-            instead: values of options that have no meaning beside it.
+            instead: values of options that make no sense beside one.
 
         Raises:
-            SpecError: listing options that exclude each other, or are about what is not given.
+            SpecError: listing options that exclude each other or lack a checkpoint.
         """
         wrong, why = instead, "beside CHECKPOINT, which takes its place; leave one out"
         if self.checkpoint is None:
@@ -104,15 +93,15 @@ class OwnModel(OptionGroup):
         return self.checkpoint is not None
 
     def load(self, part: str = "model", gradients: bool = True, size: int = TEXTS) -> Own:
-        """Read the checkpoint, and what it is to be run on.
+        """Read the checkpoint and its inputs.
 
         Args:
-            part: one of :data:`PARTS`; ``"model"`` is what the checkpoint holds.
-            gradients: whether any are wanted: then labels or cotangents that nobody gave are drawn.
-            size: texts of a batch.
+            part: one of :data:`PARTS`; ``"model"`` is whatever the checkpoint holds.
+            gradients: draw labels or cotangents that are missing.
+            size: texts in a batch.
 
         Raises:
-            SpecError: listing what is wrong with the checkpoint, or with texts or inputs.
+            SpecError: listing what is wrong with checkpoint, texts or inputs.
         """
         from concord import porting
         from concord.porting.folder import name_of
@@ -147,7 +136,7 @@ class OwnModel(OptionGroup):
         return Own(name, config, part, weights_of(checkpoint, part), cases, remarks)
 
     def jobs(self, part: str, dtypes: Sequence[str], gradients: bool) -> list[Job]:
-        """Return the jobs of the model, and say on standard error what it is.
+        """Return the jobs of the model, and describe it on standard error.
 
         Raises:
             SpecError: as :meth:`load`, and for an unknown precision.
@@ -164,7 +153,6 @@ class OwnModel(OptionGroup):
         ]
 
     def _describe(self, checkpoint: Checkpoint) -> list[str]:
-        """Say what a checkpoint is, and what of it is left out."""
         from concord import porting
 
         assert self.checkpoint is not None
@@ -182,7 +170,6 @@ class OwnModel(OptionGroup):
     def _batch_texts(
         self, path: Path, checkpoint: Checkpoint, part: str, remarks: list[str], size: int
     ) -> dict[str, Batch]:
-        """Return the texts of a file as batches, by the number of the first."""
         from concord.porting.texts import TextEncoder, batch_of, read_texts
 
         texts, config = read_texts(path), checkpoint.config
@@ -220,7 +207,7 @@ class OwnModel(OptionGroup):
 
 
 def legible(text: str) -> str:
-    """Return what a folder can be called, from what a file is called."""
+    """Turn a name into one that any file system takes."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "checkpoint"
 
 
@@ -231,7 +218,6 @@ def weights_of(checkpoint: Checkpoint, part: str) -> dict[str, NDArray[Any]]:
 
 
 def _read_batch(path: Path, config: EncoderConfig, part: str, remarks: list[str]) -> Batch:
-    """Return the arrays of a file: ``input_ids`` (B, T), and other inputs of the part."""
     with located(str(path)):
         arrays = _renamed(read_arrays(path))
         ids, mask = arrays.get("input_ids"), arrays.pop("key_mask", None)
@@ -239,7 +225,7 @@ def _read_batch(path: Path, config: EncoderConfig, part: str, remarks: list[str]
             _check_mask(mask, ids, config.pad_id)
         segments = arrays.get("segment_ids")
         if segments is not None and not config.num_segments and not segments.any():
-            del arrays["segment_ids"]  # of a model without segments, libraries give zeros all the same
+            del arrays["segment_ids"]  # tokenizers give zeros even for a model without segments
         if segments is None and ids is not None and "segment_ids" in inputs(config, part):
             arrays["segment_ids"] = np.zeros_like(ids)
             remarks.append("segment_ids are 0, since nobody gave any")
@@ -257,7 +243,7 @@ def _renamed(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
-    """Refuse a mask that hides anything but padding: the family masks by id."""
+    # The family masks by id, so a mask that hides anything else would be ignored silently.
     if mask.shape != ids.shape:
         raise SpecError(f"the mask has shape {mask.shape} but must be {ids.shape}, as 'input_ids' is")
     apart = np.argwhere(mask.astype(bool) != (ids != pad_id))
@@ -270,10 +256,10 @@ def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
 
 
 def _part(checkpoint: Checkpoint, asked: str, remarks: list[str]) -> str:
-    """Return the part that is judged."""
     if asked not in PARTS:
         raise SpecError(f"--part is {asked!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
     part = checkpoint.part if asked == "model" else asked
+    # A checkpoint may run as a smaller part of itself, not as a larger one.
     lacking = [name for name in parameters(checkpoint.config, part) if name not in checkpoint.tensors]
     if lacking:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""The terminal: what is printed is text and nothing else; on standard error, what a command is doing."""
+"""The terminal: plain text on standard output, progress on standard error."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rich.text import Text
 
 from concord.spec.text import shown
 
+# Columns below which nothing can be read, and of a terminal that does not say its width.
 NARROWEST, USUAL = 20, 80
-"""Columns below which nothing can be read, and those of a terminal that says nothing else of itself."""
 
 
 class Terminal(Console):
-    """A console that prints text as :func:`~concord.spec.text.shown` has it; brackets are no markup."""
+    """A console that escapes text (:func:`~concord.spec.text.shown`); brackets are no markup."""
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
@@ -31,27 +31,29 @@ class Terminal(Console):
             self.width = USUAL
 
     def on_broken_pipe(self) -> None:
-        """Go on when the reader has had enough: what was asked for is done, and its exit code holds."""
+        """Go on silently."""
+        # As in ``| head``: the work is done, and its exit code holds.
         self.quiet = True
         discard(self.file)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a string as what is printed; tables measure it so too."""
+        """Escape a string; tables measure its width here."""
         return super().render_str(shown(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield what is printed."""
+        """Escape a text."""
         if isinstance(renderable, Text) and (seen := shown(renderable.plain)) != renderable.plain:
             renderable = Text(seen, renderable.style, end=renderable.end)
         return super().render(renderable, options)
 
     def tell(self, text: str, style: str | None = None) -> None:
-        """Print a text as one line (:func:`concord.spec.text.shown`), which a narrow terminal breaks."""
+        """Print a text as one line; a narrow terminal breaks it."""
         self.print(shown(text), style=style, soft_wrap=True)
 
 
 def discard(stream: IO[str]) -> None:
-    """Have nobody get what is written to a stream that takes nothing more."""
+    """Send to nowhere what is still written to a stream."""
+    # Python flushes at exit, and a closed pipe would raise once more.
     with suppress(OSError, io.UnsupportedOperation), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
@@ -63,19 +65,17 @@ def complain(problem: str) -> None:
 
 # Progress: bars on a terminal, else a line now and then.
 
-EVERY = 10.0
-"""Seconds after which there is another line."""
+EVERY = 10.0  # seconds between lines
 
-Advance = Callable[[str, int, str], None]
-"""Called with a name, how much of its work is done, and what was done last."""
+Advance = Callable[[str, int, str], None]  # a name, how much of its work is done, what was done last
 
 
 @contextmanager
 def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Advance]:
-    """Show how far each has come.
+    """Show the progress of each name.
 
     Args:
-        total: how much there is to do for each, if that is known.
+        total: the work of each, if that is known.
         unit: what is counted.
     """
     console = Terminal(stderr=True)
@@ -96,8 +96,8 @@ def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Ad
 
 @contextmanager
 def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], None]]:
-    """Show how far each has come, told of every job that one has done, and that it has ``"started"``."""
-    from concord.conformance.progress import Underway  # with all that judges: a refusal needs none of it
+    """Show progress by counting the jobs of each name; ``"started"`` is not counted."""
+    from concord.conformance.progress import Underway  # imports the judge, which a refusal does not need
 
     done = dict.fromkeys(names, 0)
     with bars(names, total) as advance:
@@ -110,7 +110,7 @@ def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], 
 
 
 def telling() -> Callable[[str], None]:
-    """Return what says what is being done, a line each."""
+    """Return a function that prints each step of the work with the time so far."""
     console, started = Terminal(stderr=True), time.perf_counter()
     return lambda text: console.tell(f"{time.perf_counter() - started:4.0f} s  {text}")
 
@@ -119,7 +119,6 @@ _text = partial(TextColumn, markup=False)
 
 
 def _lines(console: Terminal, total: int | None, unit: str) -> Advance:
-    """Return what prints a line at the start, and when some seconds have passed since the last."""
     started, last = time.perf_counter(), dict[str, float]()
 
     def advance(name: str, done: int, now: str) -> None:

@@ -1,4 +1,4 @@
-"""``concord case``: cases as files, written and run."""
+"""``concord case``: cases as files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
     workers: options.Runs,
     outputs: options.Outputs,
 ) -> None:
-    """Run cases as files on every backend, and judge them.
+    """Run exported cases on every backend, and judge them.
 
     Args:
         directory (DIR): A folder of cases that 'concord case export' or 'concord fuzz' wrote.

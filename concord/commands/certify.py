@@ -33,13 +33,13 @@ def certify(
     """Prove that one checkpoint is another, or make a proof again.
 
     Args:
-        source (SRC): The checkpoint that was ported. Without --backend each of the two is computed
+        source (SRC): The checkpoint that was ported. Without --backend each checkpoint is computed
             by the framework of its format.
         target (DST): What it was ported to.
-        certificate (--certificate, -o): Write the certificate, as JSON.
+        certificate (--certificate, -o): Write the certificate as JSON.
         html: Write the certificate as a page.
-        verify: Make this certificate again, and compare. SRC and DST say where the two lie now,
-            if they moved.
+        verify: Make this certificate again, and compare. SRC and DST say where the checkpoints lie
+            now, if they moved.
         to (FORMAT): The format of DST. Default: recognised by its files.
     """
     from concord.porting import certificate as certificates
@@ -50,6 +50,7 @@ def certify(
     output_files.check(certificate, html)
     if verify is not None:
         stated = {"from": form != "auto", "to": to != "auto", "table": table, "texts": texts}
+        # A proof made again on other inputs, or another device, would be another proof.
         beside = [name for name, value in {**stated, "device": workers.device != "cpu"}.items() if value]
         refuse([f"--{name} is given beside --verify, whose certificate states it itself" for name in beside])
         certified = record.read(verify, output_files.KINDS).outcome
@@ -86,7 +87,6 @@ def certify(
 
 
 def _show(proof: Certificate, console: Terminal) -> None:
-    """Print every run and every bug of a certificate, and what they come to."""
     for side, what in ((proof.source, "source"), (proof.target, "target")):
         console.tell(f"{what}: {side.path} ({side.format}), {len(side.files)} files")
     console.tell(f"diff: {proof.comparison.summary}")

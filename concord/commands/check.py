@@ -1,4 +1,4 @@
-"""``concord check``: standard cases, or a model of one's own, judged on every backend."""
+"""``concord check``: standard cases, or the user's model, judged on every backend."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from concord.terminal import bars, counting
 
 @dataclass(frozen=True)
 class Checked(options.Runs):
-    """Backends that run each case repeatedly.
+    """Backends that may run each case repeatedly.
 
     Attributes:
-        deterministic: Only kernels that give the same bits each time; what has none is
+        deterministic: Use only kernels that give the same bits each time; a case without them is
             unsupported.
-        repeat: Run each case so often on the same inputs, and say whether the results are the
-            same bit for bit.
+        repeat: Run each case this many times on the same inputs, and say whether the results are
+            the same bit for bit.
         time_limit (SECONDS): Seconds that one run may take.
         memory_limit (MIB): MiB that one worker may hold. Default: four fifths of the machine's
             memory.
@@ -60,10 +60,10 @@ class Selection(options.OptionGroup):
     forward_only: bool = False
 
     def jobs(self, model: OwnModel) -> list[Job]:
-        """Return the standard cases, or those of a model of one's own, as jobs.
+        """Return the jobs of standard cases, or of the user's model.
 
         Raises:
-            SpecError: for names that are unknown, or a model that cannot be read.
+            SpecError: for unknown names, or a model that cannot be read.
         """
         dtypes = self.dtype or list(DTYPES)
         if model.check(variant=self.variant, case=self.case):
@@ -83,7 +83,7 @@ def check(
     """Judge every backend on standard cases, or on a model of your own.
 
     Args:
-        from_dump (DIR): Judge runs that came back as files for cases of 'concord case export'.
+        from_dump (DIR): Judge runs that came back as files for the cases of 'concord case export'.
     """
     outputs.check()
     if from_dump is not None:
@@ -106,13 +106,11 @@ def judge_jobs(
     kind: str = "check",
     notes: Mapping[str, str] | None = None,
 ) -> NoReturn:
-    """Run and judge jobs, show how far each backend has come, and end the command.
-
-    A signal ends it once what was judged until then is written and shown.
-    """
+    """Run and judge jobs, show the progress of each backend, and end the command."""
     how = [what, settings.implementation, settings.execution, settings.device]
     how += [f"precision {settings.precision}"] * (settings.precision != "strict")
     how += ["deterministic"] * settings.deterministic
+    # The first signal ends the run once everything judged so far is written and shown.
     with halting() as stopped:
         with counting(names, len(repeated(jobs, settings.repeat))) as progress:
             report = conduct(jobs, names, settings, progress, stopped)

@@ -1,4 +1,4 @@
-"""``concord compare``: any PyTorch model beside a candidate for the same."""
+"""``concord compare``: a PyTorch model beside any candidate."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def compare(
             of transformers.
         candidate (CANDIDATE): A graph (.onnx), arrays by name (.safetensors),
             package.module:function of any framework that takes and returns arrays by name, or a
-            folder. Default: the reference itself, as --as says.
-        way (WAY, --as): eager, sdpa, compile, bfloat16, float16, int8, cuda or tf32: how the
-            reference runs again.
+            folder. Default: the reference itself, run again as --as says.
+        way (WAY, --as): How the reference runs again: eager, sdpa, compile, bfloat16, float16,
+            int8, cuda or tf32.
         inputs: Arrays by name (.safetensors). Default: standard texts.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.
-        names: Lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number. A file that is
-            not there is written, with names proposed by what tensors hold.
+        names: A file of lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number. If
+            it does not exist, it is written with names proposed from what the tensors hold.
         declare (NAME): What the candidate does on purpose: {values}; may be
             repeated.
-        seed (S): From which every run draws random numbers. Without one a reference that draws is
+        seed (S): The seed of every run. Without one, a reference that draws random numbers is
             refused.
-        prove: Put bugs into the reference, and say which this comparison would have found.
-        alone_and_batched: Judge each sample of a batch by the same sample alone, without padding.
+        prove: Put bugs into the reference, and say which of them this comparison would find.
+        alone_and_batched: Judge each sample of a batch by the same sample run alone, without padding.
         python (PATH): The interpreter in which the candidate's function is called.
     """
     outputs.check()
@@ -69,11 +69,11 @@ def compare(
         from concord.conformance.compare import candidates, proof
     started = time.perf_counter()
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
-        given: Any = read_arrays(inputs) if inputs else None
+        arrays: Any = read_arrays(inputs) if inputs else None
         comparison = prepare(
             candidates.load(reference),
             candidates.load(candidate) if candidate and Path(candidate).is_dir() else candidate,
-            candidates.tokens(Path(reference), text) if text else given,
+            candidates.tokens(Path(reference), text) if text else arrays,
             way=way,
             gradients=gradients,
             names=read_names(names) if names and not proposing else None,
@@ -85,7 +85,7 @@ def compare(
             lines = "".join(f"{line}\n" for line in comparison.lines)
             write_text(names, lines)
             Terminal().tell(f"{lines}written: {names}; look at it, and run the same again")
-            raise typer.Exit(3)  # nothing was judged
+            raise typer.Exit(3)  # nothing was judged, and that is never agreement
         name = candidate or way or "again"
         what = str(inputs) if inputs else "texts" if text else "standard texts"
         verdicts = (
@@ -112,10 +112,10 @@ def compare(
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """Read a file of names: lines ``candidate's = reference's``.
+    """Read a file of names.
 
     Raises:
-        SpecError: listing every line that is none.
+        SpecError: listing every line that is not ``candidate's = reference's``.
     """
     reference_names, wrong = dict[str, str](), list[str]()
     for number, line in enumerate(read_text(path).splitlines(), start=1):

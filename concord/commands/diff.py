@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from concord.porting.comparison import Comparison
     from concord.porting.difference import TensorDifference
 
-MOST = 80
-"""Lines about tensors that differ."""
+MOST = 80  # lines about tensors that differ
 
 
 def diff(
@@ -48,7 +47,6 @@ def diff(
 
 
 def _show(comparison: Comparison, console: Terminal) -> None:
-    """Print every difference, and what they come to."""
     for key, (mine, other) in comparison.config.items():
         console.tell(f"configuration: {key} is {mine} in A and {other} in B")
     for name, words in comparison.files.items():
@@ -71,7 +69,6 @@ def _show(comparison: Comparison, console: Terminal) -> None:
 
 
 def _differences(pairs: Iterable[TensorDifference], what: str = "") -> list[str]:
-    """Return lines for tensors that differ; those of one kind and cause are told together."""
     return once(
         (f"{pair.name}{what}", pair.words + f"\n  likely: {pair.cause}" * bool(pair.cause), pair.reason)
         for pair in pairs

@@ -13,12 +13,11 @@ from concord.conformance.run import environment as diagnoses
 from concord.conformance.wording import plain
 from concord.terminal import Terminal
 
-SUMMARY = ("version", "devices", "threads", "dtypes")
-"""The facts that stand in one line for each backend."""
+SUMMARY = ("version", "devices", "threads", "dtypes")  # facts in the table of all backends
 
 
 def doctor(*, workers: options.Workers) -> None:
-    """Show what is installed and what to do; of each backend that is named, all that it says of itself."""
+    """Show what is installed and what to do; with --backend, everything that a backend says of itself."""
     console, settings, names = Terminal(), workers.settings(), workers.names()
     with console.status("starting each backend to ask it", spinner="line"):
         installed = diagnoses.diagnose(names, settings)

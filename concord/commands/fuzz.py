@@ -17,11 +17,10 @@ from concord.output_files import check_folder
 from concord.spec.errors import collect, optional, refuse, unknowns
 from concord.terminal import Terminal, bars
 
-CASES = 100
-"""Cases of a hunt unless a number or a time is given."""
+CASES = 100  # by default
 
+# Tuples of sizes are all drawn before the first case.
 MOST_SHAPES = 10_000
-"""Tuples of sizes that cases may share: they are all drawn before the first case."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Drawn(options.OptionGroup):
 
     Attributes:
         cases: How many. Default: {CASES}; with --time: no limit.
-        seconds (SECONDS, --time): Stop after this time.
+        seconds (SECONDS, --time): Stop after this many seconds.
         part (P): A part of the model; may be repeated. Default: all, mostly model.
         dtype (D): {values}; may be repeated.
         shapes: How many tuples of sizes the cases share.
@@ -57,7 +56,7 @@ class Drawn(options.OptionGroup):
     shapes: int = 12
 
     def plan(self) -> Any:
-        """Return the plan that the options describe, yet without backends.
+        """Return the plan that the options describe, still without backends.
 
         Raises:
             SpecError: listing every option that cannot be understood.
@@ -96,7 +95,7 @@ def fuzz(
 
     Args:
         scheduler (ADDRESS): Run on a Dask cluster instead, for example tcp://host:8786.
-        out (DIR): The folder of the failures.
+        out (DIR): The folder for cases that fail.
     """
     with optional("concord fuzz", "fuzz"):
         from concord.conformance.fuzz import summary
@@ -107,7 +106,7 @@ def fuzz(
         workers.settings, workers.names, drawn.plan, lambda: check_folder(out, empty=False)
     )
     plan = replace(plan, names=tuple(names))
-    # A signal ends the hunt, and the command once what was found is shown and written.
+    # The first signal ends the hunt, and the command once its findings are shown and written.
     with halting() as stopped:
         with bars(["cases"], plan.cases, "cases") as advance:
             findings = hunt(plan, settings, scheduler, lambda done: advance("cases", done, ""), stopped)

@@ -1,4 +1,4 @@
-"""``concord golden``: backends beside the tensors that the published sources computed."""
+"""``concord golden``: backends beside tensors of the published sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def golden(
     """Compare backends with tensors of the published sources.
 
     Args:
-        directory (DIR): A folder of golden files, with subfolders. Default: those that come along.
+        directory (DIR): A folder of golden files, with subfolders. Default: those of Concord.
     """
     with optional("concord golden", "all"):
         from concord.conformance.golden import golden_files

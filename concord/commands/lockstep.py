@@ -24,8 +24,7 @@ from concord.spec.training.recipe import Recipe, recipe_from_mapping, rounded_hy
 from concord.spec.training.recipe import recipe as known_recipe
 from concord.terminal import Terminal, bars
 
-STEPS, BATCH, TOKENS = 20, 4, 11
-"""How much is trained unless something else is asked for."""
+STEPS, BATCH, TOKENS = 20, 4, 11  # by default
 
 
 def lockstep(
@@ -49,11 +48,11 @@ def lockstep(
         variant (V): A variant, or a model of your own as a TOML file. Without either: the
             standard case, with batches and a recipe of its own.
         recipe (R): A known recipe, or a TOML file. Default: adamw.
-        steps: Default: {STEPS}; of the standard case {training_cases.STEPS}.
+        steps: Training steps. Default: {STEPS}; {training_cases.STEPS} in the standard case.
         batch: Samples in a batch. Default: {BATCH}.
-        tokens: Tokens of a sample. Default: {TOKENS}.
-        seed: What weights, batches and dropout follow from.
-        free_running: Each backend goes on from its own step: curves alone, which nothing judges.
+        tokens: Tokens in a sample. Default: {TOKENS}.
+        seed: The seed of weights, batches and dropout.
+        free_running: Let each backend go on from its own step: curves only, which are not judged.
     """
     outputs.check()
     wrong = options.outside(
@@ -64,9 +63,9 @@ def lockstep(
     def case() -> JudgedTraining:
         refuse(wrong)
         if checkpoint is None and variant is None:
-            given = {"recipe": recipe, "batch": batch, "tokens": tokens}
+            chosen = {"recipe": recipe, "batch": batch, "tokens": tokens}
             why = "neither --variant nor CHECKPOINT is: the standard case has batches and a recipe of its own"
-            refuse([f"--{name} is given but {why}" for name, value in given.items() if value is not None])
+            refuse([f"--{name} is given but {why}" for name, value in chosen.items() if value is not None])
             return training_cases.standard(steps or training_cases.STEPS, seed, dtype)
         drawn, how = _model(checkpoint, variant), _recipe(recipe or "adamw")
         longest = drawn["config"].max_positions - drawn["config"].position_start
@@ -79,6 +78,7 @@ def lockstep(
 
     settings, names, training = collect(workers.settings, workers.names, case)
     mode, count = MODES[free_running], len(training.training.steps)
+    # A beta2 of 0.999 is 1 in bfloat16: the user should know before wondering at the curves.
     for lost in rounded_hyperparameters(training.training.recipe, dtype):
         Terminal(stderr=True).tell(f"warning: {lost}", style="yellow")
     with bars(names, count, "steps") as advance:
@@ -96,11 +96,6 @@ def _recipe(name: str) -> Recipe:
 
 
 def _model(checkpoint: Path | None, variant: str | None) -> dict[str, Any]:
-    """Return what is trained, as :func:`concord.conformance.lockstep.training_cases.example` takes it.
-
-    Raises:
-        SpecError: listing what is unknown or wrong.
-    """
     if checkpoint is None and variant is not None:
         if variant.endswith(".toml"):
             return {"config": from_toml(read_text(Path(variant)), variant)}

@@ -1,4 +1,4 @@
-"""``concord port``: a checkpoint of one format as one of another."""
+"""``concord port``: a checkpoint converted to another format."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def port(
     taps: bool = False,
     force: bool = False,
 ) -> None:
-    """Write a checkpoint of one format as one of another, bit for bit.
+    """Convert a checkpoint to another format, bit for bit.
 
     Args:
         source (SRC): A folder with a checkpoint, or the file of weights in it.
         output (DST, --output, -o): The folder to write.
-        to (FORMAT): What to write, or jax, tf, paddle, pytorch, hf. Without it, all formats are
-            listed.
-        taps: Every activation is an output of an ONNX graph.
-        force: Replace a checkpoint that is there.
+        to (FORMAT): The format to write, or jax, tf, paddle, pytorch, hf. Without it, all formats
+            are listed.
+        taps: Make every activation an output of the ONNX graph.
+        force: Replace an existing checkpoint.
     """
-    from concord import porting  # its containers are read by what few commands need
+    from concord import porting  # imports every container's library, which few commands need
 
     console = Terminal()
     if to is None:
@@ -47,7 +47,7 @@ def port(
         recognition = porting.recognise(source)
         console.tell(f"{source}: {recognition.format}: {recognition.why}")
     checkpoint = porting.read(source, form, table)
-    checkpoint.checked()
+    checkpoint.checked()  # NaN is refused before anything is written
     _show(checkpoint, console)
     porting.write(checkpoint, output, to, force, taps)
     console.tell(f"{output}: {to}, written")
@@ -59,7 +59,6 @@ def port(
 
 
 def _show(checkpoint: Checkpoint, console: Terminal) -> None:
-    """Print what has become of the tensors: those that are parameters in a line, all others each in one."""
     counts: Counter[str] = Counter(entry.status for entry in checkpoint.ledger)
     dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors.values()}))
     numbers = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])

@@ -1,4 +1,4 @@
-"""``concord predict``: what a checkpoint makes of texts."""
+"""``concord predict``: a checkpoint's answers to texts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def predict(
     dtype: str = "float32",
     workers: options.Workers,
 ) -> None:
-    """Say what a classifier takes texts for, or embed them: a line of JSON for each.
+    """Classify or embed texts: a line of JSON for each.
 
     Args:
         checkpoint (CHECKPOINT): A classifier or a sentence encoder of any format, with its
             tokenizer.
-        text ([TEXT]...): Texts, each for itself; see --pair.
-        pair: Take the texts two by two: each two are a pair.
+        text ([TEXT]...): Texts; with --pair, pairs of texts.
+        pair: Take the texts two by two, as pairs.
     """
     from concord.porting.prediction import TextPredictor, framework_of, read_model
     from concord.porting.texts import Text, read_texts

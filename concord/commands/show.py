@@ -1,4 +1,4 @@
-"""``concord show``: a page or a table of what is there already."""
+"""``concord show``: pages and tables of what is already there."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from concord.terminal import Terminal, counting
 def variants(
     name: str | None = None,
 ) -> None:
-    """Show the family, and how its members differ.
+    """Show the family, and how its variants differ.
 
     Args:
-        name (VARIANT): Show one whole, as TOML.
+        name (VARIANT): Print one variant in full, as TOML.
     """
     if name is not None:
         print(spec.variant(name).to_toml(), end="")
@@ -55,13 +55,13 @@ def report(
     markdown: Written | None = None,
     runs: Written | None = None,
 ) -> None:
-    """Make the page of an earlier run from its JSON, and end as that run did.
+    """Make the page of an earlier run from its JSON, and exit with that run's code.
 
     Args:
         file: What --json wrote.
         html (--html, -o): Where to write the page.
         markdown: Put the table of a check or of speed between its markers in a Markdown file.
-        runs: Write what came of each run, its largest error, and where, in a line with tabs between.
+        runs: Write the result of each run, its largest error and where, as lines with tabs.
     """
     from concord.conformance.run import report
     from concord.conformance.run.campaign import Report
@@ -71,7 +71,7 @@ def report(
     if html is markdown is runs is None:
         raise SpecError("none of --html, --markdown and --runs is given but one of them must be")
     earlier, page = output_files.read_page(file)
-    found, judged = earlier.outcome, isinstance(earlier.outcome, Report)
+    outcome, judged = earlier.outcome, isinstance(earlier.outcome, Report)
     if runs and not judged:
         raise SpecError(
             f"{file}: is a record of {earlier.kind}, but --runs takes one of check, golden or compare"
@@ -82,11 +82,11 @@ def report(
             raise SpecError(
                 f"{file}: is a record of {earlier.kind}, but --markdown takes one of check or speed"
             )
-        if found.unfinished if judged else not record.data(earlier)["complete"]:
+        if outcome.unfinished if judged else not record.data(earlier)["complete"]:
             raise SpecError(f"{file}: is not complete: runs are missing in the table of --markdown")
-        lines = report.markdown(found) if judged else table.markdown(record.data(earlier))
+        lines = report.markdown(outcome) if judged else table.markdown(record.data(earlier))
         text = report.within(markdown, earlier.kind, lines)
-    output_files.write((html, lambda: page), (markdown, lambda: text), (runs, lambda: report.runs(found)))
+    output_files.write((html, lambda: page), (markdown, lambda: text), (runs, lambda: report.runs(outcome)))
     raise typer.Exit(earlier.exit_code)
 
 
@@ -104,7 +104,7 @@ def attention(
     Args:
         checkpoint (CHECKPOINT): A checkpoint of any format, with its tokenizer.
         text_a (TEXT): A text that the model reads.
-        text_b ([TEXT_B]): And the second of a pair.
+        text_b ([TEXT_B]): The second text of a pair.
     """
     from concord.conformance.run import report
     from concord.porting.attention_page import attention_page, look
@@ -120,9 +120,9 @@ def attention(
         lambda: refuse(unknowns("dtype", [dtype], PRECISIONS)),
     )
     with counting(names, 1) as progress:
-        found = look(model, text, names, settings, dtype, progress)
-    report.show(found.report, console := Terminal(), f"Attention: {found.title}", "text")
-    if not found.maps:
+        attended = look(model, text, names, settings, dtype, progress)
+    report.show(attended.report, console := Terminal(), f"Attention: {attended.title}", "text")
+    if not attended.maps:
         console.tell("no backend exposes attention weights: they are inside kernels of libraries", "yellow")
-    output_files.write((html, lambda: attention_page(found)))
-    raise typer.Exit(found.report.exit_code)
+    output_files.write((html, lambda: attention_page(attended)))
+    raise typer.Exit(attended.report.exit_code)

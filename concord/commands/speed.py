@@ -24,29 +24,27 @@ from concord.speed.presets import LENGTHS, Preset, named, of_size, own
 from concord.speed.table import NOISE, show
 from concord.terminal import Terminal, telling
 
+# By default what a machine without accelerators can do in minutes.
 PRESETS = ("minilm", "bert-base")
-"""What is measured by default: what a machine without accelerators can do in minutes."""
 
-MODES = (
+MODES = (  # by default
     Mode("library", "compiled"),
     Mode("library", "eager"),
     Mode("library:onednn", "compiled"),
 )
-"""How it is measured unless something else is asked for."""
 
+# Seconds after which a default run begins nothing more, on a slow or busy machine too.
 BUDGET = 300.0
-"""Seconds after which a usual run begins nothing more, on whatever machine."""
 
+# By default on accelerators, with models that are large enough to keep one busy.
 ON_DEVICES = (Mode("library", "compiled"), Mode("library:fused", "compiled"), Mode("library", "eager"))
-"""How it is measured on accelerators, and what: models large enough to keep one busy."""
 
 LARGE_PRESETS = ("bert-base", "bert-large")
 
+# Samples of a batch, and tokens of a sample; more fit into no memory.
 MOST = 10**6
-"""Samples of a batch, and tokens of a sample: what has more fits into no memory."""
 
-UNPADDED = (Mode("library", "unpadded"), Mode("library", "unpadded-compiled"))
-"""And where texts are of unequal length."""
+UNPADDED = (Mode("library", "unpadded"), Mode("library", "unpadded-compiled"))  # with ragged lengths
 
 Names = list[str] | None
 
@@ -62,7 +60,7 @@ class Timed(options.Workers):
     precision: str = "strict"
 
     def names(self) -> list[str]:
-        """Return the backends and the peers that were asked for, or all backends."""
+        """Return the backends and peers that were asked for, or all backends."""
         peers = [name for name in self.backend or () if name in PEERS]
         own = [name for name in self.backend or () if name not in PEERS]
         if peers and not own:
@@ -78,12 +76,11 @@ class Models(options.OptionGroup):
         preset (P): nndl, tf1, minilm, bert-base or bert-large, a variant, or a model of your own
             as a TOML file ('concord show variants NAME' prints one); may be repeated. Default:
             minilm and bert-base; on a GPU bert-base and bert-large.
-        batch: Samples in a batch. Default: as the preset says, else 8.
-        tokens: Tokens in a sample. Default: as the preset says, else 128 or as many as there is
-            room for.
+        batch: Samples in a batch. Default: the preset's, else 8.
+        tokens: Tokens in a sample. Default: the preset's, else 128 or as many as fit.
         kind (K): inference or training; may be repeated. Default: inference; on a GPU both.
         dtype (D): {values}; may be repeated.
-        lengths (L): full (the default): no padding; ragged: as long as real texts are; may be
+        lengths (L): full (the default): no padding; ragged: the lengths of real texts; may be
             repeated.
     """
 
@@ -97,10 +94,10 @@ class Models(options.OptionGroup):
     dtype: list[str] | None = None
 
     def workloads(self, device: str, own: Preset | None) -> tuple[Workload, ...]:
-        """Return what is measured: of presets, or of one's own model, which texts may have made ragged.
+        """Return the workloads of presets, or of a checkpoint, which texts may have made ragged.
 
         Raises:
-            SpecError: listing every name that is unknown, and every file that describes no model.
+            SpecError: listing unknown names, and files that describe no model.
         """
         on_cpu = device == "cpu"
         problems = [
@@ -130,9 +127,9 @@ class Modes(options.OptionGroup):
     Attributes:
         implementation (I): explicit, library, or a backend's own; may be repeated.
         execution (E): eager, compiled, unpadded or unpadded-compiled; may be repeated.
-        quick: Two turns, library layers only; a large product is not timed.
-        budget (SECONDS): Seconds after which nothing more is begun. Default: {BUDGET:g} if nothing
-            is chosen, else no limit.
+        quick: Take two turns with library layers only, and time no large product.
+        budget (SECONDS): Seconds after which nothing more is begun. Default: {BUDGET:g} if no
+            option is given, else no limit.
     """
 
     panel = "Measurement"
@@ -143,11 +140,7 @@ class Modes(options.OptionGroup):
     budget: float | None = None
 
     def modes(self, ragged: bool, device: str) -> tuple[Mode, ...]:
-        """Return the modes that the options describe; without any, those that most will ask for.
-
-        Raises:
-            SpecError: for less than no time.
-        """
+        """Return the modes that the options describe, or the default ones."""
         refuse(options.outside(("budget", self.budget, 0, options.MOST_SECONDS)))
         if self.implementation or self.execution:
             chosen = itertools.product(
@@ -186,7 +179,7 @@ def speed(
     )
     if not workers.backend and any(_known(work) for work in works):
         names = [*names, *PEERS]
-    # Where nothing was asked for there is a limit to the time of the whole.
+    # Whoever asks for something in particular gets all of it; only the default run has a limit of time.
     usual = device == "cpu" and not any((*vars(models).values(), checkpoint, *vars(modes).values()))
     plan = SpeedPlan(
         tuple(names),
@@ -201,35 +194,24 @@ def speed(
 
 
 def _own(model: OwnModel, asked: Models) -> Preset:
-    """Return the model of a checkpoint with a batch of the usual size, or one of texts.
-
-    Raises:
-        SpecError: if the checkpoint, or a text, cannot be read.
-    """
-    found = model.load(gradients=False, size=MOST)
-    (drawn,) = found.batches.values()
-    preset = own(found.name, str(model.checkpoint), found.config)
+    loaded = model.load(gradients=False, size=MOST)
+    (batch,) = loaded.batches.values()
+    preset = own(loaded.name, str(model.checkpoint), loaded.config)
     if model.texts is None:
         return of_size(preset, asked.batch, asked.tokens)
-    ids = drawn.required("input_ids")
-    padding = (ids[:, ::-1] != found.config.pad_id).argmax(axis=1)
+    ids = batch.required("input_ids")
+    padding = (ids[:, ::-1] != loaded.config.pad_id).argmax(axis=1)  # at the end of each row
     ragged = tuple((ids.shape[1] - padding).tolist())
     return replace(preset, batch=len(ragged), tokens=ids.shape[1], ragged=ragged)
 
 
 def _known(work: Workload) -> bool:
-    """Return whether the peers know a model."""
     config = work.preset.config
+    # The peers are Hugging Face's BERT, which has no other poolers or positions.
     return (config.pooler, config.positions, config.position_of_padding) == ("tanh", "learned", "counted")
 
 
 def _measure(chosen: SpeedPlan, outputs: options.Outputs) -> int:
-    """Measure, print and write; return the exit code.
-
-    Raises:
-        SpecError: if something cannot be written.
-        KeyboardInterrupt: when interrupted; what was measured until then has been printed and written.
-    """
     kept = SpeedRecord(chosen)
     kept.settings["cores_busy_before"] = busy = machine.cores_busy()
     if busy > NOISE:
@@ -243,7 +225,7 @@ def _measure(chosen: SpeedPlan, outputs: options.Outputs) -> int:
     def keep(entry: dict[str, Any]) -> None:
         kept.add(entry)
         kept.seconds = time.perf_counter() - began
-        if json is not None:
+        if json is not None:  # after each entry: an interrupted run keeps what it has
             files.write(json, kept.record())
 
     try:
