@@ -65,7 +65,7 @@ class Unjudged:
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """The backends of which no run was judged."""
+        """The backends without a judged run."""
         if not self.statuses:
             return ()
         from concord.conformance.judging.verdict import conclude

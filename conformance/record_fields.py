@@ -1,4 +1,4 @@
-"""Types of the fields of records, by which pydantic reads the data classes of results."""
+"""Types of the fields of records, which tell pydantic how to read results."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def also(*names: str) -> Any:
     """Return a writer that adds properties to the fields; reading leaves them out."""
 
     def written(self: Any, fields: dict[str, Any]) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in names}
-        shown = {name: short(value) if isinstance(value, float) else value for name, value in found.items()}
+        values = {name: getattr(self, name) for name in names}
+        shown = {name: short(value) if isinstance(value, float) else value for name, value in values.items()}
         return {**fields, **shown}
 
     return written

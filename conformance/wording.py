@@ -50,10 +50,10 @@ FEW = 3
 
 
 def once(reasons: Iterable[tuple[str, str, object]]) -> list[str]:
-    """Return a line for each name, but one alone for many with the same reason.
+    """Return a line for each name, but one line for many with the same reason.
 
     Args:
-        reasons: a name, what is said of it, and what it shares with others.
+        reasons: name, words, and the key that several share.
     """
     lines = []
     for group in gather(reasons, lambda entry: entry[2]).values():

@@ -41,8 +41,8 @@ def renamed(
     """Return a candidate's tensors by the reference's names, and its own name of each.
 
     Args:
-        names: the candidate's name or pattern, with ``{i}`` for a number, to the reference's; after a colon
-            the layout.
+        names: the candidate's name or pattern (``{i}``: a number) to the reference's; after a colon the
+            layout.
         plain: the reference's tensors.
 
     Raises:
@@ -68,11 +68,11 @@ def renamed(
 
 
 def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, str]:
-    """Return the nearest activation of each tensor, in the form that :func:`renamed` takes.
+    """Return the nearest activation of each tensor, as :func:`renamed` takes it.
 
     Args:
         given: unmatched tensors of the candidate.
-        plain: activations of the reference that the candidate lacks by name.
+        plain: activations that the candidate lacks by name.
     """
     names, left = dict[str, str](), dict(plain)
     outlines = {name: _outline(right) for name, right in plain.items()}

@@ -125,14 +125,14 @@ Runner = Decisions | Followed | Branch
 
 
 class Computed(Tensor):
-    """A tensor with the dtype that a model gives it, and a float64 value."""
+    """A tensor with a float64 value and the dtype of the model."""
 
     value: Tensor
     __slots__ = ["value"]
 
     @staticmethod
     def __new__(cls, value: Tensor, dtype: torch.dtype) -> Computed:
-        """Return a tensor of a dtype, with a float64 value."""
+        """Return a tensor of a dtype around a float64 value."""
         tensor = Tensor._make_wrapper_subclass(
             cls,
             value.size(),
@@ -165,7 +165,7 @@ class Computed(Tensor):
             return self.value.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refuse to leave PyTorch, where no arithmetic follows a tensor.
+        """Refuse to leave PyTorch, where no arithmetic follows.
 
         Raises:
             TypeError: always.
@@ -177,7 +177,7 @@ class Computed(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The same numbers, without a gradient."""
+        """The same values, detached."""
         return self.detach()
 
     @data.setter
@@ -194,7 +194,7 @@ def computed(entry: Any) -> Any:
 
 
 def value_of(tensor: Tensor) -> Tensor:
-    """Return the float64 value of a floating-point tensor; another tensor as it is."""
+    """Return the float64 value of a floating-point tensor; others as they are."""
     if isinstance(tensor, Computed):
         return tensor.value
     if tensor.dtype not in ROUNDOFF:
@@ -220,7 +220,7 @@ def _squared(x: Tensor) -> Tensor:
 
 
 class ExactMode(TorchDispatchMode):
-    """Exact arithmetic: a block in its ``with`` statement is computed in float64."""
+    """Exact arithmetic: every operation in its ``with`` block runs in float64."""
 
     # `samples` and `corner` are those of concord.spec.arithmetic.Arithmetic. `backward` is on for the way
     # back. `blind_rows` is what a softmax gives a row that sees no key: "zero", "uniform", or empty for what
@@ -239,51 +239,51 @@ class ExactMode(TorchDispatchMode):
 
     @property
     def recorded(self) -> Decisions:
-        """Decisions of an exact run that records them."""
+        """The decisions that an exact run records."""
         assert isinstance(self.decisions, Decisions)
         return self.decisions
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return a result that a correct run may have otherwise, by a size that follows from it."""
+        """Return a result with an error of a size that follows from it."""
         return y
 
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
     ) -> Tensor:
-        """Return a result that may err by so many unit roundoffs of itself.
+        """Return a result with an error of so many unit roundoffs.
 
         Args:
-            once: where it is rounded only once, so that a result that the dtype holds is exact.
+            once: where it is rounded only once: a result that the dtype holds is exact there.
         """
         return y
 
     def summed(
         self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
     ) -> Tensor:
-        """Return a sum.
+        """Return a sum with its error.
 
         Args:
-            counted: gives the number of terms and the sum of their squares, where they are needed.
+            counted: gives the number of terms and the sum of their squares.
         """
         return self.erred(y, dtype, 1)
 
     def shortened(self, x: Tensor) -> Tensor:
-        """Return a factor of a product as TF32 may have it."""
+        """Return a factor of a product as TF32 rounds it."""
         return x
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of an operation of linear algebra, of operands that may err."""
+        """Return the result of an operation of linear algebra with its error."""
         return func(*args, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
-        """Note the scores of weights that are used on the way back too."""
+        """Note the scores of weights that the way back uses too."""
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Return the sums of absolute terms of a product, where they are known: what cancelled."""
+        """Return the sums of a product's absolute terms, where they are known."""
         return product.abs()
 
     def operand(self, x: Any) -> Any:
-        """Return an operand as an operation takes it: floating-point numbers as a float64 tensor."""
+        """Return an operand with its float64 value."""
         return value_of(x) if isinstance(x, Tensor) else x
 
     def __torch_dispatch__(
@@ -437,10 +437,9 @@ class ExactMode(TorchDispatchMode):
 
 
 class Perturbed(ExactMode):
-    """Monte Carlo arithmetic: each result is perturbed by as much as rounding in its dtype may change it.
+    """Monte Carlo arithmetic: each result has a random error as large as rounding in its dtype.
 
     Args:
-        seed: of the sample.
         decisions: of the exact run.
     """
 
@@ -456,7 +455,7 @@ class Perturbed(ExactMode):
         self.generator = np.random.Generator(np.random.SFC64(seed))  # PyTorch's takes nine times as long
 
     def noise(self, y: Tensor) -> Tensor:
-        """Return numbers uniform in [-1, 1], of complex ones both parts."""
+        """Return numbers uniform in [-1, 1], for both parts of complex ones."""
         if y.is_complex():
             return torch.complex(self.noise(y.real), self.noise(y.imag))
         return torch.from_numpy(self.generator.random(tuple(y.shape))).mul_(2).sub_(1)
@@ -468,7 +467,7 @@ class Perturbed(ExactMode):
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
     ) -> Tensor:
-        """Perturb a result by so many unit roundoffs of it, or of 1 if the error is absolute."""
+        """Perturb a result by so many unit roundoffs of it, and of 1 if the error is absolute."""
         size = y.abs().mul_(0 if absolute else units * ROUNDOFF[dtype])
         size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
         # What the dtype holds needs no rounding: a mask of zeros and ones stays one. Else `1 - mask` times
@@ -481,7 +480,7 @@ class Perturbed(ExactMode):
     def summed(
         self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
     ) -> Tensor:
-        """Perturb a sum by the standard deviation of rounding in an unknown order of summation."""
+        """Perturb a sum by the deviation of rounding in an unknown order."""
         (count, total), square = counted(), _squared(y)
         terms = torch.clamp(torch.as_tensor(count), min=1)
         accumulation = min(ROUNDOFF[dtype], accumulation)
@@ -499,11 +498,11 @@ class Perturbed(ExactMode):
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
 
     def shortened(self, x: Tensor) -> Tensor:
-        """Perturb a factor by what rounding it may change, or cutting it off."""
+        """Perturb a factor by rounding it, or by cutting it off."""
         return self.varied(x * (1 - self.cut * TF32), lambda x: TF32 * x)
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of an operation of linear algebra, of matrices perturbed by their norm."""
+        """Compute an operation of linear algebra on matrices perturbed by their norm."""
         unit = min(ROUNDOFF[dtype], SUMMED)
         # LAPACK is backward stable: its results are exact for a matrix that is a unit roundoff of its norm
         # away.
@@ -514,12 +513,12 @@ class Perturbed(ExactMode):
         return func(*erring, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
-        """Note the scores of weights that are used on the way back too."""
+        """Note the scores of weights that the way back uses too."""
         if torch.is_grad_enabled():
             self.weights[weights.untyped_storage().data_ptr()] = weights, scores
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Return the sums of absolute terms of a product that is one of the last two."""
+        """Return the sums of absolute terms of one of the last two products."""
         for y, a, b in self.products:
             same = y.untyped_storage().data_ptr() == product.untyped_storage().data_ptr()
             if same and product.is_contiguous() and y.shape[-2:] == product.shape[-2:]:
@@ -533,7 +532,7 @@ class Perturbed(ExactMode):
         return y
 
     def operand(self, x: Any) -> Any:
-        """Return an operand; on the way back a softmax's weights have scores that err anew (SPEC ALG-2)."""
+        """Return an operand; on the way back, softmax weights of recomputed scores (SPEC ALG-2)."""
         x = super().operand(x)
         if not self.backward or not isinstance(x, Tensor):
             return x
@@ -547,11 +546,7 @@ class Perturbed(ExactMode):
 
 
 class Rounded(ExactMode):
-    """One correct low-precision run: each result is rounded to its dtype.
-
-    Args:
-        constants: as the attribute.
-    """
+    """One correct low-precision run: each result is rounded to its dtype."""
 
     def __init__(self, decisions: Runner | None = None, constants: bool = False) -> None:
         super().__init__(decisions)
@@ -564,7 +559,7 @@ class Rounded(ExactMode):
         return _wide(y.to(dtype))
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of an operation of linear algebra in its own precision."""
+        """Compute an operation of linear algebra in its own precision."""
         low = dtype if ROUNDOFF[dtype] <= SUMMED else torch.float32  # LAPACK has no half precision
         args, kwargs = tree_map(lambda x: x.to(_like(x, low)) if _rounded(x) else x, (args, kwargs))
         return tree_map(lambda x: _wide(x) if _rounded(x) else x, func(*args, **kwargs))
@@ -592,7 +587,7 @@ def _into(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def without_fast_paths() -> Iterator[None]:
-    """Have PyTorch's encoders computed as their modules say, padding included."""
+    """Compute PyTorch's encoders as their modules say, padding included."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -603,7 +598,7 @@ def without_fast_paths() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Have fused kernels written out: attention by its mathematical form, no oneDNN, no NNPACK."""
+    """Write fused kernels out: attention by its mathematical form, no oneDNN, no NNPACK."""
     with sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
         with warnings.catch_warnings(action="ignore"):  # it warns of GPUs that nobody asked for
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
@@ -633,7 +628,7 @@ def _wrapped(x: Any, dtype: torch.dtype) -> Any:
 
 
 def _like(x: Any, dtype: torch.dtype) -> torch.dtype:
-    """Return a dtype as the complex or the real one of its precision, as a result is."""
+    """Return the complex or the real dtype of a precision, as a result is."""
     if isinstance(x, Tensor) and x.is_complex():
         return dtype.to_complex()
     return dtype.to_real() if dtype.is_complex else dtype
@@ -658,7 +653,7 @@ def _alike(*factors: Tensor) -> Tensor:
     """Return how many terms of a sum are rounded alike, on the mean over terms.
 
     Args:
-        factors: of the terms; the sum runs over the last axis but one.
+        factors: of the terms, summed over the last axis but one.
     """
     # Equal terms, as of rows of padding, err in one direction where a kernel adds one by one: with 50 of 148
     # rows equal, an H200's product erred by 31 unit roundoffs of all terms' sizes (decision 37).
@@ -693,14 +688,14 @@ def _mean(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
 
 
 def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *_: Any) -> Counted:
-    given = math.prod(x.shape[d] for d in dim)
-    terms = max(given, math.prod(y.shape[d] for d in dim))  # a real transform is given half its terms
-    share = terms / given * float(terms) ** -normalization
+    given_terms = math.prod(x.shape[d] for d in dim)
+    terms = max(given_terms, math.prod(y.shape[d] for d in dim))  # a real transform is given half its terms
+    share = terms / given_terms * float(terms) ** -normalization
     return terms, share * _squared(x).sum(tuple(dim), keepdim=True)
 
 
 def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
-    """Return the rule of a linear operation whose coefficients sum to 1."""
+    """Return the rule of a linear operation with coefficients that sum to 1."""
 
     def rule(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
         return max(x.numel() / max(y.numel(), 1), 4.0), operation(x * x, *rest, **named)
@@ -709,21 +704,21 @@ def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
 
 
 def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Counted]:
-    """Return the rule of a linear operation: of ones it counts terms, of squares it sums them.
+    """Return the rule of a linear operation: on ones it counts terms, on squares it sums them.
 
     Args:
-        places: operands that it adds up; by default all that hold floating-point numbers.
+        places: operands that it sums; by default all floating-point ones.
     """
 
     def rule(y: Any, *args: Any, **named: Any) -> Counted:
         def of(function: Callable[[Tensor], Tensor]) -> Any:
-            given = [
+            mapped = [
                 function(x)
                 if isinstance(x, Tensor) and x.dtype in ROUNDOFF and place in (places or (place,))
                 else x
                 for place, x in enumerate(args)
             ]
-            return operation(*given, **named)
+            return operation(*mapped, **named)
 
         return of(lambda x: torch.ones(x.shape, dtype=torch.float64)), of(_squared)
 
@@ -771,12 +766,12 @@ def _around(x: Tensor) -> Tensor:
 
 
 def _spread(squares: Tensor) -> Tensor:
-    """Return squares of weights, each replaced by the mean of its filter."""
+    """Replace each square of a weight by the mean of its filter."""
     return squares.mean(tuple(range(2, squares.ndim)), keepdim=True).expand_as(squares)
 
 
 def _by_tiles(mode: ExactMode, y: Tensor, squares: Tensor, count: float, units: float) -> Tensor:
-    """Return a result that errs by the size of a tile, not of its own terms."""
+    """Return a result with an error of its tile's size, not of its own terms."""
 
     def size(_: Tensor) -> Tensor:
         return units * SUMMED * (squares.clamp(min=0) * (1 + count / 6)).sqrt()
@@ -785,7 +780,7 @@ def _by_tiles(mode: ExactMode, y: Tensor, squares: Tensor, count: float, units: 
 
 
 def _convolved_fast(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
-    """Return a convolution as Winograd's algorithm or an FFT may give it."""
+    """Return a convolution with the error of Winograd's algorithm or an FFT."""
     if not mode.samples or name not in ("convolution", "convolution_backward"):
         return y
     weight = args[1 if name == "convolution" else 2]
@@ -801,12 +796,12 @@ def _convolved_fast(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> 
     by_input, by_weight, _ = aten.convolution_backward(
         _around(back), _around(x), filters, None, *args[4:10], mask
     )
-    given, weights, bias = y
+    by_input_tiles, weights, bias = y
     if mask[0]:
-        given = _by_tiles(mode, given, by_input, back.shape[1] / args[9], FAST)
+        by_input_tiles = _by_tiles(mode, by_input_tiles, by_input, back.shape[1] / args[9], FAST)
     if mask[1]:
         weights = _by_tiles(mode, weights, _spread(by_weight), _tiles(back), FAST)
-    return given, weights, bias
+    return by_input_tiles, weights, bias
 
 
 def _tiles(back: Tensor) -> float:
@@ -835,7 +830,7 @@ KERNEL_RULES: dict[str, Callable[..., Any]] = {
 
 
 class WholeFunctions(TorchFunctionMode):
-    """Tells an arithmetic which function of several operations it is in."""
+    """Tells an arithmetic which function of several operations runs."""
 
     def __init__(self, arithmetic: ExactMode) -> None:
         super().__init__()
@@ -856,7 +851,7 @@ class WholeFunctions(TorchFunctionMode):
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Return the largest of each number and its neighbours, (N, C, *)."""
+    """Return the maximum of each number and its neighbours, (N, C, *)."""
     largest: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(x, 3, 1, 1)
     return largest
 
@@ -892,7 +887,7 @@ RESAMPLING: dict[str, Callable[..., Tensor]] = {
 
 
 def _erring(x: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a tensor that an admissible algorithm may have otherwise, by a size."""
+    """Return a tensor with the error of an admissible algorithm."""
     if not isinstance(x, Computed):
         return x
     mode: Any = _get_current_dispatch_mode()
@@ -905,7 +900,7 @@ def _unit(x: Tensor) -> float:
 
 
 def _normalized(operation: Any) -> Callable[..., Any]:
-    """Return the rule of a norm, whose rows and mean may be multiplied out (SPEC ALG-5)."""
+    """Return the rule of a norm that may multiply rows and mean out (SPEC ALG-5)."""
 
     def rule(x: Tensor, *rest: Any) -> Any:
         # PyTorch's CPU kernel computes `x r - m r`, so each of the two products is rounded.
@@ -917,7 +912,7 @@ def _normalized(operation: Any) -> Callable[..., Any]:
 def _variance(
     x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return variance and mean; the variance may come of one pass, or of blocks (SPEC ALG-5)."""
+    """Return variance and mean; the variance may come from one pass or from blocks (SPEC ALG-5)."""
     dims = list(dim or range(x.ndim))
     count = math.prod(x.shape[d] for d in dims)
     mean = torch.mean(x, dims, keepdim=True)
@@ -937,7 +932,7 @@ def _variance(
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Return weights, which may be computed from the logarithm of a row's sum (SPEC ALG-1 to ALG-3)."""
+    """Return weights, perhaps from the logarithm of a row's sum (SPEC ALG-1 to ALG-3)."""
     y = DECOMPOSITIONS[aten._softmax.default](x, dim, half_to_float)
     if not isinstance(y, Computed) or not y.numel():
         return y
@@ -965,7 +960,7 @@ def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tens
 
 
 def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Return the gradient of scores; a row's sum may be that of outputs and their gradients (SPEC ALG-2)."""
+    """Return the gradient of scores, perhaps from the row sum of outputs times gradients (SPEC ALG-2)."""
     product, mode = gradient * y, cast(Any, _get_current_dispatch_mode())
 
     def size(_: Tensor) -> Tensor:
@@ -988,7 +983,7 @@ def _dropout(x: Tensor, share: float, train: bool | None) -> tuple[Tensor, Tenso
 
 
 def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int | None = None) -> Any:
-    """Return a tensor's levels, and where they lie within their limits."""
+    """Return a tensor's levels, and a mask of those within the limits."""
     if axis is not None:
         shape = [-1 if place == axis else 1 for place in range(x.ndim)]
         scale, point = scale.view(shape), point.view(shape)
@@ -998,10 +993,10 @@ def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int |
 
 
 def _grouped_product(a: Tensor, b: Tensor, ends: Any = None, bias: Any = None, dtype: Any = None) -> Any:
-    """Return the product of each group of rows with a matrix of its own.
+    """Multiply each group of rows by a matrix of its own.
 
     Raises:
-        SpecError: for other groups, and for a bias.
+        SpecError: for other groups, or a bias.
     """
     if ends is None or a.ndim != 2 or bias is not None:
         raise SpecError("a grouped product has no rule but of groups of rows, without a bias")

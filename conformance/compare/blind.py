@@ -73,8 +73,8 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
             if flags is not None and (by_token := _by_token(flags, shape[:2])) is not None:
                 rows |= by_token
     wrong = wrong_elements(asked)
-    there = np.asarray(wrong.reshape(*shape[:2], -1).any(-1))
-    if not there.any() or (there & ~rows).any():
+    wrong_rows = np.asarray(wrong.reshape(*shape[:2], -1).any(-1))
+    if not wrong_rows.any() or (wrong_rows & ~rows).any():
         return None
     known = {what: _filled(stretch, asked.right, what) for what in HELD}
 
@@ -83,15 +83,15 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
     sigma = np.maximum(sigma, np.median(sigma[np.isfinite(sigma)]))
 
     def held(array: Array) -> str:
-        by_token = array[there]
+        by_token = array[wrong_rows]
         if not np.isfinite(by_token).all():
             return "what is not finite"
-        for what, made in known.items():
-            if within(by_token - made.value[there], sigma[there]):
+        for what, filled in known.items():
+            if within(by_token - filled.value[wrong_rows], sigma[wrong_rows]):
                 return what
         return OTHER
 
-    return BlindRows(there, held(asked.right.value), held(asked.actual))
+    return BlindRows(wrong_rows, held(asked.right.value), held(asked.actual))
 
 
 def _by_token(flags: Tensor, shape: tuple[int, ...]) -> Flags | None:

@@ -65,7 +65,7 @@ ARRAYS = (np.ndarray, np.generic)
 
 
 def load(reference: str) -> Any:
-    """Return the module that a function returns, or that transformers loads from a folder.
+    """Return the module from a function, or from a folder of transformers.
 
     Raises:
         SpecError: if there is none.
@@ -87,7 +87,7 @@ def load(reference: str) -> Any:
 
 
 def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
-    """Return texts as the folder's tokenizer prepares them for its model."""
+    """Return texts as the folder's tokenizer prepares them."""
     with optional("--text", "peers"):
         from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -95,10 +95,10 @@ def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
 
 
 def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a module's arguments as tensors; standard ones where nothing is given.
+    """Return a module's arguments as tensors, by default standard ones.
 
     Raises:
-        SpecError: if nothing is given, and nothing can be made.
+        SpecError: if none are given, and none can be made.
     """
     if inputs is None:
         return (), standard(model)
@@ -109,7 +109,7 @@ def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
 
 
 def standard(model: Any) -> dict[str, Any]:
-    """Return inputs by the names that a module takes: texts of several lengths, images, sounds.
+    """Return standard inputs by the names that a module takes: texts, images, sounds.
 
     Raises:
         SpecError: for a module that takes anything else.
@@ -148,9 +148,15 @@ def standard(model: Any) -> dict[str, Any]:
         if all(shape):
             available[name] = torch.randn((len(lengths), *shape), generator=generator)
     inputs = {name: tensor for name, tensor in available.items() if name in takes}
-    named = (one for one in takes.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
+    named = (
+        parameter
+        for parameter in takes.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    )
     missing = [
-        one.name for one in named if one.name not in inputs and (one.default is one.empty or not inputs)
+        parameter.name
+        for parameter in named
+        if parameter.name not in inputs and (parameter.default is parameter.empty or not inputs)
     ]
     if missing:
         raise SpecError(f"inputs are missing but required: {first_of(missing, 5)} of {type(model).__name__}")
@@ -162,10 +168,10 @@ PACKED = ("torch.ao.nn", "torch.nn.quantized")
 
 
 def refuse_values(model: nn.Module, role: str) -> None:
-    """Refuse a module whose weights hold no values.
+    """Refuse a module with lazy or meta weights.
 
     Raises:
-        SpecError: naming the first weight without one.
+        SpecError: naming the first of them.
     """
     # A run would fail too, in words that blame something else.
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
@@ -182,7 +188,7 @@ def refuse_kinds(model: nn.Module) -> None:
     """Refuse a reference whose numbers no arithmetic can follow.
 
     Raises:
-        SpecError: naming the first part of that kind.
+        SpecError: naming the first such part.
     """
     for path, module in model.named_modules():
         kind, where = type(module).__name__, f"{path or 'the module'} of the reference"
@@ -220,7 +226,7 @@ def refuse_modes(model: nn.Module, seed: int | None) -> None:
 
 
 def in_way(reference: Any, way: str) -> nn.Module:
-    """Return a module that runs in another way: a copy, but where it runs as it is.
+    """Return a copy of a module that runs in another way; by default itself.
 
     Raises:
         SpecError: if it cannot run so.
@@ -253,7 +259,7 @@ def in_way(reference: Any, way: str) -> nn.Module:
 
 
 def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleReference:
-    """Return the reference with the weights that a candidate keeps in 8 bits.
+    """Return the reference with the candidate's weights of 8 bits.
 
     Raises:
         SpecError: if no layer has any.
@@ -277,7 +283,7 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
 
 @contextlib.contextmanager
 def weights_kept(reference: ModelReference) -> Iterator[None]:
-    """Refuse a candidate that changes the reference's parameters; other state is put back.
+    """Refuse a candidate that changes the reference's parameters; undo other changes.
 
     Raises:
         SpecError: naming those parameters.
@@ -291,7 +297,7 @@ def weights_kept(reference: ModelReference) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Delivered:
-    """What a candidate computes of the reference's inputs."""
+    """The tensors of a candidate."""
 
     arrays: Arrays  # by name
     # Names of tensors that come from a run of their own, and so do not follow from these activations.
@@ -304,7 +310,7 @@ HOOKS = "a run with hooks"
 
 
 def run_module(candidate: ModuleReference) -> Delivered:
-    """Run a module as the user does, and once more with hooks, which show its activations."""
+    """Run a module as the user does, and with hooks, which show its activations."""
 
     def unhooked() -> Arrays:
         return {name: numbers(tensor) for name, tensor in candidate.watched(hooked=False).items()}
@@ -326,10 +332,10 @@ def run_module(candidate: ModuleReference) -> Delivered:
 
 
 def run(reference: ModelReference, candidate: Any, python: str | None) -> Delivered:
-    """Return what a candidate that is no module computes of the reference's inputs.
+    """Return the tensors of a candidate that is no module.
 
     Args:
-        python: the interpreter of another environment in which a function is called.
+        python: the interpreter of another environment for a function.
     """
     if isinstance(candidate, str) and ":" in candidate and not Path(candidate).exists():
         return Delivered(run_alone(reference, candidate, python))
@@ -361,7 +367,7 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
-    """Have an ONNX graph return the outputs of modules; return the tensor of each module."""
+    """Add the outputs of modules to an ONNX graph; return each module's tensor."""
     # A module returns the one tensor made in it that anything outside of it uses.
     known = {output.name for output in graph.output}
     users: Any = defaultdict(list, {name: [set()] for name in known})
@@ -382,7 +388,7 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
 
 
 def run_graph(reference: ModelReference, path: Path) -> Arrays:
-    """Run an ONNX graph in ONNX Runtime on the reference's inputs: outputs by name, else by place.
+    """Run an ONNX graph in ONNX Runtime on the reference's inputs.
 
     Raises:
         SpecError: if the graph cannot be read, or wants other inputs.
@@ -412,15 +418,15 @@ def run_graph(reference: ModelReference, path: Path) -> Arrays:
 
 
 def run_alone(reference: ModelReference, target: str, python: str | None = None) -> Arrays:
-    """Call a function of any framework, in a process of its own, on the reference's inputs.
+    """Call a function in a process of its own on the reference's inputs.
 
     Args:
         target: ``package.module:function``; it gets arrays by keyword and returns arrays by name.
         python: the interpreter of another environment, which needs NumPy and safetensors.
 
     Raises:
-        SpecError: with the last line that it wrote, if an exception ends it.
-        WorkerFailure: if its process is killed, or ends without a word.
+        SpecError: with its last line, if an exception ends it.
+        WorkerFailure: if its process is killed, or ends silently.
     """
     with tempfile.TemporaryDirectory() as folder:
         input_file, output_file = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
@@ -448,7 +454,7 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
 
 
 def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
-    """Return arrays by the reference's names; if none has one, outputs by their places."""
+    """Return arrays by the reference's names; if none matches, outputs by position."""
     arrays_by_name = {
         name: numbers(array) if isinstance(array, Tensor) else np.asarray(array)
         for name, array in arrays.items()

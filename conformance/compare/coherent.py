@@ -53,10 +53,10 @@ def _summed(key: Key, values: Array, weights: Array) -> Array:
 
 
 class Shared:
-    """What each group of elements shares in correct runs: sigma by samples, bounds by low-precision runs.
+    """What groups of elements share in correct runs: sigma by samples, bounds by low-precision runs.
 
     Args:
-        rounded: of a run that computes exactly, and rounds the result.
+        rounded: the sums of a run that rounds only its result.
     """
 
     def __init__(self, rounded: Array) -> None:
@@ -87,7 +87,9 @@ class Coherent:
         of = {name: precision(dtype) for name, dtype in dtypes.items()}
         # In float32 nothing is judged so: the efficient attention of an H200 approximates exponentials, errs
         # by 30 sigma of a row's scale, and is right (decision 37).
-        self.halves = {name: one for name, one in of.items() if one.unit_roundoff > one.accumulation}
+        self.halves = {
+            name: target for name, target in of.items() if target.unit_roundoff > target.accumulation
+        }
         self.values: dict[str, Array] = {}
         self.shared: dict[str, dict[Key, Shared]] = {}
         self.repeats: dict[str, float] = {}
@@ -121,10 +123,10 @@ class Coherent:
         return self.repeats[name]
 
     def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
-        """Return the judgement of a tensor, or of what its elements share if that is farther off.
+        """Return the judgement of a tensor's elements, or of what they share if that is worse.
 
         Args:
-            errors, sigma: of the elements; undetermined ones are left out.
+            errors, sigma: of the elements.
             judged: the judgement of the elements.
         """
         known = np.isfinite(sigma) & np.isfinite(errors)

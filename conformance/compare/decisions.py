@@ -71,7 +71,7 @@ UNFORCED = (
 
 
 def source_line() -> str | None:
-    """Return the innermost line outside PyTorch, or of one of its modules that nothing else calls."""
+    """Return the innermost line of source outside PyTorch, else of one of its modules."""
     inner = None
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
@@ -121,8 +121,8 @@ def _gathered(places: Tensor, func: Any, x: Tensor, *args: Any, **kwargs: Any) -
 
 def _axis(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     schema = func._schema.arguments  # noqa: SLF001
-    operands = {one.name: one.default_value for one in schema} | dict(kwargs)
-    axis: int = (operands | {one.name: x for one, x in zip(schema, args, strict=False)})["dim"]
+    operands = {argument.name: argument.default_value for argument in schema} | dict(kwargs)
+    axis: int = (operands | {argument.name: x for argument, x in zip(schema, args, strict=False)})["dim"]
     return axis
 
 
@@ -151,7 +151,7 @@ CLASSES = Kind(_classes, _distinct)
 
 
 def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | None:
-    """Return the kind of a discrete operation; None if it is none, or only its results show it."""
+    """Return the kind of a discrete operation; None if none is known before it runs."""
     name = func.overloadpacket.__name__
     bare, several = name.rstrip("_"), len(func._schema.returns) > 1  # noqa: SLF001
     if not floats or bare in UNFORCED:
@@ -167,7 +167,7 @@ def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | 
 
 
 def is_discrete(y: Any) -> bool:
-    """Return whether a result of floating-point operands shows that the operation is discrete."""
+    """Return whether a result shows that its operation is discrete."""
     if isinstance(y, Tensor):
         return not y.is_floating_point() and not y.is_complex()
     return isinstance(y, bool)
@@ -177,12 +177,11 @@ def is_discrete(y: Any) -> bool:
 
 
 class Decision:
-    """The decision of a discrete operation in the exact run, and others that rounding could make of it.
+    """The exact run's decision in a discrete operation, and others that rounding could make.
 
     Attributes:
-        decided: the decision.
-        others: other results, each where the ones before have none; elsewhere what is decided.
-        rounded: the decision of the low-precision run; None: the same.
+        others: other results, each where the ones before have none; elsewhere the decision.
+        rounded: of the low-precision run, if it differs.
         reshaped: a result of another shape, if rounding could lead to one.
     """
 
@@ -208,7 +207,7 @@ class Decision:
 
     @property
     def name(self) -> str:
-        """The operation, with its line of source."""
+        """The operation and its line of source."""
         bare = _bare(self.func).lstrip("_").removeprefix("linalg_").removesuffix("_ex")
         return described(bare, self.line)
 
@@ -226,7 +225,7 @@ class Decision:
 
     @property
     def groups(self) -> tuple[Tensor, int]:
-        """Decisions that turn together, numbered from 1 (0: decided), and their number."""
+        """Numbers of decisions that turn together, from 1 (0: decided), and their count."""
         # Equal operands err equally where one operation computes them.
         turned = self.turned
         assert turned is not None
@@ -263,7 +262,7 @@ class Decision:
         return differs.any().expand(differs.shape) if self.kind is CLASSES else differs
 
     def decide_again(self, args: Any, kwargs: Any) -> Tensor:
-        """Decide with other operands, and the same random numbers."""
+        """Decide with other operands and the same random numbers."""
         if self.state is None:
             return self.kind.decide(self.func, *args, **kwargs)
         with torch.random.fork_rng(devices=[]):
@@ -271,7 +270,7 @@ class Decision:
             return self.kind.decide(self.func, *args, **kwargs)
 
     def doubt(self, operands: Operands, reach: float, rounded: bool) -> None:
-        """Note where operands that err so, or `reach` times so to either side, would turn it."""
+        """Note where erring operands, or operands `reach` errors off, would turn the decision."""
         exact, form = tree_flatten(self.operands)
         errors = [_error(x, y) for x, y in zip(tree_leaves(operands), exact, strict=True)]
         if not any(isinstance(error, Tensor) and bool(error.any()) for error in errors):
@@ -313,7 +312,7 @@ class Decision:
 
 
 class Solving(Decision):
-    """A decision of linear algebra: signs of vectors and an order of values are always open."""
+    """A decision of linear algebra: signs of vectors and orders of values are always open."""
 
     def __init__(self, func: Any, results: Any) -> None:
         self.func, self.line, self.solution = func, source_line(), Solution(func, results)
@@ -339,14 +338,14 @@ def _error(x: Any, exact: Any) -> Any:
 
 @dataclass(frozen=True)
 class ExactStep:
-    """An operation of the exact run, the whole numbers among its operands, and its decision."""
+    """An operation of the exact run, with its whole numbers and its decision."""
 
     func: Any
     whole: list[int]
     decision: Decision | None
 
     def fits(self, func: Any, operands: Operands) -> bool:
-        """Return whether another run computes the same operation here, of operands of the same shapes."""
+        """Return whether another run computes the same operation on operands of the same shapes."""
         if self.func is not func or self.whole != _whole(operands):
             return False
         if self.decision is None or isinstance(self.decision, Solving):
@@ -369,7 +368,7 @@ def _shape(x: Any) -> Any:
 
 @dataclass
 class Decisions:
-    """The decisions of the exact run, which it records as it computes."""
+    """Records the decisions of the exact run."""
 
     steps: list[ExactStep] = field(default_factory=list)  # in order
     # The operation that handed numbers to Python before another run parted; empty if none did.
@@ -379,7 +378,7 @@ class Decisions:
     parted = False
 
     def lose(self, name: str) -> None:
-        """Note that a run lacks a tensor, or has it in another shape."""
+        """Note that a run lacks or reshapes a tensor."""
         self.lost[name] = f"rounding decides {self.handed or 'its shape'}"
 
     def compute(
@@ -389,9 +388,8 @@ class Decisions:
 
         Args:
             floats: its floating-point operands.
-            operands: all of them.
-            held: the same, with numbers of Python as the dtype holds them.
-            run: computes it, with the errors of the arithmetic.
+            held: its operands, with numbers of Python as the dtype holds them.
+            run: computes it with the errors of the arithmetic.
         """
         args, kwargs = operands
         decision: Decision | None = None
@@ -408,7 +406,7 @@ class Decisions:
         return y
 
     def branches(self) -> list[Branch]:
-        """Return exact runs in which decisions are turned that rounding could turn."""
+        """Return exact runs with decisions that rounding could turn."""
         turnable = {
             place: step.decision
             for place, step in enumerate(self.steps)
@@ -435,7 +433,7 @@ class Beside:
     another: bool = field(default=False, init=False)  # whether it has gone another way
 
     def decision(self, func: Any, operands: Operands) -> Decision | None:
-        """Return the exact run's decision here; None if it decides nothing, or computes another operation."""
+        """Return the exact run's decision in the same operation; None if there is none."""
         steps = self.record.steps
         self.place += 1
         self.another = self.another or self.place >= len(steps) or not steps[self.place].fits(func, operands)
@@ -444,14 +442,14 @@ class Beside:
 
 @dataclass
 class Followed(Beside):
-    """A sample or a low-precision run, which takes the exact run's decisions over."""
+    """A sample or low-precision run, which shares the exact run's decisions."""
 
     rounded: bool = False
     handed: str = ""
 
     @property
     def parted(self) -> bool:
-        """Whether the exact run says nothing of it from here on."""
+        """Whether it has left the exact run's sequence of operations."""
         return self.another
 
     def lose(self, name: str) -> None:
@@ -461,7 +459,7 @@ class Followed(Beside):
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Compute an operation by the exact decision, and note if rounding could turn it."""
+        """Compute an operation by the exact decision, and note whether rounding could turn it."""
         (args, kwargs), before = operands, self.another
         decision = self.decision(func, operands)
         if self.another and not before:
@@ -483,7 +481,7 @@ class Followed(Beside):
 
 @dataclass
 class Branch(Beside):
-    """An exact run in which some decisions are turned."""
+    """An exact run with some decisions turned."""
 
     # For the number of an operation, where it is turned, and its other result.
     turns: Mapping[int, tuple[Tensor, Tensor]]
@@ -504,7 +502,7 @@ class Branch(Beside):
         held: Operands,
         run: Run,
     ) -> Any:
-        """Compute an operation, by another decision where it is turned."""
+        """Compute an operation, by another decision where one is turned."""
         (args, kwargs), decision = operands, self.decision(func, operands)
         if decision is None:
             return run(*args, **kwargs)
@@ -560,12 +558,19 @@ def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -
             # to sqrt(2 n) times as much.
             plans += [(half, math.sqrt(2 * count), because) for half in halves]
     joint = [
-        [(p, one.differing(one.rounded), one.rounded) for p, one in chosen.items() if one.rounded is not None]
+        [
+            (p, decision.differing(decision.rounded), decision.rounded)
+            for p, decision in chosen.items()
+            if decision.rounded is not None
+        ]
     ]
     if len(plans) > 1:
         open_at = {place: numbers > 0 for place, (numbers, _) in groups.items()}
         joint.append(
-            [(place, open_at[place], _others(one, open_at[place])[0]) for place, one in chosen.items()]
+            [
+                (place, open_at[place], _others(decision, open_at[place])[0])
+                for place, decision in chosen.items()
+            ]
         )
     plans = [(turns, 1.0, because) for turns in joint if turns] + plans
     return [
@@ -593,10 +598,10 @@ def _bare(func: Any) -> str:
 
 
 class Ties:
-    """The values that a tensor may have where decisions are turned.
+    """The right values of a tensor under turned decisions.
 
     Args:
-        value, sigma: of the tensor, by the decisions of the exact run.
+        value, sigma: by the decisions of the exact run.
     """
 
     def __init__(self, value: Array, sigma: Array) -> None:
@@ -636,7 +641,7 @@ class Ties:
             self.together += apart
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
-        """Return the right value nearest to the actual one, and sigma: NaN where that decides nothing."""
+        """Return the right value nearest to the actual one, and sigma: NaN where nothing is decided."""
         if self.lost:
             return self.value, np.full(self.value.shape, np.nan)
         value, least = self.value, abs(actual - self.value)
@@ -652,7 +657,7 @@ class Ties:
 
     @property
     def why(self) -> str:
-        """Why elements are undetermined; empty if none is."""
+        """The reason for undetermined elements; empty if there are none."""
         words = [f"rounding decides {first_of([*self.because], 2)}"] if self.because else []
         words += [f"rounding leaves nothing of {self.nothing_of}"] if self.nothing_of else []
         return self.lost or "; ".join(words)

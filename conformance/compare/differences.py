@@ -80,7 +80,9 @@ def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]
     """
     # The later of two names is that of the module itself, not of its compiled wrapper.
     # What has no counterpart of the same shape is left out: another layout is no difference.
-    others = {without_wrappers(name): one for name, one in theirs.named_modules(remove_duplicate=False)}
+    others = {
+        without_wrappers(name): submodule for name, submodule in theirs.named_modules(remove_duplicate=False)
+    }
     tensors = defaultdict[tuple[int, int], list[tuple[str, str, Tensor, Tensor]]](list)
     told = set[tuple[int, int]]()  # what has several names is told once
     for path, module in right.named_modules(remove_duplicate=False):
@@ -90,13 +92,13 @@ def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]
         for name, tensor in _tensors(module).items():
             if name in beside and beside[name].shape == tensor.shape:
                 tensors[id(tensor), id(beside[name])].append((path, name, tensor, beside[name]))
-        mine = _tensors(module)
-        sizes = all(name not in beside or beside[name].shape == x.shape for name, x in mine.items())
+        tensors_here = _tensors(module)
+        sizes = all(name not in beside or beside[name].shape == x.shape for name, x in tensors_here.items())
         if sizes and (id(module), id(other)) not in told:
             told.add((id(module), id(other)))
             yield from _of_settings(path, module, other)
-            kinds = [type(one).__name__ for one in (other, module)]
-            if kinds[0] != kinds[1] and path and not any(_parts(one) for one in (module, other)):
+            kinds = [type(submodule).__name__ for submodule in (other, module)]
+            if kinds[0] != kinds[1] and path and not any(_parts(submodule) for submodule in (module, other)):
                 parent, _, name = path.rpartition(".")
                 yield Difference(f"`{path}` is {' instead of '.join(kinds)}", {(parent, "", name): other})
     for places in tensors.values():
@@ -163,24 +165,24 @@ def _moved(expected: Array, actual: Array) -> dict[int, int]:
     source = [lines.get(line.tobytes(), -1) for line in np.ascontiguousarray(actual)]
     if len(lines) < len(expected) or sorted(source) != list(range(len(source))):
         return {}
-    return {place: own for place, own in enumerate(source) if place != own}
+    return {place: source_place for place, source_place in enumerate(source) if place != source_place}
 
 
 def _of_settings(path: str, module: nn.Module, other: nn.Module) -> Iterator[Difference]:
     held = {name: value for name, value in vars(module).items() if _is_configuration(name, value)}
-    for inner, own in {"": module, **held}.items():
-        theirs = vars(other).get(inner) if inner else other
-        mine, made = (_settings(owner) for owner in (own, theirs))
+    for inner, holder in {"": module, **held}.items():
+        counterpart = vars(other).get(inner) if inner else other
+        expected, actual = (_settings(owner) for owner in (holder, counterpart))
         # What a module derives from its settings goes with them, as a convolution's padding.
-        same = type(own) is type(theirs)
-        derived = {key: value for key, value in made.items() if same and key.startswith("_")}
-        for name in mine.keys() & made.keys() - derived.keys():
+        same = type(holder) is type(counterpart)
+        derived = {key: value for key, value in actual.items() if same and key.startswith("_")}
+        for name in expected.keys() & actual.keys() - derived.keys():
             trained = name == "training" and not [*module.buffers(recurse=False)]
-            if name.startswith("_") or trained or _spread(mine[name]) == _spread(made[name]):
+            if name.startswith("_") or trained or _spread(expected[name]) == _spread(actual[name]):
                 continue
             full = ".".join(filter(None, (path, inner, name)))
-            words = instead(_name(made[name]) or made[name], _name(mine[name]) or mine[name])
-            values = {**derived, name: made[name]}
+            words = instead(_name(actual[name]) or actual[name], _name(expected[name]) or expected[name])
+            values = {**derived, name: actual[name]}
             yield Difference(f"`{full}` is {words}", {(path, inner, key): x for key, x in values.items()})
 
 

@@ -40,10 +40,10 @@ def drawn(model: ModuleReference) -> list[str]:
     operations = dict[str, None]()
 
     def watch(operation: Operation) -> Any:
-        own = operation.kwargs.get("generator")
-        before, line = states(own), source_line()
+        generator = operation.kwargs.get("generator")
+        before, line = states(generator), source_line()
         result = operation()
-        if states(own) != before and (own is not None or model.seed is None):
+        if states(generator) != before and (generator is not None or model.seed is None):
             operations[f"{operation.name} ({line})"] = None
         return result
 
@@ -59,8 +59,8 @@ def constants(model: ModelReference) -> set[str]:
 
     def watch(operation: Operation) -> Any:
         result = operation()
-        given = (x for x in tree_leaves((operation.args, operation.kwargs)) if isinstance(x, Tensor))
-        if all(isinstance(x, nn.Parameter) or x in free for x in given):
+        operands = (x for x in tree_leaves((operation.args, operation.kwargs)) if isinstance(x, Tensor))
+        if all(isinstance(x, nn.Parameter) or x in free for x in operands):
             free.update((x, True) for x in tree_leaves(result) if isinstance(x, Tensor))
         elif operation.func._schema.is_mutable:  # noqa: SLF001 - nothing else says it
             free.pop(operation.args[0], None)
@@ -75,7 +75,7 @@ def constants(model: ModelReference) -> set[str]:
 
 
 def change(arrays: Mapping[str, Array], others: Mapping[str, Array]) -> tuple[str, float]:
-    """Return the first tensor whose bits differ, and the largest difference as a share of a tensor's size."""
+    """Return the first tensor with other bits, and the largest difference as a share of a tensor's size."""
     first, largest = "", 0.0
     for name, array in arrays.items():
         other = others.get(name)
@@ -92,10 +92,7 @@ def change(arrays: Mapping[str, Array], others: Mapping[str, Array]) -> tuple[st
 
 
 def refuse_changes(reference: ModelReference) -> str:
-    """Refuse a reference that gives something else when it runs again: it has no right answer.
-
-    Returns:
-        A note if its bits differ by rounding alone; empty if they do not.
+    """Refuse a reference whose second run differs; return a note if it differs by rounding alone.
 
     Raises:
         SpecError: naming the operations that draw, or the first activation that differs.
@@ -125,7 +122,7 @@ def refuse_changes(reference: ModelReference) -> str:
 
 
 def again(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
-    """Return a note if a candidate gives something else when it runs again; empty if not."""
+    """Return a note if a second run of a candidate gives something else."""
     name, share = change(first, run())
     # Sums in another order change bits too, by far less than this.
     if share <= np.sqrt(precision(dtype).unit_roundoff):

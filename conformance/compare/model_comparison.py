@@ -44,16 +44,14 @@ class ModelComparison(Judge):
     """One candidate's run before its reference.
 
     Args:
-        given: the candidate's tensors by the reference's names: activations, ``gradients.<name>`` of
-            parameters and ``gradients.taps.<name>`` of activations.
-        allow_same_bits: whether a run with the reference's own bits is right without judging.
-        whole: names of tensors that come from a run of their own, and so do not follow from these
-            activations.
+        given: the candidate's tensors by the reference's names.
+        allow_same_bits: whether the reference's own bits are right without judging.
+        whole: names of tensors from a run of their own, which do not follow from these activations.
         theirs: the candidate, if it is a module.
-        own: its own names of activations, by the reference's.
+        own: its names of activations, by the reference's.
         notes: on its run, by topic.
-        unsteady: why its run shows nothing, even if it agrees; empty: it shows something.
-        check: called with each activation; it raises what ends the judging.
+        unsteady: why its agreement would show nothing; empty: it does.
+        check: called with each activation; may raise to end the judging.
 
     Raises:
         SpecError: for tensors of other shapes than the reference's.
@@ -100,13 +98,13 @@ class ModelComparison(Judge):
         return super().unjudgeable(name)
 
     def pin(self, name: str) -> Array | None:
-        """Return a tensor of the candidate for the reference to go on with; None if it has none."""
+        """Return a tensor of the candidate that replaces the reference's, if there is one."""
         self.check()
         return super().pin(name)
 
     @property
     def notes(self) -> dict[str, str]:
-        """What is to be said besides the verdict, by topic."""
+        """Remarks beside the verdict, by topic."""
         notes = dict(self.ran)
         if isinstance(self.reference, ModuleReference) and (apart := self.reference.quantized):
             worst = max(apart, key=apart.__getitem__)
@@ -136,20 +134,20 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def proposed(self) -> dict[str, str]:
-        """Names for the candidate's unmatched tensors, by what they hold."""
+        """Proposed names for unmatched tensors, by what they hold."""
         left = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.tensors}
         return proposed(self.unmatched, left)
 
     @property
     def lines(self) -> list[str]:
-        """The same as lines of a file of names."""
+        """The proposed names as lines of a file."""
         return [f"{own} = {theirs}" for own, theirs in self.proposed.items()]
 
     def verdict(self) -> Verdict:
         """Judge every tensor, locally and end to end.
 
         Raises:
-            SpecError: if no activation of the candidate has a name of the reference's.
+            SpecError: if no name of the candidate's is one of the reference's.
         """
         if all(map(is_gradient, self.tensors)):
             near = first_of(self.lines, 3)
@@ -167,13 +165,13 @@ class ModelComparison(Judge):
         return explain(self, verdict)
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
-        """Judge every tensor; of some, agreement shows nothing."""
+        """Judge every tensor, and mark agreement that shows nothing."""
         table = super().table(local, end_to_end)
         blind = next((row for row in table if row.local and is_blind(row.local)), None)
         return [self.with_exemptions(row, blind) for row in table]
 
     def with_exemptions(self, row: Row, blind: Row | None) -> Row:
-        """Return a row with the reason for which it was judged nowhere, or its agreement shows nothing.
+        """Return a row with the reason why it is judged nowhere, or why its agreement shows nothing.
 
         Args:
             blind: the first activation that rounding decides wholly.
@@ -199,13 +197,13 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def unhooked(self) -> Mapping[str, Tensor]:
-        """What the reference returns without hooks, if tensors of the candidate come so."""
+        """The reference's results without hooks, if the candidate has such results."""
         if not (self.whole and isinstance(self.reference, ModuleReference)):
             return {}
         return self.reference.watched(hooked=False)
 
     def void(self, name: str) -> str:
-        """Return why nothing in a tensor of the reference could be judged; empty if something could."""
+        """Return why nothing in a tensor can be judged; empty if something can."""
         if not self.plain[name].numel():
             return "it has no elements"
         if bool(self.plain[name].isfinite().any()):
@@ -221,7 +219,7 @@ class ModelComparison(Judge):
         return Judgement(status, size=array.size, note=SAME_BITS)
 
     def run_notes(self, table: Iterable[Row]) -> tuple[str, ...]:
-        """Say which kernels computed what agrees, if they err by more than their operations."""
+        """Name the kernels with larger errors that computed what agrees."""
         fast = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
         names = [row.tensor for row in table if row.note == fast]
         declared = [KERNELS[name] for name in KERNELS if name in self.reference.declared]
@@ -231,7 +229,7 @@ class ModelComparison(Judge):
         )
 
     def same_bits(self, names: Iterable[str] | None = None) -> bool:
-        """Whether all tensors, or some, have the bits of the reference's own run."""
+        """Whether all tensors, or some, have the reference's bits."""
         return all(
             name in self.tensors
             and np.array_equal(numbers(self.plain[name]), self.tensors[name], equal_nan=True)
@@ -240,23 +238,23 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def is_same(self) -> bool:
-        """Whether the candidate is right since it has the reference's bits."""
+        """Whether the reference's bits settle the judgement."""
         return self.allow_same_bits and self.same_bits()
 
     def judge_steps(self) -> dict[str, Judgement]:
-        """Judge each step by itself, unless the candidate has the reference's bits."""
+        """Judge each step by itself, unless the bits settle it."""
         if self.is_same:
             return {name: self.same(array) for name, array in self.tensors.items()}
         return super().judge_steps()
 
     def judge_whole(self, deciding: bool = False) -> dict[str, Judgement]:
-        """Judge from the inputs, unless the candidate has the reference's bits."""
+        """Judge from the inputs, unless the bits settle it."""
         return {} if self.is_same else super().judge_whole(deciding)
 
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
     ) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge by a first look if that is enough, and allow for fast convolutions."""
+        """Judge by the first look that is enough, and allow for fast convolutions."""
         judgements, expected = super().look(pin, names, deciding)
         self.ops_without_rule.update(expected.without_rule)
         self.occurred.update(expected.occurred)
@@ -270,7 +268,7 @@ class ModelComparison(Judge):
         return judgements, expected
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
-        """Judge divergent tensors as a kernel may have computed them; return those that agree then."""
+        """Judge divergent tensors by a kernel's errors; return those that agree then."""
         wrong = {
             name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
         }
@@ -290,7 +288,7 @@ class ModelComparison(Judge):
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Return value and sigma; the value without hooks, where that is nearer."""
+        """Return value and sigma: the value without hooks where that is nearer."""
         value, sigma, why = super().settle(name, expected, actual, local)
         if not local and name in self.unhooked and self.unhooked[name].shape == value.shape:
             # A fast path, such as one that returns zeros for padding, is the reference's own program too.

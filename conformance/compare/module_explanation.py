@@ -78,8 +78,8 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
 
 def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanation | None, tuple[str, ...]]:
     """Return the kernel that explains a tensor, and how to avoid it."""
-    theirs = comparison.theirs
-    device = next((p.device.type for p in theirs.model.parameters()), "cpu") if theirs else ""
+    candidate = comparison.theirs
+    device = next((p.device.type for p in candidate.model.parameters()), "cpu") if candidate else ""
     if device == "cpu":  # cuDNN has not run
         return None, ()
     assert row.deciding is not None
@@ -126,12 +126,12 @@ def find_cause(
     asked, theirs, own = computation(comparison, right.end), comparison.theirs, comparison.own
     differing = list[Difference]()
     if theirs is not None:
-        found = differences(right.module.model, theirs.model, comparison.path)
-        differing = [one for one in found if one.within(right.active)]
+        all_differences = differences(right.module.model, theirs.model, comparison.path)
+        differing = [difference for difference in all_differences if difference.within(right.active)]
     why = cause(right, asked, comparison.unmatched, differing, effort)
     if why and why.confident and why.hypothesis == "modules_differ":
         return why
-    told = [one.text for one in differing if not (why and one.text in why.text)]
+    told = [difference.text for difference in differing if not (why and difference.text in why.text)]
     notes += [f"the two modules differ there: {text}" for text in told[:FEW_TOLD]]
     if theirs is not None:
         eager = dataclasses.replace(theirs, cotangents=None, compiled=False)

@@ -85,16 +85,16 @@ def is_output(name: str) -> bool:
 
 
 def nothing(name: str) -> None:
-    """Pin nothing: every tensor is used as it is computed."""
+    """Pin nothing."""
 
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Have a block draw from a seed, in every global generator; None: as it comes."""
+    """Seed every global generator for a block; None: leave them alone."""
     if seed is None:
         yield
         return
-    own, numpy = random.getstate(), np.random.get_state()
+    state, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         random.seed(seed)
@@ -102,17 +102,17 @@ def seeded(seed: int | None) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(own)
+            random.setstate(state)
             np.random.set_state(numpy)
 
 
 class Finished(Exception):
-    """Raised by an observer that needs nothing more."""
+    """Raised by an observer that needs no more tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReference:
-    """A reference with its inputs, and what it is asked for."""
+    """A reference with its inputs."""
 
     args: tuple[Any, ...] = ()  # inputs are tensors
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -124,15 +124,12 @@ class ModelReference:
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
-        """One correct run in the dtypes of a candidate, by name, in the order of computation.
-
-        It holds activations, outputs, ``gradients.<parameter>`` and ``gradients.taps.<activation>``.
-        """
+        """One correct run in a candidate's dtypes: activations, outputs and gradients by name, in order."""
         raise NotImplementedError
 
     @property
     def blind_rows(self) -> str:
-        """What a softmax gives a row that sees no key, where that is declared: zero, or uniform."""
+        """The declared weights of rows that see no key: ``zero``, ``uniform``, or empty."""
         held = {BLIND_ROWS_ZERO: "zero", BLIND_ROWS_UNIFORM: "uniform"}
         return next((what for name, what in held.items() if name in self.declared), "")
 
@@ -141,23 +138,23 @@ class ModelReference:
         raise NotImplementedError
 
     def runs(self, seeds: range, truth: Any) -> list[Any]:
-        """Return the arithmetics that make sigma: samples by their seeds, and low-precision runs.
+        """Return the samples with these seeds, and low-precision runs.
 
         Args:
-            truth: the arithmetic of the truth, whose decisions they take over.
+            truth: the arithmetic of the truth, whose decisions they share.
         """
         raise NotImplementedError
 
     def others(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return other low-precision runs, which show what rounding many elements may share."""
+        """Return further low-precision runs, which show errors that many elements share."""
         return []
 
     def branches(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return exact arithmetics that decide otherwise where rounding could."""
+        """Return exact arithmetics with decisions that rounding could turn."""
         return []
 
     def lost(self, truth: Any) -> Mapping[str, str]:  # noqa: ARG002
-        """Return tensors that some run lacks, or has in another shape, and why."""
+        """Return tensors that some run lacks or reshapes, each with the reason."""
         return {}
 
     def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
@@ -168,7 +165,7 @@ class ModelReference:
 
     @functools.cached_property
     def activations(self) -> dict[str, Activation]:
-        """Every tensor that a run may have, in the order of computation."""
+        """Every tensor that a run may have, in order."""
         return {
             name: Activation(
                 tuple(tensor.shape),
@@ -186,12 +183,12 @@ class ModelReference:
 
     @property
     def absent(self) -> list[str]:
-        """Outputs that the candidate is declared not to have."""
+        """Outputs that the candidate is declared to lack."""
         outputs = [name for name in self.plain if is_output(name)]
         return [name for name in outputs if {name, OUTPUT} & {*self.declared}]
 
     def expect(self, pin: Pin | None) -> Iterator[Expectation]:
-        """Yield what a correct run yields, at a first look and then in full."""
+        """Yield what is expected at a first look, and then in full."""
         truth, where = self.exact(), "end to end" if pin is None else "each stretch"
         compute = partial(self.compute, pin=pin or nothing)
         dtypes = {name: activation.dtype for name, activation in self.activations.items()}
@@ -242,36 +239,36 @@ class ModelReference:
 
     @functools.cached_property
     def padding(self) -> NDArray[np.bool_] | None:
-        """Tokens that candidates need not compute, (B, T), if that is declared."""
+        """Tokens that candidates need not compute, (B, T); None without that declaration."""
         return ~self.real.numpy() if UNCOMPUTED_PADDING in self.declared else None
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return which elements of an activation stand in rows of padding that are not computed."""
+        """Return which elements stand in uncomputed rows of padding."""
         if self.padding is None:
             return False
-        there = spread(self.padding, self.activations[name].shape)
-        return False if there is None else there
+        uncomputed = spread(self.padding, self.activations[name].shape)
+        return False if uncomputed is None else uncomputed
 
     def contradiction(self, name: str) -> str:  # noqa: ARG002
-        """Return nothing: a candidate promises no more than its tensors."""
+        """Return nothing: a candidate promises only its tensors."""
         return ""
 
     def untouched(self) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo what a block changes of the reference, and yield its names."""
+        """Undo what a block changes of the reference; yield its names."""
         return contextlib.nullcontext([])
 
     def cast(self, dtype: torch.dtype) -> Any:
-        """Return the same in the dtype of a candidate."""
+        """Return the reference in a candidate's dtype."""
         raise NotImplementedError
 
     def given(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
-        """Return the inputs by their fields, each tensor through a function."""
+        """Map a function over the input tensors; return the inputs by field."""
         given = {"args": self.args, "kwargs": dict(self.kwargs)}
         inputs: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, given)
         return inputs
 
     def given_in(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Return the inputs, with floating-point numbers in a dtype."""
+        """Return the inputs, with floating-point tensors in a dtype."""
         return self.given(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     @property
@@ -286,12 +283,12 @@ class ModelReference:
 
     @property
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """Copies of the inputs as arrays, positional ones by number."""
-        given = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
-        return {name: numbers(entry).copy() for name, entry in given.items() if isinstance(entry, Tensor)}
+        """Copies of the input tensors as arrays, positional ones by number."""
+        entries = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
+        return {name: numbers(entry).copy() for name, entry in entries.items() if isinstance(entry, Tensor)}
 
     def differentiated(self) -> Any:
-        """Return the same with gradients, of the sum of all outputs times fixed random numbers."""
+        """Return the reference with gradients of all outputs times fixed random numbers."""
         generator = torch.Generator().manual_seed(SEED)
         drawn = {
             name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
@@ -326,7 +323,7 @@ class ModuleReference(ModelReference):
     tf32: bool = False  # whether candidates may compute products in TF32
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
-        """Return the same in another dtype; float64 is none that a reference has."""
+        """Return the reference in another dtype, unless that is float64."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
         with running(self.role, f"cannot be copied, to run in {dtype_name(dtype)} as the candidate does"):
@@ -338,12 +335,12 @@ class ModuleReference(ModelReference):
 
     @property
     def plain(self) -> dict[str, Tensor]:
-        """The tensors of the module as it runs."""
+        """The module's tensors as it runs."""
         return self._as_it_is[0]
 
     @property
     def state(self) -> list[str]:
-        """Names of what a forward pass changes of the module."""
+        """Names of the state that a forward pass changes."""
         return self._as_it_is[1]
 
     def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> dict[str, Tensor]:
@@ -370,43 +367,43 @@ class ModuleReference(ModelReference):
 
     def _copies(self, used: Mapping[str, Tensor], wrap: Callable[[Tensor], Tensor]) -> Copies:
         known = {id(module): module for module in self.model.modules()}
-        own = self.model.named_parameters(remove_duplicate=False)
-        return Copies(wrap, known | {id(tensor): used[name] for name, tensor in own})
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        return Copies(wrap, known | {id(tensor): used[name] for name, tensor in parameters})
 
     def untouched(self, copied: Copies | None = None) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo what a block changes of the module, and yield its names.
+        """Undo what a block changes of the module; yield its names.
 
         Args:
             copied: makes the copies that the block uses.
         """
-        own = dict(self.model.named_parameters(remove_duplicate=False))
-        fixed = own | dict(self.model.named_buffers())
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        fixed = parameters | dict(self.model.named_buffers())
         values = {name: (tensor, tensor.detach().clone()) for name, tensor in fixed.items()}
-        return kept(self.model, copied or self._copies(own, lambda x: x), values)
+        return kept(self.model, copied or self._copies(parameters, lambda x: x), values)
 
     def exact(self) -> ExactMode:
         """Return the arithmetic of the truth, which records its decisions."""
         return ExactMode(Decisions())
 
     def runs(self, seeds: range, truth: ExactMode) -> list[ExactMode]:
-        """Return samples; with the first of them, a low-precision run."""
+        """Return samples, and a low-precision run beside the first of them."""
         samples = [Perturbed(seed, Followed(truth.recorded)) for seed in seeds]
         return [*samples, *([] if seeds.start else [Rounded(Followed(truth.recorded, rounded=True))])]
 
     def others(self, truth: ExactMode) -> list[ExactMode]:
-        """Return a low-precision run whose constants are rounded too, an error that a whole tensor shares."""
+        """Return a low-precision run with rounded constants, an error that a whole tensor shares."""
         return [Rounded(Followed(truth.recorded, rounded=True), constants=True)]
 
     def branches(self, truth: ExactMode) -> list[ExactMode]:
-        """Return exact arithmetics that decide otherwise where rounding could."""
+        """Return exact arithmetics with decisions that rounding could turn."""
         return [ExactMode(branch) for branch in truth.recorded.branches()]
 
     def lost(self, truth: ExactMode) -> Mapping[str, str]:
-        """Return tensors that some run lacks, or has in another shape, and why."""
+        """Return tensors that some run lacks or reshapes, each with the reason."""
         return truth.recorded.lost
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
-        """Compute every activation, and gradients if they are wanted."""
+        """Compute every activation, and any gradients."""
         take = handing(observer, arithmetic, self.plain)
         self.observe(take, arithmetic, pin=pin)
         for name in self.plain:  # those that this arithmetic did not compute, since it went another way
@@ -418,13 +415,13 @@ class ModuleReference(ModelReference):
         """Run the module on copies of its inputs and state; return the state that it changed.
 
         Args:
-            take: called with each tensor; it may raise :class:`Finished`.
-            modes: in which it runs: an arithmetic first, if there is one.
-            pin: gives what replaces an activation, and its gradient on the way back.
-            hooked: whether activations are handed on. A compiler fuses less then, and no fast path is taken.
+            take: receives each tensor; it may raise :class:`Finished`.
+            modes: in which the module runs, an arithmetic first.
+            pin: replaces an activation, and its gradient on the way back.
+            hooked: whether activations are observed. A compiler fuses less then, and no fast path is taken.
 
         Raises:
-            SpecError: if the module returns no floating-point tensor, or cannot be run.
+            SpecError: if the module returns no floating-point tensor, or cannot run.
         """
         arithmetic = modes[0] if modes and isinstance(modes[0], ExactMode) else None
         device = next((p.device for p in self.model.parameters()), "cpu")
@@ -549,11 +546,11 @@ class ModuleReference(ModelReference):
 
 
 def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """Return which elements of an activation stand in some tokens; None if its axes do not show it.
+    """Return which elements of an activation belong to some tokens; None if its axes do not show it.
 
     Args:
         rows: the tokens, (B, T).
-        shape: (B, T, ...), of heads (B, H, T, ...), or of all tokens in a row (B * T, ...).
+        shape: (B, T, ...), (B, H, T, ...) with heads, or (B * T, ...).
     """
     samples, tokens = rows.shape
     if shape[:2] == rows.shape:
@@ -582,7 +579,7 @@ def _take(ties: Mapping[str, Ties], compute: Callable[..., None], branch: Any) -
 
 
 def parts(tensor: Tensor) -> Tensor:
-    """Return complex numbers as pairs of real ones, by which they are judged; others as they are."""
+    """Return complex numbers as pairs of real ones, which are judged; others as they are."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -600,12 +597,12 @@ WRAPPER = "_orig_mod"
 
 
 def without_wrappers(path: str) -> str:
-    """Return the path of a module or parameter without the wrappers of ``torch.compile``."""
+    """Return a path without the wrappers of ``torch.compile``."""
     return ".".join(part for part in path.split(".") if part != WRAPPER)
 
 
 def submodules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the submodules that may have hooks, by path; a wrapper stands for its module."""
+    """Return the submodules that may have hooks, by path without wrappers."""
     modules: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         if not isinstance(module, torch.jit.ScriptModule):
@@ -616,7 +613,7 @@ def submodules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module from which ``torch.compile`` made this one, or parts of it."""
+    """Return the module that ``torch.compile`` wrapped, wholly or in parts."""
     if WRAPPER in dict(model.named_children()):
         return unwrapped(model.get_submodule(WRAPPER))
     paths = [path for path, _ in model.named_modules()]
@@ -629,7 +626,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def recompiling() -> Iterator[None]:
-    """Have compiled modules compiled anew."""
+    """Recompile what is compiled, before a block and after it."""
     torch.compiler.reset()  # compiled code knows nothing of hooks that come or go
     try:
         with warnings.catch_warnings():
@@ -642,11 +639,11 @@ def recompiling() -> Iterator[None]:
 def handing(
     observer: Observer, arithmetic: ExactMode, plain: Mapping[str, Tensor]
 ) -> Callable[[str, Tensor | None], None]:
-    """Return an observer of tensors that hands them on as arrays: of a sample, or exact ones.
+    """Return an observer of tensors that passes them on as arrays, of a sample or exact.
 
     Args:
-        plain: a run as it is. A tensor that has another shape here, as of an expert that gets other tokens,
-            is not determined.
+        plain: the module as it runs. A tensor of another shape is undetermined, as of an expert that gets
+            other tokens.
     """
     seen = set[str]()
 
@@ -678,7 +675,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype of a module: that of its first floating-point parameter."""
+    """Return the dtype of a module's first floating-point parameter."""
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
     return next((dtype for dtype in dtypes if dtype in ROUNDOFF), torch.float32)
 
@@ -701,7 +698,7 @@ def named(result: Any, stem: str) -> dict[str, Tensor]:
 
 
 def discrete(result: Any) -> dict[str, Tensor]:
-    """Return the whole numbers and truth values of the module's result, in float64."""
+    """Return the whole numbers and truth values of the module's result as float64."""
     with _disable_current_modes():  # rounding of the model's dtype is none of theirs
         return {
             f"{OUTPUT}[{place}]": torch.as_tensor(leaf).double()
@@ -711,7 +708,7 @@ def discrete(result: Any) -> dict[str, Tensor]:
 
 
 def is_continuous(leaf: Any) -> bool:
-    """Return whether an object is a tensor of floating-point or complex numbers."""
+    """Return whether an object is a real or complex floating-point tensor."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
@@ -727,7 +724,7 @@ def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def running(what: str, why: str = "cannot be run with these inputs") -> Iterator[None]:
-    """Refuse in one line what cannot be run: whatever a model raises, and where it ends the process.
+    """Refuse in one line what cannot run, whatever it raises, and what ends the process.
 
     Raises:
         SpecError: naming ``what``, with the reason ``why``.
@@ -743,7 +740,7 @@ def running(what: str, why: str = "cannot be run with these inputs") -> Iterator
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type, its first line, and the user's line that led to it."""
+    """Return an error's type, first line, and the user's line that led to it."""
     lines = [
         f" ({Path(frame.f_code.co_filename).name}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)

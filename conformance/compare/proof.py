@@ -49,7 +49,7 @@ def prove(comparison: ModelComparison) -> Proof:
             else:
                 proof[bug]["found"] += any(
                     mutant.judgement(name, end, False).status == "diverges" for name in mutant.tensors
-                ) or any(one.status == "diverges" for one in mutant.judge_steps().values())
+                ) or any(judgement.status == "diverges" for judgement in mutant.judge_steps().values())
     return proof
 
 

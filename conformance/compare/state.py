@@ -81,10 +81,10 @@ def kept(
         yield changed
     finally:
         for path, module in modules.items():
-            own, after = before[path], _attributes(module)
-            _replace(module, own)
-            keys = own.keys() ^ after.keys() | {
-                key for key in own.keys() & after if not _same(own[key], after[key])
+            attributes, after = before[path], _attributes(module)
+            _replace(module, attributes)
+            keys = attributes.keys() ^ after.keys() | {
+                key for key in attributes.keys() & after if not _same(attributes[key], after[key])
             }
             changed += sorted(".".join(filter(None, (path, name))) for *_, name in keys)
         for name, (tensor, value) in values.items():
@@ -94,20 +94,20 @@ def kept(
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, ...], Any]:
-    own = vars(module)
-    plain = {(key,): value for key, value in own.items() if key not in OWN}
+    held = vars(module)
+    plain = {(key,): value for key, value in held.items() if key not in OWN}
     # What PyTorch registers stands in dictionaries of its own.
-    return plain | {(key, name): value for key in REGISTERED for name, value in own[key].items()}
+    return plain | {(key, name): value for key in REGISTERED for name, value in held[key].items()}
 
 
 def _replace(module: nn.Module, attributes: Mapping[tuple[str, ...], Any]) -> None:
-    own = vars(module)
-    for key in own.keys() - OWN:
-        del own[key]
+    held = vars(module)
+    for key in held.keys() - OWN:
+        del held[key]
     for key in REGISTERED:
-        own[key].clear()
+        held[key].clear()
     for (*where, name), value in attributes.items():
-        (own[where[0]] if where else own)[name] = value
+        (held[where[0]] if where else held)[name] = value
 
 
 def _same(one: Any, other: Any) -> bool:

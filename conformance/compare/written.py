@@ -137,6 +137,6 @@ class Written(ModelReference):
         if self.cotangents is not None:
             for name, leaf in weights.items():
                 leaf.completed = functools.partial(complete, f"gradients.{name}")
-            cotangents = {name: m.leaf(numbers(one)) for name, one in self.cotangents.items()}
+            cotangents = {name: m.leaf(numbers(cotangent)) for name, cotangent in self.cotangents.items()}
             parts = [m.sum(m.multiply(node, cotangents[name])) for name, node in outputs.items()]
             m.backward(functools.reduce(m.add, parts))

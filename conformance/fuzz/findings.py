@@ -122,12 +122,12 @@ class Findings:
 
     @property
     def judged(self) -> list[str]:
-        """The backends of which a case was judged."""
+        """The backends with a judged case."""
         return [name for name in self.tallies if name not in self.unjudged]
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """The backends of which no case was judged."""
+        """The backends without a judged case."""
         _, unjudged = conclude(
             (backend, status) for backend, _, tally in self.each() for status in tally.statuses
         )

@@ -14,7 +14,7 @@ def findings_page(record: Record) -> str:
     names = {id(failure.result): failure.name for failure in outcome.failures}
     tallies = []
     for backend, dtype, tally in outcome.each():
-        counts = drawing.summed(one.histogram for one in tally.statistics.values())
+        counts = drawing.summed(statistics.histogram for statistics in tally.statistics.values())
         tallies.append((backend, dtype, tally, drawing.histogram(counts, [], f"{backend}, {dtype}")))
     return render(
         "fuzz.html",

@@ -71,7 +71,7 @@ def sample(plan: Plan, indices: Iterable[int]) -> list[FuzzCase]:
 
 
 def drawn(plan: Plan, index: int) -> FuzzCase:
-    """Return the case of a number, the same each time, without running it."""
+    """Return the case of a number, the same each time."""
     # Hypothesis draws the smallest case first, and then most cases from earlier ones, with a value or two
     # exchanged. So each case has a run of its own, in which it is the second: it follows from the seed and
     # its number alone.
@@ -86,13 +86,13 @@ def drawn(plan: Plan, index: int) -> FuzzCase:
         suppress_health_check=list(HealthCheck),
     )
     seed = int(np.random.SeedSequence([plan.seed, index]).generate_state(1, np.uint64)[0])
-    given = hypothesis.given(fuzz_cases(plan.dtypes, plan.parts, pool(plan.seed, plan.shapes)))
+    test = hypothesis.given(fuzz_cases(plan.dtypes, plan.parts, pool(plan.seed, plan.shapes)))
     cases: list[FuzzCase] = []
 
     def keep(case: FuzzCase) -> None:
         cases.append(case)
 
-    hypothesis.seed(seed)(chosen(given(keep)))()
+    hypothesis.seed(seed)(chosen(test(keep)))()
     return cases[-1]
 
 
@@ -154,7 +154,7 @@ class Sizes:
 
     @property
     def apart(self) -> bool:
-        """Whether all axes that can have a size of their own have different ones."""
+        """Whether all axes have different sizes, as far as they can."""
         # Axes of one size could be exchanged without a trace.
         width = self.num_heads * self.head_dim
         sizes = [self.batch, self.tokens, width, self.d_ff, self.vocab_size, self.max_positions]
@@ -198,12 +198,7 @@ LARGE = {
 
 @functools.cache
 def pool(seed: int, count: int) -> tuple[Sizes, ...]:
-    """Return the sizes that the cases of a run share, the smallest first.
-
-    Args:
-        seed: of the run; the same for all of its chunks.
-        count: tuples.
-    """
+    """Return the sizes that all cases of a run share, the smallest first."""
     # JAX compiles each primitive for each new shape, which takes seconds for each tuple: cases with sizes of
     # their own would spend their time compiling.
     generator = np.random.default_rng([seed, 0x512E5])

@@ -154,7 +154,7 @@ class GoldenFile:
     def _parameters(
         self, names: Collection[str], prefix: str, instead: Mapping[str, Native] | None = None
     ) -> Arrays:
-        """Return the tensors of some parameters below a prefix, by canonical name.
+        """Return some parameters below a prefix, by canonical name.
 
         Args:
             instead: places of some of them, where they are not those of the weights.
@@ -168,7 +168,7 @@ class GoldenFile:
         return arrays
 
     def _batches(self, steps: int = 0) -> list[Batch]:
-        """Return the batch of each step; a file without steps holds one, without a leading axis."""
+        """Return the batch of each step; a file without steps holds one."""
         inputs, problems = [Arrays() for _ in range(steps or 1)], list[str]()
         for key, native in self.part.inputs.items():
             with collecting(problems):
@@ -184,7 +184,7 @@ class GoldenFile:
         return batches
 
     def _key_mask(self, inputs: Arrays) -> Arrays:
-        """Return the key mask, (B, S) or (B, Q, S), True where a key is visible; empty if there is none."""
+        """Return the key mask, (B, S) or (B, Q, S), True where a key is visible, if there is one."""
         source = self.part.mask
         if source is None:
             # The part makes its own mask from the ids (SPEC MSK-1): a stored one must be the same.
@@ -212,12 +212,14 @@ class GoldenFile:
         jobs = [self._run(entry, batch, f":{entry.label}" if len(entries) > 1 else "") for entry in entries]
         if section(self.tensors, CLIPPED):
             clipped = self._parameters(self.trainable, CLIPPED)
-            expected = self._reported(1) | {f"steps.0.clipped.{name}": one for name, one in clipped.items()}
+            expected = self._reported(1) | {
+                f"steps.0.clipped.{name}": gradient for name, gradient in clipped.items()
+            }
             jobs.append(self._training([batch], expected, ":clipping"))
         return jobs
 
     def _run(self, entry: RunEntry, batch: Batch, label: str) -> Job:
-        """Return the job of a run, with every output that the file has, and all gradients or none."""
+        """Return the job of a run, with all outputs of the file, and all gradients or none."""
         part, config, inputs = self.part, self.config.replace(**entry.fields), batch.arrays()
         sizes, expected, problems = sizes_of(config, inputs), Arrays(), list[str]()
         shapes = {name: resolve(tap.shape, sizes) for name, tap in taps(config, part.name, inputs).items()}
@@ -320,12 +322,12 @@ class GoldenFile:
 def expectation_of(
     job: Job, published: Arrays, followed: Deviations, uncertain: Arrays, deviations: Deviations
 ) -> Expectation:
-    """Return a source's tensors, with the sigmas of ours; of a training the reference's other tensors too.
+    """Return a source's tensors with our sigmas; of a training, the reference's other tensors too.
 
     Args:
-        published: by our name; the sum of several by all their names (:data:`SUM`).
+        published: by our name; a sum by all its names (:data:`SUM`).
         followed: deviations of the source.
-        uncertain: by how much the source's weights may differ from those of the file.
+        uncertain: by how much the source's weights may differ from the file's.
         deviations: those that the backend declares.
     """
 

@@ -101,10 +101,14 @@ def estimate(
         corners: whether derivatives of ReLUs may jump.
         together: large samples that run at once.
     """
-    found = Estimate(compute, dtype, values, truth=truth, elements=elements, together=together)
-    runs = perturbed(found.usual, found.elements, count, corners) if arithmetics is None else arithmetics
-    found.add_runs(runs, doing)
-    return found.values, found.sigmas(last=True)
+    accumulated = Estimate(compute, dtype, values, truth=truth, elements=elements, together=together)
+    runs = (
+        perturbed(accumulated.usual, accumulated.elements, count, corners)
+        if arithmetics is None
+        else arithmetics
+    )
+    accumulated.add_runs(runs, doing)
+    return accumulated.values, accumulated.sigmas(last=True)
 
 
 class Estimate:
@@ -126,9 +130,9 @@ class Estimate:
     ) -> None:
         self.usual = dtype if isinstance(dtype, str) else "float32"
         if values is None:
-            made: dict[str, Array] = {}
-            elements = compute(truth or exact(self.usual), made.__setitem__) or elements
-            values = made
+            exact_values: dict[str, Array] = {}
+            elements = compute(truth or exact(self.usual), exact_values.__setitem__) or elements
+            values = exact_values
         of = dict.fromkeys(values, dtype) if isinstance(dtype, str) else dtype
         self.compute, self.elements, self.together = compute, elements, together
         self.values = dict(values)

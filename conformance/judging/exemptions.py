@@ -1,6 +1,6 @@
 """Exemptions: every reason for which a tensor, or some of its elements, is not judged.
 
-Each is the note of a row. A run of which too little is left is undetermined
+Each is the note of a row. A run with too little left is undetermined
 (:func:`concord.conformance.judging.verdict.conclude`).
 """
 

@@ -45,7 +45,7 @@ ZERO = 2.0**-24
 
 @dataclass(frozen=True)
 class JudgedProblem(Problem):
-    """What a run was asked to compute, and the rules by which it is judged."""
+    """A run that was asked for, and the rules by which it is judged."""
 
     dtype: str = "float32"  # the precision, or mode of MODES, whose rounding is allowed for
     deviations: Deviations = field(default_factory=lambda: NONE)  # those that the backend declares
@@ -96,7 +96,7 @@ class JudgedProblem(Problem):
         return clause_of(self.config, name, self.part)
 
     def forget(self) -> None:
-        """Free the rounded inputs, which are computed anew when they are wanted."""
+        """Free the rounded inputs, which can be computed anew."""
         self.__dict__.pop("rounded", None)
 
     def is_unrounded(self, tap: str) -> bool:
@@ -106,7 +106,7 @@ class JudgedProblem(Problem):
 
 @dataclass(frozen=True)
 class JudgedTraining:
-    """A training that a run was asked for, with the attributes of a :class:`JudgedProblem`."""
+    """A training that was asked for, with the attributes of a :class:`JudgedProblem`."""
 
     config: EncoderConfig
     weights: Weights
@@ -220,9 +220,7 @@ class Expectation:
         return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
 
     def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-        """Return value and sigma in the tensor's full shape: zero, and the least sigma, in rows without a
-        gradient.
-        """
+        """Return value and sigma in the tensor's full shape, with zeros in rows without a gradient."""
         value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
         if name not in self.rows:
             return value, sigma
@@ -246,7 +244,7 @@ class Expectation:
 
     @functools.cached_property
     def overflowing(self) -> bool:
-        """Whether a tap is out of range: every gradient flows through all taps."""
+        """Whether a tap is out of range, and so every gradient."""
         return not all(
             np.isfinite(sigma).all() for name, sigma in self.sigmas.items() if not is_gradient(name)
         )
@@ -266,7 +264,7 @@ class Expectation:
 
     @functools.cached_property
     def undecided_rows(self) -> dict[str, NDArray[np.bool_]]:
-        """Rows of each norm of which rounding leaves no digit, (…, 1); norms without any are left out."""
+        """Rows of each norm that rounding leaves no digit of, (…, 1), if there are any."""
         undecided = {}
         for name in self.norms:
             if name not in self.values:
@@ -285,7 +283,7 @@ class Expectation:
 
     @functools.cached_property
     def unsettled(self) -> frozenset[str]:
-        """Gradients that flow through a norm's row of which rounding leaves no digit."""
+        """Gradients through a norm's row that rounding leaves no digit of."""
         # Where all entries of a row are nearly equal, its deviation is rounding. Gradients are divided by it,
         # and such errors have no variance that samples could show. A delivered gradient by a tap ends that:
         # what follows goes on from the run's own.
@@ -309,7 +307,7 @@ class Expectation:
         """Return why nothing can be said of a tensor; empty if something can.
 
         Args:
-            local: whether this is expected of each step by itself.
+            local: whether each step is judged by itself.
             sound: whether the run's forward pass is finite.
         """
         gradient = is_gradient(name)
@@ -349,7 +347,7 @@ def digest(whole: Any) -> str:
             hasher.update(f"{value.dtype} {value.shape}".encode())
             hasher.update(np.ascontiguousarray(value).data)
         elif is_dataclass(value):
-            take([getattr(value, one.name) for one in fields(value)])
+            take([getattr(value, part.name) for part in fields(value)])
         elif isinstance(value, Mapping):
             take(sorted(value.items()))
         elif isinstance(value, (list, tuple)):

@@ -66,7 +66,7 @@ SUM = " + "
 
 @dataclass(frozen=True)
 class FamilyReference:
-    """What is right of a run of a member of the family."""
+    """What is right of a run of the family."""
 
     case: JudgedProblem  # what was asked of the run, with the deviations that it declares
     run: Run  # its promises: sections, taps that it has not, results beside their taps
@@ -86,7 +86,7 @@ class FamilyReference:
 
     @functools.cached_property
     def whole(self) -> Expectation:
-        """What is expected from the inputs; its outline alone, where gradients are judged locally alone."""
+        """What is expected from the inputs; an outline where gradients are judged locally alone."""
         if self.published:
             return replace(self.published, norms=norms(self.published.values))
         return outline(self.case) if self.brief else end_to_end(self.case)
@@ -128,7 +128,7 @@ class FamilyReference:
         return self.local and (not self.end_to_end or is_large(self.case))
 
     def expect(self, pin: Pin | None) -> Iterator[Expectation]:
-        """Yield what a correct run yields, of each step or from the inputs."""
+        """Yield what is expected of each step, or from the inputs."""
         if pin is not None:
             yield from self.expect_steps(pin)
         elif not self.brief:
@@ -137,7 +137,7 @@ class FamilyReference:
             yield end_to_end(replace(self.case, gradients=False))
 
     def expect_steps(self, pin: Pin) -> Iterator[Expectation]:
-        """Yield what each step should make of the run's own tensors."""
+        """Yield what is expected of each step."""
         pinned = self.pinned(pin)
         # In a half precision a correct run may be far from the oracle, and so may the sigma of a step. Else
         # the oracle's own steps do for a first look, which all runs of a case share.
@@ -177,19 +177,19 @@ class FamilyReference:
 
     @functools.cached_property
     def wider(self) -> frozenset[str]:
-        """Output and loss, if the run's other taps show its precision, or it declares them wider."""
+        """Output and loss, if other taps show the run's precision, or it declares them wider."""
         results = frozenset(from_output_on(self.case.config, self.case.part))
         return results if WIDER_OUTPUT in self.excuses or self.run.taps.keys() - results else frozenset()
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return which elements stand in rows of padding that the run does not compute."""
+        """Return which elements stand in uncomputed rows of padding."""
         if UNCOMPUTED_PADDING not in self.excuses:
             return False
         axes = self.activations[name].axes or ()
         return uncomputed(self.case.config, self.case.batch, self.case.part, name, axes)
 
     def contradiction(self, name: str) -> str:
-        """Return whether a result differs from its own tap, in words."""
+        """Say so if a result differs from its own tap."""
         result, tap = self.run.results(self.output).get(name), self.run.taps.get(name)
         if result is None or tap is None:
             return ""
@@ -201,7 +201,7 @@ class FamilyReference:
 
 
 def norms(names: Collection[str]) -> list[str]:
-    """Return the activations that are divided by a deviation or a length, by their names."""
+    """Return the names of activations that are divided by a deviation or a length."""
     return [name for name in names if "norm" in name.rpartition(".")[2] and not is_gradient(name)]
 
 
@@ -213,7 +213,7 @@ def expect(
     dtype: str = "float32",
     deviations: Deviations = NONE,
 ) -> Expectation:
-    """Return what a correct run yields from the inputs, and its sigmas; gradients of tables in full."""
+    """Return what is expected from the inputs, with gradients of tables in full."""
     expected = end_to_end(JudgedProblem(config, weights, batch, part, dtype, deviations))
     full = {
         name: expected.whole(name, weights[name.removeprefix("gradients.")].shape)
@@ -236,7 +236,7 @@ def end_to_end(case: JudgedProblem) -> Expectation:
 
 
 def keeping(limit: int) -> contextlib.AbstractContextManager[None]:
-    """Keep ``limit`` bytes of estimates within a block, for whoever judges several runs of a large case."""
+    """Keep ``limit`` bytes of estimates within a block, for several runs of a large case."""
     return _estimates.keeping(limit)
 
 
@@ -255,13 +255,13 @@ def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]
 
 
 def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
-    """Return what each step should have made of the run's own preceding taps, and the oracle's sigmas.
+    """Return what is expected of each step from the run's own taps, with the oracle's sigmas.
 
-    All runs of a case share these sigmas. Where they do not do, :func:`local_exactly` derives them from the
-    run: in half precisions, near a tolerance, and of a case too large to be kept.
+    All runs of a case share these. In half precisions, near a tolerance, and of a case too large to be kept,
+    :func:`local_exactly` derives sigmas from the run.
 
     Args:
-        pinned: tensors of the run; missing ones are computed from those before.
+        pinned: tensors of the run.
     """
     common = _without_deviations(case, ALIKE)
     key = f"local {sorted(pinned.taps)} {sorted(pinned.gradients)} {common.key}"
@@ -275,7 +275,7 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
 
 
 def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> Expectation:
-    """Return the same as :func:`local`, with sigmas derived from the run's own taps.
+    """Return the same with sigmas derived from the run's own taps.
 
     Args:
         brief: whether a first look is enough.
@@ -284,7 +284,7 @@ def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> E
 
 
 def is_large(case: JudgedProblem) -> bool:
-    """Return whether the estimate of a case is too large to be kept for other runs of it."""
+    """Return whether the estimate of a case is too large to be kept."""
     sizes = (
         sum(array.size for array in case.weights.values())
         + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
@@ -304,10 +304,7 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
 
 
 def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
-    """Return the largest difference of two sets of tensors, as a share of each one's largest number.
-
-    Infinite where something is not finite in one of them alone.
-    """
+    """Return the largest difference of two sets of tensors, as a share of a tensor's largest number."""
     worst = 0.0
     for name, other in others.items():
         value, finite = values[name], np.isfinite(other)

@@ -34,10 +34,8 @@ class Judge:
     """One run before its reference (SPEC PRT-2).
 
     Args:
-        reference: what is right.
         tensors: of the run, by the reference's names.
-        whole: names of tensors that come from a run of their own, and so do not follow from these
-            activations.
+        whole: names of tensors from a run of their own, which do not follow from these activations.
 
     Attributes:
         unused: activations that the model turned out not to go on with.
@@ -82,7 +80,7 @@ class Judge:
         return Row(name, activation.clause, status, step, end, note, size, activation.axes or ())
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
-        """Return status and note of a tensor that cannot be compared, or need not be."""
+        """Return status and note of a tensor that cannot or need not be compared."""
         activation, actual = self.reference.activations[name], self.tensors.get(name)
         if actual is None:
             return ("not exposed", activation.absent) if activation.absent else ("diverges", MISSING)
@@ -99,7 +97,7 @@ class Judge:
     # Each step by itself, from the run's own tensors.
 
     def pin(self, name: str) -> Array | None:
-        """Return a tensor of the run for the reference to go on with; None if it has none."""
+        """Return a tensor of the run that replaces the reference's, if there is one."""
         activation = self.reference.activations.get(name)
         if activation is None or not activation.pinned or subject_of(name) in self.unused:
             return None
@@ -156,7 +154,7 @@ class Judge:
         return frozenset(filter(is_passed_by, zero))
 
     def judge_from(self, pin: Pin) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge each step from some tensors of the run; return what is expected, too."""
+        """Judge each step from some tensors of the run; return what was expected, too."""
         names = [
             name
             for name in self.judged
@@ -177,14 +175,14 @@ class Judge:
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
     ) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge by a first look if that is enough, else by the next; return what is expected, too."""
+        """Judge by the first look that is enough; return what was expected, too."""
         judgements: dict[str, Judgement] = {}
         expected = Expectation("", {}, {}, {})  # of what is judged step by step alone
         for expected in self.reference.expect(pin):
-            there = [name for name in names if name in expected.sigmas]
+            judged = [name for name in names if name in expected.sigmas]
             sound = pin is None or self.sound(pin, expected)
             judgements = {
-                name: self.judgement(name, expected, pin is not None, sound, deciding) for name in there
+                name: self.judgement(name, expected, pin is not None, sound, deciding) for name in judged
             }
             # Few samples do not tell what rounding decides.
             unsure = expected.few and (
@@ -245,13 +243,13 @@ class Judge:
         return replace(judgement, element=(int(rows[judgement.element[0]]), *judgement.element[1:]))
 
     def rows_in_use(self, name: str) -> NDArray[np.int64] | None:
-        """Return the compared rows of a table's gradient; None: all, since another row is not zero."""
+        """Return the compared rows of a table's gradient; None: all."""
         activation = self.reference.activations[name]
         if activation.rows is None:
             return None
         others = np.delete(self.tensors[name], activation.rows, axis=0)
         zero = abs(others) <= Z * precision(activation.dtype).smallest_normal
-        return activation.rows if zero.all() else None
+        return activation.rows if zero.all() else None  # a row that must be zero is compared too
 
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool

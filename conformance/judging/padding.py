@@ -37,7 +37,7 @@ def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Rows]:
 
 
 def dependent_samples(config: EncoderConfig, batch: Batch, part: str) -> Rows:
-    """Return the samples (B,) whose result or loss depends on rows of padding."""
+    """Return the samples (B,) with a result or loss that depends on rows of padding."""
     padded = padded_rows(config, batch)
     count = len(next(iter(batch.arrays().values())))
     output = padded.get("tokens" if batch.input_ids is not None else "query")
@@ -69,7 +69,7 @@ def blind_samples(config: EncoderConfig, batch: Batch) -> Rows:
 
 
 def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch | None:
-    """Return the batch without what makes its loss depend on rows of padding; None if nothing is left."""
+    """Return the batch with a loss that does not depend on rows of padding; None if nothing is left."""
     padded = padded_rows(config, batch)
     depends = dependent_samples(config, batch, part)
     if not depends.any():
@@ -91,11 +91,10 @@ def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch |
 def uncomputed(
     config: EncoderConfig, batch: Batch, part: str, tensor: str, axes: Sequence[str]
 ) -> Rows | bool:
-    """Return which elements are not computed where rows of padding are not, in a shape that broadcasts.
+    """Return which elements are uncomputed without rows of padding, in a shape that broadcasts.
 
     Args:
         tensor: its name in a verdict.
-        axes: names of its axes (:func:`concord.conformance.judging.breakdown.axes_of`).
     """
     depends = dependent_samples(config, batch, part)
     if not axes or axes[0] != "batch":  # a sum over samples: the loss, or the gradient of a parameter

@@ -19,7 +19,7 @@ Pin = Callable[[str], "Array | None"]
 
 @dataclass(frozen=True)
 class Activation:
-    """What is known of a tensor without its values: an activation, an output, a loss or a gradient."""
+    """A tensor without its values: an activation, an output, a loss or a gradient."""
 
     shape: tuple[int, ...]  # of the whole tensor
     dtype: str  # the precision or mode whose rounding is allowed for
@@ -53,11 +53,11 @@ class Reference(Protocol):
         """Return which elements are declared not to be computed, in a shape that broadcasts."""
 
     def contradiction(self, name: str) -> str:
-        """Return what the run says of a tensor that cannot be true; empty if nothing."""
+        """Return a false statement of the run about a tensor; empty if there is none."""
 
 
 class PublishedReference:
-    """Given tensors, by which a run is judged end to end alone.
+    """Given tensors, which judge a run end to end alone.
 
     Args:
         looks: give what is expected, the final one last.

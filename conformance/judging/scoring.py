@@ -42,13 +42,13 @@ def judge_tensor(
         why: the reason for undetermined elements.
         errors_apart: independent errors that samples of correct runs show.
     """
-    flat, allowed, found = (
+    flat, allowed, actual_values = (
         value.reshape(-1),
         sigma.astype(np.float64, copy=False).reshape(-1),
         actual.reshape(-1),
     )
     with np.errstate(all="ignore"):
-        errors = np.abs(found.astype(value.dtype, copy=False) - flat).astype(np.float64, copy=False)
+        errors = np.abs(actual_values.astype(value.dtype, copy=False) - flat).astype(np.float64, copy=False)
         scores: Array = errors / allowed
         squares, sigmas = float(errors @ errors), float(allowed @ allowed)
     # The usual case first: where everything is finite no mask is needed, and a large tensor is scored once.
@@ -57,7 +57,7 @@ def judge_tensor(
     if SAFE[0] < sigmas < SAFE[1] and (SAFE[0] < squares < SAFE[1] or not errors.any()):
         rms = float(np.sqrt(squares / sigmas))  # every element can be compared
     else:
-        scores, finite = scores_of(found, flat, allowed), np.isfinite(flat)
+        scores, finite = scores_of(actual_values, flat, allowed), np.isfinite(flat)
         known = ~np.isnan(scores)
         judged = known & finite
         if not known.any():
@@ -68,7 +68,7 @@ def judge_tensor(
             rms = root_mean_square(errors[judged]) / root_mean_square(allowed[judged])
         if (known & ~finite).any():
             note = "finite where the oracle is not"
-        elif not np.isfinite(found[judged]).all():
+        elif not np.isfinite(actual_values[judged]).all():
             note = "not finite"
         elif not judged.all():
             note = f"{judged.size - judged.sum()} elements are not judged: {why}"
@@ -84,7 +84,7 @@ def judge_tensor(
         z=z,
         rms=rms,
         element=tuple(int(i) for i in np.unravel_index(place, value.shape)),
-        actual=float(found[place]),
+        actual=float(actual_values[place]),
         expected=float(flat[place]),
         sigma=float(allowed[place]),
         beyond=beyond,

@@ -72,19 +72,20 @@ def section_of(tensor: str) -> str:
 
 
 def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]:
-    """Return the status of a run, and the sections of which nothing was judged.
+    """Return the status of a run, and the sections that were judged nowhere.
 
     Args:
-        statuses: section and status of each tensor; an output is a section of its own beside. What the run
-            said beforehand that it lacks is not among them.
+        statuses: section and status of each tensor, and of each output as a section of its own; without
+            tensors that the run declared to lack.
     """
-    # Runs used to agree of which a whole section had been judged nowhere (decision 31): now each needs a
-    # tensor that was judged.
+    # Each section needs a judged tensor: runs used to agree without any gradient (decision 31).
     sections: dict[str, set[str]] = {}
     for section, status in statuses:
         sections.setdefault(section, set()).add(status)
-    unjudged = tuple(section for section, found in sections.items() if not found & {"agrees", "diverges"})
-    diverges = any("diverges" in found for found in sections.values())
+    unjudged = tuple(
+        section for section, statuses_of in sections.items() if not statuses_of & {"agrees", "diverges"}
+    )
+    diverges = any("diverges" in statuses_of for statuses_of in sections.values())
     return "diverges" if diverges else "undetermined" if unjudged or not sections else "agrees", unjudged
 
 
@@ -111,7 +112,7 @@ class Judgement:
     sigma: Number = float("nan")
     beyond: Count = 0  # elements that err more than Z sigma
     size: Count = 0
-    independent: Number = 0.0  # elements of which the root mean square speaks (independent_elements); 0: all
+    independent: Number = 0.0  # what independent_elements says, or the samples; 0: all
     # Elements whose error lies in each bin of Z_BINS, and beyond the last.
     histogram: Annotated[tuple[Count, ...], Field(min_length=BINS, max_length=BINS)] = (0,) * BINS
     note: str = ""
@@ -119,7 +120,7 @@ class Judgement:
     breakdown: Breakdown | None = None
 
     def as_written(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that a record holds."""
+        """Return the fields of a record."""
         # Of what agrees, the size of its error says enough.
         if self.status == "diverges":
             return fields
@@ -133,7 +134,7 @@ class Judgement:
 
     @property
     def tolerance(self) -> float:
-        """How far the element with the largest error may lie from the expected value."""
+        """The tolerance of the element with the largest error."""
         return Z * self.sigma
 
 
@@ -171,7 +172,7 @@ class Row:
         return self.local or self.end_to_end
 
     def judged(self, way: str) -> Judgement | None:
-        """Return the judgement ``"local"`` or ``"end_to_end"``, unless it is undetermined."""
+        """Return the judgement ``"local"`` or ``"end_to_end"``, unless undetermined."""
         judgement: Judgement | None = getattr(self, way)
         return judgement if judgement and judgement.status != "undetermined" else None
 
@@ -189,11 +190,11 @@ class Verdict:
 
     Attributes:
         table: one row for each expected tensor, in the order of computation.
-        explanation: what is known of the first divergence, once it is explained.
-        outputs: tensors each of which has to be judged.
+        explanation: what is known of the first divergence, once it is looked for.
+        outputs: tensors that all have to be judged.
         case: what was judged, where each step was.
         judge: looks for the explanation; None once it is found.
-        notes: what else is to be said of the run.
+        notes: further remarks.
     """
 
     as_written = also("status", "worst", "first")
@@ -210,16 +211,13 @@ class Verdict:
         return dataclasses.replace(self, judge=None)
 
     def explained(self) -> Verdict:
-        """Return the verdict with its explanation, which takes up to a minute to find."""
+        """Return the verdict with its explanation, whose search takes up to a minute."""
         if self.judge is None:
             return self
         return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
 
     def __str__(self) -> str:
-        """Return what the terminal says: how near it came, or the first divergence in words.
-
-        Names may come from outside: they are made legible, and shortened.
-        """
+        """Return the text of the terminal, in which names from outside are made legible and short."""
         return "\n".join(shown(line, LONGEST_LINE, LONGEST_NAME) for line in verdict_lines(self))
 
     def _repr_html_(self) -> str:
@@ -241,7 +239,7 @@ class Verdict:
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """Sections and outputs of which nothing was judged."""
+        """Sections and outputs that were judged nowhere."""
         return self._conclusion[1]
 
     @property
@@ -251,12 +249,12 @@ class Verdict:
 
     @property
     def first_divergence(self) -> Row | None:
-        """The first row, in the order of computation, that lies beyond its tolerance."""
+        """The first row beyond its tolerance, in the order of computation."""
         return next((row for row in self.table if row.status == "diverges"), None)
 
     @property
     def first(self) -> str:
-        """The name of that tensor; empty if there is none."""
+        """The tensor of the first divergence; empty if there is none."""
         return self.first_divergence.tensor if self.first_divergence else ""
 
     @property
@@ -267,11 +265,11 @@ class Verdict:
 
     @property
     def beyond(self) -> str:
-        """How many of the delivered tensors lie beyond their tolerance, in words."""
-        there = [row.status for row in self.table if row.note != NOT_EXPOSED]
-        lost = len(self.table) - len(there)
+        """How many delivered tensors lie beyond their tolerance, in words."""
+        delivered = [row.status for row in self.table if row.note != NOT_EXPOSED]
+        lost = len(self.table) - len(delivered)
         more = f"; {lost} more {'was' if lost == 1 else 'were'} not delivered" if lost else ""
-        return f"{there.count('diverges')} of {len(there)} tensors lie beyond their tolerance{more}"
+        return f"{delivered.count('diverges')} of {len(delivered)} tensors lie beyond their tolerance{more}"
 
     @property
     def arrival(self) -> Row | None:
@@ -281,7 +279,7 @@ class Verdict:
 
     @property
     def alone(self) -> tuple[str, str]:
-        """What alone differs in a run that does not declare it, and how to declare it; empty if nothing."""
+        """What alone differs in a run that does not declare it, and how to declare it."""
         if not self.undeclared:
             return "", ""
         known = DECLARABLE[self.undeclared]
@@ -293,12 +291,12 @@ class Verdict:
 
     @property
     def undeclared(self) -> str:
-        """The deviation with whose declaration it would not diverge; empty if none is known."""
+        """The deviation with whose declaration it would agree; empty if none is known."""
         return self.explanation.undeclared if self.explanation else ""
 
     @property
     def cause(self) -> Explanation | None:
-        """What explains the first divergence, if a known cause does."""
+        """The explanation, if it names a cause."""
         return self.explanation if self.explanation and self.explanation.hypothesis else None
 
     @property
@@ -314,7 +312,7 @@ class Verdict:
 
     @property
     def unchecked(self) -> str:
-        """What was not delivered, and so not checked, in one line; empty if everything was."""
+        """What was not delivered, in one line; empty if everything was."""
         phrases = []
         for kind, rows in gather(self.table, lambda row: _kind_of(row.tensor)).items():
             missing = [row.tensor for row in rows if row.note == NOT_EXPOSED]
@@ -382,7 +380,7 @@ class Result:
 
 
 def result_lines(result: Result) -> list[str]:
-    """Say what came of a run that does not agree."""
+    """Describe a run that does not agree."""
     if result.status == "undetermined" and result.verdict:
         return [f"{result.backend}: {result.case}, {result.dtype}", *verdict_lines(result.verdict)]
     if result.verdict:
@@ -395,7 +393,7 @@ def result_lines(result: Result) -> list[str]:
 
 
 def divergence_lines(result: Result) -> list[str]:
-    """Say where a run first diverged, why, what came of it, and what to do next."""
+    """Describe a divergence: where, why, what arrives at the result, and what to do next."""
     assert result.verdict is not None
     verdict = result.verdict.explained()
     head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(verdict)}"
@@ -410,7 +408,7 @@ def _alone(verdict: Verdict) -> str:
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """Say what came of judging one run."""
+    """Describe the judgement of a run."""
     verdict = verdict.explained()
     if verdict.status == "diverges":
         lines = [*_divergence(verdict, "the run"), *(f"  {note}" for note in verdict.notes)]
@@ -430,7 +428,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def unjudged_lines(verdict: Verdict) -> list[str]:
-    """Say which sections were judged nowhere, why, and what to do about it."""
+    """Name the sections that were judged nowhere, the reason, and what to do."""
     lines = []
     for section in verdict.unjudged:
         rows = [row for row in verdict.table if section in (row.tensor, section_of(row.tensor))]
@@ -463,8 +461,8 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
     lines += [f"  {line}" for line in verdict.explanation.lines] if verdict.explanation else []
     lines += [f"  {attribution}"] if attribution else []
     end = verdict.arrival
-    if end and (there := end.judged("end_to_end")):
-        lines.append(f"  at {end.tensor}, end to end: {number(there.ratio)} tolerances")
+    if end and (judgement := end.judged("end_to_end")):
+        lines.append(f"  at {end.tensor}, end to end: {number(judgement.ratio)} tolerances")
     elif end and end.end_to_end:
         lines.append(f"  at {end.tensor}: {end.end_to_end.note or 'undetermined'}")
     return [*lines, f"  {verdict.beyond}"]
@@ -496,8 +494,10 @@ def _next_step(verdict: Verdict) -> list[str]:
         alone = "; with --forward-only the rest is judged without gradients" * _of_family(verdict)
         return [f"{before}look at the derivative of this step{alone}"]
     earlier = verdict.table[: verdict.table.index(row)]
-    right = max((place for place, one in enumerate(earlier) if one.status == "agrees"), default=-1)
-    between = [one.tensor for one in earlier[right + 1 :] if one.note == NOT_EXPOSED]
+    right = max(
+        (place for place, earlier_row in enumerate(earlier) if earlier_row.status == "agrees"), default=-1
+    )
+    between = [earlier_row.tensor for earlier_row in earlier[right + 1 :] if earlier_row.note == NOT_EXPOSED]
     if between:
         after = f"{earlier[right].tensor} (right)" if right >= 0 else "the inputs"
         return [
@@ -509,33 +509,33 @@ def _next_step(verdict: Verdict) -> list[str]:
 
 
 def in_brackets(clause: str) -> str:
-    """Return a clause in brackets, as it follows a tensor; empty if there is none."""
+    """Return a clause in brackets; empty if there is none."""
     return f" (SPEC {clause})" if clause else ""
 
 
 def _where(row: Row, backend: str) -> str:
-    there = row.deciding
-    if there is None:
+    deciding = row.deciding
+    if deciding is None:
         return f": {row.note}"
-    element = f"element ({', '.join(map(str, there.element))})" if there.element else "the scalar"
-    actual, expected = distinct(there.actual, there.expected, digits=9)
+    element = f"element ({', '.join(map(str, deciding.element))})" if deciding.element else "the scalar"
+    actual, expected = distinct(deciding.actual, deciding.expected, digits=9)
     kind = "local error" if row.local else "end to end"
     note = f"; {row.note}" if row.note else ""
-    beyond = f"{there.beyond} of {row.size} elements beyond{note}"
+    beyond = f"{deciding.beyond} of {row.size} elements beyond{note}"
     if not math.isfinite(row.ratio):
         return f", {element}: {backend} {actual}, oracle {expected} ({kind}; {beyond})"
     if row.ratio > MEASURABLE:  # the tolerance is that of a number that is exactly zero
         return f", {element}: {backend} {actual}, where the exact value is {expected} ({kind}; {beyond})"
     if row.note.startswith(NO_ELEMENT):
         return f": {row.note} ({number(row.ratio)} tolerances, {kind})"
-    if not there.beyond:
+    if not deciding.beyond:
         beyond = f"by the root mean square of all {row.size} elements: none alone lies beyond{note}"
-    values = f"{backend} {actual}, oracle {expected}, tolerance ±{there.tolerance:.2g}"
+    values = f"{backend} {actual}, oracle {expected}, tolerance ±{deciding.tolerance:.2g}"
     return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {beyond})"
 
 
 def number(value: float) -> str:
-    """Return a ratio in as few characters as tell it."""
+    """Return a ratio in as few characters as possible."""
     if not math.isfinite(value):
         return "inf" if value > 0 else str(value)
     if value > MEASURABLE:

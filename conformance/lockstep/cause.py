@@ -127,7 +127,7 @@ def _besides(recipe: Recipe, name: str, value: Any) -> dict[str, Any]:
 def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield other sets of kinds: none, all but these, and with one or two kinds more or fewer."""
     now, kinds = set(undecayed), KINDS_OF_PARAMETERS
-    toggled = [{one, other} for place, one in enumerate(kinds) for other in kinds[place:]]
+    toggled = [{kind, other} for place, kind in enumerate(kinds) for other in kinds[place:]]
     for changed in (now, set(kinds), *toggled):
         yield tuple(kind for kind in kinds if kind in now ^ changed)
 
@@ -263,7 +263,7 @@ def readings(made: DeliveredStep) -> Iterator[Hypothesis]:
 
 def _of(made: DeliveredStep, wrong: Sequence[str], like: Collection[str], every: Sequence[str]) -> str:
     # All of some kinds, where every one of them shows it, right or wrong; else a few by their names.
-    kinds = {name: one.kind for name, one in parameters(made.case.config, made.case.part).items()}
+    kinds = {name: parameter.kind for name, parameter in parameters(made.case.config, made.case.part).items()}
     some = dict.fromkeys(kinds[name] for name in wrong)
     if {*every} <= {*like}:
         return ""

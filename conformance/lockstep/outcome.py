@@ -76,14 +76,14 @@ class Divergence:
     @property
     def text(self) -> str:
         """The divergence in a sentence."""
-        row, there, cause = self.row, self.row.deciding, self.cause
+        row, judgement, cause = self.row, self.row.deciding, self.cause
         clauses = ", ".join(cause.clauses) if cause else row.clause
         finite = np.isfinite(row.ratio)
         size = f"{row.ratio:.3g} tolerances" if finite else row.note or "nothing can be compared"
         text = f"step {self.step + 1}, {self.tensor} ({clauses}), by {size}"
-        if there and (there.element or row.size == 1):
-            right = f"{there.expected:.9g} ± {there.tolerance:.2g} is right"
-            text += f" at {list(there.element)}: {there.actual:.9g}, but {right}"
+        if judgement and (judgement.element or row.size == 1):
+            right = f"{judgement.expected:.9g} ± {judgement.tolerance:.2g} is right"
+            text += f" at {list(judgement.element)}: {judgement.actual:.9g}, but {right}"
         if self.more:
             diverge = "diverges" if self.more == 1 else "diverge"
             text += f"; {counted(self.more, 'more tensor')} of the step {diverge}"
@@ -152,7 +152,7 @@ class Lockstep:
 
     @property
     def sections(self) -> list[str]:
-        """The sections of which a backend has a curve."""
+        """The sections with a curve."""
         return [name for name in STEP_SECTIONS if any(track.curve(name) for track in self.tracks)]
 
     @property

@@ -96,7 +96,7 @@ class Candidate:
         return {f"steps.{step}.{name}": array for name, array in reported.items()}
 
     def receive(self, asked: Future[dict[str, Array]], envelope: Envelope, start: Start) -> None:
-        """Judge a step once it is made, or keep why it was not."""
+        """Judge a step once it is made, or keep the failure."""
         try:
             delivered = asked.result()
         except Exception as error:  # whatever keeps one backend from going on keeps no other
@@ -120,7 +120,7 @@ class Candidate:
         self.add(DeliveredStep(envelope.case, start, delivered, *expected))
 
     def add(self, step: DeliveredStep) -> None:
-        """Keep what is to be said of a step."""
+        """Keep the outcome of a step."""
         large = sum(array.size for array in step.start.state.values()) > WITNESSED
         if self.judged and step.tensor:
             self.diverged += 1
@@ -163,7 +163,7 @@ class Candidate:
 
 
 def misfits(delivered: Mapping[str, Array], expected: Mapping[str, Array]) -> str:
-    """Return what of a step is unknown, or of a wrong shape or type, in words; empty if nothing is."""
+    """Return the unknown or misshapen tensors of a step in words; empty if there are none."""
     problems = list[str]()
     for name, array in delivered.items():
         quoted, right = repr(shown(name.split(".", 2)[2])), expected.get(name)
@@ -204,11 +204,11 @@ def in_lockstep(
 
         def ask(state: Mapping[str, Array], step: int) -> list[Any]:
             """Have every backend that goes on make a step."""
-            given = state if resynchronise or step == 0 else None
+            start_state = state if resynchronise or step == 0 else None
             return [
-                (one, line.submit(one.step, given, step, batches[step]))
-                for one, line in zip(candidates, lines, strict=True)
-                if step < len(batches) and not one.failure
+                (candidate, line.submit(candidate.step, start_state, step, batches[step]))
+                for candidate, line in zip(candidates, lines, strict=True)
+                if step < len(batches) and not candidate.failure
             ]
 
         state, earlier = rounded(case, case.start), None
@@ -265,7 +265,7 @@ def conduct(
         case.dtype,
         about(case, settings),
         tuple(sorted(tracks, key=lambda track: list(names).index(track.backend))),
-        {one.name: one.environment for one in candidates},
+        {candidate.name: candidate.environment for candidate in candidates},
         time.perf_counter() - started,
         rounded_hyperparameters(case.training.recipe, case.dtype),
     )
@@ -317,12 +317,12 @@ def about(case: JudgedTraining, settings: Setup) -> LockstepCase:
 def judged_steps(
     case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0
 ) -> Iterator[DeliveredStep]:
-    """Yield the steps of training that was made by itself, until one diverges.
+    """Yield the steps of a separate training run, until one diverges.
 
     Args:
         case: reports all of its steps, with the deviations of the backend.
-        made: what was reported of each step, without the number of the step.
-        resumed: the step before which it went on from a checkpoint of its own; 0: it did not.
+        made: the reports of each step, without the step's number.
+        resumed: the step before which it went on from its own checkpoint; 0: it did not.
 
     Raises:
         SpecError: at the end, if a section was judged at no step.

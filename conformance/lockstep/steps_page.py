@@ -16,8 +16,12 @@ def steps_page(record: Record) -> str:
     """Return the page of the record of training in lockstep."""
     outcome = record.outcome
     tracks = outcome.tracks
-    wrong = [f"{one.backend} diverges first at step {one.first.step + 1}" for one in tracks if one.first]
-    missing = [f"{one.backend}: {', '.join(one.unjudged)} not judged" for one in tracks if one.unjudged]
+    wrong = [
+        f"{track.backend} diverges first at step {track.first.step + 1}" for track in tracks if track.first
+    ]
+    missing = [
+        f"{track.backend}: {', '.join(track.unjudged)} not judged" for track in tracks if track.unjudged
+    ]
     right = [track for track in tracks if track.status == "agrees"]
     if wrong or missing or not right:
         headline = f"{'; '.join(wrong or missing) or 'Nothing was judged'}."

@@ -24,18 +24,17 @@ from concord.spec.arrays import Array
 
 
 class DeliveredStep(Computation):
-    """A step that a backend made, to be explained by making it again with a bug.
+    """A step that a backend made, explained by making it again with a bug.
 
-    A bug explains it if everything that was reported lies within the tolerances of training with that bug.
+    A bug explains it if everything reported lies within the tolerances of training with that bug.
 
     Args:
         case: the training, with the deviations of the backend.
-        start: the step, and the state of the oracle before it.
-        delivered: what the backend reported of it.
-        looks: give what is expected of it, the final one last.
+        start: the step, and the oracle's state before it.
+        delivered: what the backend reported.
+        looks: give what is expected, the final one last.
 
     Attributes:
-        verdict: on what was reported.
         tensor: the first that diverges; empty if none does.
     """
 
@@ -61,7 +60,7 @@ class DeliveredStep(Computation):
 
     @cached_property
     def right(self) -> Prediction:
-        """What the tensor should be."""
+        """What the first divergent tensor should be."""
         return Prediction(self.expected.values[self.tensor], self.expected.sigmas[self.tensor])
 
     def trajectory(
@@ -102,14 +101,14 @@ class DeliveredStep(Computation):
         return tensors
 
     def exactly(self, change: Change) -> dict[str, Array]:
-        """Return the same in exact arithmetic."""
+        """Return them in exact arithmetic."""
         return self.step(change, exact(self.dtype), self.known)
 
     def tried(self, hypothesis: Hypothesis) -> dict[str, Array]:
         """Return the exact tensors of the step under a hypothesis.
 
         Raises:
-            LookupError: if it reports other tensors than the backend did.
+            LookupError: if it reports other tensors than the backend.
         """
         tensors = self.exactly(hypothesis.change)
         reported, shapes = (
@@ -122,23 +121,23 @@ class DeliveredStep(Computation):
 
     @cached_property
     def asked(self) -> set[str]:
-        """Tensors by which the step may be compared."""
+        """Names of the tensors that are compared."""
         known = {*self.expected.values, *self.delivered}
         return {name for name in known if section_of(name) != "rate" or name in self.delivered}
 
     @property
     def stage(self) -> str:
-        """The stage of the step where it diverges first."""
+        """The stage of the first divergence."""
         return stage_of(self.tensor)
 
     def possible(self, change: Change) -> bool:
-        """Return whether a bug may show first where the step diverges: what was reported before is right."""
+        """Return whether a bug may show first at this stage."""
         first, reported = STAGES.index(self.stage), {stage_of(name) for name in self.delivered}
         shown = {STAGES.index(stage) for stage in stages(change, self.case.training.recipe)}
         return any(stage == first or (stage < first and STAGES[stage] not in reported) for stage in shown)
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the tensor under a hypothesis, in exact arithmetic."""
+        """Return the divergent tensor under a hypothesis, exactly."""
         if not self.possible(hypothesis.change):
             raise LookupError("it shows elsewhere")
         return self.tried(hypothesis).get(self.tensor, MISSING)
@@ -152,13 +151,13 @@ class DeliveredStep(Computation):
         return CLEAR * left < before or not np.isfinite(before)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the tensor under a hypothesis, with all that was reported."""
+        """Return the divergent tensor under a hypothesis, and all others beside it."""
         every = self.predictions(hypothesis)
-        own = every.pop(self.tensor, Prediction(MISSING, MISSING))
-        return Prediction(own.value, own.sigma, every)
+        prediction = every.pop(self.tensor, Prediction(MISSING, MISSING))
+        return Prediction(prediction.value, prediction.sigma, every)
 
     def predictions(self, hypothesis: Hypothesis) -> dict[str, Prediction]:
-        """Return all that was reported, as it would be under a hypothesis."""
+        """Return every reported tensor under a hypothesis."""
         values = self.tried(hypothesis)
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
@@ -176,7 +175,7 @@ class DeliveredStep(Computation):
         }
 
     def judged(self, actual: Array, prediction: Prediction) -> Judgement:
-        """Judge a tensor; what is not finite in the same way is right."""
+        """Judge a tensor; elements that are NaN or infinite in both agree."""
         value = prediction.value
         alike = ~np.isfinite(value) & (np.isnan(value) == np.isnan(actual)) & ~np.isfinite(actual)
         finite_actual, value, sigma = (
@@ -185,29 +184,31 @@ class DeliveredStep(Computation):
         return super().judged(finite_actual, Prediction(value, np.where(alike, 1.0, sigma)))
 
     def explains(self, prediction: Prediction) -> bool:
-        """Return whether all that was reported is what was predicted."""
+        """Return whether everything reported is as predicted."""
         shown = not self.actual.size or super().explains(prediction)
         return shown and self.distance(prediction) <= 1
 
     def one_cause(self, one: Hypothesis, other: Hypothesis) -> bool:
-        """Return whether two hypotheses are one cause, such as a field of a recipe and a known bug of it."""
+        """Return whether two hypotheses are one cause, as a field of a recipe and a known bug of it."""
         recipes = one.change.places == other.change.places == {"recipe"}
         return super().one_cause(one, other) or (recipes and not {one.name, other.name}.isdisjoint(CLAUSE_OF))
 
     def same(self, one: Prediction, other: Prediction) -> bool:
-        """Return whether two hypotheses predict the same of all that was reported."""
+        """Return whether two hypotheses predict the same."""
         beside = (self.judged(value.value, other.beside[name]) for name, value in one.beside.items())
         return super().same(one, other) and all(judgement.ratio <= SAME for judgement in beside)
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether training with a bug may have reported this, as far as it can be known."""
+        """Return whether training with a bug may have reported this."""
         change = hypothesis.change
         try:
             trajectory = self.trajectory(change, exact(self.dtype), self.known, self.start.earlier)
             if self.tensor and trajectory.place.memory:
                 return True  # it keeps something of more steps than are made again
             every = self.predictions(hypothesis)
-            return all(self.judged(self.delivered[name], one).ratio <= 1 for name, one in every.items())
+            return all(
+                self.judged(self.delivered[name], prediction).ratio <= 1 for name, prediction in every.items()
+            )
         except INAPPLICABLE:
             return False
 

@@ -87,7 +87,7 @@ class Job:
         )
 
     def judgeable(self, run: Run) -> Job:
-        """Return the job by which a run is judged: without uncomputed padding, if the run declares that.
+        """Return the job that judges a run: without uncomputed padding, if the run declares that.
 
         Raises:
             Unsupported: if nothing is left.
@@ -138,7 +138,7 @@ class Setup:
     repeat: Count = 1
 
     def rules(self, dtype: str) -> str | None:
-        """Return the mode by which a run is judged, where it is not its precision."""
+        """Return the mode that judges a run, where it is not its precision."""
         # That of an implementation ``emulate:MODE``, or of the arithmetic that float32 products were asked
         # for in.
         kind, _, mode = self.implementation.partition(":")
@@ -152,11 +152,11 @@ class Setup:
 
     def how(self, dtype: str) -> Settings:
         """Return the settings of a run in a precision."""
-        names = {one.name for one in dataclasses.fields(Settings)} - {"dtype"}
+        names = {setting.name for setting in dataclasses.fields(Settings)} - {"dtype"}
         return Settings(dtype, **{name: getattr(self, name) for name in names})
 
     def status_of(self, name: str, status: str) -> str:
-        """Return the status of a backend without a result, from that of its worker."""
+        """Return the status of a backend whose worker failed."""
         return "missing" if status == "absent" and name in self.asked else status
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None, **more: Any) -> Worker:
@@ -204,7 +204,7 @@ class Report:
         return dataclasses.replace(self, results=results, conclusions=conclusions)
 
     def contradictions(self) -> Iterator[str]:
-        """Yield each status that is not what its verdict comes to."""
+        """Yield each status that contradicts its verdict."""
         for i, result in enumerate(self.results):
             came_to = result.verdict.status if result.verdict else "no verdict"
             again = ("agrees", "undetermined") if result.status == "nondeterministic" else (result.status,)
@@ -221,7 +221,7 @@ class Report:
 
 
 def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
-    """Return the exit code of runs, from the backend and the status of each."""
+    """Return the exit code of runs, from backend and status of each."""
     runs = [(backend, status) for backend, status in statuses if status != "absent"]
     present = {status for _, status in runs}
     if present & {*FAILED_WORKER, NOT_JUDGED}:
@@ -248,8 +248,8 @@ def conduct(
     """Run every job on every backend, and judge the runs.
 
     Args:
-        jobs: in the order in which they run; one that stands there several times has one result.
-        stopped: asked now and then; once it says True, the campaign ends with the results that it has.
+        jobs: in order; one that stands there several times has one result.
+        stopped: polled; once it says True, the campaign ends with the results that it has.
 
     Raises:
         UnknownNameError: for an unknown backend, before anything runs.
@@ -292,7 +292,7 @@ def conduct(
 
 
 def unseen(environment: Mapping[str, Any], device: str) -> str:
-    """Return that a backend does not see a device, in words; empty if it does, or says nothing."""
+    """Say so if a backend does not see a device; empty if it does, or says nothing."""
     seen = environment.get("devices", [])
     if not seen or (f"{device}:0" if device == "cuda" else device) in seen:
         return ""
@@ -302,7 +302,7 @@ def unseen(environment: Mapping[str, Any], device: str) -> str:
 def deviations_of(
     description: Mapping[str, Any], device: str, implementation: str = "explicit"
 ) -> list[dict[str, Any]]:
-    """Return the deviations that a backend states for a device: a list, or one for each kind of device."""
+    """Return the deviations that a backend states for a device."""
     further = description.get("implementation_deviations", {})
     deviations = []
     for stated in (description.get("deviations", []), further.get(implementation, [])):
@@ -314,7 +314,7 @@ def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> d
     """Return what is kept of a backend's description.
 
     Args:
-        deviations: those that it states for the way it runs.
+        deviations: for the way it runs.
     """
     about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
     return {
@@ -358,11 +358,11 @@ def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
 
 
 class Runner:
-    """One backend at work: its jobs run one after the other on the same worker.
+    """One backend at work: its jobs run one after the other on one worker.
 
     Args:
-        pool: supervises its worker.
-        environments: receives what it says of itself.
+        pool: supervises the worker.
+        environments: receives the backend's description.
     """
 
     def __init__(
@@ -381,11 +381,7 @@ class Runner:
         self.supervisor = pool.supervise(partial(settings.open, name), started=self.started)
 
     def attempt(self, job: Job) -> Result:
-        """Run a job and judge the run; a failure is a result too.
-
-        Returns:
-            The result of all its runs so far, where it comes several times.
-        """
+        """Run a job and judge it; a failure is a result too. Return the result of all its runs so far."""
         self.turn += 1
         started, before = time.perf_counter(), self.earlier.pop(id(job), None)
         if before is None:
@@ -420,7 +416,7 @@ class Runner:
             status, detail, stderr = failure_of(error) or own_failure("running it", error)
             return made(self.settings.status_of(self.name, status), detail, stderr=stderr)
         tensors = delivered(run, output_name(job.config, job.part)) if job.times > 1 else {}
-        bits = {name: (str(one.dtype), one.shape, one.tobytes()) for name, one in tensors.items()}
+        bits = {name: (str(tensor.dtype), tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()}
         first = bits if before is None or before.first is None else before.first
         others = {name for name in {*first, *bits} if first.get(name) != bits.get(name)}
         try:
@@ -454,7 +450,7 @@ class Runner:
         return earlier, before.result.attribution
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
-        """Say so if what diverges agrees in the strict precision, in which it runs once more."""
+        """Say so if a divergent run agrees in the strict precision."""
         if verdict.status != "diverges" or self.settings.precision == "strict":
             return ""
         try:
@@ -465,9 +461,9 @@ class Runner:
             return ""
         before, after = (outcome.info.get("precision_switches", {}) for outcome in (run, strict))
         others = ", ".join(f"{name}={value}" for name, value in before.items() if after.get(name) != value)
-        said = f"{self.settings.precision} precision{f' ({others})' if others else ''}"
+        mode = f"{self.settings.precision} precision{f' ({others})' if others else ''}"
         return (
-            f"diverges only under the {said}: agrees under strict; the precision is the cause, not the port"
+            f"diverges only under the {mode}: agrees under strict; the precision is the cause, not the port"
         )
 
     def run(self, job: Job, precision: str) -> Run:
@@ -529,7 +525,7 @@ class Runner:
 
 
 def failure_of(error: Exception) -> tuple[str, str, str] | None:
-    """Return status, line and last output of a worker that an error stopped; None for another error."""
+    """Return status, line and output of a failed worker; None for another error."""
     if isinstance(error, WorkerFailure):
         return error.status, error.detail, error.stderr
     if isinstance(error, SpecError):
@@ -538,10 +534,10 @@ def failure_of(error: Exception) -> tuple[str, str, str] | None:
 
 
 def own_failure(doing: str, error: Exception) -> tuple[str, str, str]:
-    """Return the same of an error that is Concord's own fault, while it is handled."""
+    """Return the same for Concord's own fault, while it is handled."""
     return NOT_JUDGED, own_bug(doing, error), traceback.format_exc()
 
 
 def own_bug(doing: str, error: Exception) -> str:
-    """Return a line that says that something is Concord's own fault."""
+    """Name Concord's own fault in a line."""
     return f"a bug in Concord while {doing}: {type(error).__name__}: {first_line(error)}"

@@ -76,7 +76,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as dictionaries, lists, texts and numbers, without fields that have their default."""
+    """Return a value as JSON's types, without fields that have their default."""
     # Not by pydantic, which is not on every machine that measures.
     if isinstance(value, EncoderConfig):
         return value.as_dict()
@@ -103,7 +103,7 @@ def text(record: Record) -> str:
 
 
 def lines(value: Any) -> str:
-    """Return data as JSON text, an entry on each line; lists and objects without objects stay on one."""
+    """Return data as JSON text, with an entry on each line."""
     return _lines(value, "") + "\n"
 
 
@@ -145,10 +145,10 @@ def write(path: Path, record: Record) -> None:
 
 
 def read(path: Path, kinds: Mapping[str, str] = KINDS) -> Record:
-    """Read what :func:`write` wrote.
+    """Read a record from a file.
 
     Args:
-        kinds: the kinds that are accepted, each with the class of its outcome.
+        kinds: the accepted kinds, each with the class of its outcome.
 
     Raises:
         SpecError: if the file is missing, no JSON, of another schema or kind, or contradicts itself.

@@ -36,7 +36,7 @@ SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16
 
 
 def gravity(result: Result) -> tuple[int, float]:
-    """Return the key by which results are sorted, the worst first: the status, then the largest error."""
+    """Return the sort key of results, the worst first: status, then largest error."""
     return STATUSES.index(result.status), -result.worst
 
 
@@ -64,7 +64,7 @@ class FirstDivergence:
 
 
 def findings_of(report: Report) -> list[FirstDivergence]:
-    """Return the first divergences of all backends."""
+    """Return the first divergences of all backends, alike ones together."""
     wrong = [(result, role_of(row.tensor)) for result in report.results if (row := result.first_divergence)]
     return [
         FirstDivergence(
@@ -172,7 +172,7 @@ def markdown(report: Report) -> str:
 
 
 def runs(report: Report) -> str:
-    """Return a line for each run, tab-separated: a record of one hundredth the size."""
+    """Return a tab-separated line for each run: a record of one hundredth the size."""
     rows = [("backend", "group", "case", "part", "dtype", "status", "tolerances", "tensor", "note")]
     for result in report.results:
         row = result.first_divergence or (result.verdict and result.verdict.nearest)
@@ -186,7 +186,7 @@ def runs(report: Report) -> str:
 
 
 def within(path: Path, name: str, text: str) -> str:
-    """Return a file's text with a new one between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
+    """Return a file's text with a new text between its markers.
 
     Raises:
         SpecError: if the file or its markers are missing.
@@ -209,7 +209,7 @@ def around(path: Path, name: str) -> tuple[str, str]:
 
 
 def failures(report: Report, details: int = 4) -> RenderableType:
-    """Return in words each first divergence of a backend, and each backend without a result."""
+    """Describe each first divergence of a backend, and each backend without a result."""
     lines: list[RenderableType] = []
     by_backend = gather(findings_of(report), lambda finding: finding.result.backend)
     for name, results in gather(report.results, lambda result: result.backend).items():
@@ -268,7 +268,7 @@ def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
 
 
 def declarations(report: Report) -> list[str]:
-    """Return the declared deviations of each backend, in words."""
+    """Describe the declared deviations of each backend."""
     return [
         f"{name} declares {entry['name']} = {entry['value']:g} "
         f"(SPEC {KNOWN_DEVIATIONS[entry['name']].clause}): {entry['reason']}"
@@ -279,7 +279,7 @@ def declarations(report: Report) -> list[str]:
 
 
 def repeated(results: Sequence[Result]) -> str:
-    """Return in words whether repeated runs of a backend gave the same bits; empty if none was repeated."""
+    """Say whether repeated runs of a backend gave the same bits; empty if none was repeated."""
     runs = [result for result in results if result.verdict and result.times > 1]
     if not runs:
         return ""
@@ -293,7 +293,7 @@ def repeated(results: Sequence[Result]) -> str:
 
 
 def repetitions(report: Report) -> list[str]:
-    """Return the same of each backend."""
+    """Say the same of each backend."""
     names = ordered(result.backend for result in report.results)
     return [f"{name}: {words}" for name in names if (words := repeated(select(report, backend=name)))]
 

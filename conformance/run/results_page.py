@@ -82,20 +82,22 @@ class CaseResults:
         """The worst result of each backend; where something is wrong, only of those that do not agree."""
         fine = ("absent", "unsupported", *(["agrees"] if self.order < 2 else []))
         shown = [result for result in self.results if result.status not in fine]
-        return [min(found, key=gravity) for found in gather(shown, lambda one: one.backend).values()]
+        return [min(results, key=gravity) for results in gather(shown, lambda one: one.backend).values()]
 
     @property
     def silent(self) -> list[tuple[Result, str]]:
         """Results without a drawing, one for all precisions of a backend with the same reason."""
         mute = [result for result in self.results if not result.verdict or result.status == "undetermined"]
         gathered = gather(mute, lambda result: (result.backend, result.status, result.detail))
-        return [(found[0], ", ".join(result.dtype for result in found)) for found in gathered.values()]
+        return [(results[0], ", ".join(result.dtype for result in results)) for results in gathered.values()]
 
 
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:
     """Return the cases: those that diverge, those with failed runs, then the others, each in order."""
     gathered = gather(results, lambda result: (result.group, result.case, result.part)).values()
-    cases = [CaseResults(f"case-{place}", found) for place, found in enumerate(gathered, 1)]
+    cases = [
+        CaseResults(f"case-{place}", results_of_case) for place, results_of_case in enumerate(gathered, 1)
+    ]
     return sorted(cases, key=lambda case: case.order)
 
 
@@ -136,10 +138,10 @@ def results_page(record: Record) -> str:
         cases=cases,
         opened=opened,
         histograms=[
-            (name, dtype, _errors(found, f"{name}, {dtype}"))
+            (name, dtype, _errors(chosen, f"{name}, {dtype}"))
             for name in names
             for dtype in dtypes
-            if (found := [one for one in select(report, backend=name, dtype=dtype) if one.verdict])
+            if (chosen := [one for one in select(report, backend=name, dtype=dtype) if one.verdict])
         ],
         environments=[_about(name, report) for name in names],
         known=KNOWN_DEVIATIONS,
@@ -237,7 +239,7 @@ def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
         if any(drawing.level(row, way) is not None for row in result.table for way in WAYS)
     ]
     gathered = gather(shown, lambda result: tuple(row.tensor for row in result.table))
-    return [_drawn(found, names, brief) for names, found in gathered.items()]
+    return [_drawn(alike, names, brief) for names, alike in gathered.items()]
 
 
 def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict[str, Any]:
@@ -246,7 +248,8 @@ def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict
     bands = _bands(names)
     bounds = [sum(size for _, size in bands[:place]) for place in range(1, len(bands))]
     lines = [
-        [there.ratio if (there := row.judged("end_to_end")) else None for row in table] for table in tables
+        [judgement.ratio if (judgement := row.judged("end_to_end")) else None for row in table]
+        for table in tables
     ]
     about = "; ".join(
         f"{result.backend} {word(result)}"
@@ -300,11 +303,16 @@ def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
 
 def _errors(results: Sequence[Result], whose: str) -> dict[str, Any]:
     judged = {
-        way: [one for result in results for row in result.table if (one := row.judged(way))] for way in WAYS
+        way: [judgement for result in results for row in result.table if (judgement := row.judged(way))]
+        for way in WAYS
     }
-    step, whole = (drawing.summed(one.histogram for one in found) for found in judged.values())
+    step, whole = (
+        drawing.summed(judgement.histogram for judgement in judgements) for judgements in judged.values()
+    )
     kind = "local" if any(step) else "end_to_end"
-    most = {way: max((one.z for one in found), default=0.0) for way, found in judged.items()}
+    most = {
+        way: max((judgement.z for judgement in judgements), default=0.0) for way, judgements in judged.items()
+    }
     counts = (step, whole) if any(step) else (whole, [])
     return {
         **drawing.histogram(*counts, whose),

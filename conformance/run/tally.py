@@ -51,7 +51,7 @@ class Statistics:
         # Of equal peaks the first stays.
         self.z = max(self.z, other.z, key=lambda peak: peak.value)
         self.rms = max(self.rms, other.rms, key=lambda peak: peak.value)
-        self.histogram = [ours + theirs for ours, theirs in zip(self.histogram, other.histogram, strict=True)]
+        self.histogram = [ours + others for ours, others in zip(self.histogram, other.histogram, strict=True)]
 
 
 @dataclass
