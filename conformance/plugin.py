@@ -103,7 +103,7 @@ class Suite:
         self.runners: dict[str, Runner] = {}
 
     def runner(self, name: str) -> Runner:
-        """Return a backend at work; its worker starts when it is first needed, and again after it died."""
+        """Return a backend at work, whose worker starts when it is first needed."""
         from concord.conformance.run.campaign import Runner
 
         runner = self.runners.pop(name, None)
@@ -116,7 +116,7 @@ class Suite:
         return runner
 
     def get(self, name: str) -> Worker:
-        """Return the worker of a backend: a missing one fails if it was asked for, and is skipped else."""
+        """Return a backend's worker: a missing one fails if it was asked for, else is skipped."""
         from concord.backends.wire import WorkerFailure
 
         try:

@@ -71,5 +71,5 @@ def also(*names: str) -> Any:
 
 
 def short(value: float) -> float:
-    """Return a number with the digits that are written of what agrees."""
+    """Return a number with as many digits as records keep."""
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else value

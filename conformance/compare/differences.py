@@ -55,7 +55,7 @@ class Difference:
         return any({path, path.rpartition(".")[0]} & {*active} for path, _, _ in self.values)
 
     def applied(self, reference: ModuleReference) -> ModuleReference:
-        """Return a reference with the candidate's value in this place, which shares all other parameters."""
+        """Return a reference with the candidate's value, which shares all other parameters."""
         known = {id(tensor): tensor for tensor in reference.model.parameters()}
         model = copy.deepcopy(reference.model, dict(known))
         for (path, inner, name), value in self.values.items():
@@ -73,7 +73,7 @@ class Difference:
 
 
 def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]) -> Iterator[Difference]:
-    """Yield differences of tensors and settings that both modules have under corresponding names.
+    """Yield differences of tensors and settings under corresponding names.
 
     Args:
         paths: gives the candidate's path of a submodule of the reference.

@@ -36,7 +36,7 @@ def states(*generators: torch.Generator | None) -> list[bytes]:
 
 
 def drawn(model: ModuleReference) -> list[str]:
-    """Return the operations that draw random numbers without a seed, each with its line of source."""
+    """Return the operations that draw random numbers without a seed, with lines of source."""
     operations = dict[str, None]()
 
     def watch(operation: Operation) -> Any:
@@ -52,7 +52,7 @@ def drawn(model: ModuleReference) -> list[str]:
 
 
 def constants(model: ModelReference) -> set[str]:
-    """Return the activations that are computed of parameters alone, or of nothing."""
+    """Return the activations computed of parameters alone, or of nothing."""
     if not isinstance(model, ModuleReference):
         return set()
     free, names = WeakIdKeyDictionary(), set[str]()

@@ -161,7 +161,7 @@ class ModelComparison(Judge):
         return dataclasses.replace(verdict, judge=self) if verdict.status == "diverges" else verdict
 
     def explain(self, verdict: Verdict) -> Explanation:
-        """Say in which stretch the first divergence was made, and why, or which declaration is missing."""
+        """Return the stretch of the first divergence, and its cause or the missing declaration."""
         return explain(self, verdict)
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:

@@ -43,7 +43,7 @@ APART = (
 
 
 def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
-    """Return the cause of the first divergence with its stretch and source, and a missing declaration."""
+    """Return the cause of the first divergence with its source, or a missing declaration."""
     first, reference = verdict.first_divergence, comparison.reference
     assert first is not None
     end, effort, undeclared = first.tensor, Effort(LONGEST), ""
@@ -94,7 +94,7 @@ def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanatio
 def find_declaration(
     comparison: ModelComparison, end: str, stretch: Stretch | None, effort: Effort, notes: list[str]
 ) -> str:
-    """Return the declaration with which the forward pass would agree; empty if there is none."""
+    """Return the declaration that would make the forward pass agree; empty if there is none."""
     # Each declaration takes a judgement of its own, so those that the wrong rows rule out are not tried.
     names, reference = list(ROWS), comparison.reference
     if stretch and end in comparison.local_expected:
@@ -122,7 +122,7 @@ def find_declaration(
 def find_cause(
     comparison: ModelComparison, right: Stretch, effort: Effort, notes: list[str]
 ) -> Explanation | None:
-    """Return the cause at the end of a stretch; add what else is seen to the notes."""
+    """Return the cause at the end of a stretch; add other observations to the notes."""
     asked, theirs, own = computation(comparison, right.end), comparison.theirs, comparison.own
     differing = list[Difference]()
     if theirs is not None:

@@ -76,7 +76,7 @@ class Solution:
         return [self.choice * (1j if self.choice.is_complex() else -1)]
 
     def turned(self, results: Any, turn: Tensor) -> Any:
-        """Return results in the signs or the order that a turn gives to the exact ones."""
+        """Return results with the exact ones' signs or order, turned."""
         tensors = list(results) if self.several else [results]
         if self.name.endswith("_ex"):  # a sample does not decide whether the operation succeeded
             tensors[-1] = self.exact[-1].clone()

@@ -59,11 +59,11 @@ class Copies:
 def kept(
     model: nn.Module, copied: Copies, values: Mapping[str, tuple[Tensor, Tensor]]
 ) -> Iterator[list[str]]:
-    """Have a module use copies of what it keeps within a block.
+    """Have a module use copies of its state within a block.
 
     Args:
         copied: makes the copies.
-        values: tensors that are used as they are, and what each holds afterwards.
+        values: tensors that are used themselves, and what each holds afterwards.
 
     Yields:
         Names of what the block changed, complete once it is left.

@@ -25,7 +25,7 @@ Signature = tuple[str, str, str]
 
 @dataclass
 class Failure:
-    """A way to fail, with the smallest case of a hunt that fails so."""
+    """A way to fail, with the smallest case of a hunt."""
 
     result: Result
     case: FuzzCase  # the smallest that fails so
@@ -49,7 +49,7 @@ class Failure:
 
 
 def explained(result: Result) -> Result:
-    """Return a result with what explains it, and without what only the search for that needs."""
+    """Return a result with its explanation, without the data that only the search needs."""
     verdict = result.verdict
     if verdict is None or (verdict.judge is None and verdict.case is None):
         return result

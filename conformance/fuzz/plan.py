@@ -130,7 +130,7 @@ _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a case. ``max_positions`` leaves room for positions that start at 1."""
+    """The sizes of a case."""
 
     batch: int
     tokens: int
@@ -139,6 +139,7 @@ class Sizes:
     d_ff: int
     num_classes: int
     vocab_size: int
+    # Leaves room for positions that start at 1.
     max_positions: int
     num_segments: int
 
@@ -273,7 +274,7 @@ def _seeds() -> SearchStrategy[int]:
 
 @st.composite
 def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
-    """Draw a configuration of given sizes; what its fields exclude is honoured, and nothing rejected."""
+    """Draw a configuration of given sizes; none is rejected."""
 
     def pick(field: str) -> str:
         return draw(st.sampled_from(CHOICES[field]))

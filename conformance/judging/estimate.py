@@ -294,7 +294,7 @@ class Sigma:
 
     @property
     def independent(self) -> float:
-        """The least number of independent errors that the samples show; infinite where they show no error."""
+        """The least number of independent errors that the samples show; infinite without errors."""
         # Of N errors a sample's mean square varies by 2 / N of its own square. A million elements that share
         # the error of one mean have one (decision 37).
         if not any(self.squares):
@@ -325,7 +325,7 @@ def least_sigma(value: Array, dtype: str) -> Array:
 
 
 class Cache:
-    """Results by key, the least recently used dropped first, up to a number of bytes."""
+    """Recent results by key, up to a number of bytes."""
 
     LIMIT: ClassVar[int] = 48 << 20
 
@@ -351,7 +351,7 @@ class Cache:
                 self._shrink()
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """Return the result of a key, computed once; threads that want the same one wait for the first."""
+        """Return the result of a key; threads that want the same one wait for the first."""
         with self._guard:
             lock = self._making.setdefault(key, threading.Lock())
         with lock:

@@ -56,7 +56,7 @@ class Judge:
         self.broken = {name: why for name in reference.activations if (why := self.unjudgeable(name))}
 
     def explain(self, verdict: Verdict) -> Explanation | None:  # noqa: ARG002 - a judge that knows why says more
-        """Say why a run diverges that was judged here; None if nothing is known."""
+        """Return why the run diverges; None if nothing is known."""
         return None
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
@@ -254,7 +254,7 @@ class Judge:
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Return value and sigma of a tensor, NaN where rounding decides, and the reason."""
+        """Return value, sigma and the reason for NaN in it, where rounding decides."""
         if name in expected.ties:
             return *expected.ties[name].settle(actual), expected.ties[name].why
         return expected.values[name], expected.determined(name, local), OUT_OF_RANGE

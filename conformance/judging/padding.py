@@ -91,7 +91,7 @@ def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch |
 def uncomputed(
     config: EncoderConfig, batch: Batch, part: str, tensor: str, axes: Sequence[str]
 ) -> Rows | bool:
-    """Return which elements are uncomputed without rows of padding, in a shape that broadcasts.
+    """Return which elements a run without rows of padding does not compute, in a shape that broadcasts.
 
     Args:
         tensor: its name in a verdict.

@@ -111,12 +111,12 @@ def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
 
 
 def finite_alone(sigma: Array, *values: Array) -> Array:
-    """Return sigma, NaN where a value is not finite: there the other one may be finite or not."""
+    """Return sigma, NaN where a value is not finite: there the other may be finite or not."""
     return np.where(np.logical_and.reduce([np.isfinite(value) for value in values]), sigma, np.nan)
 
 
 def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
-    """Return the number of elements over which the root mean square of sigma is spread."""
+    """Return over how many elements the root mean square of sigma is spread."""
     # Equal elements count once: rows of the same inputs have the same error, 38 of them one error and not 38.
     # Elements far smaller than others count for nothing.
     _, first = np.unique(precision(dtype).round(value), return_index=True)

@@ -73,7 +73,7 @@ def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Expl
 
 
 def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
-    """Yield what may be wrong with a step of training by a recipe."""
+    """Yield bugs and other values that training by a recipe may have."""
     for bug in TRAINING.values():
         if bug.only in ("", recipe.algorithm):
             yield Hypothesis(bug.name, bug.explanation, bug.clause, change=bug.change)
@@ -94,7 +94,7 @@ def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
 
 
 def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield fields of a recipe with another value, and with the other fields that it requires."""
+    """Yield other values of a recipe's fields, with the other fields that each requires."""
     total, warmup, accumulation = recipe.total_steps or 0, recipe.warmup_steps, recipe.accumulation
     numbers = {
         **NUMBERS,
@@ -148,7 +148,7 @@ def _number(made: DeliveredStep, name: str, value: float) -> Hypothesis:
 
 
 def _left(made: DeliveredStep, section: str, change: Callable[[float], Change]) -> Left:
-    """Return the residual of a section as it was reported, as a function of a change's number."""
+    """Return the residual of a reported section, as a function of a change's number."""
     prefix = f"steps.{made.start.step}.{section}."
     wanted = {name: array for name, array in made.delivered.items() if name.startswith(prefix)}
 
@@ -243,7 +243,7 @@ SECTIONS = {
 
 
 def readings(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """Read off the parameters in which a section is wrong, and what it holds there."""
+    """Read off which parameters of a section are wrong, and what they hold."""
     section = made.tensor.split(".")[2]
     if section not in SECTIONS:
         return

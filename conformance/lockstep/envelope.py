@@ -99,7 +99,7 @@ class Envelope:
         return expected
 
     def of_run(self, delivered: Mapping[str, Array], whole: bool = True) -> Expectation:
-        """Return what is expected of a step that a run delivered: clipped by its own norm, if it has one."""
+        """Return what is expected of a run's step, which is clipped by its own norm."""
         expected, prefix = self.around(whole), f"steps.{self.start.step}."
         # The norm is judged by itself. Its error is the same in every clipped gradient, and no noise of each
         # element (decision 24).
@@ -133,7 +133,7 @@ def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str
 
 
 def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
-    """Return what is expected of a step: what follows from numbers out of range is undetermined.
+    """Return what is expected of a step; what follows from numbers out of range is undetermined.
 
     Args:
         state: from which the step starts.

@@ -85,7 +85,7 @@ class Candidate:
     def step(
         self, state: Mapping[str, Array] | None, step: int, batches: Sequence[Batch]
     ) -> dict[str, Array]:
-        """Return what the backend reports of a step, from a state or from where it stands."""
+        """Return the report of a step, from a state or from where the backend stands."""
         started = time.perf_counter()
         try:
             if state is not None:
@@ -112,7 +112,7 @@ class Candidate:
             self.fail(f"judging step {start.step + 1}", error)
 
     def judge(self, delivered: dict[str, Array], envelope: Envelope, start: Start) -> None:
-        """Judge a step: in full only where it comes near a tolerance by a first look."""
+        """Judge a step: in full where it comes near a tolerance."""
         start = replace(start, resumed=start.step)
         # Once it has diverged a first look is enough: the verdict stands.
         looks = (False, True) if self.judged and not self.diverging else (False,)

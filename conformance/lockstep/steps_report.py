@@ -23,7 +23,7 @@ def show(found: Lockstep, console: Console, title: str) -> None:
 
 
 def table(found: Lockstep) -> Table:
-    """Return the largest errors in tolerances: a column for each backend, a line for each section."""
+    """Return the largest errors in tolerances by section and backend."""
     tracks = found.tracks
     columns = [Column(track.backend, justify="right", overflow="fold") for track in tracks]
     drawn = Table("", *columns, padding=(0, 1), expand=False)
@@ -55,7 +55,7 @@ def explanation(found: Lockstep) -> str:
 
 
 def unjudged(track: Track, found: Lockstep) -> str:
-    """Say which sections were not judged at some steps, why, and what to do; empty if all were."""
+    """Name the sections that some steps did not judge, the reason, and what to do."""
     sections = [
         f"{curve.section} at {curve.unjudged} of {track.steps} steps"
         for curve in track.curves
@@ -76,7 +76,7 @@ def unjudged(track: Track, found: Lockstep) -> str:
 
 
 def lines(track: Track, found: Lockstep) -> list[tuple[str, str]]:
-    """Return where a backend first diverged, what was not judged, and what kept it from going on."""
+    """Return the first divergence of a backend, what was not judged, and what stopped it."""
     described = [(f"{track.backend} diverges first at {track.first.text}", "bold red")] if track.first else []
     if why := unjudged(track, found):
         described.append((f"{track.backend}: {why}", "yellow"))

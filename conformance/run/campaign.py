@@ -100,7 +100,7 @@ class Job:
         return left
 
     def independent(self) -> Job | None:
-        """Return the job with a loss that does not depend on rows of padding; None: no sample is left."""
+        """Return the job with a loss independent of rows of padding; None if no sample is left."""
         batch = independent_batch(self.config, self.batch, self.part)
         if batch is None:
             return None
@@ -381,7 +381,7 @@ class Runner:
         self.supervisor = pool.supervise(partial(settings.open, name), started=self.started)
 
     def attempt(self, job: Job) -> Result:
-        """Run a job and judge it; a failure is a result too. Return the result of all its runs so far."""
+        """Run a job and judge it; return the result of all its runs so far, failures too."""
         self.turn += 1
         started, before = time.perf_counter(), self.earlier.pop(id(job), None)
         if before is None:

@@ -94,7 +94,7 @@ def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dic
 
 
 def heat_maps(breakdown: Breakdown) -> dict[str, Any]:
-    """Return the maps of a breakdown, and their scale: each level shown, and the error at which it begins."""
+    """Return the maps of a breakdown, and the scale of their levels."""
     powers = [
         power for by_level in breakdown.maps for row in by_level.levels for power in row if power is not None
     ]

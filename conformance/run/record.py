@@ -55,7 +55,7 @@ class Record:
 
 
 def made(outcome: Any, kind: str, title: str = "") -> Record:
-    """Return the record of an outcome: an object with an exit code, of a type that pydantic knows."""
+    """Return the record of an outcome, which has an exit code."""
     if isinstance(outcome, Report):
         outcome = outcome.explained()
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
 
 
 def data(record: Record) -> dict[str, Any]:
-    """Return what is written of a record: the outcome's fields beside its own."""
+    """Return the fields of a record and its outcome."""
     return {"schema": record.schema, **plain(record), **plain(record.outcome)}
 
 

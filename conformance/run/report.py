@@ -196,7 +196,7 @@ def within(path: Path, name: str, text: str) -> str:
 
 
 def around(path: Path, name: str) -> tuple[str, str]:
-    """Return what stands before and after the text between the markers, with the markers.
+    """Return the text before and after the markers, with the markers.
 
     Raises:
         SpecError: if the file or its markers are missing.

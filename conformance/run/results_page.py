@@ -79,21 +79,21 @@ class CaseResults:
 
     @property
     def chips(self) -> list[Result]:
-        """The worst result of each backend; where something is wrong, only of those that do not agree."""
+        """The worst result of each backend, or of those that do not agree."""
         fine = ("absent", "unsupported", *(["agrees"] if self.order < 2 else []))
         shown = [result for result in self.results if result.status not in fine]
         return [min(results, key=gravity) for results in gather(shown, lambda one: one.backend).values()]
 
     @property
     def silent(self) -> list[tuple[Result, str]]:
-        """Results without a drawing, one for all precisions of a backend with the same reason."""
+        """Results without a drawing, one for all precisions with the same reason."""
         mute = [result for result in self.results if not result.verdict or result.status == "undetermined"]
         gathered = gather(mute, lambda result: (result.backend, result.status, result.detail))
         return [(results[0], ", ".join(result.dtype for result in results)) for results in gathered.values()]
 
 
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:
-    """Return the cases: those that diverge, those with failed runs, then the others, each in order."""
+    """Return the cases: first those that diverge, then those with failed runs."""
     gathered = gather(results, lambda result: (result.group, result.case, result.part)).values()
     cases = [
         CaseResults(f"case-{place}", results_of_case) for place, results_of_case in enumerate(gathered, 1)
@@ -277,7 +277,7 @@ def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict
 
 
 def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
-    """Return the tooltip of a tensor: its name, and unless it is to be brief the errors of each run."""
+    """Return the tooltip of a tensor: its name, and the errors of each run unless brief."""
     tensor, clause = column[0][1].tensor, column[0][1].clause
     lines = [f"{tensor} ({clause})" if clause else tensor]
     for result, row in () if brief else column:
