@@ -138,15 +138,13 @@ def test_what_cannot_be_done_is_refused_in_a_line_for_each_problem(refused, line
     ("line", "option"),
     [
         ("check --json ''", "a name is required"),
-        ("golden ''", "a name is required"),
         ("check --threads many", "--threads"),
         ("case export", "DIR"),
         ("chekc", "chekc"),
     ],
 )
 def test_what_cannot_be_parsed_is_refused_and_named(refused, line, option):
-    errors = refused(line)
-    (error,) = [error for error in errors if error.startswith("Error: ")]
+    (error,) = [error for error in refused(line) if error.startswith("Error: ")]
     assert option in error
 
 
@@ -186,51 +184,42 @@ def without_frameworks(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("without_frameworks")
 def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(entered):
-    output, _ = entered(f"check --backend ghost --backend numpy {ONE}", ends=3)
+    output, _ = entered(f"check --backend ghost {ONE}", ends=3)
     assert "ghost missing: No module named 'no_such_package'" in output
-    assert "1 agrees" in output
-    assert "1 missing" in output
     output, _ = entered(f"check {ONE}")
     assert "ghost absent (not asked for): No module named 'no_such_package'" in output
     assert "torch absent (not asked for): No module named 'torch'" in output
     assert "1 agrees, 5 absent" in output
 
 
-def test_doctor_tells_what_a_backend_is_and_runs_on(entered):
-    output, errors = entered(f"doctor --backend {RIGHT} --threads 1")
-    assert not errors
+@pytest.mark.usefixtures("without_frameworks")
+def test_doctor_tells_what_a_backend_is_and_what_is_wrong(entered):
+    broken = name_of("lacks a library", "found")
+    names = options("--backend", [RIGHT, "ghost", broken, "torch"])
+    output, _ = entered("doctor --threads 1", *names, ends=3)
     assert f"{RIGHT}: ready" in output
     facts = dict(words for line in output.splitlines() if len(words := line.strip().split(maxsplit=1)) > 1)
     assert (facts["cores"], facts["threads"], facts["devices"]) == (str(os.cpu_count()), "1", "cpu")
-    assert "advice" not in output
-
-
-@pytest.mark.usefixtures("without_frameworks")
-def test_doctor_tells_what_is_wrong(entered):
-    broken = name_of("lacks a library", "found")
-    output, _ = entered(f"doctor --backend ghost --backend {broken} --backend torch", ends=3)
     assert "ghost: absent" in output
     assert f"{broken}: broken" in output
     assert "ImportError: libtoy.so.1: cannot open shared object file" in output
     assert "pip install -e '.[torch]' -c constraints/py311.txt" in output
-    entered("doctor")
 
 
 # What is written.
 
 
-def test_results_are_written_as_strict_json(invoke, tmp_path):
+def test_results_are_written_as_strict_json(entered, tmp_path):
     path = tmp_path / "out.json"
     path.write_text("old")
-    names = [RIGHT, WRONG, toy("ReturnsNaN")]
-    code, _, _ = invoke(f"check {RAGGED} --threads 1 --json {path}", *options("--backend", names))
+    names = [WRONG, toy("ReturnsNaN")]
+    entered(f"check {RAGGED} --threads 1 --json {path}", *options("--backend", names), ends=1)
     data = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.json"]
-    assert (data["kind"], data["exit_code"], code) == ("check", 1, 1)
+    assert (data["kind"], data["exit_code"]) == ("check", 1)
     settings = record.read(path).outcome.settings
     assert (settings.execution, settings.threads, settings.asked) == ("eager", 1, tuple(names))
-    right, wrong, nan = (result["verdict"] for result in data["results"])
-    assert 0 <= right["worst"] <= 1 < wrong["worst"]
+    wrong, nan = (result["verdict"] for result in data["results"])
     row, broken = (next(row for row in said["table"] if row["status"] != "agrees") for said in (wrong, nan))
     local = row["local"]
     ratio = max(local["z"] / Z, local["rms"] / rms_limit(local["independent"]))

@@ -47,6 +47,6 @@ def test_a_member_of_the_family_is_judged_and_its_bug_named():
 
 def test_a_checkpoint_comes_back_from_another_format_as_it_was(tmp_path):
     porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / "bert", "hugging-face")
-    porting.write(porting.read(tmp_path / "bert"), tmp_path / "google", "google-bert")
-    weights = porting.read(tmp_path / "google").weights()
+    porting.write(porting.read(tmp_path / "bert"), tmp_path / "flax", "hugging-face-flax")
+    weights = porting.read(tmp_path / "flax").weights()
     assert all(np.array_equal(weights[name], array) for name, array in WEIGHTS.items())

@@ -38,6 +38,7 @@ def verdicts():
     return found | {"undetermined": rounded.verdict_of(build_case("bert", "peaked"), few)}
 
 
+@cache
 def mixed():
     """Return a report of everything that can become of a run."""
     made = verdicts()

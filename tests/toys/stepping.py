@@ -145,13 +145,7 @@ def failing(self, state, step):
     Stepping.load(self, state, step)
 
 
-def infinite(self, found):
-    """Have the loss of the sixth step be infinite."""
-    return found | ({"losses.0": np.array(np.inf)} if self.steps == 6 else {})
-
-
-Late, Decaying = otherwise(late=2, epsilon=1e-6), otherwise(undecayed=())
-Infinite = of(told=infinite)
+Late = otherwise(late=2, epsilon=1e-6)
 Returning = of(told=lambda self, found: None)
 ReturningUnknown = of(
     told=lambda self, found: {**found, "velocity.pooler.bias": found["norm"], "loss": found["norm"]}
