@@ -4,7 +4,6 @@ import json
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,8 +11,6 @@ from concord.conformance.judging.breakdown import GRID, LARGEST, MOST_ELEMENTS, 
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.scoring import scores_of
 from concord.conformance.run import record
-from concord.spec.cases import build_case
-from tests.toys.rounded import other, put, run_of, verdict_of
 
 AXES = ("batch", "heads", "query", "key")
 
@@ -64,17 +61,3 @@ def test_a_breakdown_of_a_large_tensor_has_few_bytes_and_misses_no_element():
     assert [(len(one.levels), len(one.levels[0])) for one in found.maps] == [(3, 4), (4, 48), GRID]
     assert all(20 in np.array(one.levels) for one in found.maps)
     assert len(json.dumps(record.plain(found))) < 12_000
-
-
-@pytest.mark.parametrize("taps", [True, False])
-def test_the_judgement_that_decides_says_where_and_no_other(taps):
-    case = build_case("bert", "ragged")
-    run = other(run_of(case), "logits", put((1, 0), lambda x: x + 1.0))
-    run.output = run.taps["logits"]
-    run.gradients, run.requested = {}, ("taps",) if taps else ()
-    run.taps = run.taps if taps else {}
-    row = verdict_of(case, run).first_divergence
-    assert (row.tensor, row.axes) == ("logits", ("batch", "classes"))
-    assert row.deciding.breakdown.worst[0].index == (1, 0)
-    assert (row.local is not None) == taps
-    assert not (taps and row.end_to_end.breakdown)

@@ -56,12 +56,6 @@ UNSEEN = {
         "is the right one with each token taken from another",
     ),
     "temperature": (f"{H0}.scores", lambda m: m.y * 1.1, "ATT-4", "is multiplied by 1.1"),
-    "one head without scale": (
-        f"{H0}.scores",
-        there(lambda m: np.arange(2)[:, None, None] == 1, lambda m: m.y * 7**0.5),
-        "ATT-4",
-        "scores are not divided by sqrt(K) (ATT-4), only in head 1",
-    ),
     "mask of one other sample": (
         f"{H0}.masked_scores",
         lambda m: m.masked(m.visible_of(m.real[[0, 1, 1, 3, 4]])),
@@ -86,12 +80,6 @@ UNSEEN = {
         "HED-3",
         "only in class 2 (5 of 15 elements): there it is 7 too small",
     ),
-    "classes are weighted": (
-        "losses",
-        there(lambda m: m.labels == 1, lambda m: m.y * 0.5),
-        "LOS-1",
-        "only in sample 0, 3 (2 of 5 elements): there it is multiplied by 0.5",
-    ),
     "loss half as large again": ("loss", lambda m: m.y * 1.5, "LOS-2", "`loss` is 1.8088 instead of 1.20587"),
     "last sample has no gradient": (
         "logits",
@@ -102,48 +90,12 @@ UNSEEN = {
 }
 """By what is done wrongly: the tap and what is made of it, the clause and the words that are said."""
 
-
-@pytest.mark.parametrize("name", UNSEEN)
-def test_an_unforeseen_bug_is_placed_and_described(name):
-    tap, edit, clause, words = UNSEEN[name]
-    case = build_case("bert", "ragged")
-    run = run_with(Change(taps=(tap.replace(".0.", ".*."),), edit=edit), case)
-    explanation = verdict_of(case, run, end_to_end=False).explained().explanation
-    first = "gradients.classifier.bias" if "gradient" in name else tap
-    assert (explanation.tensor, explanation.clause) == (first, clause)
-    assert words in "; ".join(explanation.lines)
-    assert not [note for note in explanation.notes if " failed: " in note]
-    assert not explanation.confident
-    assert explanation.description
-
-
-def test_an_option_that_the_rest_of_the_layer_contradicts_holds_in_one_tensor_alone():
-    def unnormed(m):
-        entered = m.now["embeddings.sum" if m.layer == 0 else "layers.0.residual2"]
-        return m.reshape(m.linear(m.tap, entered), m.y.shape)
-
-    case = build_case("bert-pytorch", "ragged")
-    run = run_with(Change(taps=("*.value",), edit=unnormed), case)
-    cause = verdict_of(case, run).explained().cause
-    assert not cause.confident
-    assert cause.text == (
-        "`layers.0.attention.value` may be explained by norm_placement = post instead of pre (NRM-1), "
-        "here alone: `layers.0.norm1` would be wrong too"
-    )
-
-
 READ = {
     "corner one too early": (
         f"{H0}.masked_scores",
         lambda m: m.masked(m.visible & (np.tri(11, k=-1) > 0)),
         "MSK-4",
         "is explained by a mask that also hides a query's own key and later ones",
-    ),
-    "corner one too late": (
-        f"{H0}.masked_scores",
-        lambda m: m.masked(m.visible & (np.tri(11, k=1) > 0)),
-        "MSK-4",
-        "is explained by a mask that also hides keys that are more than 1 later",
     ),
     "last real key hidden": (
         f"{H0}.masked_scores",
@@ -195,12 +147,6 @@ READ = {
         "MSK-5",
         "only in rows without a visible key (242 of 1210 elements): there it is 0.0454545 throughout",
     ),
-    "blind rows zeroed": (
-        f"{H0}.context",
-        lambda m: m.where(m.real.any(1)[:, None, None], m.y, 0.0),
-        "MSK-5",
-        "only in rows without a visible key (154 of 770 elements): there it is zero",
-    ),
     "blocks of keys": (
         f"{H0}.masked_scores",
         lambda m: m.masked(m.visible & (np.arange(11)[:, None] // 4 == np.arange(11) // 4)),
@@ -247,15 +193,32 @@ READ = {
 """What a tensor shows by itself: the tap and what is made of it, the clause and the words that are said."""
 
 
-@pytest.mark.parametrize("name", READ)
-def test_what_a_tensor_shows_by_itself_is_said(name):
-    tap, edit, clause, words = READ[name]
+@pytest.mark.parametrize("name", [*UNSEEN, *READ])
+def test_an_unforeseen_bug_is_placed_and_described(name):
+    tap, edit, clause, words = (UNSEEN | READ)[name]
     case = build_case("bert", "ragged")
     run = run_with(Change(taps=(tap.replace(".0.", ".*."),), edit=edit), case)
     explanation = verdict_of(case, run, end_to_end=False).explained().explanation
-    assert (explanation.tensor, explanation.clause) == (tap, clause)
+    first = "gradients.classifier.bias" if "gradient" in name else tap
+    assert (explanation.tensor, explanation.clause) == (first, clause)
     assert words in "; ".join(explanation.lines)
     assert not [note for note in explanation.notes if " failed: " in note]
+    assert name in READ or (explanation.description and not explanation.confident)
+
+
+def test_an_option_that_the_rest_of_the_layer_contradicts_holds_in_one_tensor_alone():
+    def unnormed(m):
+        entered = m.now["embeddings.sum" if m.layer == 0 else "layers.0.residual2"]
+        return m.reshape(m.linear(m.tap, entered), m.y.shape)
+
+    case = build_case("bert-pytorch", "ragged")
+    run = run_with(Change(taps=("*.value",), edit=unnormed), case)
+    cause = verdict_of(case, run).explained().cause
+    assert not cause.confident
+    assert cause.text == (
+        "`layers.0.attention.value` may be explained by norm_placement = post instead of pre (NRM-1), "
+        "here alone: `layers.0.norm1` would be wrong too"
+    )
 
 
 def explained_edit(case, tap, edit):
@@ -289,7 +252,7 @@ def test_a_number_of_a_step_is_recovered_whatever_it_is(number):
     assert not explanation.confident
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("axis", "clause"), [(1, "MSK-7"), (2, "MSK-4"), (3, "MSK-1")])
 def test_what_a_mask_depends_on_says_which_clause_it_breaks(axis, clause, seed):
     """Keys that are hidden at random, the same along all axes but one."""
@@ -302,10 +265,9 @@ def test_what_a_mask_depends_on_says_which_clause_it_breaks(axis, clause, seed):
     assert verdict.cause is None
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_other_rows_of_a_table_are_named_and_no_vector_that_is_none_of_them(seed):
-    random = np.random.default_rng(seed)
-    name = ("token", "position", "segment")[seed % 3]
+@pytest.mark.parametrize("name", ["token", "position", "segment"])
+def test_other_rows_of_a_table_are_named_and_no_vector_that_is_none_of_them(name):
+    random = np.random.default_rng(7)
     case, tap = build_case("bert", "ragged"), f"embeddings.{name}"
     count = len(case.weights[f"{tap}.weight"])
     rows, chosen = random.integers(count, size=(5, 11)), random.random((5, 11)) < 0.3
@@ -342,9 +304,7 @@ def test_small_errors_are_rounding_only_if_they_are_random(tap, own, kind):
     assert explained_edit(case, tap, edit).clause == ("PRC-2" if kind == "random" else own)
 
 
-@pytest.mark.parametrize(
-    "tap", ["*.value", "*.context", "*attention.output", "*.outer", "*.residual1", "*.norm2"]
-)
+@pytest.mark.parametrize("tap", ["*.value", "*attention.output", "*.norm2"])
 def test_padded_rows_that_are_zeroed_break_the_clause_of_padded_rows(tap):
     case = build_case("distilbert", "equal")
 
@@ -369,15 +329,13 @@ def test_gradients_that_are_flushed_to_zero_are_not_rounded_and_not_missing(shar
     assert (explanation.clause, explanation.hypothesis) == ("GRD-1", "flushed")
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_gradient_that_is_partly_zero_is_not_missing(seed):
-    case, random = build_case("bert", "ragged"), np.random.default_rng(seed)
-    name = f"layers.1.feed_forward.{('inner', 'outer', 'inner')[seed]}.weight"
-    run = other(
-        run_with(Change(), case), f"gradients.{name}", lambda g: g * (random.random(g.shape) < 0.5 * seed)
-    )
-    cause = explained(case, run).cause
-    assert (cause.hypothesis if cause else None) == ("no_gradient" if seed == 0 else None)
+@pytest.mark.parametrize(("share", "cause"), [(0.0, "no_gradient"), (0.5, None)])
+def test_a_gradient_that_is_partly_zero_is_not_missing(share, cause):
+    case, random = build_case("bert", "ragged"), np.random.default_rng(1)
+    name = "gradients.layers.1.feed_forward.outer.weight"
+    run = other(run_with(Change(), case), name, lambda g: g * (random.random(g.shape) < share))
+    named = explained(case, run).cause
+    assert (named.hypothesis if named else None) == cause
 
 
 @pytest.mark.parametrize(("count", "declared"), [(19, ""), (14 * 28, "uncomputed_padding")])
