@@ -81,6 +81,8 @@ class ModelComparison(Judge):
             for name, array in known.items()
             if array.shape != shapes[name]
         }
+        # An output of another shape is refused. An activation is left out, since a port may lay it out
+        # otherwise, unless none fits.
         outputs = [words for name, words in self.misshapen.items() if is_output(name)]
         refuse(outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(known)))
         self.unmatched = {name: array for name, array in given.items() if name not in self.plain}
@@ -259,6 +261,7 @@ class ModelComparison(Judge):
         self.ops_without_rule.update(expected.without_rule)
         self.occurred.update(expected.occurred)
         judgements |= self.by_kernel(FAST_CONVOLUTION, judgements, pin is not None)
+        # Other pins are those of passed_by, which tries what the candidate may not go on with.
         if pin == self.pin:
             self.local_expected = {
                 name: Prediction(expected.values[name], expected.sigmas[name])
@@ -273,6 +276,7 @@ class ModelComparison(Judge):
             name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
         }
         known = isinstance(self.reference, ModuleReference) and kernel not in self.reference.declared
+        # A declared kernel is part of the estimate already.
         if not wrong or not known or self.occurred.isdisjoint(KERNELS[kernel].concerns):
             return {}
         reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])

@@ -49,6 +49,7 @@ class Guarded(Arithmetic):
 
     def __init__(self, dtype: str) -> None:
         super().__init__("float64")
+        # From here on numbers of the precision are 1 apart: a score beside one leaves no digit.
         self.largest = 0.5 / precision(dtype).unit_roundoff
 
     def softmax(self, a: Node, floor: Any = None, sums: Any = None) -> Node:

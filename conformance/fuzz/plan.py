@@ -202,6 +202,7 @@ def pool(seed: int, count: int) -> tuple[Sizes, ...]:
     """Return the sizes that all cases of a run share, the smallest first."""
     # JAX compiles each primitive for each new shape, which takes seconds for each tuple: cases with sizes of
     # their own would spend their time compiling.
+    # A stream apart from those of the cases.
     generator = np.random.default_rng([seed, 0x512E5])
     sizes_drawn = list(FIXED[:count])
     kinds = [*LARGE.values()] if count >= 9 else []

@@ -131,6 +131,7 @@ class GoldenFile:
         self.part = of_kind[0]
         self.config = configure(self.table, self.stated, self.part.name, where=STATED)
         positions = self.take(f"outputs/{self.part.positions.output}")
+        # The stored table says how long a text may be.
         if positions is not None and positions.ndim == 2:
             self.config = self.config.replace(max_positions=len(positions))
         weights = section(tensors, "weights/")  # all of them, so that a weight without a place is refused

@@ -33,11 +33,12 @@ Observer = Callable[[str, Array], None]
 # Returns the number of elements that it computed, where it knows: samples are grouped by that.
 Compute = Callable[[Arithmetic, Observer], int | None]
 
-# The largest error of an element, in sigma. In some 300 random encoders of each framework correct runs
+# The largest error of an element, in sigma. In some 300 random encoders of each framework correct float32 runs
 # reached 9.3 in a step and 15.1 in a gradient. One number serves every tensor and precision (decision 10).
 Z = 16.0
 
-# The largest root mean square error of a large tensor, in root mean square sigma (rms_limit): 3.0 was seen.
+# The largest root mean square error of a large tensor, in root mean square sigma (rms_limit):
+# 3.0 was seen in float32.
 R = 4.0
 
 # Fewer samples say too little: with 4, 8, 16 and 32 of them the largest z of a correct run was 12.7, 10.4,

@@ -39,6 +39,7 @@ def example(
     """
     drawn = config if words is None else config.replace(vocab_size=words)
     drawn_steps: list[list[Batch]] = []
+    # Seeds lie so far apart that no two share a batch.
     number = seed * 1_000_003
     for step in range(steps):
         # Every second batch of a step has half as many samples as the first, so that a mean of means shows.

@@ -222,6 +222,7 @@ class Report:
 
 def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
     """Return the exit code of runs, from backend and status of each."""
+    # A backend that nobody asked for may be absent.
     runs = [(backend, status) for backend, status in statuses if status != "absent"]
     present = {status for _, status in runs}
     if present & {*FAILED_WORKER, NOT_JUDGED}:
@@ -259,6 +260,7 @@ def conduct(
         backends.resolve(name)
     started, environments = time.perf_counter(), dict[str, dict[str, Any]]()
     turns = repeated(jobs, settings.repeat)
+    # As many backends at a time as there are cores.
     with Pool(min(len(chosen), os.cpu_count() or 1) or 1, stopped) as pool:
         runners = [Runner(name, settings, pool, environments, progress) for name in chosen]
         # Job by job, so that backends share an estimate while it is cached. A backend's jobs stay in order,

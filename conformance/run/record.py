@@ -172,6 +172,7 @@ def parsed(content: bytes, kinds: Mapping[str, str] = KINDS) -> Record:
     with optional(f"a record of concord {kind}", "fuzz"):
         outcome = typed(pkgutil.resolve_name(kinds[kind]), content)
     record = replace(typed(Record, content), outcome=outcome)
+    # A record may have been edited: statuses have to follow from tensors, and the exit code from statuses.
     refuse(list(getattr(outcome, "contradictions", list)()))
     if not isinstance(outcome, dict) and record.exit_code != outcome.exit_code:
         raise SpecError(f"exit_code is {record.exit_code} but what it holds comes to {outcome.exit_code}")

@@ -192,6 +192,7 @@ def within(path: Path, name: str, text: str) -> str:
         SpecError: if the file or its markers are missing.
     """
     before, after = around(path, name)
+    # A file with line ends of Windows keeps them.
     return before + (text.replace("\n", "\r\n") if before.endswith("\r\n") else text) + after
 
 
