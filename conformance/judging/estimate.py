@@ -33,7 +33,7 @@ Observer = Callable[[str, Array], None]
 # Returns the number of elements that it computed, where it knows: samples are grouped by that.
 Compute = Callable[[Arithmetic, Observer], int | None]
 
-# The largest error of an element, in sigma. In some 300 random encoders of each framework correct float32 runs
+# The largest error of an element, in sigma. Correct float32 runs of some 300 random encoders in each framework
 # reached 9.3 in a step and 15.1 in a gradient. One number serves every tensor and precision (decision 10).
 Z = 16.0
 
