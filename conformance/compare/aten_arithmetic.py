@@ -69,7 +69,7 @@ ABSORBS = 1e3
 
 RULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("operations.toml").read_text())
 
-# Operations that draw random numbers.
+# Random draws: numbers are those that the model draws, whatever the arithmetic.
 DRAWN = frozenset(RULES["drawn"])
 
 # Operations that select, move or compare: they do not round.

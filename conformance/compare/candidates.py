@@ -53,7 +53,6 @@ Array = NDArray[Any]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Ways to compute the same module.
 WAYS = ("eager", "sdpa", "compile", *DTYPES, "int8", "cuda", "tf32")
 
 # Tokens of the longest standard text, and numbers of a standard sound: primes, so that no two axes are alike.

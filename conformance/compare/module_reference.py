@@ -63,7 +63,7 @@ Take = Callable[[str, Tensor], None]
 # The name of what the whole module returns.
 OUTPUT = "output"
 
-# Of cotangents.
+# Of the cotangents, so that every run differentiates the same sum.
 SEED = 0xC0
 
 HALF = (torch.bfloat16, torch.float16)
@@ -588,8 +588,8 @@ def joined(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.view_as_complex(tensor) if dtype.is_complex else tensor
 
 
-# PyTorch's compiler. Nothing is compiled before it is imported, which takes seconds: so it is never imported
-# here.
+# PyTorch's compiler. Nothing is compiled before it is imported, which takes seconds: so it is
+# never imported here.
 DYNAMO = "torch._dynamo"
 
 # The wrapper of a compiled module holds the module under this name.

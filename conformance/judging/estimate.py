@@ -33,8 +33,9 @@ Observer = Callable[[str, Array], None]
 # Returns the number of elements that it computed, where it knows: samples are grouped by that.
 Compute = Callable[[Arithmetic, Observer], int | None]
 
-# The largest error of an element, in sigma. Correct float32 runs of some 300 random encoders in each framework
-# reached 9.3 in a step and 15.1 in a gradient. One number serves every tensor and precision (decision 10).
+# The largest error of an element, in sigma. Of some 300 random encoders in each framework, correct runs in
+# float32 reached 9.3 in a step and 15.1 in a gradient. One number serves every tensor and precision
+# (decision 10).
 Z = 16.0
 
 # The largest root mean square error of a large tensor, in root mean square sigma (rms_limit):
