@@ -13,6 +13,7 @@ from concord.conformance.compare import prepare
 from concord.conformance.judging.verdict import Result
 from concord.conformance.progress import listening
 from concord.conformance.run.campaign import Report, Setup
+from concord.conformance.wording import counted
 from concord.spec.errors import optional, refuse
 from concord.spec.files import read_arrays, read_text, write_text
 from concord.terminal import Terminal, bars
@@ -20,9 +21,9 @@ from concord.terminal import Terminal, bars
 
 def compare(
     reference: str,
-    candidate: str | None = None,
+    candidate: list[str] | None = None,
     *,
-    way: str = "",
+    way: list[str] | None = None,
     inputs: Path | None = None,
     text: list[str] | None = None,
     gradients: bool = False,
@@ -41,9 +42,10 @@ def compare(
             of transformers.
         candidate (CANDIDATE): A graph (.onnx), arrays by name (.safetensors),
             package.module:function of any framework that takes and returns arrays by name, or a
-            folder. Default: the reference itself, run again as --as says.
-        way (WAY, --as): How the reference runs again: eager, sdpa, compile, bfloat16, float16,
-            int8, cuda or tf32.
+            folder; may be repeated. Default: the reference itself, as --as says.
+        way (WAY, --as): How the reference runs again: eager, sdpa, math, flash, cudnn, bfloat16,
+            float16, int8, cuda, tf32, compile, several joined by +; onnx, openvino; padded,
+            padded-left, cached. May be repeated.
         inputs: Arrays by name (.safetensors). Default: standard texts.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.
@@ -58,57 +60,61 @@ def compare(
         python (PATH): The interpreter in which the candidate's function is called.
     """
     outputs.check()
+    several = len([*(candidate or ()), *(way or ())]) > 1
     refuse(
         ["--text and --inputs are both given but one of them alone may be"] * bool(text and inputs)
-        + ["CANDIDATE and --as are both given but one of them alone may be"] * bool(candidate and way)
+        + ["--prove is given but judges one candidate alone"] * (several and prove)
+        + ["--alone-and-batched is given but judges the reference alone"] * (several and alone_and_batched)
     )
     proposing = names is not None and not names.exists()
     with optional("concord compare", "torch"):
         import torch
 
         from concord.conformance.compare import candidates, proof
+        from concord.conformance.compare.comparisons import compare_several
     started = time.perf_counter()
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
-        arrays: Any = read_arrays(inputs) if inputs else None
-        comparison = prepare(
-            candidates.load(reference),
-            candidates.load(candidate) if candidate and Path(candidate).is_dir() else candidate,
-            candidates.tokens(Path(reference), text) if text else arrays,
-            way=way,
-            gradients=gradients,
-            names=read_names(names) if names and not proposing else None,
-            declared=declare or (),
-            seed=seed,
-            python=python,
-        )
-        if names and proposing:
-            lines = "".join(f"{line}\n" for line in comparison.lines)
-            write_text(names, lines)
-            Terminal().tell(f"{lines}written: {names}; look at it, and run the same again")
-            raise typer.Exit(3)  # nothing was judged, and that is never agreement
-        name = candidate or way or "again"
+        model = candidates.load(reference)
+        given: Any = read_arrays(inputs) if inputs else None
+        given = candidates.tokens(Path(reference), text) if text else given
         what = str(inputs) if inputs else "texts" if text else "standard texts"
-        verdicts = (
-            proof.batched(comparison.reference) if alone_and_batched else [(what, comparison.verdict())]
-        )
-        results = [
-            Result(
-                name,
-                reference,
-                case,
-                comparison.reference.precision,
-                verdict.status,
-                verdict=verdict.explained(),
-                seconds=0.0,
+        chosen = {name: candidates.load(name) if Path(name).is_dir() else name for name in candidate or ()}
+        chosen |= {name: name for name in way or ()}
+        asked = {
+            "gradients": gradients,
+            "names": read_names(names) if names and not proposing else None,
+            "declared": declare or (),
+            "seed": seed,
+            "python": python,
+        }
+        if several:
+            compared = compare_several(model, chosen, given, **asked)
+            results, notes = compared.explained().results(reference, what), dict(compared.notes)
+            own = compared.milliseconds.get("reference", 0.0)
+        else:
+            ((name, one),) = chosen.items() or [("again", None)]
+            comparison = prepare(model, None if way else one, given, way=name if way else "", **asked)
+            if names and proposing:
+                lines = "".join(f"{line}\n" for line in comparison.lines)
+                write_text(names, lines)
+                Terminal().tell(f"{lines}written: {names}; look at it, and run the same again")
+                raise typer.Exit(3)  # nothing was judged
+            dtype, own = comparison.reference.precision, 0.0
+            verdicts = (
+                proof.batched(comparison.reference) if alone_and_batched else [(what, comparison.verdict())]
             )
-            for case, verdict in verdicts
-        ]
-        notes = comparison.notes
-        if prove:
-            notes |= proof.said(proof.prove(comparison))
-    versions = {name: {"reference": f"PyTorch {torch.__version__}"}}
-    report = Report(results, versions, Setup(), time.perf_counter() - started, notes)
-    raise typer.Exit(outputs.show_report(report, "compare", f"{name} beside {reference}", "reference"))
+            results = [
+                Result(name, reference, case, dtype, verdict.status, verdict=verdict.explained())
+                for case, verdict in verdicts
+            ]
+            notes = comparison.notes
+            if prove:
+                notes |= proof.said(proof.prove(comparison))
+    versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in chosen or ["again"]}
+    seconds = time.perf_counter() - started
+    report = Report(results, versions, Setup(), seconds, notes, milliseconds=own)
+    title = f"{counted(len(chosen), 'candidate') if several else name} beside {reference}"
+    raise typer.Exit(outputs.show_report(report, "compare", title, "reference"))
 
 
 def read_names(path: Path) -> dict[str, str]:

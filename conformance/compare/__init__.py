@@ -5,8 +5,10 @@ PyTorch is imported where a comparison is made.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from concord.conformance.compare.kernels import KERNELS
@@ -15,6 +17,7 @@ from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPU
 from concord.spec.errors import SpecError, refuse, unknowns
 
 if TYPE_CHECKING:
+    from concord.conformance.compare.comparisons import Comparisons
     from concord.conformance.compare.model_comparison import ModelComparison
     from concord.conformance.judging.verdict import Verdict
 
@@ -26,7 +29,9 @@ kernels that err by more than their operations (:data:`concord.conformance.compa
 """
 
 
-def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> Verdict:
+def compare(
+    reference: Any, candidate: Any = None, inputs: Any = None, **options: Any
+) -> Verdict | Comparisons:
     """Judge whether a candidate computes what a PyTorch module computes, to within rounding.
 
     Args:
@@ -34,7 +39,8 @@ def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options
             (:class:`concord.conformance.compare.written.Written`).
         candidate: another module; a path of an ONNX graph or a safetensors file; a mapping of arrays by name;
             ``package.module:function``, called in a process of its own with arrays by keyword; or a callable
-            that is called so here. By default the reference itself.
+            that is called so here. By default the reference itself. A mapping of several such candidates by
+            name may also hold names of :data:`concord.conformance.compare.ways.WAYS`.
         inputs: tensors or arrays by keyword, a tuple of them, or one. By default they are made by the names
             that the module takes: texts (``input_ids``), images (``pixel_values``) or sounds
             (``input_features``, ``input_values``).
@@ -42,13 +48,25 @@ def compare(reference: Any, candidate: Any = None, inputs: Any = None, **options
 
     Returns:
         A row for each activation, and each gradient if those are wanted, judged end to end and from the
-        candidate's own activations before it.
+        candidate's own activations before it. Of several candidates: their verdicts by name, and how long
+        those that agree take.
 
     Raises:
         SpecError: for what cannot be compared, with everything that is wrong.
         WorkerFailure: if the process of a candidate is killed.
     """
+    if is_several(candidate):
+        from concord.conformance.compare.comparisons import compare_several
+
+        return compare_several(reference, candidate, inputs, **options)
     return prepare(reference, candidate, inputs, **options).verdict()
+
+
+def is_several(candidate: Any) -> bool:
+    """Return whether something is candidates by name, and not the arrays of one."""
+    return isinstance(candidate, Mapping) and not any(
+        hasattr(value, "__array__") or isinstance(value, (bool, int, float)) for value in candidate.values()
+    )
 
 
 def prepare(
@@ -62,14 +80,16 @@ def prepare(
     declared: Collection[str] = (),
     seed: int | None = None,
     python: str | None = None,
+    known: dict[Any, Any] | None = None,
 ) -> ModelComparison:
     """Return the comparison that :func:`compare` judges.
 
     Args:
-        reference, candidate, inputs: as of :func:`compare`.
-        way: how the reference's own module runs as a candidate: ``eager``, ``sdpa``, ``compile``,
-            ``bfloat16``, ``float16``, ``cuda``, ``tf32``, or ``int8``: with weights of 8 bits by torchao,
-            beside the module with those weights.
+        reference, inputs: as of :func:`compare`.
+        candidate: one, as of :func:`compare`.
+        way: how the reference's own module runs as a candidate: names of
+            :data:`concord.conformance.compare.ways.WAYS`, joined by ``+``. With ``int8`` torchao keeps
+            weights in 8 bits, and the reference is the module with those weights.
         gradients: whether to judge gradients of parameters and activations, of all outputs times fixed random
             numbers.
         names: the candidate's name of an activation to the reference's; ``{i}`` stands for a number. After a
@@ -80,10 +100,11 @@ def prepare(
         seed: from which every run draws the same random numbers; without one a reference that draws is
             refused.
         python: the interpreter of another environment in which a function is called.
+        known: references of other candidates for the same inputs, which this one shares; its own is added.
     """
     from torch import nn
 
-    from concord.conformance.compare import candidates
+    from concord.conformance.compare import candidates, ways
     from concord.conformance.compare.activation_names import renamed
     from concord.conformance.compare.draws import refuse_changes
     from concord.conformance.compare.model_comparison import ModelComparison
@@ -109,42 +130,51 @@ def prepare(
     right: ModelReference = (
         ModuleReference(unwrapped(reference)) if isinstance(reference, nn.Module) else reference
     )
-    right = replace(right, args=args, kwargs=kwargs, declared=declared, seed=seed)
-    if isinstance(right, ModuleReference):
-        right = replace(right, tf32=way == "tf32")
-        candidates.refuse_values(right.model, right.role)
-        candidates.refuse_kinds(right.model)
-        candidates.refuse_modes(right.model, seed)
-        candidate = candidates.in_way(reference, way) if candidate is None else candidate
-        if way == "int8":
-            right = candidates.dequantized(right, candidate)
-    module = isinstance(candidate, nn.Module)
-    if module:
-        candidates.refuse_values(candidate, "the candidate")
-    right = right.cast(dtype_of(candidate)) if module else right
-    right = right.differentiated() if gradients else right
-    # The reference runs first: a fault of it, or of the inputs, is no fault of the candidate.
-    changing = refuse_changes(right)
-    outputs = [name for name in right.plain if is_output(name)]
-    refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
-    say("running the candidate")
-    theirs = None
-    if module:
-        theirs = ModuleReference(
-            candidate,
-            compiled=True,
-            args=right.args,
-            kwargs=right.kwargs,
-            cotangents=right.cotangents,
-            role="the candidate",
-            seed=seed,
-        )
-    with candidates.weights_kept(right):
-        run = candidates.run_module(theirs) if theirs else candidates.run(right, candidate, python)
+    right = replace(right, args=args, kwargs=kwargs, declared=declared, seed=seed, keeps=known is not None)
+    parts = way.split("+")
+    with tempfile.TemporaryDirectory() as folder:  # of a graph that is made on the way
+        if isinstance(right, ModuleReference):
+            right = replace(right, tf32="tf32" in parts)
+            candidates.refuse_values(right.model, right.role)
+            candidates.refuse_kinds(right.model)
+            candidates.refuse_modes(right.model, seed)
+            if candidate is None:
+                candidate = ways.candidate_of(right, way, Path(folder)) if way else reference
+            if "int8" in parts:
+                right = candidates.dequantized(right, candidate)
+        module = isinstance(candidate, nn.Module)
+        if module:
+            candidates.refuse_values(candidate, "the candidate")
+        right = right.cast(dtype_of(candidate)) if module else right
+        right = right.differentiated() if gradients else right
+        if known is not None and "int8" not in parts:
+            dtype = dtype_of(right.model) if isinstance(right, ModuleReference) else None
+            right = known.setdefault((dtype, "tf32" in parts), right)
+        # The reference runs first: a fault of it, or of the inputs, is no fault of the candidate.
+        changing = refuse_changes(right)
+        outputs = [name for name in right.plain if is_output(name)]
+        refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
+        say("running the candidate")
+        theirs = None
+        if module:
+            theirs = ModuleReference(
+                candidate,
+                compiled=True,
+                args=right.args,
+                kwargs=right.kwargs,
+                cotangents=right.cotangents,
+                role="the candidate",
+                seed=seed,
+            )
+        with candidates.weights_kept(right):
+            run = candidates.run_module(theirs) if theirs else candidates.run(right, candidate, python)
+        call = candidates.call_of(right, theirs or candidate) if known is not None else None
     arrays, own = renamed(run.arrays, names or {}, right.plain)
     whole = [name for name in arrays if own[name] in run.whole]
     notes = {**({"two runs of the reference": changing} if changing else {}), **run.notes}
-    return ModelComparison(right, arrays, not way, whole, theirs, own, notes, run.unsteady)
+    comparison = ModelComparison(right, arrays, not way, whole, theirs, own, notes, run.unsteady)
+    comparison.call = call
+    return comparison
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:

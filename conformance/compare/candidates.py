@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -42,18 +42,13 @@ from concord.conformance.compare.module_reference import (
     numbers,
     running,
     seeded,
-    unwrapped,
 )
 from concord.spec.arrays import Arrays
-from concord.spec.errors import SpecError, optional, refuse, unknown
+from concord.spec.errors import SpecError, optional, refuse
 from concord.spec.files import read_arrays
 from concord.spec.text import first_line, first_of
 
 Array = NDArray[Any]
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-WAYS = ("eager", "sdpa", "compile", *DTYPES, "int8", "cuda", "tf32")
 
 # Tokens of the longest standard text, and numbers of a standard sound: primes, so that no two axes are alike.
 TOKENS = 11
@@ -224,39 +219,6 @@ def refuse_modes(model: nn.Module, seed: int | None) -> None:
         )
 
 
-def in_way(reference: Any, way: str) -> nn.Module:
-    """Return a copy of a module that runs in another way; by default itself.
-
-    Raises:
-        SpecError: if it cannot run so.
-    """
-    if way and way not in WAYS:
-        raise unknown("way", way, list(WAYS))
-    if not way:
-        return reference  # a copy of what was compiled in place would not be compiled
-    model: Any
-    with running("the reference", f"cannot be copied, as way {way!r} needs it"):
-        model = copy.deepcopy(reference).to(DTYPES.get(way))
-    if way == "compile":
-        model = torch.compile(unwrapped(model), dynamic=False)
-    if way in ("eager", "sdpa"):
-        try:
-            model.set_attn_implementation(way)
-        except (AttributeError, ValueError) as error:
-            raise SpecError(f"{type(model).__name__} cannot run as {way!r}: {first_line(error)}") from None
-    if way in ("cuda", "tf32"):
-        if not torch.cuda.is_available():
-            raise SpecError(f"way is {way!r} but PyTorch sees no CUDA device here")
-        model.to("cuda")
-        torch.set_float32_matmul_precision("high" if way == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = way == "tf32"
-    if way == "int8":
-        with optional("way 'int8'", "peers"):
-            from torchao.quantization import Int8WeightOnlyConfig, quantize_
-        quantize_(model, Int8WeightOnlyConfig())
-    return model
-
-
 def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleReference:
     """Return the reference with the candidate's weights of 8 bits.
 
@@ -386,34 +348,67 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
     return tensors
 
 
+def session_of(path: Path, graph: bytes = b"") -> Any:
+    """Return a session of ONNX Runtime for the graph in a file, or for an edited one beside its weights."""
+    with optional("an ONNX file", "peers"):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return onnxruntime.InferenceSession(graph or str(path), sess_options=options)
+
+
+def feed(reference: ModelReference, session: Any) -> Arrays:
+    """Return the reference's inputs as a graph takes them: by name, else by place."""
+    given, taken = reference.inputs, [entry.name for entry in session.get_inputs()]
+    by_place = dict(zip(taken, given.values(), strict=False)) if len(taken) == len(given) else {}
+    return {name: array for name, array in (by_place | given).items() if name in taken}
+
+
 def run_graph(reference: ModelReference, path: Path) -> Arrays:
     """Run an ONNX graph in ONNX Runtime on the reference's inputs.
 
     Raises:
         SpecError: if the graph cannot be read, or wants other inputs.
     """
-    with optional("an ONNX file", "peers"):
-        import onnx
-        import onnxruntime
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    start = functools.partial(onnxruntime.InferenceSession, sess_options=options)
-    plain = reference.values
-    session, model = start(str(path)), onnx.load(str(path), load_external_data=False)
-    inputs, taken = reference.inputs, [entry.name for entry in session.get_inputs()]
-    by_place = dict(zip(taken, inputs.values(), strict=False)) if len(taken) == len(inputs) else {}
-    inputs = {name: array for name, array in (by_place | inputs).items() if name in taken}
+    session = session_of(path)
+    import onnx
+
+    model, plain, inputs = (
+        onnx.load(str(path), load_external_data=False),
+        reference.values,
+        feed(reference, session),
+    )
     outputs = [output.name for output in model.graph.output]
     results = session.run(outputs, inputs)
-    named, shown = by_name(reference, dict(zip(outputs, results, strict=True))), show(model.graph, plain)
-    # Outputs of modules come from a second run: a graph that shows them cannot be fused as far.
+    arrays, shown = by_name(reference, dict(zip(outputs, results, strict=True))), show(model.graph, plain)
     if not shown:
-        return named
-    arrays = start(model.SerializeToString()).run([*shown.values()], inputs)
-    inner = {
-        path: array for path, array in zip(shown, arrays, strict=True) if array.shape == plain[path].shape
+        return arrays
+    inner = session_of(path, model.SerializeToString()).run([*shown.values()], inputs)
+    fitting = {
+        name: array for name, array in zip(shown, inner, strict=True) if array.shape == plain[name].shape
     }
-    return inner | named
+    return fitting | arrays
+
+
+def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | None:
+    """Return what runs a candidate once, as its user does; None where nothing runs here.
+
+    It is what is timed: without hooks, from inputs that are there.
+    """
+    if isinstance(candidate, ModuleReference):
+        inputs = candidate.given(lambda x: x.to(candidate.device))
+
+        def forward() -> None:
+            with torch.inference_mode():
+                candidate.model(*inputs["args"], **inputs["kwargs"])
+
+        return forward
+    if isinstance(candidate, (str, Path)) and Path(candidate).suffix == ".onnx":
+        session = session_of(Path(candidate))
+        return functools.partial(session.run, None, feed(reference, session))
+    if callable(candidate):
+        return lambda: child.called(candidate, reference.inputs)
+    return None
 
 
 def run_alone(reference: ModelReference, target: str, python: str | None = None) -> Arrays:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -58,6 +59,7 @@ class ModelComparison(Judge):
     """
 
     reference: ModelReference
+    call: Callable[[], Any] | None = None  # runs the candidate once, as its user does
 
     def __init__(
         self,

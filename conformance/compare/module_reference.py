@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import math
 import random
 import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -106,6 +107,21 @@ def seeded(seed: int | None) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
+class Kept:
+    """The items of an iterator, as often as they are asked for; each is made once."""
+
+    def __init__(self, rest: Iterator[Expectation]) -> None:
+        self.items, self.rest = list[Expectation](), rest
+
+    def __iter__(self) -> Iterator[Expectation]:
+        for place in itertools.count():
+            if place == len(self.items):
+                self.items += itertools.islice(self.rest, 1)
+            if place == len(self.items):
+                return
+            yield self.items[place]
+
+
 class Finished(Exception):
     """Raised by an observer that needs no more tensors."""
 
@@ -121,6 +137,7 @@ class ModelReference:
     declared: Collection[str] = ()  # what candidates need not compute (DECLARATIONS)
     role: str = "the reference"  # its name in errors
     seed: int | None = None  # from which each run draws random numbers, if it may draw any
+    keeps: bool = False  # whether what is expected from the inputs is kept, for the next candidate
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
@@ -187,8 +204,15 @@ class ModelReference:
         outputs = [name for name in self.plain if is_output(name)]
         return [name for name in outputs if {name, OUTPUT} & {*self.declared}]
 
-    def expect(self, pin: Pin | None) -> Iterator[Expectation]:
+    def expect(self, pin: Pin | None) -> Iterable[Expectation]:
         """Yield what is expected at a first look, and then in full."""
+        return self._from_inputs if self.keeps and pin is None else self._expect(pin)
+
+    @functools.cached_property
+    def _from_inputs(self) -> Kept:
+        return Kept(self._expect(None))
+
+    def _expect(self, pin: Pin | None) -> Iterator[Expectation]:
         truth, where = self.exact(), "end to end" if pin is None else "each stretch"
         compute = partial(self.compute, pin=pin or nothing)
         dtypes = {name: activation.dtype for name, activation in self.activations.items()}
@@ -329,6 +353,11 @@ class ModuleReference(ModelReference):
         with running(self.role, f"cannot be copied, to run in {dtype_name(dtype)} as the candidate does"):
             return replace(self, model=copy.deepcopy(self.model).to(dtype), **self.given_in(dtype))
 
+    @property
+    def device(self) -> torch.device:
+        """Where the module's parameters lie."""
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
     @functools.cached_property
     def _as_it_is(self) -> tuple[dict[str, Tensor], list[str]]:
         return self._watched()
@@ -424,7 +453,7 @@ class ModuleReference(ModelReference):
             SpecError: if the module returns no floating-point tensor, or cannot run.
         """
         arithmetic = modes[0] if modes and isinstance(modes[0], ExactMode) else None
-        device = next((p.device for p in self.model.parameters()), "cpu")
+        device = self.device
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         used = self.parameters if arithmetic else parameters
         trained = {name: used[name] for name, _ in self.model.named_parameters() if used[name].requires_grad}

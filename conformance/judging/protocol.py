@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,7 +39,7 @@ class Reference(Protocol):
     def activations(self) -> Mapping[str, Activation]:
         """Every tensor that is judged, in the order of computation."""
 
-    def expect(self, pin: Pin | None) -> Iterator[Expectation]:
+    def expect(self, pin: Pin | None) -> Iterable[Expectation]:
         """Yield what is expected, first looks before the final one.
 
         Args:

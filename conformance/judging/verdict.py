@@ -347,6 +347,7 @@ class Result:
         attribution: one line that says that it diverges in this precision alone, or only when it runs again.
         times: runs on the same inputs in the same process.
         differing: tensors that did not always have the same bits, in the order of computation.
+        milliseconds: of one forward pass of a candidate for any model; 0 if it was not timed.
     """
 
     backend: str
@@ -362,6 +363,7 @@ class Result:
     attribution: str = ""
     times: Count = 1
     differing: tuple[str, ...] = ()
+    milliseconds: Number = 0.0
 
     @property
     def table(self) -> list[Row]:

@@ -154,6 +154,37 @@ def table(report: Report, title: str, group: str = "variant") -> Table:
     return verdicts
 
 
+def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table:
+    """Return a table with a row for each candidate for one model.
+
+    Args:
+        reference: milliseconds of the reference's own forward pass; 0: nobody timed it.
+    """
+    timed = reference or any(result.milliseconds for result in results)
+    several_cases = len({result.case for result in results}) > 1
+    columns = ["candidate", *(["inputs"] * several_cases), "verdict", "worst", "first wrong, and why"]
+    made = Table(*columns, *(["ms"] * bool(timed)), padding=(0, 1), expand=False)
+    made.columns[columns.index("worst")].justify = made.columns[-1].justify = "right"
+    made.columns[columns.index("first wrong, and why")].justify = "left"
+    if reference:
+        made.add_row(*(["the reference"] + [""] * (len(columns) - 1) + [f"{reference:.3g}"]))
+    for result in results:
+        verdict, why = result.verdict, result.detail
+        if verdict and verdict.first:
+            why = verdict.cause.text if verdict.cause else f"`{verdict.first}`, no cause is known"
+        elif verdict and verdict.status != "agrees":
+            why = "; ".join(unjudged_lines(verdict))
+        made.add_row(
+            Text(result.backend),
+            *([Text(result.case)] * several_cases),
+            Text(result.status, style=STYLES.get(result.status, "bold magenta")),
+            number(result.worst) if verdict else "",
+            Text(why),
+            *([f"{result.milliseconds:.3g}" if result.milliseconds else ""] * bool(timed)),
+        )
+    return made
+
+
 def markdown(report: Report) -> str:
     """Return the table of verdicts as Markdown."""
     names = ordered(result.backend for result in report.results)
@@ -315,11 +346,16 @@ def summary(report: Report) -> str:
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:
     """Print table, failures and summary."""
     report = report.explained()
-    console.print(table(report, title, group))
-    console.print(
-        "A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding.",
-        style="dim",
-    )
+    if group == "reference":
+        console.print(title, style="bold", highlight=False)
+        console.print(candidates_table(report.results, report.milliseconds))
+        meaning = "Worst: the largest error of any tensor, in tolerances: up to 1 is rounding."
+    else:
+        console.print(table(report, title, group))
+        meaning = (
+            "A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding."
+        )
+    console.print(meaning, style="dim")
     console.print(failures(report))
     for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim", highlight=False)

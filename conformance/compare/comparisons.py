@@ -1,0 +1,177 @@
+"""Several candidates for one model, side by side: their verdicts, and how long those that agree take."""
+
+from __future__ import annotations
+
+import html
+import io
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from concord.backends.wire import WorkerFailure
+from concord.conformance.compare import prepare
+from concord.conformance.compare.candidates import call_of
+from concord.conformance.compare.module_reference import ModuleReference
+from concord.conformance.compare.ways import BATCHES, WAYS
+from concord.conformance.judging.verdict import Result, Verdict
+from concord.conformance.progress import say
+from concord.conformance.run.report import candidates_table
+from concord.spec.errors import SpecError
+
+LEAST_TURNS, MOST_TURNS = 5, 50
+
+SECONDS = 2.0
+"""How long each candidate is timed, unless it has not had its least turns by then."""
+
+WIDTH = 110
+"""Characters of a line of the table as text."""
+
+
+@dataclass(frozen=True)
+class Comparisons(Mapping[str, Verdict]):
+    """The verdicts of several candidates by name.
+
+    Attributes:
+        verdicts: of the candidates that could be judged.
+        missing: why the others could not.
+        milliseconds: of one forward pass of the reference (under ``"reference"``) and of each candidate that
+            agrees and runs here: the median of several, taken in turns.
+        dtypes: of the outputs of each candidate.
+        notes: what is to be said besides, by candidate and subject.
+    """
+
+    verdicts: Mapping[str, Verdict]
+    missing: Mapping[str, str]
+    milliseconds: Mapping[str, float]
+    dtypes: Mapping[str, str]
+    notes: Mapping[str, str]
+
+    def __getitem__(self, name: str) -> Verdict:
+        """Return the verdict of a candidate.
+
+        Raises:
+            SpecError: if it could not be judged.
+        """
+        if name in self.missing:
+            raise SpecError(f"{name}: {self.missing[name]}")
+        return self.verdicts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the candidates that were judged."""
+        return iter(self.verdicts)
+
+    def __len__(self) -> int:
+        """Return how many candidates were judged."""
+        return len(self.verdicts)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every candidate could be judged, and agrees."""
+        return not self.missing and all(verdict.passed for verdict in self.verdicts.values())
+
+    def explained(self) -> Comparisons:
+        """Return the same with what explains each divergence."""
+        return replace(self, verdicts={name: one.explained() for name, one in self.verdicts.items()})
+
+    def results(self, reference: str = "", case: str = "") -> list[Result]:
+        """Return one result for each candidate, as a report has them.
+
+        Args:
+            reference: the name of the reference.
+            case: what the candidates were run on, in words.
+        """
+        judged = [
+            Result(
+                name,
+                reference,
+                case,
+                self.dtypes[name],
+                verdict.status,
+                verdict=verdict,
+                milliseconds=self.milliseconds.get(name, 0.0),
+            )
+            for name, verdict in self.verdicts.items()
+        ]
+        missing = [Result(name, reference, case, "", "missing", why) for name, why in self.missing.items()]
+        return judged + missing
+
+    def __str__(self) -> str:
+        """Return the table as text: a row for each candidate."""
+        text = io.StringIO()
+        table = candidates_table(self.explained().results(), self.milliseconds.get("reference", 0.0))
+        Console(file=text, width=WIDTH, color_system=None).print(table)
+        return text.getvalue().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the table of the terminal."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def compare_several(
+    reference: Any, candidates: Mapping[str, Any], inputs: Any = None, **options: Any
+) -> Comparisons:
+    """Judge several candidates, and time those that agree.
+
+    What is expected from the inputs is derived once for all that compute in one dtype.
+
+    Args:
+        reference, inputs, options: as :func:`concord.conformance.compare.prepare` takes them.
+        candidates: by name, each as it takes one, or the name of a way.
+
+    Raises:
+        SpecError: if none of them can be compared.
+    """
+    known, verdicts, missing = dict[Any, Any](), dict[str, Verdict](), dict[str, str]()
+    dtypes, notes, calls = dict[str, str](), dict[str, str](), dict[str, Callable[[], Any]]()
+    for name, candidate in candidates.items():
+        say(f"judging {name}")
+        in_way = isinstance(candidate, str) and all(part in WAYS for part in candidate.split("+"))
+        chosen: dict[str, Any] = {"way": candidate} if in_way else {"candidate": candidate}
+        try:
+            comparison = prepare(reference, inputs=inputs, known=known, **chosen, **options)
+            verdicts[name] = comparison.verdict()
+        except (SpecError, WorkerFailure) as error:
+            missing[name] = str(error)
+            continue
+        dtypes[name] = comparison.reference.precision
+        notes |= {f"{name}, {subject}": text for subject, text in comparison.notes.items()}
+        other_batches = in_way and candidate in BATCHES  # which take longer, and say nothing of speed
+        if verdicts[name].passed and comparison.call and not other_batches:
+            calls[name] = comparison.call
+    if not verdicts:  # what is wrong with the reference, or its inputs, is said of each
+        raise SpecError([*dict.fromkeys(missing.values())] or "no candidate is given but one must be")
+    model = next((one for one in known.values() if isinstance(one, ModuleReference)), None)
+    if model and calls and (own := call_of(model, model)):
+        calls = {"reference": own, **calls}
+    return Comparisons(verdicts, missing, milliseconds(calls), dtypes, notes)
+
+
+def milliseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Return the median time of each call, in milliseconds.
+
+    They take turns: what else the machine does disturbs all of them alike.
+    """
+    turns = {name: list[float]() for name in calls}
+    for call in calls.values():  # the first call of a compiled program compiles it
+        call()
+    started = time.perf_counter()
+    for turn in range(MOST_TURNS):
+        if turn >= LEAST_TURNS and time.perf_counter() - started > SECONDS * len(calls):
+            break
+        for name, call in calls.items():
+            call()  # what ran before had the caches
+            begun = _now()
+            call()
+            turns[name].append(_now() - begun)
+    return {name: 1000 * statistics.median(seconds) for name, seconds in turns.items()}
+
+
+def _now() -> float:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()

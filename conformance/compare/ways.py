@@ -1,0 +1,225 @@
+"""Ways to run the reference's own module as a candidate: kernels, precisions, compilers, engines, batches.
+
+Ways are joined by ``+``: ``cuda+bfloat16+compile``.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from concord.conformance.compare.module_reference import (
+    OUTPUT,
+    ModuleReference,
+    described,
+    is_output,
+    named,
+    running,
+    unwrapped,
+)
+from concord.spec.errors import SpecError, optional, refuse, unknown
+from concord.spec.text import first_line
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+DEVICES = ("cuda", "tf32")
+
+ATTENTION = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+"""Kernels of ``scaled_dot_product_attention``; where there is no such kernel, PyTorch says so."""
+
+MODULES = ("eager", "sdpa", *ATTENTION, *DTYPES, "int8", *DEVICES, "compile")
+"""Ways that give another module; they may be joined."""
+
+ENGINES = ("onnx", "openvino")
+"""Ways that export the module, and run the graph in an engine."""
+
+BATCHES = ("padded", "padded-left", "cached")
+"""Ways that give the module its tokens otherwise: with more padding, or one by one with its cache."""
+
+WAYS = (*MODULES, *ENGINES, *BATCHES)
+
+MORE = 3
+"""Tokens of padding that ``padded`` adds."""
+
+
+def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
+    """Return the reference's module as a candidate: a module, a graph, or a function of arrays.
+
+    Args:
+        folder: where a graph is written.
+
+    Raises:
+        SpecError: if it cannot run in that way.
+    """
+    names = way.split("+")
+    for name in names:
+        if name not in WAYS:
+            raise unknown("way", name, list(WAYS))
+    alone = [name for name in names if name not in MODULES]
+    refuse([f"way {way!r}: {name!r} cannot be joined to others" for name in alone if len(names) > 1])
+    if alone:
+        make = {"onnx": exported, "openvino": in_openvino, "cached": token_by_token}.get(alone[0])
+        if make:
+            return make(reference, folder)
+        return partial(padded, reference, alone[0] == "padded-left")
+    return module_of(reference.model, names, way)
+
+
+def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
+    """Return a copy of a module that runs in several ways at once.
+
+    Raises:
+        SpecError: if it cannot run so.
+    """
+    dtype = next((DTYPES[name] for name in names if name in DTYPES), None)
+    model: Any
+    with running("the reference", f"cannot be copied, as way {way!r} needs it"):
+        model = copy.deepcopy(reference).to(dtype)
+    for name in sorted(names, key=MODULES.index):  # what is compiled is compiled as all others left it
+        if name in ("eager", "sdpa"):
+            try:
+                model.set_attn_implementation(name)
+            except (AttributeError, ValueError) as error:
+                what = f"{type(model).__name__} cannot run as {name!r}: {first_line(error)}"
+                raise SpecError(what) from None
+        if name in ATTENTION:
+            if hasattr(model, "set_attn_implementation"):
+                model.set_attn_implementation("sdpa")
+            model.forward = partial(_attending, ATTENTION[name], model.forward)
+        if name in DEVICES:
+            if not torch.cuda.is_available():
+                raise SpecError(f"way is {way!r} but PyTorch sees no CUDA device here")
+            model.to("cuda")
+            torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+            torch.backends.cudnn.allow_tf32 = name == "tf32"
+        if name == "int8":
+            with optional("way 'int8'", "peers"):
+                from torchao.quantization import Int8WeightOnlyConfig, quantize_
+            quantize_(model, Int8WeightOnlyConfig())
+        if name == "compile":
+            model = torch.compile(unwrapped(model), dynamic=False)
+    return model
+
+
+def _attending(kernel: SDPBackend, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with sdpa_kernel(kernel):
+        return forward(*args, **kwargs)
+
+
+# Engines.
+
+
+def exported(reference: ModuleReference, folder: Path) -> Path:
+    """Write the module as an ONNX graph, by PyTorch's exporter, and return its path."""
+    with optional("way 'onnx'", "peers"):
+        import onnxruntime  # noqa: F401 - what is exported is run in it
+        import onnxscript  # noqa: F401
+    path, model = folder / "model.onnx", copy.deepcopy(reference.model)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that are not installed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.onnx.export(
+                model, reference.args, path, kwargs=dict(reference.kwargs), dynamo=True, verbose=False
+            )
+        except Exception as error:  # whatever the exporter, or the model in it, raises
+            cause: BaseException = error
+            while cause.__cause__:  # the last one says what stands in its way
+                cause = cause.__cause__
+            raise SpecError(f"the reference cannot be exported to ONNX: {described(cause)}") from error
+    return path
+
+
+def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
+    """Return the module as OpenVINO converts it, in full float32, as a function of arrays."""
+    with optional("way 'openvino'", "peers"):
+        import openvino
+    example = reference.args or dict(reference.kwargs)
+    with running("the reference", "cannot be converted by OpenVINO"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = openvino.convert_model(copy.deepcopy(reference.model), example_input=example)
+        # Its own choice of precision depends on the processor.
+        asked = {"INFERENCE_PRECISION_HINT": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}
+        compiled = openvino.Core().compile_model(graph, "CPU", asked)
+
+    def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        made = compiled(list(args) if args else kwargs)
+        return {f"result {place}": array for place, array in enumerate(made.values())}
+
+    return call
+
+
+# Batches.
+
+
+def padded(reference: ModuleReference, left: bool, *_args: Any, **_inputs: Any) -> dict[str, Any]:
+    """Run the module with :data:`MORE` tokens of padding, and cut them off what it computes.
+
+    Padding on the left moves every position: of activations that hold positions nothing follows, so outputs
+    alone are delivered.
+    """
+    samples, tokens = reference.real.shape
+    fill = {"input_ids": getattr(getattr(reference.model, "config", None), "pad_token_id", None) or 0}
+
+    def longer(name: str, entry: Any) -> Any:
+        if not isinstance(entry, Tensor) or entry.shape[:2] != (samples, tokens):
+            return entry
+        more = entry.new_full((samples, MORE, *entry.shape[2:]), fill.get(name, 0))
+        return torch.cat([more, entry] if left else [entry, more], 1)
+
+    def cut(tensor: Tensor) -> Tensor:
+        for axis in range(1, tensor.ndim):
+            if tensor.shape[axis] == tokens + MORE:
+                tensor = tensor.narrow(axis, MORE if left else 0, tokens)
+        return tensor
+
+    kwargs = {name: longer(name, entry) for name, entry in reference.kwargs.items()}
+    run = ModuleReference(reference.model, kwargs=kwargs, role="the candidate")
+    return {name: cut(tensor) for name, tensor in run.values.items() if is_output(name) or not left}
+
+
+def token_by_token(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
+    """Return a decoder that is fed token by token, with its cache between them, as a function.
+
+    Raises:
+        SpecError: for a module without tokens or cache.
+    """
+    model, kwargs = reference.model, dict(reference.kwargs)
+    ids, mask = kwargs.pop("input_ids", None), kwargs.pop("attention_mask", None)
+    takes = inspect.signature(model.forward).parameters
+    place = next((name for name in ("cache", "past_key_values") if name in takes), "")
+    if not isinstance(ids, Tensor) or not place:
+        raise SpecError("way 'cached' needs a decoder of transformers: input_ids, and a cache")
+
+    def call(*_args: Any, **_inputs: Any) -> dict[str, Any]:
+        cache, steps = None, list[dict[str, Tensor]]()
+        for token in range(ids.shape[1]):
+            until = {} if mask is None else {"attention_mask": mask[:, : token + 1]}
+            given = {**kwargs, **until, place: cache, "use_cache": True}
+            with torch.inference_mode():
+                result = model(input_ids=ids[:, token : token + 1], **given)
+            cache = getattr(result, place, None)
+            if cache is None:
+                raise SpecError(f"{type(model).__name__} returns no {place}")
+            steps.append(named(result, OUTPUT))
+        by_token = {name for name, x in steps[-1].items() if x.ndim > 1 and x.shape[1] == 1}
+        return {
+            name: torch.cat([step[name] for step in steps], 1) if name in by_token else tensor
+            for name, tensor in steps[-1].items()
+        }
+
+    return call

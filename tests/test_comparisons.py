@@ -1,0 +1,52 @@
+"""Several candidates for one model: one table, and the milliseconds of those that agree."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from concord import compare
+from concord.spec.errors import SpecError
+
+INPUTS = (torch.randn(3, 7, generator=torch.Generator().manual_seed(0)),)
+
+
+def model(form="none"):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 13), nn.GELU(form), nn.Linear(13, 5)).eval()
+
+
+def double(x):
+    return {"output": model().double()(torch.from_numpy(x).double()).detach().numpy().astype("float32")}
+
+
+def test_a_table_tells_which_candidates_agree_why_others_do_not_and_how_long_a_pass_takes():
+    found = compare(
+        model(), {"port": model("tanh"), "half": "bfloat16", "away": "cuda", "f64": double}, INPUTS
+    )
+    assert {name: verdict.status for name, verdict in found.items()} == {
+        "port": "diverges",
+        "half": "agrees",
+        "f64": "agrees",
+    }
+    assert found["half"].table[0].tensor == "0"
+    assert found.milliseconds.keys() == {"reference", "half", "f64"}
+    assert not found.passed
+    assert "no CUDA device" in found.missing["away"]
+    with pytest.raises(SpecError, match="away: way is 'cuda'"):
+        found["away"]
+    rows = {line.split("│")[1].strip(): line for line in str(found).splitlines() if "│" in line}
+    assert re.search("diverges .* `1` is explained by", rows["port"])
+    assert "tanh instead of none" in str(found)
+    assert {"the reference", "port", "half", "f64", "away"} <= {*rows}
+
+
+def test_what_is_wrong_with_the_reference_is_said_once_and_of_no_candidate():
+    with pytest.raises(SpecError, match="inputs are missing") as refused:
+        compare(model(), {"half": "bfloat16", "port": model()})
+    assert len(refused.value.problems) == 1
+
+
+def test_arrays_by_name_are_one_candidate():
+    assert compare(model(), {"output": double(INPUTS[0].numpy())["output"]}, INPUTS).passed
