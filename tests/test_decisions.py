@@ -1,6 +1,7 @@
 """What rounding decides: right algorithms do not diverge at a tie, wrong ones do, and the rest is judged."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -41,30 +42,21 @@ def in_float64(function):
     return lambda m, x: function(m, x.double()).float()
 
 
-def of(function, **options):
-    """Return a function of a module and its input that calls one of the input with options."""
-    return lambda m, x: function(x, **options)
-
-
-def variant(function, **options):
-    return lambda m, x: function(m, x, **options)
-
-
 # Levels.
 
 
-def levels(x, near=torch.round, inverse=False, shift=0):
+def levels(m, x, near=torch.round, inverse=False, shift=0):
     return (near(x * (1 / LEVEL) if inverse else x / LEVEL) + shift) * LEVEL
 
 
-def fake(x, near=torch.round, inverse=False):
+def fake(m, x, near=torch.round, inverse=False):
     return (torch.clamp(near(x * (1 / LEVEL) if inverse else x / LEVEL) + 3, -128, 127) - 3) * LEVEL
 
 
 SCALES, POINTS = torch.full((3,), LEVEL), torch.full((3,), 3, dtype=torch.int32)
 
 
-def sampled(x, mode="nearest", halve=lambda y: y * 0.5):
+def sampled(m, x, mode="nearest", halve=lambda y: y * 0.5):
     places = torch.linspace(-1, 1, 13)  # of four columns every third lies between two
     grid = halve(torch.stack(torch.meshgrid(places, places, indexing="xy"), -1)[None] * 2)
     return F.grid_sample(x.to(grid.dtype), grid, mode=mode, align_corners=False).float()
@@ -72,7 +64,7 @@ def sampled(x, mode="nearest", halve=lambda y: y * 0.5):
 
 def straight_through(m, x, near=torch.round, inverse=False, slope=1.0, backwards=False):
     y = F.linear(x.flip(-1), m.a.weight.flip(-1), m.a.bias) if backwards else m.a(x)
-    return (slope * y + (levels(y, near, inverse) - slope * y).detach()) ** 2
+    return (slope * y + (levels(m, y, near, inverse) - slope * y).detach()) ** 2
 
 
 # Choices.
@@ -147,28 +139,28 @@ def between_by_ceiling(m, x):
     return TABLE[high.long()] * (1 - (high - y)) + TABLE[high.long() - 1] * (high - y)
 
 
-def stretched(x, near=torch.floor):
+def stretched(m, x, near=torch.floor):
     place = torch.arange(15).float() * x.shape[-1] / 15
     return x[:, near(place).long().clamp(0, x.shape[-1] - 1)]
 
 
 KINDS = {
     "levels": Kind(
-        of(levels),
-        (of(levels, inverse=True), in_float64(of(levels))),
-        (of(levels, near=torch.floor), of(levels, shift=1)),
+        levels,
+        (partial(levels, inverse=True), in_float64(levels)),
+        (partial(levels, near=torch.floor), partial(levels, shift=1)),
     ),
     "fake quantization": Kind(
         lambda m, x: torch.fake_quantize_per_channel_affine(x, SCALES, POINTS, 0, -128, 127),
-        (of(fake, inverse=True), of(fake)),
-        (of(fake, near=torch.floor),),
+        (partial(fake, inverse=True), fake),
+        (partial(fake, near=torch.floor),),
         gradients=True,
     ),
     **{
         f"sampled {mode}": Kind(
-            of(sampled, mode=mode),
-            (of(sampled, mode=mode, halve=lambda y: y.double() / 2),),
-            (of(sampled, mode=other),),
+            partial(sampled, mode=mode),
+            (partial(sampled, mode=mode, halve=lambda y: y.double() / 2),),
+            (partial(sampled, mode=other),),
             drawn(1, 1, 8, 4),
         )
         for mode, other in (("nearest", "bilinear"), ("bilinear", "nearest"))
@@ -180,16 +172,16 @@ KINDS = {
     ),
     "straight through": Kind(
         straight_through,
-        (variant(straight_through, inverse=True), variant(straight_through, backwards=True)),
-        (variant(straight_through, near=torch.floor), variant(straight_through, slope=0.5)),
+        (partial(straight_through, inverse=True), partial(straight_through, backwards=True)),
+        (partial(straight_through, near=torch.floor), partial(straight_through, slope=0.5)),
         tied(61, linear(61, 7), "level"),
         {"a": linear(61, 7)},
         gradients=True,
     ),
     "experts": Kind(
         experts,
-        (variant(experts, by_float64=True), experts_side_by_side),
-        (variant(experts, count=1),),
+        (partial(experts, by_float64=True), experts_side_by_side),
+        (partial(experts, count=1),),
         tied(7, linear(7, 4, bias=False), "equal"),
         {
             "a": linear(7, 4, bias=False),
@@ -199,7 +191,7 @@ KINDS = {
     "codes": Kind(
         lambda m, x: m.code(torch.cdist(x, m.code.weight).argmin(-1)),
         (nearest_code,),
-        (variant(nearest_code, step=1),),
+        (partial(nearest_code, step=1),),
         between_codes(),
         CODES,
     ),
@@ -212,15 +204,15 @@ KINDS = {
         gradients=True,
     ),
     "nearest": Kind(
-        of(stretched),
+        stretched,
         (lambda m, x: F.interpolate(x[None], size=15)[0],),
-        (of(stretched, near=torch.round),),
+        (partial(stretched, near=torch.round),),
         drawn(2, 9),
     ),
     "between": Kind(
         between,
         (between_by_ceiling, in_float64(between)),
-        (variant(between, share=0.5),),
+        (partial(between, share=0.5),),
         torch.arange(21)[None] * 0.15,
     ),
     "sorted": Kind(
@@ -254,14 +246,14 @@ def test_a_tie_does_not_blind_other_elements_and_where_all_are_tied_nothing_agre
     kind = KINDS["levels"]
     verdict = kind.verdict(kind.others[0], alone=True)
     assert verdict.status == verdict.table[0].status == "agrees"
-    wrong = levels(GRID)
+    wrong = levels(None, GRID)
     wrong[1, 3] += LEVEL  # no tie
     assert kind.verdict(lambda m, x: wrong, alone=True).first_divergence.deciding.beyond == 1
     ties = torch.arange(-9, 10, 2)[None] * LEVEL / 2
     row = kind.verdict(kind.wrong[0], x=ties).table[0]
     assert row.status == "undetermined"
     assert row.note.startswith("rounding decides `round` (test_decisions.py:")
-    assert kind.verdict(of(levels, shift=50), x=ties).status == "diverges"
+    assert kind.verdict(partial(levels, shift=50), x=ties).status == "diverges"
 
 
 def test_an_input_at_a_tie_is_decided():
@@ -280,7 +272,7 @@ def test_what_python_decides_by_a_number_is_undetermined_from_there_on():
         return m.b(m.a(x)) * (2 if many else 3)
 
     kind = Kind(branched, (), (), drawn(5, 7), AB)
-    row = kind.verdict(variant(branched, inverse=True), alone=True).table[-1]
+    row = kind.verdict(partial(branched, inverse=True), alone=True).table[-1]
     assert row.status == "undetermined"
     assert row.note.startswith("rounding decides `item` (test_decisions.py:")
 
@@ -291,7 +283,7 @@ def test_where_rounding_decides_a_shape_what_follows_is_judged_end_to_end():
 
     x = drawn(5, 7)
     x[3, 0] = LEVEL * 2.5
-    verdict = Kind(picked, (), (), x, AB).verdict(variant(picked, factor=1.1))
+    verdict = Kind(picked, (), (), x, AB).verdict(partial(picked, factor=1.1))
     assert verdict.status == "undetermined"
     assert verdict.table[-1].note.startswith("so is b before it: rounding decides `gt` (test_decisions.py:")
 

@@ -370,13 +370,6 @@ def quantiles_and_sorts(m, x):
 # Derivatives, and operations of one's own.
 
 
-def force(m, x):
-    """Return a gradient that the forward pass takes itself."""
-    with torch.enable_grad():
-        y = x.detach().requires_grad_()
-        return -torch.autograd.grad(torch.tanh(m.inner(y)).square().sum(), y, create_graph=True)[0]
-
-
 class Clipped(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -398,10 +391,15 @@ def derivatives(m, x):
     def energy(y):
         return torch.tanh(m.weight @ y).square().sum()
 
+    def force(y):
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            return -torch.autograd.grad(energy(m.inner(y).T), y, create_graph=True)[0]
+
     y = m.inner(x)
     return {
         "mapped": torch.func.vmap(torch.func.grad(energy))(x),
-        "force": force(m, x),
+        "force": force(x),
         "checkpointed": checkpoint(lambda z: F.gelu(m.inner(z)), x, use_reentrant=False),
         "function": Clipped.apply(y) * 2.5,
         "operator": scaled_swish(y.detach(), 1.3) + y,
