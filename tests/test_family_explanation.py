@@ -6,7 +6,6 @@ The tensor, the clause, and what is seen, but no cause that is not theirs.
 import dataclasses
 import re
 import zlib
-from functools import partial
 
 import numpy as np
 import pytest
@@ -283,25 +282,18 @@ def test_other_rows_of_a_table_are_named_and_no_vector_that_is_none_of_them(name
     assert explained_edit(case, tap, lambda m: looked_up(m) + m.constant(stray, m.y)).cause is None
 
 
-ERRORS = {
-    "random": lambda y, noise: y * (1 + 1e-4 * noise),
-    "of one sign": lambda y, noise: y * (1 + 1e-4 * abs(noise)),
-}
-
-
-@pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize(
     ("tap", "own"), [("layers.0.norm1", "NRM-2"), (f"{H0}.weights", "ATT-5"), ("layers.0.residual2", "RES-1")]
 )
-def test_small_errors_are_rounding_only_if_they_are_random(tap, own, kind):
-    case = build_case("bert", "ragged")
+def test_small_errors_are_rounding_only_if_they_are_random(tap, own):
+    for error, clause in ((np.asarray, "PRC-2"), (abs, own)):  # of either sign, or all of one
 
-    def edit(m):
-        y = np.asarray(m.y.tensor.value, np.float64)
-        noise = np.random.default_rng(5).standard_normal(y.shape)
-        return m.y + m.constant(ERRORS[kind](y, noise) - y, m.y)
+        def edit(m, error=error):
+            y = np.asarray(m.y.tensor.value, np.float64)
+            noise = error(np.random.default_rng(5).standard_normal(y.shape))
+            return m.y + m.constant(1e-4 * y * noise, m.y)
 
-    assert explained_edit(case, tap, edit).clause == ("PRC-2" if kind == "random" else own)
+        assert explained_edit(build_case("bert", "ragged"), tap, edit).clause == clause
 
 
 @pytest.mark.parametrize("tap", ["*.value", "*attention.output", "*.norm2"])
@@ -423,33 +415,31 @@ def test_a_neighbour_that_would_show_elsewhere_is_not_named():
 # What to do next.
 
 
-def noisy(run, tensor):
-    drawn = partial(np.random.default_rng(5).standard_normal, dtype=np.float32)
-    made = other(run, tensor, lambda x: x + np.float32(1e-3) * abs(x).max() * drawn(x.shape))
-    return dataclasses.replace(made, output=made.taps["logits"])
+def lines_of(tensor, *missing):
+    """Return what is said of a run in which a tensor has noise, and that lacks others."""
+    case, random = build_case("bert", "ragged"), np.random.default_rng(5)
 
+    def noisy(x):
+        return x + np.float32(1e-3) * abs(x).max() * random.standard_normal(x.shape, dtype=np.float32)
 
-def lines_of(run):
-    case = build_case("bert", "ragged")
+    run = without(other(run_with(Change(), case), tensor, noisy), *missing)
     verdict = verdict_of(case, run)
-    result = Result("toy", "bert", case.name, "float32", verdict.status, verdict=verdict, seconds=1.0)
-    return divergence_lines(result)
+    return divergence_lines(Result("toy", "bert", case.name, "float32", verdict.status, verdict=verdict))
 
 
 def test_the_next_step_is_named():
-    wrong = noisy(run_with(Change(), build_case("bert", "ragged")), "layers.1.norm1")
-    few = without(wrong, "layers.1.attention.output", "layers.1.residual1", "layers.0.norm1")
-    assert lines_of(few)[-1].endswith(
+    missing = ("layers.1.attention.output", "layers.1.residual1", "layers.0.norm1")
+    assert lines_of("layers.1.norm1", *missing)[-1].endswith(
         "deliver layers.1.attention.output, the first of 2 missing between "
         "layers.1.attention.context (right) and layers.1.norm1 (wrong)"
     )
-    assert lines_of(wrong)[-1].startswith("  next: compare this step with SPEC ")
+    lines = lines_of("layers.1.norm1")
+    assert lines[-1].startswith("  next: compare this step with SPEC ")
+    assert "the forward pass agrees" not in "\n".join(lines)
 
 
 def test_that_only_gradients_diverge_is_said_first():
-    run = noisy(run_with(Change(), build_case("bert", "ragged")), "gradients.layers.1.norm1.weight")
-    lines = lines_of(run)
-    assert lines[0].endswith(": the forward pass agrees, only gradients diverge")
-    assert lines[1].startswith("  first at gradients.layers.1.norm1.weight")
-    assert "--forward-only" in lines[-1]
-    assert "the forward pass agrees" not in "\n".join(lines_of(noisy(run, "layers.1.norm1")))
+    first, second, *_, last = lines_of("gradients.layers.1.norm1.weight")
+    assert first.endswith(": the forward pass agrees, only gradients diverge")
+    assert second.startswith("  first at gradients.layers.1.norm1.weight")
+    assert "--forward-only" in last

@@ -89,22 +89,20 @@ def test_other_modules_are_refused_by_name(folder):
 
 
 def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_no_modules_elsewhere(tmp_path):
-    (source := tmp_path / "one").mkdir()
+    source, native, back = (tmp_path / name for name in ("one", "native", "back"))
     porting.write(pooled(), source / "0_Transformer", "sentence-transformers")
     for name in ("modules.json", "1_Pooling"):
         (source / "0_Transformer" / name).rename(source / name)
     modules = json.loads((source / "modules.json").read_text())
     (source / "modules.json").write_text(json.dumps([{**modules[0], "path": "0_Transformer"}, *modules[1:]]))
     (source / "0_Transformer/sentence_bert_config.json").write_text('{"max_seq_length": 7}')
-    (source / "config_sentence_transformers.json").write_text('{"prompts": {}}')
-    porting.write(porting.read(source), tmp_path / "native", "torch")
-    there = {path.name for path in (tmp_path / "native").iterdir()}
-    assert there > {"sentence_bert_config.json", "config_sentence_transformers.json"}
-    assert "modules.json" not in there
-    porting.write(porting.read(tmp_path / "native"), tmp_path / "back", "sentence-transformers")
-    assert bits(porting.read(tmp_path / "back")) == bits(porting.read(source))
+    porting.write(porting.read(source), native, "torch")
+    assert (native / "sentence_bert_config.json").exists()
+    assert not (native / "modules.json").exists()
+    porting.write(porting.read(native), back, "sentence-transformers")
+    assert bits(porting.read(back)) == bits(porting.read(source))
     # Without a pooler in the file, the library is told to make none.
-    assert json.loads((tmp_path / "back/sentence_bert_config.json").read_text()) == {
+    assert json.loads((back / "sentence_bert_config.json").read_text()) == {
         "max_seq_length": 7,
         "model_args": {"add_pooling_layer": False},
     }
