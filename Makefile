@@ -64,7 +64,7 @@ $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 	touch $@
 
 criteria: $(VENV)/installed ## write docs/guides/criteria.md, the comparison with usual criteria, anew
-	$(RUN)/python examples/criteria.py docs/guides/criteria.md
+	$(RUN)/python -m examples.criteria docs/guides/criteria.md
 
 SPEED := speed --preset minilm --implementation library
 RECORD = --json conformance/results/$1.json && $(RUN)/concord show report conformance/results/$1.json --markdown docs/guides/$1.md

@@ -18,8 +18,7 @@ import numpy as np
 from concord import backends
 from concord.backends.interface import Request, Unsupported
 from concord.backends.wire import WorkerFailure
-from concord.conformance.bugs import edited_model
-from concord.conformance.bugs.catalogue import ALTERNATIVES, BUGS
+from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
 from concord.conformance.run.report import within
@@ -28,6 +27,7 @@ from concord.spec.cases import build_case, standard_cases
 from concord.spec.files import write_text
 from concord.spec.reference import reference
 from concord.spec.tensors import output_name
+from tests.toys import alternatives
 
 SEED = 2026
 CASES, SINGLE_CASES, HALF_CASES = 4, 200, 100
@@ -164,11 +164,11 @@ def of_alternatives(cases=CASES, seed=SEED):
     standard = [job_of(case, "float32") for case in standard_cases()]
     np.random.default_rng(seed).shuffle(standard)
     turns = itertools.cycle(standard), itertools.cycle(random_jobs("float32", 2 * cases, seed + 1))
-    for alternative in ALTERNATIVES.values():
+    for alternative in alternatives.ALTERNATIVES.values():
         for job in itertools.chain.from_iterable(itertools.islice(turn, cases) for turn in turns):
             request = Request(job.config, job.weights, job.batch, job.part, job.dtype)
             try:
-                run = edited_model.run(alternative.change, request)
+                run = alternatives.run(alternative.change, request)
             except Unsupported:
                 continue
             yield RIGHT, f"{alternative.name} {job.name}", flags_of(job, run)

@@ -90,8 +90,7 @@ def fuzz():
 
 def alternatives():
     """Judge each admissible algorithm, in NumPy."""
-    from concord.conformance.bugs.catalogue import ALTERNATIVES
-    from concord.conformance.bugs.edited_model import run
+    from tests.toys.alternatives import ALTERNATIVES, run
 
     for variant, scenario in (("nndl-paddle", "ragged"), ("bert-pytorch", "full"), ("bert", "tiny")):
         case = build_case(variant, scenario)

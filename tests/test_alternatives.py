@@ -7,19 +7,15 @@ import numpy as np
 import pytest
 
 from concord.backends.interface import Request
-from concord.conformance.bugs import algorithms, alternatives
-from concord.conformance.bugs.alternatives import log_sum_exp, norm
 from concord.conformance.bugs.attention import WEIGHTS, without_maximum
-from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.catalogue import ALTERNATIVES
-from concord.conformance.bugs.edited_model import run
 from concord.conformance.bugs.norms import NORMS
 from concord.conformance.fuzz.plan import Plan, sample
-from concord.conformance.mutants.matrix import plugin
 from concord.conformance.run.standard_jobs import job_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.elementary import contract
+from tests.toys import algorithms, alternatives
+from tests.toys.alternatives import ALTERNATIVES, Algorithm, log_sum_exp, norm, run
 from tests.toys.surroundings import EACH_BACKEND
 
 ALL = tuple(ALTERNATIVES.values())
@@ -61,7 +57,7 @@ def request_for(variant, scenario, dtype="float32"):
 
 @functools.cache
 def plain(*case):
-    return run(Change(), request_for(*case))
+    return run(Algorithm(), request_for(*case))
 
 
 def same_bits(one, other):
@@ -120,7 +116,7 @@ def test_no_alternative_is_flagged_in_any_standard_or_random_case(dtype):
 @pytest.fixture(params=EACH_BACKEND)
 def mutated(request, open_worker):
     """Each of the four backends in turn, in a process of its own."""
-    return open_worker(plugin(request.param))
+    return open_worker(f"tests.toys.alternatives:{request.param}")
 
 
 @pytest.mark.in_turn
@@ -148,10 +144,10 @@ class NarrowSums(Arithmetic):
         return total
 
 
-ONE_PASS = Change(taps=NORMS, edit=lambda m: norm(m, *alternatives.one_pass(m, m.x[..., :1] * 0.0)))
+ONE_PASS = Algorithm(taps=NORMS, edit=lambda m: norm(m, *alternatives.one_pass(m, m.x[..., :1] * 0.0)))
 """The mean square less the square of the mean, of which nothing was taken off."""
 
-FROM_THE_SCORES = Change(
+FROM_THE_SCORES = Algorithm(
     taps=(WEIGHTS,), edit=lambda m: m.exp(m.unnormalised - log_sum_exp(m, m.unnormalised))
 )
 """Also where a mask constant absorbs the logarithm."""
@@ -161,7 +157,7 @@ FROM_THE_SCORES = Change(
     ("way", "variant", "scenario", "dtype", "tensor"),
     [
         (
-            Change(taps=(WEIGHTS,), edit=without_maximum),
+            Algorithm(taps=(WEIGHTS,), edit=without_maximum),
             *("vanilla-encoder", "peaked", "float32", "layers.0.attention.weights"),
         ),
         (FROM_THE_SCORES, "nndl-paddle", "ragged", "float32", "layers.0.attention.weights"),
@@ -176,7 +172,7 @@ def test_way_that_is_not_admissible_is_flagged(way, variant, scenario, dtype, te
 def test_partial_sums_in_bfloat16_are_flagged_where_there_are_many_terms():
     job = job_of(build_case("bert", "full", "dot_product", {"d_model": 512}), "bfloat16")
     assert not flagged(job.judge(run(ALTERNATIVES["sums_sequential"].change, request_of(job))))
-    assert flagged(job.judge(run(Change(arithmetic=NarrowSums), request_of(job))))
+    assert flagged(job.judge(run(Algorithm(arithmetic=NarrowSums), request_of(job))))
 
 
 def test_logarithm_of_the_softmax_is_flagged_where_a_share_vanishes():
@@ -185,5 +181,5 @@ def test_logarithm_of_the_softmax_is_flagged_where_a_share_vanishes():
     job = dataclasses.replace(job, weights=weights)
     right = ALTERNATIVES["log_softmax_from_normalizer"].change
     assert not flagged(job.judge(run(right, request_of(job))))
-    logarithm = Change(taps=("log_probabilities",), edit=lambda m: m.log(m.softmax(m.x, 1)))
+    logarithm = Algorithm(taps=("log_probabilities",), edit=lambda m: m.log(m.softmax(m.x, 1)))
     assert "log_probabilities" in flagged(job.judge(run(logarithm, request_of(job))))

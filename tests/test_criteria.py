@@ -6,10 +6,9 @@ import runpy
 import numpy as np
 
 from concord.backends.interface import Request
-from concord.conformance.bugs.catalogue import ALTERNATIVES
-from concord.conformance.bugs.edited_model import run
 from concord.conformance.run.standard_jobs import job_of
 from concord.spec.cases import build_case
+from tests.toys.alternatives import ALTERNATIVES, run
 from tests.toys.surroundings import ROOT
 
 PROGRAM = runpy.run_path(str(ROOT / "examples/criteria.py"))

@@ -12,9 +12,7 @@ from typing import Any
 from concord.backends.interface import Request
 from concord.backends.update_rules import Optimizer
 from concord.conformance.bugs.context import Context, Edit
-from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
-from concord.spec.encoder import Model
 from concord.spec.training.recipe import Recipe
 
 TRAINING = "training"
@@ -40,7 +38,6 @@ class Change:
         request: changes what the backend is asked: its configuration, weights or inputs.
         taps: patterns of the taps that are edited.
         edit: what is made of one of them.
-        arithmetic, model: instead of an edit, what computes so in NumPy alone.
         recipe: the recipe that is trained by, given the right one alone.
         batches: of a step of training; given those of all steps.
         weights: by how much each batch of a step counts; given how many samples and counted labels each has.
@@ -60,8 +57,6 @@ class Change:
     request: Callable[[Request], Request] = lambda request: request
     taps: tuple[str, ...] = ()
     edit: Edit | None = None
-    arithmetic: type[Arithmetic] = Arithmetic
-    model: type[Model] | None = None
     recipe: Callable[[Recipe], Recipe] = lambda recipe: recipe
     batches: StepEdit = untouched
     weights: StepEdit = untouched

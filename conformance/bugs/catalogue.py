@@ -17,8 +17,6 @@ from typing import Any
 
 from concord.conformance.bugs import (
     activations,
-    algorithms,
-    alternatives,
     attention,
     bug,
     gradients,
@@ -69,7 +67,6 @@ def _entries(operation: str, module: ModuleType) -> Iterator[Bug]:
     known = {
         **vars(bug),
         **vars(rounding),
-        **vars(algorithms),
         **vars(module),
         **rounding.EDITS,
         **module.EDITS,
@@ -111,5 +108,5 @@ TRAINING: dict[str, Bug] = {name: bug for name, bug in KNOWN.items() if bug.of_t
 BUGS: dict[str, Bug] = {name: bug for name, bug in KNOWN.items() if not bug.of_training}
 """Those of a model."""
 
-ALTERNATIVES: dict[str, Bug] = {one.name: one for one in _entries("alternatives", alternatives)}
-"""Every allowed alternative: what would be a bug if it were not right."""
+EXPLANATIONS = [bug for bug in BUGS.values() if bug.name in bug.cause.split(" or ")]
+"""Bugs that are tried as explanations: the others have the name of another one, or of what is read off."""

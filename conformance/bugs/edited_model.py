@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.backends.interface import Request, Run
-from concord.conformance.bugs.attention import CONTEXT
-from concord.conformance.bugs.bug import Change
 from concord.conformance.bugs.context import Context, Edit, Flags
 from concord.conformance.bugs.operations import SIGNIFICANT_BITS
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.encoder import Model
 from concord.spec.precision import round_to_bits
-from concord.spec.reference import compute
 from concord.spec.tape import Node
 
 
@@ -317,54 +313,3 @@ def with_edits(
 ) -> type[Edited]:
     """Return the model that has them, for :func:`concord.spec.reference.compute`."""
     return type("Port", (model,), {"edits": staticmethod(edits), "part": part})
-
-
-class OneStep(Edited):
-    """The same with each edit as one operation: a half precision rounds its result alone, forward and
-    backward.
-    """
-
-    def made(self, edit: Edit, name: str, tensor: Node) -> Node:
-        inner = Arithmetic("float64" if self.dtype == "float64" else "float32")
-        leaves: dict[int, tuple[Node, Node]] = {}
-
-        def inside(node: Node) -> Value:
-            return Value(inner, leaves.setdefault(id(node), (node, inner.leaf(node.value)))[1])
-
-        context = self.seen_by(inner, inside)
-        context.tap, context.y = name, inside(tensor)
-        result = edit(context).tensor
-        gradients: dict[int, Any] = {}
-
-        def pulled(key: int, gradient: Any) -> Any:
-            if not gradients:
-                inner.backward(inner.sum(inner.multiply(result, inner.leaf(gradient))))
-                for one, (node, leaf) in leaves.items():
-                    gradients[one] = np.zeros_like(node.value) if leaf.gradient is None else leaf.gradient
-            return self.a.settle(gradients[key])
-
-        operands = [(node, functools.partial(pulled, key)) for key, (node, _) in leaves.items()]
-        return self.a._record(self.a.settle(result.value), *operands)
-
-
-def run(change: Change, request: Request) -> Run:
-    """Compute a request by an allowed alternative, in NumPy: it has to pass."""
-    dtype = request.dtype
-    truth = compute(
-        request.config,
-        request.weights,
-        request.batch,
-        change.arithmetic(dtype),
-        request.gradients,
-        request.part,
-        dtype,
-        model=change.model or with_edits(change.at, OneStep, request.part),
-    )
-    # A context that is computed otherwise keeps its weights inside (SPEC ALG-2, ALG-3).
-    hidden = "attention.weights" if change.taps == (CONTEXT,) else "nothing"
-    taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}
-    gradients = {name: tap for name, tap in truth.tap_gradients.items() if not name.endswith(hidden)}
-    info = {"device": "cpu", "not_exposed": [f"*{hidden}"]}
-    return Run(
-        truth.output, truth.loss, taps, truth.gradients, "alternatives", dtype, info, tap_gradients=gradients
-    )

@@ -15,7 +15,7 @@ from concord.conformance.bugs import gradients
 from concord.conformance.bugs.activations import FUNCTIONS
 from concord.conformance.bugs.attention import PROJECTIONS, WEIGHTS, softmax_over
 from concord.conformance.bugs.bug import Bug, Change, fits
-from concord.conformance.bugs.catalogue import BUGS
+from concord.conformance.bugs.catalogue import EXPLANATIONS
 from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.norms import NORMS, RESIDUALS
 from concord.conformance.explain.hypothesis import Hypothesis
@@ -49,16 +49,13 @@ from concord.conformance.explain.weight_search import of_weights
 from concord.spec.parameters import trainable
 from concord.spec.tensors import clause_of
 
-TRIED = [bug for bug in BUGS.values() if bug.name in bug.cause.split(" or ")]
-"""Bugs that are tried as explanations: the others have the name of another one, or of what is read off."""
-
 LIMITS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Norms that gradients are clipped to."""
 
 
 def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield the bugs of the catalogue that edit a tap."""
-    for bug in TRIED:
+    for bug in EXPLANATIONS:
         if not bug.of_gradients and bug.change.at(tap):
             yield hypothesis(bug)
 
@@ -141,7 +138,7 @@ def of_backward(question: Question) -> Iterator[Hypothesis]:
     table = (
         f"gradients.{question.tensor.split('.')[1]}" == "gradients.embeddings" or ".taps." in question.tensor
     )
-    for bug in TRIED:
+    for bug in EXPLANATIONS:
         of_table = all(tap.startswith("embeddings.") for tap in bug.change.taps)
         if bug.of_gradients and (table or not of_table):
             yield hypothesis(bug)

@@ -8,7 +8,7 @@ from typing import Any
 
 from concord.backends.interface import IMPLEMENTATIONS, Request, Run, Trace, TrainingSession
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.catalogue import ALTERNATIVES, BUGS, TRAINING
+from concord.conformance.bugs.catalogue import BUGS, TRAINING
 from concord.conformance.bugs.rounding import EMULATIONS
 from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.mutant_trainer import MutatedTrainer
@@ -16,7 +16,6 @@ from concord.spec.errors import unknown
 
 CHANGES: dict[str, dict[str, Change]] = {
     "mutant": {name: mutant.change for name, mutant in BUGS.items()},
-    "alternative": {name: one.change for name, one in ALTERNATIVES.items() if one.change.edit},
     "emulate": EMULATIONS,
 }
 """What may stand before and after the colon of an implementation's name."""
@@ -26,9 +25,8 @@ class Mutating:
     """Stands before a backend's adapter among the bases of a class, and changes what it runs.
 
     ``mutant:NAME`` has that bug in the explicit implementation, ``mutant:NAME@library`` in another;
-    ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do,
-    ``alternative:NAME`` computes a step in another way that is right; any other implementation runs
-    untouched.
+    ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do; any other
+    implementation runs untouched.
     """
 
     context: type[Injection]

@@ -5,20 +5,14 @@ In NumPy numbers of the precision itself: what stands here shares with the estim
 nor its noise. Half precisions keep float32 inside a step and round its result.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from scipy import special
 
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.arrays import Array, Ids
 from concord.spec.elementary import contract
 from concord.spec.encoder import Model
-from concord.spec.tape import Node
 
 REGISTER = 4
 """Numbers that a vector register holds: few, so that small sums fill several."""
@@ -27,12 +21,12 @@ REGISTER = 4
 # Sums and products.
 
 
-def wider(values: Array) -> Any:
+def wider(values):
     """Return numbers in a precision that holds products of them, or more of their digits."""
     return values.astype(np.float64 if values.dtype == np.float32 else np.longdouble)
 
 
-def total_sequential(terms: Array) -> Array:
+def total_sequential(terms):
     """Sum over the first axis, one term after the other."""
     total = np.zeros(terms.shape[1:], terms.dtype)
     for term in terms:
@@ -40,7 +34,7 @@ def total_sequential(terms: Array) -> Array:
     return total
 
 
-def total_pairwise(terms: Array) -> Array:
+def total_pairwise(terms):
     """Sum over the first axis by halves."""
     if len(terms) < 2:
         return total_sequential(terms)
@@ -48,7 +42,7 @@ def total_pairwise(terms: Array) -> Array:
     return total_pairwise(terms[:half]) + total_pairwise(terms[half:])
 
 
-def total_compensated(terms: Array) -> Array:
+def total_compensated(terms):
     """Sum over the first axis, with what each addition lost carried along (Neumaier)."""
     total, lost = np.zeros(terms.shape[1:], terms.dtype), np.zeros(terms.shape[1:], terms.dtype)
     for term in terms:
@@ -58,14 +52,14 @@ def total_compensated(terms: Array) -> Array:
     return total + np.where(np.isfinite(lost), lost, 0)
 
 
-def total_in_blocks(terms: Array) -> Array:
+def total_in_blocks(terms):
     """Sum over the first axis in as many running sums as a vector register has places, which are added at
     the end.
     """
     return total_sequential(np.stack([total_sequential(terms[lane::REGISTER]) for lane in range(REGISTER)]))
 
 
-def sums(total: Callable[[Array], Array], order: int = 1) -> type[Arithmetic]:
+def sums(total, order=1):
     """Return an arithmetic that adds up in a way of its own, products too.
 
     Args:
@@ -73,9 +67,7 @@ def sums(total: Callable[[Array], Array], order: int = 1) -> type[Arithmetic]:
     """
 
     class Sums(Arithmetic):
-        def _sum(
-            self, values: Array, axes: tuple[int, ...], keepdims: bool, *rest: Any, **named: Any
-        ) -> Array:
+        def _sum(self, values, axes, keepdims, *rest, **named):
             if not axes:
                 return self.settle(values)
             kept = tuple(
@@ -85,13 +77,13 @@ def sums(total: Callable[[Array], Array], order: int = 1) -> type[Arithmetic]:
             summed = total(terms.reshape(-1, *(values.shape[axis] for axis in kept))[::order])
             return self.settle(np.expand_dims(summed, axes) if keepdims else summed)
 
-        def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
+        def _contract(self, subscripts, a, b):
             return self.settle(total(np.stack(single_products(subscripts, a, b)[::order])))
 
     return Sums
 
 
-def single_products(subscripts: str, a: Array, b: Array) -> list[Array]:
+def single_products(subscripts, a, b):
     """Return what a contraction adds up.
 
     One array for each value of the first index that the result lacks.
@@ -109,7 +101,7 @@ def single_products(subscripts: str, a: Array, b: Array) -> list[Array]:
 class FusedMultiplyAdd(Arithmetic):
     """Products are added to a sum exactly, and the sum alone is rounded."""
 
-    def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
+    def _contract(self, subscripts, a, b):
         products = single_products(subscripts, wider(a), wider(b))
         total = np.zeros(products[0].shape, a.dtype) if products else contract(subscripts, a, b)
         for product in products:
@@ -120,21 +112,21 @@ class FusedMultiplyAdd(Arithmetic):
 class Wide(Arithmetic):
     """Products are summed in a wider precision, and rounded once."""
 
-    def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
+    def _contract(self, subscripts, a, b):
         return self.settle(contract(subscripts, wider(a), wider(b)).astype(a.dtype))
 
 
 class FusedGain(Arithmetic):
     """A product that something is added to is not rounded before: gain and offset of a norm."""
 
-    product: tuple[Node | None, Array | None] = (None, None)
+    product = (None, None)
 
-    def multiply(self, a: Node, b: Node) -> Node:
+    def multiply(self, a, b):
         result = super().multiply(a, b)
         self.product = result, wider(a.value) * wider(b.value)
         return result
 
-    def add(self, a: Node, b: Node) -> Node:
+    def add(self, a, b):
         result, (factor, product) = super().add(a, b), self.product
         if a is not factor or product is None:
             return result
@@ -144,12 +136,12 @@ class FusedGain(Arithmetic):
 class BiasAsARow(Arithmetic):
     """The bias is one more row of the weight, its input 1."""
 
-    def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
+    def affine(self, subscripts, a, b, bias):
         assert subscripts == "ni,io->no"
         inputs = np.concatenate([a.value, np.ones_like(a.value[:, :1])], 1)
         rows = np.concatenate([b.value, bias.value[None]], 0)
 
-        def to_bias(gradient: Array) -> Array:
+        def to_bias(gradient):
             return self.settle(contract("ni,no->io", inputs[:, -1:], gradient)[0])
 
         return self._record(
@@ -160,7 +152,7 @@ class BiasAsARow(Arithmetic):
 class Reciprocals(Arithmetic):
     """Divides by multiplying with a reciprocal, by constants too."""
 
-    def divide(self, a: Node, b: Node) -> Node:
+    def divide(self, a, b):
         back_a, back_b, inverse = self._unbroadcast(a), self._unbroadcast(b), self.settle(1 / b.value)
         value = self.settle(a.value * inverse)
         return self._record(
@@ -169,11 +161,11 @@ class Reciprocals(Arithmetic):
             (b, lambda g: -back_b(self.settle(self.settle(g * value) * inverse))),
         )
 
-    def divide_by(self, a: Node, divisor: float) -> Node:
+    def divide_by(self, a, divisor):
         inverse = self.precision.round(np.asarray(1 / divisor, self.precision.storage))
         return self._record(self.settle(a.value * inverse), (a, lambda g: self.settle(g * inverse)))
 
-    def sqrt(self, a: Node) -> Node:
+    def sqrt(self, a):
         with np.errstate(divide="ignore"):
             inverse = self.settle(1 / np.sqrt(a.value))
         root = np.where(a.value > 0, self.settle(a.value * inverse), a.value).astype(a.value.dtype)
@@ -185,7 +177,7 @@ class Reciprocals(Arithmetic):
 # Tables.
 
 
-def tables(added: Callable[[Array, Ids, Array], Array]) -> type[Arithmetic]:
+def tables(added):
     """Return an arithmetic that adds up the gradient of a table in a way of its own.
 
     Args:
@@ -193,8 +185,8 @@ def tables(added: Callable[[Array, Ids, Array], Array]) -> type[Arithmetic]:
     """
 
     class Tables(Arithmetic):
-        def take(self, table: Node, rows: Ids) -> Node:
-            def pullback(gradient: Array) -> Array:
+        def take(self, table, rows):
+            def pullback(gradient):
                 terms = gradient.reshape(-1, gradient.shape[-1])
                 return self.settle(added(np.zeros(table.shape, terms.dtype), rows.reshape(-1), terms))
 
@@ -203,7 +195,7 @@ def tables(added: Callable[[Array, Ids, Array], Array]) -> type[Arithmetic]:
     return Tables
 
 
-def added_by_products(total: Array, rows: Ids, terms: Array) -> Array:
+def added_by_products(total, rows, terms):
     """Add the product of one-hot rows with each half of the terms."""
     chosen, half = np.eye(len(total), dtype=total.dtype)[rows], len(rows) // 2
     halves = slice(half), slice(half, None)
@@ -211,14 +203,14 @@ def added_by_products(total: Array, rows: Ids, terms: Array) -> Array:
     return one + other
 
 
-def added_by_row(total: Array, rows: Ids, terms: Array) -> Array:
+def added_by_row(total, rows, terms):
     """Add row by row, after the uses have been sorted."""
     for row in np.unique(rows):
         total[row] = total_pairwise(terms[rows == row])
     return total
 
 
-def added_in_reverse(total: Array, rows: Ids, terms: Array) -> Array:
+def added_in_reverse(total, rows, terms):
     """Add in the opposite order of the uses, as threads may come to them."""
     np.add.at(total, rows[::-1], terms[::-1])
     return total
@@ -227,7 +219,7 @@ def added_in_reverse(total: Array, rows: Ids, terms: Array) -> Array:
 # Functions.
 
 
-def elementwise(a: Arithmetic, x: Node, value: Array, slope: Array) -> Node:
+def elementwise(a, x, value, slope):
     """Return a function of each element, its value and its slope being given."""
     return a._record(a.settle(value), (x, lambda gradient: a.settle(gradient * slope)))
 
@@ -235,11 +227,11 @@ def elementwise(a: Arithmetic, x: Node, value: Array, slope: Array) -> Node:
 class PowersOfTwo(Arithmetic):
     """Softmax from powers of two, which some hardware computes faster."""
 
-    def softmax(self, a: Node, floor: Any = None, sums: Any = None) -> Node:
+    def softmax(self, a, floor=None, sums=None):
         powers = np.exp2((a.value - a.value.max(-1, keepdims=True)) * math.log2(math.e))
         value = self.settle(powers / powers.sum(-1, keepdims=True))
 
-        def pullback(gradient: Array) -> Array:
+        def pullback(gradient):
             return self.settle(value * (gradient - (gradient * value).sum(-1, keepdims=True)))
 
         return self._record(value, (a, pullback))
@@ -248,7 +240,7 @@ class PowersOfTwo(Arithmetic):
 class GeluByErfc(Model):
     """GELU and its derivative from the complementary error function."""
 
-    def activation(self, x: Node, active: Any) -> Node:
+    def activation(self, x, active):
         if self.config.activation != "gelu_erf":
             return super().activation(x, active)
         share = special.erfc(x.value * -math.sqrt(0.5)) * 0.5
@@ -259,7 +251,7 @@ class GeluByErfc(Model):
 class TanhByExponential(Arithmetic):
     """Hyperbolic tangent from exp(2x) - 1."""
 
-    def tanh(self, a: Node, absolute: bool = False) -> Node:
+    def tanh(self, a, absolute=False):
         grown = np.expm1(np.minimum(2 * a.value, 40))
         value = self.settle(grown / (grown + 2))
         return elementwise(self, a, value, (1 - value) * (1 + value))
@@ -268,7 +260,7 @@ class TanhByExponential(Arithmetic):
 class Softplus(Arithmetic):
     """Binary cross-entropy as softplus of the logit on the wrong side."""
 
-    def sigmoid_cross_entropy(self, logits: Node, targets: Any) -> Node:
+    def sigmoid_cross_entropy(self, logits, targets):
         signed = np.where(targets > 0, -logits.value, logits.value)
         powers = np.exp(-abs(signed))
         chance = np.where(signed >= 0, 1, powers) / (1 + powers)

@@ -2,23 +2,32 @@
 flagged.
 
 An alternative of a step is an edit of taps: one text for the four frameworks and for NumPy. One of every sum,
-product or division is an arithmetic of :mod:`concord.conformance.bugs.algorithms`.
+product or division is an arithmetic of :mod:`tests.toys.algorithms`.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim.
 """
 
-from __future__ import annotations
-
+import functools
+import importlib
 import math
-from collections.abc import Callable
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from concord.conformance.bugs import algorithms
-from concord.conformance.bugs.bug import Edits
-from concord.conformance.bugs.context import Context
+from concord.backends import BUILT_IN
+from concord.backends.interface import Run
+from concord.conformance.bugs import bug
+from concord.conformance.bugs.attention import CONTEXT
+from concord.conformance.bugs.bug import Bug, Change, where, with_constants
+from concord.conformance.bugs.edited_model import Edited, Value, with_edits
 from concord.conformance.bugs.gradients import norm_slope, of_softmax
-from concord.conformance.bugs.operations import Array
+from concord.conformance.mutants.mutant_backend import CHANGES
+from concord.spec.arithmetic import Arithmetic
+from concord.spec.encoder import Model
+from concord.spec.reference import compute
+from tests.toys import algorithms
 
 BLOCK = 4
 """Entries of a block: few, so that small cases have several."""
@@ -27,30 +36,30 @@ BLOCK = 4
 # Attention.
 
 
-def size(x: Array, axis: int) -> int:
+def size(x, axis):
     return int(tuple(x.shape)[axis])
 
 
-def largest_of(m: Context, x: Array, axis: int = 3, through: bool = False) -> Array:
+def largest_of(m, x, axis=3, through=False):
     """Return the largest of each row, which a derivative flows through or does not."""
     found = m.max(x, axis)
     return found if through else m.stop_gradient(found)
 
 
-def powers(m: Context, x: Array) -> Array:
+def powers(m, x):
     """Return exponentials of scores less the largest of their row."""
     return m.exp(x - largest_of(m, x))
 
 
-def running(m: Context, values: Array | None = None, through: bool = False, order: int = 1) -> Array:
+def running(m, values=None, through=False, order=1):
     """Softmax in blocks of keys (B, H, Q, S), or the sum of values that it weights (B, H, Q, K).
 
     Args:
         order: -1: from the last block to the first.
     """
     scores, largest = m.unnormalised, None
-    total: Array = None
-    found: Array = None
+    total = None
+    found = None
     for first in range(0, size(scores, 3), BLOCK)[::order]:
         part = scores[:, :, :, first : first + BLOCK]
         top = largest_of(m, part, through=through)
@@ -70,17 +79,17 @@ def running(m: Context, values: Array | None = None, through: bool = False, orde
     return found / total
 
 
-def softmax_by_reciprocal(m: Context) -> Array:
+def softmax_by_reciprocal(m):
     exponentials = powers(m, m.unnormalised)
     return exponentials * (1.0 / m.sum(exponentials, 3))
 
 
-def log_sum_exp(m: Context, x: Array, axis: int = 3, through: bool = False) -> Array:
+def log_sum_exp(m, x, axis=3, through=False):
     largest = largest_of(m, x, axis, through)
     return largest + m.log(m.sum(m.exp(x - largest), axis))
 
 
-def recomputed(m: Context, weights: Array) -> Array:
+def recomputed(m, weights):
     """The weights as they are, and the derivative from those that the log-sum-exp gives, where a query sees a
     key.
     """
@@ -89,7 +98,7 @@ def recomputed(m: Context, weights: Array) -> Array:
     return m.where(m.visible.any(-1, keepdims=True), again, weights)
 
 
-def through_largest(m: Context, share: Callable[[Context, Array], Array]) -> Array:
+def through_largest(m, share):
     """Return a softmax whose derivative flows through the entry that was taken off too.
 
     Args:
@@ -99,38 +108,38 @@ def through_largest(m: Context, share: Callable[[Context, Array], Array]) -> Arr
     exponentials, shares = powers(m, scores), share(m, scores)
     total = m.sum(exponentials, 3)
 
-    def pull(gradient: Array, weights: Array) -> Array:
+    def pull(gradient, weights):
         shifted = (gradient / total - m.sum(gradient * weights / total, 3)) * exponentials
         return shifted - shares * m.sum(shifted, 3)
 
     return of_softmax(m, pull)
 
 
-def are_largest(m: Context, x: Array) -> Array:
+def are_largest(m, x):
     """Return 1 for the largest of a row, and 0 for all others."""
     return m.where(x < m.max(x, 3), x * 0.0, x * 0.0 + 1.0)
 
 
-def in_equal_shares(m: Context, x: Array) -> Array:
+def in_equal_shares(m, x):
     return are_largest(m, x) / m.sum(are_largest(m, x), 3)
 
 
-def of_the_first(m: Context, x: Array) -> Array:
+def of_the_first(m, x):
     return are_largest(m, are_largest(m, x) * m.constant(np.arange(size(x, 3), 0.0, -1.0), x))
 
 
-def joined(m: Context, context: Array) -> Array:
+def joined(m, context):
     """Join the heads of a context, (B, H, Q, K)."""
     return m.reshape(m.transpose(context, (0, 2, 1, 3)), tuple(m.y.shape))
 
 
-def divided_last(m: Context, exponentials: Array) -> Array:
+def divided_last(m, exponentials):
     """Divide the context by the sum at the end: row sums of the derivative are of context times gradient."""
     summed = m.einsum("bhqs,bshk->bhqk", exponentials, m.beside("value"))
     return summed / m.sum(exponentials, 3)
 
 
-def attention_fused(m: Context) -> Array:
+def attention_fused(m):
     """Go forward in blocks, and backward from the log-sum-exp, where a query sees a key."""
     scores, seen = m.unnormalised, m.visible.any(-1, keepdims=True)
     shift = m.stop_gradient(m.where(seen, log_sum_exp(m, scores), m.max(scores, 3)))
@@ -138,7 +147,7 @@ def attention_fused(m: Context) -> Array:
     return joined(m, m.value_of(running(m, m.beside("value")), backward))
 
 
-def scaled(m: Context, of_query: float, of_key: float) -> Array:
+def scaled(m, of_query, of_key):
     """Return scores of which query and key carry these powers of the width of a head."""
     q, k = m.beside("query") * m.size(head_dim=of_query), m.beside("key") * m.size(head_dim=of_key)
     return m.scores(q, k, divisor=m.size(head_dim=of_query + of_key + 0.5))
@@ -149,7 +158,7 @@ def scaled(m: Context, of_query: float, of_key: float) -> Array:
 # Statistics of rows are their mean, and the sum of squared differences from it.
 
 
-def welford(m: Context) -> tuple[Array, Array]:
+def welford(m):
     """Update both with each entry."""
     x = m.x
     mean, squares = x[..., :1], x[..., :1] * 0.0
@@ -161,7 +170,7 @@ def welford(m: Context) -> tuple[Array, Array]:
     return mean, squares
 
 
-def merged(m: Context) -> tuple[Array, Array]:
+def merged(m):
     """Merge those of blocks."""
     x, mean, squares = m.x, None, None
     for first in range(0, size(x, -1), BLOCK):
@@ -178,36 +187,36 @@ def merged(m: Context) -> tuple[Array, Array]:
     return mean, squares
 
 
-def squares_about(m: Context, mean: Array) -> tuple[Array, Array]:
+def squares_about(m, mean):
     return mean, m.sum((m.x - mean) * (m.x - mean), -1)
 
 
-def two_passes(m: Context) -> tuple[Array, Array]:
+def two_passes(m):
     return squares_about(m, m.sum(m.x * (1.0 / size(m.x, -1)), -1))
 
 
-def corrected(m: Context) -> tuple[Array, Array]:
+def corrected(m):
     """Take off what the mean's own rounding left in the squares."""
     mean, squares = two_passes(m)
     left = m.sum(m.x - mean, -1)
     return mean, squares - left * left / float(size(m.x, -1))
 
 
-def one_pass(m: Context, taken_off: Array) -> tuple[Array, Array]:
+def one_pass(m, taken_off):
     """Take the mean square less the square of the mean, after a number was taken off."""
     left = m.x - taken_off
     mean = m.mean(left, -1)
     return taken_off + mean, (m.mean(left * left, -1) - mean * mean) * float(size(m.x, -1))
 
 
-def zero_or_first(m: Context) -> Array:
+def zero_or_first(m):
     """Zero where it lies between a row's entries; else the first of them."""
     x = m.x
     first, lowest = x[..., :1], -m.max(-x, -1)
     return m.where(lowest > 0.0, first, m.where(m.max(x, -1) < 0.0, first, first * 0.0))
 
 
-def farthest(m: Context) -> Array:
+def farthest(m):
     """The entry of a row that is farthest from its mean."""
     x = m.x
     mean = m.mean(x, -1)
@@ -215,24 +224,24 @@ def farthest(m: Context) -> Array:
     return m.where(above - mean > mean - below, above, below)
 
 
-def times_reciprocal(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
+def times_reciprocal(x, mean, inverse, gain):
     return (x - mean) * inverse * gain
 
 
-def gain_first(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
+def gain_first(x, mean, inverse, gain):
     return (x - mean) * (inverse * gain)
 
 
-def multiplied_out(x: Array, mean: Array, inverse: Array, gain: Array) -> Array:
+def multiplied_out(x, mean, inverse, gain):
     return x * (inverse * gain) - mean * (inverse * gain)
 
 
 def norm(
-    m: Context,
-    mean: Array,
-    squares: Array,
-    normed: Callable[[Array, Array, Array, Array], Array] = times_reciprocal,
-) -> Array:
+    m,
+    mean,
+    squares,
+    normed=times_reciprocal,
+):
     """Return a layer norm from these statistics.
 
     Args:
@@ -243,10 +252,10 @@ def norm(
     return gained + m.weight(f"{m.owner}.bias")
 
 
-def norm_closed_form(m: Context) -> Array:
+def norm_closed_form(m):
     """Write the derivative of a norm out."""
 
-    def pull(gradient: Array, row: Array, deviation: Array) -> Array:
+    def pull(gradient, row, deviation):
         inside = m.config.norm_epsilon_placement == "inside"
         root = deviation if inside else deviation - m.config.norm_epsilon
         count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))
@@ -259,42 +268,42 @@ def norm_closed_form(m: Context) -> Array:
 # The rest.
 
 
-def embeddings_position_first(m: Context) -> Array:
+def embeddings_position_first(m):
     first = m.beside("position")
     return (m.beside("segment") + first if m.config.num_segments else first) + m.beside("token")
 
 
-def gelu_sigmoid(m: Context) -> Array:
+def gelu_sigmoid(m):
     x = m.x
     return x * m.sigmoid(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)))
 
 
-def gelu_exponential(m: Context) -> Array:
+def gelu_exponential(m):
     """The tanh of GELU from one exponential: 1 - 2 / (exp(2 z) + 1)."""
     x = m.x
     twice = m.within(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)), -80.0, 80.0)
     return x * 0.5 * (2.0 - 2.0 / (m.exp(twice) + 1.0))
 
 
-def bias_first(m: Context) -> Array:
+def bias_first(m):
     """A linear layer whose sum begins with the bias, and goes on with both halves of the products."""
     x, weight = m.x, m.weight(f"{m.tap}.weight")
     half = size(x, -1) // 2
     return (m.weight(f"{m.tap}.bias") + x[..., :half] @ weight[:half]) + x[..., half:] @ weight[half:]
 
 
-def log_softmax_fused(m: Context) -> Array:
+def log_softmax_fused(m):
     """Log-softmax whose derivative is one step: softmax less what flows back."""
     logits, chance = m.now["logits"], m.stop_gradient(m.softmax(m.now["logits"], 1))
     return m.value_of(m.y, m.with_gradient(logits, lambda gradient: gradient - chance * m.sum(gradient, 1)))
 
 
-def from_normalizer(m: Context, through: bool = False) -> Array:
+def from_normalizer(m, through=False):
     """Return the logit less its log-sum-exp."""
     return m.now["logits"] - log_sum_exp(m, m.now["logits"], 1, through)
 
 
-EDITS: Edits = {
+EDITS = {
     "softmax_by_logarithm": lambda m: m.exp(m.log_softmax(m.unnormalised, 3)),
     "softmax_backward_multiplied_out": lambda m: of_softmax(m, lambda g, w: g * w - w * m.sum(g * w, 3)),
     "softmax_through_largest": lambda m: through_largest(m, in_equal_shares),
@@ -323,3 +332,96 @@ EDITS: Edits = {
     "tables_scattered": algorithms.tables(algorithms.added_in_reverse),
     "scale_of_scores": lambda m: m.scores(divisor=1.0) * m.config.head_dim**-0.5,
 }
+
+
+# In NumPy, and in the frameworks.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(Change):
+    """Edits of taps; or in their place what computes so in NumPy alone."""
+
+    arithmetic: type[Arithmetic] = Arithmetic
+    model: type[Model] | None = None
+
+
+class OneStep(Edited):
+    """The reference with each edit as one operation: a half precision rounds its result alone, forward and
+    backward.
+    """
+
+    def made(self, edit, name, tensor):
+        inner = Arithmetic("float64" if self.dtype == "float64" else "float32")
+        leaves = {}
+
+        def inside(node):
+            return Value(inner, leaves.setdefault(id(node), (node, inner.leaf(node.value)))[1])
+
+        context = self.seen_by(inner, inside)
+        context.tap, context.y = name, inside(tensor)
+        result = edit(context).tensor
+        gradients = {}
+
+        def pulled(key, gradient):
+            if not gradients:
+                inner.backward(inner.sum(inner.multiply(result, inner.leaf(gradient))))
+                for one, (node, leaf) in leaves.items():
+                    gradients[one] = np.zeros_like(node.value) if leaf.gradient is None else leaf.gradient
+            return self.a.settle(gradients[key])
+
+        operands = [(node, functools.partial(pulled, key)) for key, (node, _) in leaves.items()]
+        return self.a._record(self.a.settle(result.value), *operands)
+
+
+def run(algorithm, request):
+    """Compute a request by an algorithm, in NumPy."""
+    dtype = request.dtype
+    truth = compute(
+        request.config,
+        request.weights,
+        request.batch,
+        algorithm.arithmetic(dtype),
+        request.gradients,
+        request.part,
+        dtype,
+        model=algorithm.model or with_edits(algorithm.at, OneStep, request.part),
+    )
+    # A context that is computed otherwise keeps its weights inside (SPEC ALG-2, ALG-3).
+    hidden = "attention.weights" if algorithm.taps == (CONTEXT,) else "nothing"
+    taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}
+    gradients = {name: tap for name, tap in truth.tap_gradients.items() if not name.endswith(hidden)}
+    info = {"device": "cpu", "not_exposed": [f"*{hidden}"]}
+    return Run(
+        truth.output, truth.loss, taps, truth.gradients, "alternatives", dtype, info, tap_gradients=gradients
+    )
+
+
+def _entries():
+    known = {**vars(bug), **vars(algorithms), **globals(), **EDITS}
+    for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items():
+        edit, place = entry.get("edit", name), entry.get("place", "edit")
+        if isinstance(edit, dict):
+            ((edit, constants),) = edit.items()
+            found = with_constants(known[edit], constants)
+        else:
+            found = known[edit]
+        found = where(found, **entry["only_of"]) if "only_of" in entry else found
+        change = (
+            found
+            if isinstance(found, Change)
+            else Algorithm(taps=tuple(entry.get("taps", ())), **{place: found})
+        )
+        yield Bug(
+            name=name, operation="alternatives", text=entry["text"], clause=entry["clause"], change=change
+        )
+
+
+ALTERNATIVES = {one.name: one for one in _entries()}
+
+
+def __getattr__(backend):
+    """Return what computes by an alternative on request, in a worker of a backend."""
+    if backend not in BUILT_IN:
+        raise AttributeError(backend)
+    CHANGES["alternative"] = {name: one.change for name, one in ALTERNATIVES.items() if one.change.edit}
+    return importlib.import_module(f"concord.conformance.mutants.plugins.{backend}").Mutated
