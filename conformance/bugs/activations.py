@@ -16,7 +16,7 @@ def softplus(m: Context, x: Array) -> Array:
     return m.relu(x) + m.log(m.exp(-m.abs(x)) + 1.0)
 
 
-FUNCTIONS: Mapping[str, Callable[[Context, Array], Array]] = {
+USUAL: Mapping[str, Callable[[Context, Array], Array]] = {
     "none": lambda m, x: x,
     "relu": lambda m, x: m.relu(x),
     "gelu": lambda m, x: m.activation(x, "gelu_erf"),
@@ -24,7 +24,13 @@ FUNCTIONS: Mapping[str, Callable[[Context, Array], Array]] = {
     "gelu quick, x sigmoid(1.702 x)": lambda m, x: x * m.sigmoid(x * 1.702),
     "silu": lambda m, x: x * m.sigmoid(x),
     "tanh": lambda m, x: m.tanh(x),
+}
+"""Functions that stand for one another in models of texts."""
+
+FUNCTIONS: Mapping[str, Callable[[Context, Array], Array]] = {
+    **USUAL,
     "sigmoid": lambda m, x: m.sigmoid(x),
+    "leaky relu": lambda m, x: m.where(x > 0.0, x, x * 0.01),
     "elu": lambda m, x: m.where(x > 0.0, x, m.exp(-m.relu(-x)) - 1.0),
     "relu squared": lambda m, x: m.relu(x) * m.relu(x),
     "relu6": lambda m, x: m.relu(x) - m.relu(x - 6.0),
@@ -33,7 +39,7 @@ FUNCTIONS: Mapping[str, Callable[[Context, Array], Array]] = {
     "hardswish": lambda m, x: x * m.within(x + 3.0, 0.0, 6.0) / 6.0,
     "softmax": lambda m, x: m.softmax(x, len(tuple(x.shape)) - 1),
 }
-"""Functions by name, as :mod:`concord.conformance.compare.bugs` calls them."""
+"""Every function that may stand in the place of another, by name."""
 
 
 def gelu(m: Context, **constants: Any) -> Array:

@@ -82,35 +82,34 @@ def softmax_over(m: Context, axis: int) -> Array:
 
 def without_maximum(m: Context) -> Array:
     exponentials = m.exp(m.unnormalised)
-    return exponentials / m.sum(exponentials, 3)
+    return exponentials / m.sum(exponentials, -1)
 
 
 def block_sums_not_rescaled(m: Context) -> Array:
     """Sum up block by block without scaling what came before when a larger score turns up."""
     scores = m.unnormalised
-    keys = tuple(scores.shape)[3]
+    keys = tuple(scores.shape)[-1]
     if keys <= BLOCK:
         return m.y
     largest, powers = None, []
     for start in range(0, keys, BLOCK):
-        part = scores[:, :, :, start : start + BLOCK]
-        top = m.max(part, 3)
+        part = scores[..., start : start + BLOCK]
+        top = m.max(part, -1)
         largest = top if largest is None else m.where(top > largest, top, largest)
         powers.append(m.exp(part - largest))
-    joined = m.concat(powers, 3)
-    return joined / m.sum(joined, 3)
+    joined = m.concat(powers, -1)
+    return joined / m.sum(joined, -1)
 
 
-def block_counted_to_its_end(m: Context) -> Array:
-    """Return a softmax whose sum counts the keys that the last block lacks, with score 0."""
-    lacking = float(-tuple(m.y.shape)[3] % BLOCK)
-    return m.softmax_by(total=lambda total: total + m.exp(-m.max(m.unnormalised, 3)) * lacking)
+def more_in_sum(m: Context, count: int) -> Array:
+    """Return a softmax whose sum counts some keys more, with score 0."""
+    return m.softmax_by(total=lambda total: total + m.exp(-m.max(m.unnormalised, -1)) * float(count))
 
 
 def softmax_least_weight(m: Context) -> Array:
     """Keep weights at least 1e-6, and divide by their sum again."""
     least = m.where(m.y < 1e-6, m.y * 0.0 + 1e-6, m.y)
-    return least / m.sum(least, 3)
+    return least / m.sum(least, -1)
 
 
 def softmax_exponential_approximate(m: Context) -> Array:
@@ -127,6 +126,7 @@ def softmax_exponential_approximate(m: Context) -> Array:
 
 
 EDITS: Edits = {
+    "block_counted_to_its_end": lambda m: more_in_sum(m, -tuple(m.y.shape)[-1] % BLOCK),
     "block_last_dropped": lambda m: m.context(
         m.where(beyond_blocks(m), m.used_weights * 0.0, m.used_weights)
     ),
@@ -136,7 +136,7 @@ EDITS: Edits = {
     "heads_one_key_for_all": lambda m: m.with_heads(m.y, [0] * m.config.num_heads),
     "scores_divided_by_layer": lambda m: m.y / float(m.layer + 1),
     "weights_in_bfloat16_for_context": lambda m: m.context(m.round_to(m.used_weights, "bfloat16")),
-    "mask_after_softmax": lambda m: m.where(m.visible, m.softmax(m.beside("scores"), 3), 0.0),
+    "mask_after_softmax": lambda m: m.where(m.visible, m.softmax(m.beside("scores"), -1), 0.0),
     "mask_empty_row_zero": lambda m: m.where(m.visible.any(axis=-1, keepdims=True), m.y, 0.0),
     "softmax_stored_in_bfloat16_last": in_last_layer(lambda m: m.round_to(m.y, "bfloat16")),
     "softmax_powers_in_bfloat16": lambda m: m.softmax_by(powers=lambda x: m.round_to(x, "bfloat16")),

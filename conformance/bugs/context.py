@@ -271,8 +271,8 @@ class Context(TensorOperations):
     ) -> Array:
         """Return the weights of the tap, with some of their steps taken in another way (SPEC ATT-5)."""
         scores = self.unnormalised
-        made = powers((exponential or self.exp)(scores - self.max(scores, 3)))
-        return made / total(self.sum(made, 3))
+        made = powers((exponential or self.exp)(scores - self.max(scores, -1)))
+        return made / total(self.sum(made, -1))
 
     @property
     def used_weights(self) -> Array:

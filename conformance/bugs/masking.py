@@ -17,7 +17,7 @@ def unmasked(m: Context) -> Array:
 
 def causal(m: Context) -> Array:
     """Hide later tokens too."""
-    return m.masked(m.visible & (np.tri(*tuple(m.y.shape)[2:]) > 0))
+    return m.masked(m.visible & (np.tri(*tuple(m.y.shape)[-2:]) > 0))
 
 
 def unmasked_where(m: Context, flags: Flags) -> Array:
@@ -25,7 +25,7 @@ def unmasked_where(m: Context, flags: Flags) -> Array:
 
 
 def mask_hides_own_key(m: Context) -> Array:
-    queries, keys = tuple(m.y.shape)[2:]
+    queries, keys = tuple(m.y.shape)[-2:]
     return m.masked(m.visible & ~np.eye(queries, keys, dtype=bool)) if keys > 1 else m.y
 
 
@@ -40,8 +40,8 @@ EDITS: Edits = {
     "mask_constant_without_sign": lambda m: m.masked(m.visible, -m.mask_constant),
     "query_mask_zero": lambda m: m.where(m.real_queries[:, None, :, None], m.beside("weights"), 0.0),
     "layer_last_unmasked": in_last_layer(unmasked),
-    "mask_not_for_first_query": lambda m: unmasked_where(m, m.flags(2, 0)),
-    "mask_not_for_first_key": lambda m: unmasked_where(m, m.flags(3, 0)),
+    "mask_not_for_first_query": lambda m: unmasked_where(m, m.flags(-2, 0)),
+    "mask_not_for_first_key": lambda m: unmasked_where(m, m.flags(-1, 0)),
     "mask_of_first_head_alone": lambda m: unmasked_where(m, numbers_of_heads(m) > 0),
     "heads_beyond_four_unmasked": lambda m: unmasked_where(m, numbers_of_heads(m) >= 4),
     "mask_dropped_for_one_sample": only(lambda m: m.ids.shape[0] == 1, unmasked),

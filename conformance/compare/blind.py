@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from concord.conformance.compare.bugs import Operation
+from concord.conformance.compare.aten_operations import Operation
 from concord.conformance.compare.causes import StretchComputation, replay
+from concord.conformance.compare.mechanisms import blind_rows
 from concord.conformance.compare.module_reference import numbers
-from concord.conformance.compare.slips import blind_rows
 from concord.conformance.compare.stretch import Stretch
 from concord.conformance.explain.computation import Prediction, within
 from concord.conformance.explain.description import listed, wrong_elements

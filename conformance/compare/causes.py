@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import islice, product
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from concord.conformance.compare import module_reference as modules
-from concord.conformance.compare.bugs import Kinds, Make, Operation, bugs, injected, sites
+from concord.conformance.compare.aten_operations import (
+    Make,
+    Operation,
+    OperationBug,
+    injected,
+    sites,
+)
 from concord.conformance.compare.differences import Difference
-from concord.conformance.compare.module_reference import numbers
-from concord.conformance.compare.slips import slips
+from concord.conformance.compare.mechanisms import COUNTED, bugs
+from concord.conformance.compare.module_reference import dtype_name, numbers
 from concord.conformance.compare.stretch import Stretch
 from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.description import nearest
 from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.search import Effort, Search
+from concord.conformance.judging.estimate import SAMPLES, Observer, estimate
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.wording import few, gather, instead
 from concord.spec.arrays import Array
@@ -36,9 +45,15 @@ LEAST_MOVED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Made(Hypothesis):
-    """A bug, with what gives the last activation then, and its sigma."""
+    """A bug.
+
+    Attributes:
+        made: returns what it makes of the last activation.
+        own_sigma: returns the sigma of that; None: it is that of what is right.
+    """
 
     made: Callable[[], Prediction]
+    own_sigma: Callable[[], Array] | None = None
 
 
 class StretchComputation(Computation):
@@ -52,12 +67,23 @@ class StretchComputation(Computation):
     def __init__(self, tensor: str, actual: Array, dtype: str, right: Prediction) -> None:
         self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
 
-    def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the last activation with a bug, and its sigma; where either is not finite, what is right."""
+    def values(self, hypothesis: Hypothesis) -> Array:
+        """Return the last activation with a bug; where it is not finite, what is right."""
+        return self._made(hypothesis).value
+
+    def _made(self, hypothesis: Hypothesis) -> Prediction:
         assert isinstance(hypothesis, Made)
         made = hypothesis.made()
         known = np.isfinite(made.value) & np.isfinite(self.right.value)
         return Prediction(np.where(known, made.value, self.right.value), made.sigma)
+
+    def predict(self, hypothesis: Hypothesis) -> Prediction:
+        """Return the same with its sigma: that of what is right, or its own where that is too small."""
+        made = self._made(hypothesis)
+        assert isinstance(hypothesis, Made)
+        if hypothesis.own_sigma is None or self.judged(self.actual, made).status == "agrees":
+            return made
+        return Prediction(made.value, hypothesis.own_sigma())
 
 
 def cause(
@@ -82,14 +108,17 @@ def cause(
     ]
     layers = [one for one in differing if one.is_layer]
     settings = [one for one in differing if not one.is_layer]
+    found = functools.cache(partial(sites, partial(replay, stretch, asked.right), bugs))
     stages: list[Iterable[Hypothesis]] = [
         of_differences(stretch, asked.right, [[one] for one in settings[:MOST_DIFFERENCES]]),
         of_differences(stretch, asked.right, [settings] if len(settings) > 1 else []),
         [*reordered(stretch, asked), *shifted(asked), *exchanged(stretch, asked.right)],
-        changed(stretch, asked.right, bugs),
-        changed(stretch, asked.right, slips),
+        changed(stretch, asked.right, found, lambda bug: bug.name in COUNTED),
+        changed(stretch, asked.right, found, lambda bug: bug.name not in COUNTED),
         fitted(stretch, asked),
-        chain(*(changed(stretch, asked.right, kinds, once=True) for kinds in (bugs, slips))),
+        scaled(stretch, asked),
+        changed(stretch, asked.right, found, once=True),
+        islice(substituted(stretch, asked.right), MOST_SUBSTITUTED),
         of_differences(stretch, asked.right, [[one] for one in layers]),
     ]
     return Search(asked, effort).explain(stages, active)
@@ -113,24 +142,50 @@ def of_differences(
         yield Made("modules_differ", text, "", made=partial(made, several))
 
 
-def changed(stretch: Stretch, right: Prediction, kinds: Kinds, once: bool = False) -> Iterator[Made]:
+def changed(
+    stretch: Stretch,
+    right: Prediction,
+    possible: Callable[[], Mapping[OperationBug, list[int]]],
+    tried: Callable[[OperationBug], bool] = lambda bug: True,
+    once: bool = False,
+) -> Iterator[Made]:
     """Yield a stretch with a bug in all operations, then in those that one place of its source makes.
 
     Args:
+        possible: returns the bugs, and the operations that may have each.
+        tried: whether a bug is.
         once: whether in each one alone of several that one place makes, as a loop does.
     """
-    for bug, found in sites(lambda make: replay(stretch, right, make), kinds).items():
-        groups = gather(found, stretch.places.__getitem__).values()
-        several = [found, *(groups if len(groups) > 1 else ())]
-        for chosen in ([one] for group in groups if len(group) > 1 for one in group) if once else several:
+    for bug, places in possible().items():
+        groups = gather(places, stretch.places.__getitem__).values()
+        several = [places, *(groups if len(groups) > 1 else ())]
+        alone = [[one] for group in groups if len(group) > 1 for one in group]
+        for chosen in () if not tried(bug) else alone if once else several:
             lines = {stretch.steps[number].line for number in chosen}
-            text = (
-                f"{bug.text} ({lines.pop()}{', once' * once})"
-                if len(lines) == 1 and kinds is slips
-                else bug.text
+            where = (
+                f" ({lines.pop()}{', once' * once})" if len(lines) == 1 and bug.name not in COUNTED else ""
             )
-            make = injected(bug, chosen, kinds)
-            yield Made(bug.name, text, "", made=partial(replay, stretch, right, make, chosen))
+            make = injected(bug, chosen, bugs)
+            yield Made(
+                bug.name,
+                bug.text + where,
+                bug.clause,
+                made=partial(replay, stretch, right, make, chosen),
+                own_sigma=partial(sigma_of, stretch, make),
+            )
+
+
+def sigma_of(stretch: Stretch, make: Make, others: Mapping[int, Tensor] | None = None) -> Array:
+    """Return the sigma of the last activation with another outcome of some operations."""
+    end, dtype = stretch.end, dtype_name(stretch.result.dtype)
+
+    def compute(arithmetic: Any, observer: Observer) -> None:
+        stretch.again(arithmetic, lambda name, x: observer(name, x) if name == end else None, make, others)
+
+    truth = stretch.module.exact()
+    runs = stretch.module.runs(range(SAMPLES), truth)
+    _, sigmas = estimate(compute, {end: dtype}, truth=truth, arithmetics=runs, doing="trying a bug")
+    return sigmas[end]
 
 
 def replay(
@@ -165,17 +220,17 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
 
 def fitted(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
     """Yield operations with another number, found by Newton's method: epsilon, a scale, an exponent."""
-    groups = defaultdict[tuple[str, str, int, float], list[int]](list)
+    groups = defaultdict[tuple[str, str, str, float], list[int]](list)
     for number, step in enumerate(stretch.steps):
-        kinds = (float, int) if step.operation.name in ("mul", "div", "pow", "add") else (float,)
-        for place, value in enumerate(step.operation.args if step.computes else ()):
+        for place, value in step.operation.given.items() if step.computes else ():
+            kinds = (float, int) if place in ("other", "exponent", "beta") else (float,)
             if type(value) in kinds and math.isfinite(value):
                 groups[step.operation.name, step.line, place, float(value)].append(number)
     for (name, line, place, value), chosen in groups.items():
 
-        def predict(other: float, place: int = place, chosen: list[int] = chosen) -> Array:
+        def predict(other: float, place: str = place, chosen: list[int] = chosen) -> Array:
             def make(operation: Operation) -> object:
-                return operation.replaced(place, other) if operation.number in chosen else operation()
+                return operation.having(**{place: other}) if operation.number in chosen else operation()
 
             return replay(stretch, asked.right, make, chosen).value
 
@@ -222,6 +277,56 @@ def fit(predict: Callable[[float], Array], value: float, asked: StretchComputati
         if plain != value and asked.explains(Prediction(predict(plain), sigma)):
             return plain
     return number(u)
+
+
+def scaled(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
+    """Yield the right elements times a number, with and without a bias that is added last."""
+    right, known = asked.right, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
+    for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
+        base, actual = (np.where(known, x - bias, 0.0) for x in (right.value, asked.actual))
+        factor = float((base * actual).sum() / max((base * base).sum(), 1e-300))
+        text = f"numbers that are multiplied by {factor:.6g}{under}"
+        sigma = right.sigma * max(abs(factor), 1.0)
+        yield Made(
+            "multiplied", text, "", made=partial(Prediction, (right.value - bias) * factor + bias, sigma)
+        )
+
+
+MOST_SUBSTITUTED = 200
+"""So often another tensor is tried in the place of an operand."""
+
+
+TERMS = {"self": "first term", "other": "second term"}
+
+
+def substituted(stretch: Stretch, right: Prediction) -> Iterator[Made]:
+    """Yield another tensor of the same shape in the place of an operand, or of what an operation gives."""
+    known = {f"`{name}`": made for _, name, made in stretch.taken.values()}
+    for number, step in enumerate(stretch.steps):
+        made = {"result": step.made} if isinstance(step.made, Tensor) else {}
+        places = {**step.operation.tensors, **made} if step.computes else {}
+        for place, name in product(places, known):
+            tensor, x = known[name], places[place]
+            if tensor is not x and (tensor.shape, tensor.dtype) == (x.shape, x.dtype):
+                what = TERMS.get(place, place) if step.operation.name == "add" else place
+                make = partial(_with_another, number, place, tensor)
+                yield Made(
+                    "another_operand",
+                    f"{name} in the place of the {what} of {step}",
+                    "",
+                    made=partial(replay, stretch, right, make, (number,)),
+                    own_sigma=partial(sigma_of, stretch, make),
+                )
+        known |= {f"what {step} gives": one for one in made.values()}
+
+
+def _with_another(number: int, place: str, tensor: Tensor, operation: Operation) -> Any:
+    if operation.number != number:
+        return operation()
+    if place == "result":
+        return operation.giving(tensor)
+    several = isinstance(operation.given[place], list)
+    return operation.having(**{place: [tensor] if several else tensor})
 
 
 # The order of elements.

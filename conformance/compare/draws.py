@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from concord.conformance.compare.bugs import Operation, Watched
+from concord.conformance.compare.aten_operations import Operation, Watched
 from concord.conformance.compare.decisions import source_line
 from concord.conformance.compare.module_reference import ModelReference, ModuleReference, nothing
 from concord.spec.arrays import Array, Arrays

@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from concord.conformance.compare.bugs import OperationBug, Watched, injected, sites
+from concord.conformance.compare.aten_operations import OperationBug, Watched, injected, sites
+from concord.conformance.compare.mechanisms import COUNTED, bugs
 from concord.conformance.compare.model_comparison import ModelComparison
 from concord.conformance.compare.module_reference import ModelReference, ModuleReference, is_output, numbers
 from concord.conformance.judging.verdict import Verdict
@@ -34,11 +35,13 @@ def prove(comparison: ModelComparison) -> Proof:
     names = [name for name in comparison.tensors if name in reference.plain]
     *_, end = reference.expect(None)
     proof = defaultdict[OperationBug, Counter[str]](Counter)
-    for bug, places in sites(lambda make: reference.watched(Watched(make))).items():
+    for bug, places in sites(lambda make: reference.watched(Watched(make)), bugs).items():
+        if bug.name not in COUNTED:
+            continue
         for chosen in (places, places[:1], places[-1:]) if len(places) > 1 else [places]:
             say(f"would {bug.text} be found?")
             try:
-                results = reference.watched(Watched(injected(bug, chosen)))
+                results = reference.watched(Watched(injected(bug, chosen, bugs)))
                 tensors = {name: numbers(results[name]) for name in names if name in results}
                 mutant = ModelComparison(reference, tensors, allow_same_bits=False)
             except SpecError:  # the bug does not fit this operation

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from concord.conformance.compare import module_reference as modules
 from concord.conformance.compare.aten_arithmetic import plainly
-from concord.conformance.compare.bugs import Make, Operation, Watched
+from concord.conformance.compare.aten_operations import Make, Operation, Watched, is_float
 from concord.conformance.compare.decisions import source_line
 from concord.conformance.compare.module_reference import Finished, ModuleReference, dtype_name, named, numbers
 from concord.conformance.judging.estimate import SAMPLES, Observer, Z, estimate
@@ -67,7 +67,7 @@ class Recorded:
     def computes(self) -> bool:
         """Whether it makes other numbers of those that it is given, and does not only move them."""
         moves = self.operation.func.is_view or self.operation.name in MOVING
-        return not moves and self.operation.floats(1)
+        return not moves and any(map(is_float, self.operation.args[:1]))
 
 
 class Stretch:

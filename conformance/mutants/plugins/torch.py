@@ -4,14 +4,16 @@ import numpy as np
 import torch
 
 from concord.backends.torch.backend import Adapter
+from concord.conformance.bugs.operations import TensorOperations
 from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.mutant_backend import Mutating
 
 
-class TorchInjection(Injection):
+class TorchOperations(TensorOperations):
     """The operations in PyTorch."""
 
-    libraries = (torch,)
+    def __getattr__(self, name):
+        return getattr(torch, name)
 
     def sum(self, x, axis=None):
         return torch.sum(x) if axis is None else torch.sum(x, dim=axis, keepdim=True)
@@ -35,6 +37,10 @@ class TorchInjection(Injection):
         if x.requires_grad:
             x.register_hook(function)
         return x
+
+
+class TorchInjection(TorchOperations, Injection):
+    """The same in one run of the model."""
 
     def opaque(self, function):
         return torch._dynamo.nonstrict_trace(function)

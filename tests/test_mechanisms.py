@@ -1,4 +1,4 @@
-"""What explains a divergence that no catalogue knows: slips, and where wrong numbers come from."""
+"""What explains a divergence without an entry in the catalogue, and where wrong numbers come from."""
 
 import re
 from functools import partial
@@ -67,7 +67,7 @@ SLIPS = {
         lambda m, x: F.pad(m.a(x)[:, :-1], (0, 0, 1, 0)), TEXT, "shift by one along axis 1"),
     "a border": (
         lambda m, x: m.c(x), mirrored, IMAGE, "mirrored at its border"),
-    "a step skipped": (recur, lambda m, x: recur(m, x, 2), TEXT, "step that is skipped, place 3 of axis 1"),
+    "a step skipped": (recur, lambda m, x: recur(m, x, 2), TEXT, "select with index 3 in place of 2"),
     "n - 1": (
         lambda m, x: m.a(x) / (x * x).mean(-1, keepdim=True),
         lambda m, x: m.a(x) / ((x * x).sum(-1, keepdim=True) / (WIDTH - 1)), TEXT, "n - 1 in place of n"),

@@ -1,0 +1,481 @@
+"""Bugs of operations that need no entry in the catalogue: what is written otherwise than it should be.
+
+Something is left out, or done twice; another number, operand or operation stands in a place; numbers have
+another format, elements another order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import starmap
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from concord.conformance.bugs.catalogue import BUGS
+from concord.conformance.compare.aten_arithmetic import BLIND, value_of
+from concord.conformance.compare.aten_operations import Operation, OperationBug, first, is_float
+from concord.conformance.compare.operation_context import (
+    ACTIVATIONS,
+    SOFTMAXES,
+    mask_of,
+    of_catalogue,
+    rounded,
+)
+from concord.spec.arrays import Array
+from concord.spec.precision import precision, round_to_bits
+
+aten = torch.ops.aten
+
+Found = Iterator[tuple[str, str, Callable[[], Any]]]
+"""Of each bug its name, its text, and what makes it."""
+
+
+def bugs(it: Operation) -> Iterator[OperationBug]:
+    """Yield every bug that an operation may have: the catalogue's, and those of each mechanism."""
+    yield from of_catalogue(it)
+    for mechanism in MECHANISMS:
+        yield from starmap(OperationBug, mechanism(it))
+
+
+def _moves(it: Operation) -> bool:
+    """Return whether an operation hands an operand on."""
+    return it.func.is_view or it.name in ("clone", "_unsafe_view", "copy", "where", "detach", "alias")
+
+
+# Left out, or done twice.
+
+LEFT_OUT = {
+    "scale": "score_scale_missing",
+    "bias": "missing_bias",
+    "weight": "norm_gain_missing",
+    "first term": "residual_missing",
+    "second term": "residual_missing",
+}
+"""What is left out, and what the catalogue calls that."""
+
+
+def left_out(it: Operation) -> Found:
+    """Yield steps that may be left out or done twice, since they keep a shape, and operands that may lack."""
+    if _moves(it) or mask_of(it) or not it.floats:
+        return
+    for name, x in it.floats.items():
+        if x.shape == first(it.result).shape:
+            what = _besides(it, name)
+            if it.name not in ACTIVATIONS:  # of which the catalogue has that
+                yield LEFT_OUT.get(what, "step_left_out"), f"leaving out the {what}", partial(it.giving, x)
+            if x is it.args[0]:
+                yield (
+                    "done_twice",
+                    f"the {what} applied twice",
+                    partial(it.having, **{name: first(it.result)}),
+                )
+    for name in it.optional:
+        text = f"{it.name} without its {name}"
+        yield LEFT_OUT.get(name, "step_left_out"), text, partial(it.having, **{name: None})
+    if is_float(it.given.get("running_mean")):
+        yield (
+            "step_left_out",
+            f"{it.name} without its mean",
+            partial(it.changed, "running_mean", torch.zeros_like),
+        )
+    if it.name == "addmm":
+        yield "missing_bias", "leaving out the bias", partial(it.having, beta=0)
+    if it.name in ("mm", "addmm"):
+        text = "leaving out a product, as of a state that is not carried on"
+        yield "product_missing", text, partial(it.changed, "mat2", torch.zeros_like)
+
+
+def _besides(it: Operation, kept: str) -> str:
+    """Return what an operation has besides an operand, in words."""
+    other = it.given.get("self" if kept == "other" else "other")
+    if it.name in ("mul", "div", "sub"):
+        words = {"mul": "factor", "div": "division", "sub": "subtraction"}
+        return words[it.name] if isinstance(other, Tensor) else "scale"
+    if it.name != "add":
+        return it.name.strip("_")
+    if not isinstance(other, Tensor):
+        return "constant"
+    if other.ndim == 1 < it.given[kept].ndim:
+        return "bias"
+    return "second term" if kept == "self" else "first term"
+
+
+# Another number.
+
+EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
+
+MOST_PLACES = 64
+"""Along a longer axis no other place is tried."""
+
+OF_NUMBERS = {"eps": "norm_epsilon", "other": "norm_epsilon", "correction": "norm_variance"}
+"""What another value of a number is called."""
+
+
+def of_numbers(it: Operation) -> Found:
+    """Yield other numbers that an operation may be called with; those of any value are solved for."""
+    softmax = it.name in SOFTMAXES
+    for name, value in it.given.items():
+        for other in _others(it, name, value):
+            if other != value:
+                word = "epsilon" if name in ("eps", "other") else name
+                text = f"{it.name.strip('_')} with {word} {other} in place of {value}"
+                kind = "softmax_axis" if softmax else OF_NUMBERS.get(name, "another_number")
+                yield kind, text, partial(it.having, **{name: other})
+    if it.name == "slice" and isinstance(it.given["start"], int):
+        size = it.given["self"].shape[it.given["dim"]]
+        start, end = it.given["start"], min(size, it.given["end"] or size)
+        for by in (1, -1):
+            if start + by >= 0 and end + by <= size:
+                text = f"a slice of axis {it.given['dim']} that starts at {start + by} in place of {start}"
+                yield "another_number", text, partial(it.having, start=start + by, end=end + by)
+
+
+def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
+    """Return what may stand in the place of a number."""
+    x = next((x for x in it.given.values() if isinstance(x, Tensor)), None)
+    if name == "eps" or (it.name == "add" and type(value) is float and 0 < value <= 1e-2):
+        return EPSILONS if value is not None else ()
+    if name in ("align_corners", "count_include_pad"):
+        return (not value,)
+    if name == "correction":
+        return (0, 1)
+    if name == "group":
+        return (n for n in range(1, it.given["C"] + 1) if it.given["C"] % n == 0)
+    if x is None or (it.func.is_view and name != "index"):
+        return ()
+    if name == "dim" and isinstance(value, int):
+        return (axis for axis in range(x.ndim) if axis != value % x.ndim)
+    if name == "dim" and isinstance(value, list) and len(value) == 1:
+        return ([axis] for axis in range(x.ndim) if axis != value[0] % x.ndim)
+    if name == "index" and isinstance(value, int):
+        size = x.shape[it.given["dim"]]
+        near = (value % size - 1, value % size + 1, 0, size - 1)
+        return [n for n in dict.fromkeys(near) if 0 <= n < size <= MOST_PLACES and n != value % size]
+    return ()
+
+
+# Another operand, or operation.
+
+FACTORS = {
+    **dict.fromkeys(("mm", "bmm"), ("self", "mat2")),
+    "addmm": ("mat1", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+    "convolution": ("input", "weight"),
+}
+"""Products, and their factors."""
+
+INDICES = {"embedding": ("indices", "weight"), "index_select": ("index", "self"), "gather": ("index", "self")}
+"""Which operand says what is looked up, and in which one."""
+
+IN_PLACE_OF: dict[str, Callable[..., Any]] = {
+    "add": aten.sub,
+    "sub": aten.add,
+    "mul": aten.add,
+    "le": aten.lt,
+    "lt": aten.le,
+    "ge": aten.gt,
+    "gt": aten.ge,
+    "sin": aten.cos,
+    "cos": aten.sin,
+    "mean": aten.amax,
+    "amax": aten.mean,
+    "rsqrt": aten.reciprocal,
+    "max_pool2d_with_indices": aten.avg_pool2d,
+}
+"""Operations, and those that may stand in their place."""
+
+PARTS = 4
+"""So many parts at most have another order."""
+
+
+def of_factors(it: Operation) -> Found:
+    """Yield factors of a product that are transposed, reversed or shifted."""
+    for place, name in enumerate(FACTORS.get(it.name, ())):
+        x, what = it.given[name], ("first", "second")[place]
+        if place and x.shape[-1] == x.shape[-2] > 1:
+            transposed = partial(torch.transpose, dim0=-1, dim1=-2)
+            yield (
+                "transposed_weight",
+                "a square weight that is transposed",
+                partial(it.changed, name, transposed),
+            )
+        for axis in range(x.ndim) if x.ndim > 2 else ():
+            reverse = partial(it.changed, name, partial(torch.flip, dims=[axis]))
+            yield "reversed", f"axis {axis} of a {what} factor in reverse order", reverse
+        if place and it.name == "convolution":
+            reverse = partial(it.changed, name, partial(torch.flip, dims=[*range(2, x.ndim)]))
+            yield "reversed", "a kernel that is flipped", reverse
+        for axis, by in itertools.product(range(2, x.ndim), (1, -1)) if name == "input" else ():
+            shifted = partial(it.changed, name, partial(torch.roll, shifts=by, dims=axis))
+            yield "shifted", f"an input that is shifted by {by} along axis {axis}", shifted
+
+
+def of_indices(it: Operation) -> Found:
+    """Yield rows that are looked up some places off, and positions that start elsewhere."""
+    for by in (1, -1, 2, -2) if it.name in INDICES else ():
+        indices, table = INDICES[it.name]
+        far = f"{'one' if abs(by) == 1 else 'two'} too {'far' if by > 0 else 'early'}"
+        rows = (it.given[indices] + by).clamp(0, it.given[table].shape[it.given.get("dim", 0)] - 1)
+        kind = "other_rows" if abs(by) == 1 else "rows_off"
+        yield kind, f"rows that are looked up {far}", partial(it.having, **{indices: rows})
+    for by in (1, -1, 2) if it.name == "arange" else ():
+        text = f"positions that start {abs(by)} {'later' if by > 0 else 'earlier'}"
+        yield "other_positions", text, partial(torch.add, it.result, by)
+
+
+def of_operations(it: Operation) -> Found:
+    """Yield another operation of the same operands, and operands or parts that are exchanged."""
+    one, other = it.given.get("self"), it.given.get("other")
+    pair = isinstance(one, Tensor) and isinstance(other, Tensor)
+    alike = pair and one.shape == other.shape
+    if it.name in IN_PLACE_OF and (alike or it.name != "mul") and not mask_of(it):
+        function = IN_PLACE_OF[it.name]
+        sign = "another sign, " * (it.name in ("add", "sub"))
+        text = f"{sign}{function.__name__} in place of {it.name}"
+        yield "other_operation", text, partial(_another, it, function)
+    if it.name in ("sub", "div", "where") and alike:
+        text = f"the operands of {it.name} exchanged"
+        yield "operands_exchanged", text, partial(it.having, self=other, other=one)
+    for name, x in it.given.items() if it.name == "mul" and pair else ():
+        for by in (1.0, -1.0) if x.ndim == 1 < it.result.ndim else ():
+            text = "a weight to which 1 is added" if by > 0 else "a weight of which 1 is taken"
+            yield "weight_plus_one", text, partial(it.having, **{name: x + by})
+    if it.name == "cat" and len(it.args[0]) == 2:
+        opposite = partial(it.having, tensors=it.args[0][::-1])
+        yield "order", "parts that are joined in the opposite order", opposite
+        yield (
+            "rotary_interleaved",
+            "a rotation of neighbours instead of halves",
+            partial(_alternating, *it.args[0]),
+        )
+    parts = it.result if it.name in ("split", "split_with_sizes", "unbind", "unsafe_split") else ()
+    for i, j in itertools.combinations(range(len(parts)), 2) if len(parts) <= PARTS else ():
+        if parts[i].shape == parts[j].shape:
+            yield "parts_exchanged", f"parts {i} and {j} exchanged", partial(_with_exchanged, it, i, j)
+
+
+def _another(it: Operation, function: Callable[..., Any]) -> Any:
+    return it.giving(function(*it.args[:4], **it.kwargs))
+
+
+def _alternating(first: Tensor, second: Tensor) -> Tensor:
+    """Return what a rotation of halves, (-b, a) of (a, b), gives of numbers that stand next to each other."""
+    x = torch.cat([second, -first], -1)
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+
+
+def _with_exchanged(it: Operation, i: int, j: int) -> Any:
+    parts = list(it())
+    parts[i], parts[j] = parts[j], parts[i]
+    return type(parts)(parts)
+
+
+# Another mask.
+
+CONSTANTS = (-10.0, -100.0, -1e3, -1e4)
+"""Numbers that hide too little where scores are large."""
+
+
+def of_masks(it: Operation) -> Found:
+    """Yield masks that hide others, or by another number; and other weights of rows that see no key."""
+    if it.name in SOFTMAXES and (rows := blind_rows(it.given["self"], it.given["dim"])) is not None:
+        for value, what in ((1 / it.result.shape[it.given["dim"]], "uniform"), (0.0, "zero")):
+            filled = partial(torch.masked_fill, it.result, rows, value)
+            yield "blind_rows", f"rows that see no key being {what}", filled
+    if (mask := mask_of(it)) is None or mask.hidden.ndim < 2:
+        return
+    for constant in CONSTANTS:
+        yield "mask_constant", f"a mask of {constant:g}", partial(mask.hide, mask.hidden, constant)
+    multiplied = partial(torch.mul, mask.scores, (~mask.hidden).to(mask.scores.dtype))
+    yield "mask_by_factor", "a mask that multiplies scores by 0 and hides none", multiplied
+    for kind, text, hidden in _other_masks(mask.hidden):
+        yield kind, f"a mask {text}", partial(mask.hide, hidden)
+
+
+def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield other masks, with the names and texts of such bugs."""
+    yield "mask_of_other_tokens", "whose queries and keys are exchanged", hidden.transpose(-1, -2)
+    for by, side in ((1, "right"), (-1, "left")):
+        yield "mask_of_other_tokens", f"that is one key too far {side}", torch.roll(hidden, by, -1)
+    for axis, by in itertools.product((-1, -2), (1, -1)):
+        side, what = "earlier" if by > 0 else "later", "key" if axis == -1 else "query"
+        covered, shown = (torch.roll(hidden, by, axis) for _ in range(2))
+        for moved, edge in ((covered, True), (shown, False)):
+            moved.narrow(axis, 0 if by > 0 else hidden.shape[axis] - 1, 1).fill_(edge)
+        yield "mask_moved", f"that shows one {side} {what} more", hidden & covered
+        yield "mask_moved", f"that hides one {side} {what} more", hidden | shown
+        yield "mask_moved", f"that is moved by one {what}", covered
+        yield "mask_moved", f"that is moved by one {what}, whose edge is seen", shown
+
+
+def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
+    """Return which rows of a softmax see no key; None if all see one."""
+    with _disable_current_modes():
+        rows = value_of(scores).amax(axis, keepdim=True) <= BLIND
+        return rows if bool(rows.any()) else None
+
+
+# Another count, or place of an epsilon.
+
+
+def of_statistics(it: Operation) -> Found:
+    """Yield n - 1 in place of n, sums in place of means, and other places of an epsilon."""
+    x, epsilon = it.given.get("self"), it.given.get("other")
+    if it.name == "mean" and is_float(x) and (count := x.numel() / max(it.result.numel(), 1)) > 1:
+        less = partial(torch.mul, it.result, count / (count - 1))
+        yield "norm_variance", "a sum that is divided by n - 1 in place of n", less
+        yield "sum_for_mean", "a sum in place of a mean", partial(torch.mul, it.result, count)
+    if it.name == "cumsum":
+        yield "own_place_missing", "a running sum without the own place", partial(torch.sub, it.result, x)
+    if it.name == "add" and is_float(x) and type(epsilon) is float and 0 < epsilon <= 1e-2:
+        outside = partial(lambda: torch.square(x.sqrt() + epsilon))
+        yield "epsilon_outside", "an epsilon that is added to the root", outside
+        inside = partial(lambda: torch.sqrt(x.square() + epsilon))
+        yield "epsilon_inside", "an epsilon that is added under the root", inside
+
+
+# Another format.
+
+
+def _quantized(x: Array) -> Array:
+    """Return numbers of 8 bits, with a scale for each column."""
+    scale = abs(x).max(0, keepdims=True) / 127
+    return np.round(x / np.where(scale > 0, scale, 1)) * scale
+
+
+FORMATS: dict[str, Callable[[Array], Array]] = {
+    "bfloat16": precision("bfloat16").round,
+    "float16": precision("float16").round,
+    "int8": _quantized,
+    "tf32": partial(round_to_bits, bits=11),
+}
+
+
+def of_formats(it: Operation) -> Found:
+    """Yield operands and results that have fewer digits."""
+    what = it.name.strip("_")
+    for form, rounding in FORMATS.items() if it.floats and not _moves(it) else ():
+        shorter = partial(rounded, rounding=rounding)
+        if factors := FACTORS.get(it.name):
+            if it.name not in ("bmm", "baddbmm"):
+                yield f"weight_in_{form}", f"a weight in {form}", partial(it.changed, factors[1], shorter)
+            if form != "int8":
+                yield f"{form}_products", f"a product of {form} numbers", partial(_with, it, factors, shorter)
+        elif form in ("bfloat16", "float16"):
+            for kind, text, names, after in (
+                ("computed", f"a {what}", [*it.floats], shorter),
+                ("given", f"what a {what} is given", [*it.floats][:1], torch.clone),
+                ("stored", f"a result of {what}", [], shorter),
+            ):
+                yield f"{kind}_in_{form}", f"{text} in {form}", partial(_result_in, it, names, shorter, after)
+
+
+def _with(it: Operation, names: Iterable[str], function: Callable[[Tensor], Tensor]) -> Any:
+    return it.having(**{name: function(it.given[name]) for name in names})
+
+
+def _result_in(
+    it: Operation,
+    names: Iterable[str],
+    before: Callable[[Tensor], Tensor],
+    after: Callable[[Tensor], Tensor],
+) -> Any:
+    return it.giving(after(first(_with(it, names, before))))
+
+
+# Another order of elements.
+
+
+MOST_JOINED = 3
+"""Of more axes that are joined no other order is tried."""
+
+
+def of_layouts(it: Operation) -> Found:
+    """Yield heads that are split, and axes that are joined, in another order."""
+    x = it.given.get("self")
+    if it.name not in ("view", "_unsafe_view", "reshape") or not is_float(x):
+        return
+    result = it.result
+    shape = list(result.shape)
+    if 2 < len(shape) == x.ndim + 1 and min(shape[-2:]) > 1 and shape[-1] * shape[-2] == x.shape[-1]:
+        text = "heads that are split the other way round"
+        *lead, heads, width = shape
+        yield "heads_interleaved", text, partial(_transposed, x, (*lead, width, heads), shape)
+    joined = x.ndim - len(shape) + 1
+    for axis in range(len(shape)) if 1 < joined <= MOST_JOINED and x.ndim > 2 else ():
+        sizes = x.shape[axis : axis + joined]
+        if sizes.numel() == shape[axis] > max(sizes) and x.shape[:axis] == result.shape[:axis]:
+            for start in {max(axis - 1, 0), axis}:  # after or before axes have changed places
+                for order in list(itertools.permutations(range(start, start + joined)))[1:]:
+                    axes = [*range(start), *order, *range(start + joined, x.ndim)]
+                    text = f"axes that are joined in the order {axes}, as of heads"
+                    yield "axes_joined", text, partial(_permuted, x, axes, shape)
+
+
+def _transposed(x: Tensor, shape: Iterable[int], result: list[int]) -> Tensor:
+    return x.reshape(*shape).transpose(-1, -2).reshape(result)
+
+
+def _permuted(x: Tensor, axes: list[int], result: list[int]) -> Tensor:
+    return x.permute(axes).reshape(result)
+
+
+# Another border.
+
+BORDERS = {
+    "reflect": "mirrored at its border",
+    "replicate": "continued by its border",
+    "circular": "wrapped around",
+    "constant": "continued by zeros",
+}
+
+
+def of_borders(it: Operation) -> Found:
+    """Yield what stands beside an input otherwise, or on other sides."""
+    pads = [*(it.given.get("pad") or it.given.get("padding") or ())]
+    if it.name == "convolution" and not it.given["transposed"] and any(pads):
+        pads = [n for n in pads[::-1] for _ in range(2)]
+    elif not it.name.startswith(("constant_pad", "reflection_pad", "replication_pad")):
+        return
+    sides = list(zip(pads[::2], pads[1::2], strict=True))
+    for mode, what in BORDERS.items():
+        yield "border", f"an input that is {what}", partial(_bordered, it, pads, mode)
+    for text, side in (
+        ("of which all stands before the input", lambda a, b: (a + b, 0)),
+        ("of which all stands behind the input", lambda a, b: (0, a + b)),
+        ("by which all stands one place later", lambda a, b: (a + 1, b - 1) if a + b else (0, 0)),
+        ("by which all stands one place earlier", lambda a, b: (a - 1, b + 1) if a + b else (0, 0)),
+        ("on the opposite side", lambda a, b: (b, a)),
+    ):
+        moved = list(itertools.chain(*starmap(side, sides)))
+        yield "padding_aside", f"padding {text}", partial(_bordered, it, moved, "constant")
+
+
+def _bordered(it: Operation, pads: list[int], mode: str) -> Any:
+    x = F.pad(first(tuple(it.given.values())), pads, mode)
+    return it.having(input=x, padding=[0] * len(it.given["padding"])) if it.name == "convolution" else x
+
+
+# All.
+
+MECHANISMS = (
+    *(left_out, of_numbers, of_factors, of_indices, of_operations),
+    *(of_masks, of_statistics, of_formats, of_layouts, of_borders),
+)
+
+COUNTED = {
+    *BUGS,
+    *LEFT_OUT.values(),
+    *("activation", "norm_epsilon", "norm_variance", "softmax_axis", "mask_of_other_tokens"),
+    *("transposed_weight", "heads_interleaved", "other_rows", "order", "rotary_interleaved"),
+    *(f"{what}_{form}" for form in FORMATS for what in ("weight_in", "computed_in")),
+    *(f"{form}_products" for form in FORMATS),
+}
+"""Bugs that a proof of sensitivity counts: those that people make, and that no input hides."""

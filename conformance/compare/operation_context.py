@@ -1,0 +1,242 @@
+"""An ATen operation as the edits of the catalogue see it: a bug that is written once is one of any module.
+
+An operation is described by those options of the family that say the same of a step. What an edit needs
+besides, of a model or a batch, is not there: it fails, and the bug is none of that operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from concord.conformance.bugs.activations import FUNCTIONS, USUAL
+from concord.conformance.bugs.catalogue import EXPLANATIONS
+from concord.conformance.bugs.context import Context, Edit, Flags
+from concord.conformance.bugs.operations import Array
+from concord.conformance.compare.aten_arithmetic import Computed, value_of
+from concord.conformance.compare.aten_operations import Operation, OperationBug, first, is_float
+from concord.conformance.mutants.plugins.torch import TorchOperations
+from concord.spec.precision import precision
+
+SOFTMAXES = ("_softmax", "_safe_softmax")
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "silu": "silu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+    "elu": "elu",
+    "mish": "mish",
+    "softplus": "softplus",
+    "hardswish": "hardswish",
+    "hardtanh": "relu6",
+    "leaky_relu": "leaky relu",
+}
+"""Operations that are activations, and what :data:`FUNCTIONS` calls them."""
+
+HIDDEN = -1e3
+"""What is added to a score to hide its key is below this."""
+
+
+class OperationContext(TorchOperations, Context):
+    """One operation: what goes into it, what it gives, and its mask, or the parameters of a norm.
+
+    Args:
+        options: of the family that describe it.
+    """
+
+    x: Array = None
+    unnormalised: Array = None
+    visible: Flags = None
+    mask_constant = 0.0
+    owner = "norm"
+
+    def __init__(self, x: Tensor, y: Tensor, **options: Any) -> None:
+        self.x, self.unnormalised, self.y = x, x, y
+        self.config = SimpleNamespace(**options)  # type: ignore[assignment]  # those of one step
+
+    def beside(self, name: str) -> Array:
+        """Return scores, which a mask is given."""
+        return {"scores": self.x}[name]
+
+    def rounded(self, x: Array, number_format: str) -> Array:
+        """Return the nearest numbers of a shorter format."""
+        return rounded(x, precision(number_format).round)
+
+
+def rounded(x: Tensor, rounding: Callable[[Any], Any]) -> Tensor:
+    """Return a tensor whose numbers have a format, whatever arithmetic it is computed in."""
+    with _disable_current_modes():
+        value = torch.from_numpy(np.asarray(rounding(value_of(x).numpy())))
+        return Computed(value.double(), x.dtype) if isinstance(x, Computed) else value.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What an operation hides.
+
+    Attributes:
+        operation: that hides.
+        operand: which of its operands says what.
+        scores: that are hidden.
+        hidden: where it is True.
+        constant: what scores become, or have added.
+    """
+
+    operation: Operation
+    operand: str
+    scores: Tensor
+    hidden: Tensor
+    constant: float
+
+    @property
+    def fill(self) -> str:
+        """What the option ``mask_fill`` of the family calls it."""
+        return "replace" if self.operand == "mask" else "add"
+
+    def hide(self, hidden: Tensor, constant: float | None = None) -> Any:
+        """Compute the operation with others hidden, or by another constant."""
+        constant = self.constant if constant is None else constant
+        if self.operand == "mask":
+            return self.operation.having(mask=hidden, value=constant)
+        zeros = torch.zeros(hidden.shape, dtype=self.scores.dtype)
+        return self.operation.having(**{self.operand: zeros.masked_fill(hidden, constant)})
+
+
+def mask_of(it: Operation) -> Mask | None:
+    """Return the mask of an operation, if it has one that hides something."""
+    given = it.given
+    with _disable_current_modes():
+        if it.name == "masked_fill" and not isinstance(given["value"], Tensor) and given["value"] < HIDDEN:
+            return Mask(it, "mask", given["self"], given["mask"].bool(), given["value"])
+        for mask, scores in (("other", "self"), ("self", "other")) if it.name == "add" else ():
+            if is_float(given[mask]) and is_float(given[scores]):
+                added = value_of(given[mask])
+                hidden = (added < HIDDEN) | ~torch.isfinite(added)
+                if bool(hidden.any()) and bool((hidden | (added == 0)).all()):
+                    return Mask(it, mask, given[scores], hidden, float(added.min()))
+    return None
+
+
+# What shows an operation to an edit.
+
+
+def _as_weights(it: Operation) -> OperationContext:
+    x, axis = it.given["self"], it.given["dim"]
+    if axis % x.ndim != x.ndim - 1:
+        raise ValueError("the family's softmax is taken along the last axis")
+    return OperationContext(x, it.result)
+
+
+def _as_norm(it: Operation) -> OperationContext:
+    """Return a norm of rows, whose parameters have a place for each entry."""
+    given, x = it.given, it.given["input"]
+    if it.name == "native_group_norm":
+        rows = x.reshape(x.shape[0], given["group"], -1)
+        gain, offset = (
+            None if one is None else one[:, None].expand(-1, given["HxW"]).reshape(rows.shape[1:])
+            for one in (given["weight"], given["bias"])
+        )
+    else:
+        rows = x.flatten(x.ndim - len(given["normalized_shape"]))
+        gain, offset = (None if one is None else one.flatten() for one in (given["weight"], given["bias"]))
+    width = rows.shape[-1]
+    context = OperationContext(
+        rows,
+        it.result[0].reshape(rows.shape),
+        d_model=width,
+        norm_epsilon=given["eps"],
+        norm_epsilon_placement="inside",
+        norm_variance="biased",
+    )
+    ones, zeros = rows.new_ones(width), rows.new_zeros(width)
+    context.now = {
+        "norm.weight": ones if gain is None else gain,
+        "norm.bias": zeros if offset is None else offset,
+    }
+    return context
+
+
+def _as_function(it: Operation) -> OperationContext:
+    return OperationContext(it.given["self"], it.result)
+
+
+def _as_mask(it: Operation) -> OperationContext:
+    mask = mask_of(it)
+    assert mask is not None
+    context = OperationContext(mask.scores, it.result, mask_fill=mask.fill)
+    context.visible, context.mask_constant = (~mask.hidden).numpy(), mask.constant
+    return context
+
+
+Show = Callable[[Operation], OperationContext]
+
+
+def shown(it: Operation) -> tuple[str, Show] | None:
+    """Return the tap of the family that is what an operation gives, and what shows the operation to edits."""
+    if it.name in SOFTMAXES:
+        return "layers.0.attention.weights", _as_weights
+    if it.name in ("native_layer_norm", "native_group_norm"):
+        return "embeddings.norm", _as_norm
+    if it.name in ACTIVATIONS:
+        return "layers.0.feed_forward.activation", _as_function
+    if it.name == "bmm":
+        return "layers.0.attention.scores", _as_function
+    return ("layers.0.attention.masked_scores", _as_mask) if mask_of(it) else None
+
+
+def edited(it: Operation, show: Show, edit: Edit) -> Any:
+    """Return what an operation gives with an edit."""
+    return it.giving(edit(show(it)).reshape(first(it.result).shape))
+
+
+def _unbiased(m: Context) -> Array:
+    width = tuple(m.x.shape)[-1]
+    return m.norm(m.x, variance=lambda variance: variance * (width / (width - 1)))
+
+
+OF_NORMS: tuple[tuple[str, str, Edit], ...] = (
+    ("norm_variance", "the unbiased variance", _unbiased),
+    (
+        "norm_epsilon_placement",
+        "an epsilon that is added to the root",
+        lambda m: m.norm(m.x, deviation=lambda v: m.sqrt(v) + m.config.norm_epsilon),
+    ),
+    ("norm_axis", "a norm over tokens", lambda m: m.norm(m.x, axes=(-2,))),
+    ("norm_axis", "a norm over tokens and features", lambda m: m.norm(m.x, axes=(-2, -1))),
+)
+"""What options of the family say of a norm, and other axes."""
+
+
+def of_catalogue(it: Operation) -> Iterator[OperationBug]:
+    """Yield the bugs of the catalogue that an operation may have, and other functions in its place."""
+    if (place := shown(it)) is None:
+        return
+    tap, show = place
+    for bug in EXPLANATIONS:
+        if not bug.of_gradients and (edit := bug.change.at(tap)):
+            yield OperationBug(bug.name, bug.explanation, partial(edited, it, show, edit), bug.clause)
+    if tap == "embeddings.norm":
+        for name, text, edit in OF_NORMS:
+            yield OperationBug(name, text, partial(edited, it, show, edit))
+    own = ACTIVATIONS.get(it.name, "")
+    own = f"{own} tanh" if it.given.get("approximate") == "tanh" else own
+    functions = [*FUNCTIONS] if own else ["sigmoid"] if it.name in SOFTMAXES else []
+    for name in functions:
+        if name != own:
+            text = "no activation" if name == "none" else f"another activation: {name}"
+            made = partial(edited, it, show, partial(_applied, FUNCTIONS[name]))
+            yield OperationBug("activation" if name in USUAL else "other_function", text, made)
+
+
+def _applied(function: Callable[[Context, Any], Any], m: Context) -> Any:
+    return function(m, m.x)
