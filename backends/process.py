@@ -203,8 +203,10 @@ class Process:
         """End the process at once. Safe in any thread."""
         self._kill()
         if self._process:
+            # A killed process is gone at once, but a machine with much else to do tells so seconds later;
+            # one that nobody has waited for stays as a zombie, and warns when it is forgotten.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=1.0)
+                self._process.wait(timeout=15.0)
         self._stderr.close()
 
     def __enter__(self) -> Self:
