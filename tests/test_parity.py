@@ -82,23 +82,11 @@ def signature(function, prefix=""):
     return f"{prefix}{name}({', '.join(names)})"
 
 
-def attributes(function):
-    """Yield the names that a method assigns to on ``self``."""
-    for node in ast.walk(function):
-        targets = (
-            node.targets
-            if isinstance(node, ast.Assign)
-            else [node.target]
-            if isinstance(node, ast.AnnAssign)
-            else []
-        )
-        for target in targets:
-            if (
-                isinstance(target, ast.Attribute)
-                and isinstance(target.value, ast.Name)
-                and target.value.id == "self"
-            ):
-                yield target.attr
+def assigned(node, prefix=""):
+    """Return the public names, or attributes of ``self``, that a statement assigns to."""
+    targets = getattr(node, "targets", [node.target] if isinstance(node, ast.AnnAssign) else [])
+    names = [text.removeprefix(prefix) for text in map(ast.unparse, targets) if text.startswith(prefix)]
+    return [name for name in names if name.isidentifier() and public(name)]
 
 
 def outline(path):
@@ -108,27 +96,20 @@ def outline(path):
     """
     lines = []
     for node in tree(path).body:
-        if isinstance(node, ast.FunctionDef) and public(node.name):
+        if isinstance(node, ast.ClassDef) and public(node.name):
+            names = [
+                name for member in node.body if isinstance(member, ast.Assign) for name in assigned(member)
+            ]
+            lines += [node.name, *(f"{node.name}.{name}" for name in names)]
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and public(method.name):
+                    names = [name for inner in ast.walk(method) for name in assigned(inner, "self.")]
+                    lines.append(signature(method, f"{node.name}."))
+                    lines += [f"{node.name}.{name}" for name in dict.fromkeys(names)]
+        elif isinstance(node, ast.FunctionDef) and public(node.name):
             lines.append(signature(node))
-        elif isinstance(node, ast.ClassDef) and public(node.name):
-            lines.append(node.name)
-            constants = [
-                target.id
-                for member in node.body
-                if isinstance(member, ast.Assign)
-                for target in member.targets
-                if isinstance(target, ast.Name)
-            ]
-            lines += [f"{node.name}.{name}" for name in constants]
-            methods = [
-                member for member in node.body if isinstance(member, ast.FunctionDef) and public(member.name)
-            ]
-            for method in methods:
-                lines.append(signature(method, f"{node.name}."))
-                lines += [f"{node.name}.{name}" for name in dict.fromkeys(attributes(method)) if public(name)]
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            lines += [target.id for target in targets if isinstance(target, ast.Name) and public(target.id)]
+            lines += assigned(node)
     return lines
 
 

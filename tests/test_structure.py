@@ -113,25 +113,16 @@ def part_of(name):
     )
 
 
-def offences(folder, forbidden):
-    return [
-        f"{relative(path)}:{line}: {name}"
-        for path in sources(folder)
-        for line, name in imports(path)
-        if part_of(name) in forbidden
-    ]
-
-
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_imports_point_one_way(package):
-    # Only the one package that is installed has these names.
+    forbidden = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
+    outside = MAY_IMPORT.keys() - {"concord"}  # only the one package that is installed has these names
     assert not [
-        name
+        f"{relative(path)}:{line}: {name}"
         for path in sources(package)
-        for _, name in imports(path)
-        if name.partition(".")[0] in MAY_IMPORT.keys() - {"concord"}
+        for line, name in imports(path)
+        if part_of(name) in forbidden or name.partition(".")[0] in outside
     ]
-    assert not offences(package, MAY_IMPORT.keys() - MAY_IMPORT[package] - {package})
 
 
 def test_every_package_of_ours_is_in_the_import_table():
@@ -164,26 +155,30 @@ def test_spec_imports_numpy_and_libraries_without_a_framework_only():
     ]
 
 
-def test_only_the_four_backends_import_frameworks_each_its_own_and_none_another():
+OWNERS = {
+    **{f"backends/{name}/": name for name in FRAMEWORKS},
+    **{f"conformance/mutants/plugins/{name}.py": name for name in FRAMEWORKS},
+    # There a user's module of PyTorch is the reference, or what is measured.
+    **dict.fromkeys(("conformance/compare/", "concord/commands/compare.py", "speed/peers/"), "torch"),
+    # In a process of their own.
+    **dict.fromkeys(("porting/containers/torch_files.py", "porting/containers/onnx.py"), "torch"),
+    "porting/containers/tensorflow.py": "tf",
+}
+"""Where a framework is imported, and which."""
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_a_framework_is_imported_in_its_own_places_only_and_no_backend_by_another(folder):
     found = []
-    for folder in MAY_IMPORT:
-        for path in sources(folder):
-            plugins, torch = ROOT / "conformance/mutants/plugins", ("speed/peers", "conformance/compare")
-            own = [name for name in FRAMEWORKS if path.is_relative_to(ROOT / "backends" / name)]
-            (owner,) = own or [path.stem if path.parent == plugins else ""]
-            if relative(path.parent) in torch:
-                owner = "torch"
-            if path == ROOT / "concord/commands/compare.py":
-                owner = "torch"  # the reference is a module of PyTorch's
-            if path.parent == ROOT / "porting/containers":  # in a process of its own
-                owner = {"tensorflow": "tf", "torch_files": "torch", "onnx": "torch"}.get(path.stem, owner)
-            foreign = ALL_FRAMEWORKS - FRAMEWORKS.get(owner, set())
-            others = tuple(f"concord.backends.{name}" for name in FRAMEWORKS if name != owner)
-            found += [
-                f"{relative(path)}:{line}: {name}"
-                for line, name in imports(path)
-                if name.partition(".")[0] in foreign or (folder == "backends" and name.startswith(others))
-            ]
+    for path in sources(folder):
+        owner = next((name for place, name in OWNERS.items() if relative(path).startswith(place)), "")
+        foreign = ALL_FRAMEWORKS - FRAMEWORKS.get(owner, set())
+        others = tuple(f"concord.backends.{name}" for name in FRAMEWORKS if name != owner)
+        found += [
+            f"{relative(path)}:{line}: {name}"
+            for line, name in imports(path)
+            if name.partition(".")[0] in foreign or (folder == "backends" and name.startswith(others))
+        ]
     assert not found
 
 
