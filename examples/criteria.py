@@ -1,9 +1,8 @@
-"""Why not a fixed tolerance? ``make criteria`` measures the table of its guide anew.
+"""Why not a fixed tolerance? ``make criteria`` measures the table of its guide again.
 
-It holds the usual criteria, and the derived tolerances, against the same runs. A criterion compares with the
-float64 oracle, as its users would. The bugs are the mutants, each in the standard case that was made to
-show it; the right runs are the allowed alternatives, and random cases on unchanged backends. Bugs and
-random cases are spread over the four backends, so that each is run once.
+The usual criteria compare outputs with the float64 oracle, beside derived tolerances on the same runs. Bugs
+are the mutants, each in the standard case that shows it. Right runs are allowed alternatives, and random
+cases on unchanged backends.
 """
 
 import itertools
@@ -30,8 +29,8 @@ from concord.spec.tensors import output_name
 from tests.toys import alternatives
 
 SEED = 2026
+# Standard and random cases for each alternative; random cases in float32 and in bfloat16.
 CASES, SINGLE_CASES, HALF_CASES = 4, 200, 100
-"""Standard and random cases for each alternative; random cases in float32 and in bfloat16."""
 
 GROUPS = BUGGY, RIGHT, SINGLE, HALF = (
     "bugs",
@@ -52,7 +51,7 @@ def correlation(actual, value):
 
 
 def log_probabilities(logits):
-    """Return those of each row; a single logit is one of two classes."""
+    # A single logit is that of one class of two.
     pairs = np.concatenate([logits, np.zeros_like(logits)], -1) if logits.shape[-1] == 1 else logits
     shifted = pairs - pairs.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
@@ -77,14 +76,12 @@ CRITERIA = {
     "NMSE 1e-2": lambda actual, value: np.square(actual - value).sum() <= 1e-2 * np.square(value).sum(),
     "KL 1e-3": lambda actual, value: divergence(actual, value) <= 1e-3,
 }
+# KL compares probabilities, so it has nothing to say of other tensors.
 OF_LOGITS = "KL 1e-3"
 
 
 def passes(criterion, actual, value):
-    """Return whether a tensor passes.
-
-    One that is missing, misshapen, or not finite where the oracle is, does not.
-    """
+    # What is missing, misshapen, or not finite where the oracle is, fails every criterion.
     if actual is None or actual.shape != value.shape:
         return False
     wide, finite = np.asarray(actual, np.float64), np.isfinite(value)
@@ -95,29 +92,29 @@ def passes(criterion, actual, value):
 
 
 def flags_of(job, run):
-    """Return for each criterion whether it flags the output of a run, and whether any of its tensors."""
+    """Return for each criterion whether it flags a run's output, and whether any of its tensors."""
     truth = reference(job.config, job.weights, job.batch, True, job.part, job.dtype)
     wanted = {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
     actual = {**run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
-    found = {}
+    flags = {}
     for name, criterion in CRITERIA.items():
         if name == OF_LOGITS:
-            found[name] = job.part == "model" and not passes(criterion, run.output, truth.output), None
+            flags[name] = job.part == "model" and not passes(criterion, run.output, truth.output), None
             continue
-        found[name] = (
+        flags[name] = (
             not passes(criterion, run.output, truth.output),
             any(not passes(criterion, actual.get(tensor), wanted[tensor]) for tensor in wanted),
         )
     verdict = job.judge(run)
     row = verdict.row(output_name(job.config, job.part))
     from_inputs = row and (row.end_to_end or row).status == "diverges"
-    found[OURS] = bool(from_inputs), verdict.status == "diverges"
-    return found
+    flags[OURS] = bool(from_inputs), verdict.status == "diverges"
+    return flags
 
 
 def random_jobs(dtype, count, seed):
-    """Return random cases, judged end to end too: usual criteria look at outputs."""
     drawn = sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count))
+    # Judged end to end too, as the usual criteria judge outputs.
     return [replace(case.job(f"random {i}"), end_to_end=True) for i, case in enumerate(drawn)]
 
 
@@ -126,20 +123,22 @@ def run_of(worker, job, implementation="explicit"):
 
 
 def of_bug(worker, bug):
-    """Return what is flagged of a mutant; all flag one that the framework itself refuses to run."""
     scenarios = [bug.after, bug.scenario] if bug.after else [bug.scenario]
-    jobs = [job_of(build_case(bug.variant, one, options=dict(bug.options)), "float32") for one in scenarios]
+    cases = [build_case(bug.variant, scenario, options=dict(bug.options)) for scenario in scenarios]
+    jobs = [job_of(case, "float32") for case in cases]
     try:
         runs = [run_of(worker, job, f"mutant:{bug.name}") for job in jobs]
         return flags_of(jobs[-1], runs[-1])
     except WorkerFailure as failure:
         if failure.status != "error":
             raise
+        # The framework itself refuses to run the bug, which anybody would notice.
         return {name: (True, None if name == OF_LOGITS else True) for name in (*CRITERIA, OURS)}
 
 
 def of_backend(place, names):
-    """Yield the group and name of each run of a backend, which makes its share of them, and its flags."""
+    """Yield group, name and flags of each run in a backend's share of bugs and random cases."""
+    # The runs are spread over the backends, so that each is made once.
     mutants = [*BUGS.values()]
     drawn = {
         SINGLE: random_jobs("float32", SINGLE_CASES, SEED),
@@ -155,12 +154,12 @@ def of_backend(place, names):
         for group, name, flagged in asked:
             try:
                 yield group, f"{name} {names[place]}", flagged()
-            except Unsupported:  # there are no kernels for it
+            except Unsupported:  # the backend has no kernels for it
                 continue
 
 
 def of_alternatives(cases=CASES, seed=SEED):
-    """Yield the same of the allowed alternatives, each on cases of its own, in turn."""
+    """Yield group, name and flags of allowed alternatives, each on cases of its own."""
     standard = [job_of(case, "float32") for case in standard_cases()]
     np.random.default_rng(seed).shuffle(standard)
     turns = itertools.cycle(standard), itertools.cycle(random_jobs("float32", 2 * cases, seed + 1))
@@ -175,9 +174,9 @@ def of_alternatives(cases=CASES, seed=SEED):
 
 
 def percent(some, of):
-    """Return a share in percent; a few of many are never 0 %, and all but a few never 100 %."""
     if some in (0, of):
         return "0 %" if some == 0 else "100 %"
+    # A few of many must not read as 0 %, nor all but a few as 100 %.
     share = 100 * some / of
     if not 0.1 <= share <= 99.9:
         return "< 0.1 %" if share < 50 else "> 99.9 %"
@@ -185,15 +184,11 @@ def percent(some, of):
 
 
 def table(flagged):
-    """Return a line for each criterion: of each group the share that it flags, by outputs and by any tensor.
-
-    Args:
-        flagged: for each group, the name of each run, and what is flagged of it.
-    """
+    """Return the share of each group that each criterion flags, by outputs and by any tensor, as Markdown."""
 
     def cell(group, name):
         counts = [[flags[name][side] for flags in flagged[group].values()] for side in (0, 1)]
-        return " / ".join("–" if None in said else percent(sum(said), len(said)) for said in counts)
+        return " / ".join("–" if None in count else percent(sum(count), len(count)) for count in counts)
 
     lines = [["criterion", *GROUPS], ["---", *["---:"] * len(GROUPS)]]
     lines += [[name, *(cell(group, name) for group in GROUPS)] for name in (*CRITERIA, OURS)]
@@ -205,8 +200,8 @@ def main(readme):
     tasks = [of_alternatives, *(partial(of_backend, place, names) for place in range(len(names)))]
     flagged = {group: {} for group in GROUPS}
     with ThreadPoolExecutor(max_workers=2) as pool:
-        for found in pool.map(lambda task: list(task()), tasks):
-            for group, name, flags in found:
+        for runs in pool.map(lambda task: list(task()), tasks):
+            for group, name, flags in runs:
                 flagged[group][name] = flags
     bugs, right, single, half = (len(flagged[group]) for group in GROUPS)
     text = (

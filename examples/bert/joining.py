@@ -1,4 +1,4 @@
-"""What the four have in common when they join: which requests they take, and names of parameters."""
+"""What the four share when they join: the requests that they accept, and names of parameters."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ Arrays = dict[str, np.ndarray]
 
 
 class Plain:
-    """A backend that computes BERT of any size, on the CPU, operation by operation.
+    """A backend that computes BERT of any size on the CPU, operation by operation.
 
-    A subclass has a ``name``, a ``version``, what its framework is known to compute otherwise, and
-    ``compute``.
+    A subclass has a ``name``, a ``version``, its framework's known ``deviations``, and ``compute``.
     """
 
     name = version = ""
@@ -35,7 +34,7 @@ class Plain:
         }
 
     def run(self, request: Request) -> Run:
-        """Compute logits, loss and gradients, or say what keeps it from doing so."""
+        """Compute logits, loss and gradients."""
         config = request.config
         bert = spec.variant("bert", **{size: getattr(config, size) for size in SIZES})
         asked = (request.part, request.execution, request.device, request.implementation, request.precision)
@@ -59,13 +58,13 @@ class Plain:
         """Return logits (B, C), the loss, and its gradients by parameter.
 
         Args:
-            weights: by canonical name; of linear layers as (in, out).
+            weights: by canonical name; linear layers are (in, out).
             inputs: ``input_ids`` and ``segment_ids`` (B, T), ``labels`` (B,).
         """
         raise NotImplementedError
 
 
 def canonical(path: Iterable[object]) -> str:
-    """Return the canonical name of a parameter, whatever its framework calls the last part of its path."""
-    *scope, last = map(str, path)
+    """Return the canonical name of a parameter, given the path that its framework has."""
+    *scope, last = map(str, path)  # frameworks differ in the last part: kernel, gamma, scale, embeddings
     return ".".join([*scope, "bias" if last in ("bias", "beta") else "weight"])

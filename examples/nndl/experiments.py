@@ -2,7 +2,7 @@
 
 ``python examples/nndl/experiments.py depth DATA``
 
-A difference within the spread of the seeds says nothing.
+A difference within the spread of the seeds means nothing.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from concord.spec.training.recipe import recipe
 
 SIZES = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_layers": 2}
 
-EXPERIMENTS = {
+EXPERIMENTS = {  # models by name, and the fields in which they differ
     "depth": {"1 block": {"num_layers": 1}, "2 blocks": {"num_layers": 2}},
     "heads": {f"{count} heads": {"num_heads": count} for count in (1, 2, 4, 8, 16)},
     "norms": {
@@ -26,15 +26,13 @@ EXPERIMENTS = {
         "pre-norm, final norm": {"norm_placement": "pre", "final_norm": True},
     },
 }
-"""What models of an experiment are called, and the fields in which they differ."""
 
 
 def draw(accuracies: dict[str, list[float]], path: Path) -> None:
-    """Draw the accuracy of every seed, a row for each model."""
     figure = Figure(figsize=(6.0, 0.4 * len(accuracies) + 1.0), layout="constrained")
     axes = figure.subplots()
-    for row, found in enumerate(accuracies.values()):
-        axes.plot([100 * accuracy for accuracy in found], [row] * len(found), "o")
+    for row, of_seeds in enumerate(accuracies.values()):
+        axes.plot([100 * accuracy for accuracy in of_seeds], [row] * len(of_seeds), "o")
     axes.set_yticks(range(len(accuracies)), list(accuracies))
     axes.set(title="best dev accuracy of each seed", xlabel="percent")
     figure.savefig(path)
@@ -62,7 +60,7 @@ if __name__ == "__main__":
                 accuracy = train(worker, course, config, seed, report=lambda line: None).accuracy
                 accuracies.setdefault(name, []).append(accuracy)
                 print(f"{name}, seed {seed}: {accuracy:.2%}", flush=True)
-    for name, found in accuracies.items():
-        spread = f" ± {100 * stdev(found):.2f}" if len(found) > 1 else ""
-        print(f"{name:>24}  {100 * mean(found):.2f}{spread} %")
+    for name, of_seeds in accuracies.items():
+        spread = f" ± {100 * stdev(of_seeds):.2f}" if len(of_seeds) > 1 else ""
+        print(f"{name:>24}  {100 * mean(of_seeds):.2f}{spread} %")
     draw(accuracies, asked.out)

@@ -27,7 +27,7 @@ disable_progress_bars()
 
 
 def read(folder: Path) -> dict[str, list[dict[str, str]]]:
-    """Return the samples of ``train.tsv``, ``dev.tsv`` and ``test.tsv``: text_a, maybe text_b, and label."""
+    """Return the samples of ``*.tsv`` by split: text_a, optionally text_b, and label."""
     files = {path.stem: str(path) for path in sorted(folder.glob("*.tsv"))}
     with open(files["train"], encoding="utf-8") as file:
         first = file.readline().rstrip("\r\n").split("\t")
@@ -41,13 +41,13 @@ def read(folder: Path) -> dict[str, list[dict[str, str]]]:
         skiprows=int(header),
         features=Features({name: Value("string") for name in columns}),
         quoting=CSV_WITHOUT_QUOTES,
-        keep_default_na=False,
+        keep_default_na=False,  # else a text such as "NA" would be missing
     )
     return {split: rows.to_list() for split, rows in data.items()}
 
 
 def learn_tokenizer(samples: list[dict[str, str]], vocabulary: int, tokens: int) -> Tokenizer:
-    """Learn a vocabulary of characters: those that come twice, the most frequent first."""
+    """Learn a vocabulary of characters that occur at least twice, the most frequent first."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False, handle_chinese_chars=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -68,7 +68,7 @@ def learn_tokenizer(samples: list[dict[str, str]], vocabulary: int, tokens: int)
 
 
 class Encoded(NamedTuple):
-    """Samples as the model takes them: ids and segments of each, and the numbers of their classes."""
+    """Samples as token ids, segments and class numbers."""
 
     ids: list[list[int]]
     segments: list[list[int]]
@@ -81,17 +81,17 @@ def encode(samples: list[dict[str, str]], tokenizer: Tokenizer, labels: list[str
     ]
     encoded = tokenizer.encode_batch(texts)
     classes = np.array([labels.index(sample["label"]) for sample in samples], np.int64)
-    return Encoded([one.ids for one in encoded], [one.type_ids for one in encoded], classes)
+    return Encoded([text.ids for text in encoded], [text.type_ids for text in encoded], classes)
 
 
-# Batches: a function of seed and epoch alone, so that every framework is given the same ones.
+# Batches follow from seed and epoch alone, so that every framework gets the same ones.
 
 
 def batches(data: Encoded, size: int, seed: int | None = None, epoch: int = 0) -> Iterator[spec.Batch]:
-    """Yield an epoch in batches of texts of like length, so that there is little padding.
+    """Yield an epoch in batches of texts with similar lengths, which need little padding.
 
     Args:
-        seed: None: in the order of length alone, as for an evaluation.
+        seed: None: by length alone, as for an evaluation.
     """
     lengths = np.array([len(ids) for ids in data.ids])
     indices = np.arange(len(lengths)) if seed is None else order(len(lengths), seed, epoch)
@@ -102,7 +102,7 @@ def batches(data: Encoded, size: int, seed: int | None = None, epoch: int = 0) -
         whole = len(lengths) // size  # a short batch stays the last
         chosen = [chosen[number] for number in order(whole, seed, epoch)] + chosen[whole:]
     for rows in chosen:
-        # Frameworks compile for each width: few widths are few compilations.
+        # Frameworks compile for each width, so widths are multiples of 16.
         width = -(-lengths[rows].max() // 16) * 16
         ids, segments = (np.zeros((len(rows), width), np.int64) for _ in range(2))
         for place, row in enumerate(rows):
@@ -114,10 +114,7 @@ def batches(data: Encoded, size: int, seed: int | None = None, epoch: int = 0) -
 
 
 def first_weights(config: spec.EncoderConfig, seed: int) -> dict[str, np.ndarray]:
-    """Draw weights; biases are 0, gammas 1, and embeddings as small as BERT's.
-
-    So are queries and keys: every token is attended to alike at first, and none by chance.
-    """
+    # Embeddings are as small as BERT's. So are queries and keys: at first every token is attended to alike.
     weights = spec.initialize(config, seed)
     for name, entry in spec.parameters(config).items():
         if entry.kind in ("bias", "beta"):
@@ -131,7 +128,7 @@ def first_weights(config: spec.EncoderConfig, seed: int) -> dict[str, np.ndarray
 
 @dataclass
 class Course:
-    """What is trained on, and how: the same for every framework and seed."""
+    """Data and recipe, the same for every framework and seed."""
 
     data: dict[str, Encoded]
     tokenizer: Tokenizer
@@ -154,14 +151,14 @@ class Course:
         return course
 
     def config(self, variant: str, tokens: int, **sizes: int) -> spec.EncoderConfig:
-        """Return a variant that fits vocabulary and classes."""
+        """Fit a variant to vocabulary and classes."""
         fitted = {"vocab_size": self.tokenizer.get_vocab_size(), "num_classes": len(self.labels)}
         return spec.variant(variant, max_positions=-(-tokens // 16) * 16, **fitted, **sizes)
 
 
 @dataclass
 class Result:
-    """What a run came to: the weights of its best epoch, and a line for each epoch."""
+    """The weights of the best epoch, and the figures of each epoch."""
 
     config: spec.EncoderConfig
     weights: dict[str, np.ndarray]
@@ -173,26 +170,26 @@ class Result:
 
 
 def evaluate(predict, data: Encoded) -> tuple[float, float]:
-    """Return accuracy and mean loss of labelled samples."""
+    """Return accuracy and mean loss."""
     right, loss = 0, 0.0
     for batch in batches(data, 128):
         logits = np.asarray(predict(batch), np.float64)
         right += int((logits.argmax(1) == batch.labels).sum())
         largest = logits.max(1)
-        shares = largest + np.log(np.exp(logits - largest[:, None]).sum(1))
-        loss += float((shares - logits[np.arange(len(logits)), batch.labels]).sum())
+        log_sums = largest + np.log(np.exp(logits - largest[:, None]).sum(1))
+        loss += float((log_sums - logits[np.arange(len(logits)), batch.labels]).sum())
     return right / len(data.labels), loss / len(data.labels)
 
 
 def train(worker, course: Course, config: spec.EncoderConfig, seed: int = 0, report=print) -> Result:
-    """Train a model in the worker of a framework; seed and epoch decide weights, order and dropout."""
+    """Train a model in a framework's worker; seed and epoch decide weights, order and dropout."""
     result = Result(config, first_weights(config, seed))
     first = next(batches(course.data["train"], course.batch, seed))
     request = Request(config, result.weights, first, training=Training(course.recipe, [], seed))
     session, best = worker.train(request), (-1.0, 0.0)
     for epoch in range(course.epochs):
-        given = batches(course.data["train"], course.batch, seed, epoch)
-        losses = [float(session.step([batch])["losses.0"]) for batch in given]
+        epoch_batches = batches(course.data["train"], course.batch, seed, epoch)
+        losses = [float(session.step([batch])["losses.0"]) for batch in epoch_batches]
         accuracy, loss = evaluate(session.predict, course.data["dev"])
         line = {"epoch": epoch + 1, "loss": float(np.mean(losses)), "accuracy": accuracy, "dev loss": loss}
         result.epochs.append(line)
@@ -208,7 +205,7 @@ def train(worker, course: Course, config: spec.EncoderConfig, seed: int = 0, rep
 
 
 def save(folder: Path, course: Course, result: Result) -> None:
-    """Write a checkpoint that every framework reads, and what each epoch came to."""
+    """Write a checkpoint that every framework reads, and the figures of each epoch."""
     files = {
         "tokenizer.json": course.tokenizer.to_str().encode(),
         "labels.json": json.dumps({"format": "concord.labels/1", "names": course.labels}).encode(),

@@ -20,7 +20,6 @@ from concord.spec.positions import sinusoid
 
 
 def curves(epochs: list[dict[str, float]]) -> Figure:
-    """Draw loss and accuracy by epoch."""
     figure = Figure(figsize=(7.0, 2.8), layout="constrained")
     losses, accuracy = figure.subplots(1, 2)
     steps = [epoch["epoch"] for epoch in epochs]
@@ -34,7 +33,7 @@ def curves(epochs: list[dict[str, float]]) -> Figure:
 
 
 def attention(weights: np.ndarray, tokens: list[str]) -> Figure:
-    """Draw the weights (L, H, T, T) of a text: a row of heads for each layer."""
+    """Draw weights (L, H, T, T): a row of heads for each layer."""
     layers, heads, *_ = weights.shape
     figure = Figure(figsize=(2.6 * heads, 2.8 * layers), layout="constrained")
     for (layer, head), axes in np.ndenumerate(figure.subplots(layers, heads, squeeze=False)):
@@ -46,7 +45,7 @@ def attention(weights: np.ndarray, tokens: list[str]) -> Figure:
 
 
 def positions(config: spec.EncoderConfig) -> Figure:
-    """Draw the table of positions, and how the product of two rows falls with their distance."""
+    """Draw the table of positions, and the mean product of two rows by their distance."""
     table = sinusoid(config)
     products = table @ table.T
     figure = Figure(figsize=(7.4, 3.0), layout="constrained")

@@ -1,4 +1,4 @@
-"""The forms in which transformers computes the attention of one BERT, and PyTorch's compiler."""
+"""Transformers' ways to compute the attention of one BERT, and PyTorch's compiler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The cost of judging a large model: seconds and memory of one forward pass, judged end to end and locally.
 
-``python cost.py bert`` judges BERT base with 2 texts of 128 tokens; ``python cost.py decoder``
-a decoder of 0.5 billion parameters (Qwen2 without its vocabulary's output layer) with one text of 64.
+``python cost.py bert`` judges BERT base with 2 texts of 128 tokens; ``python cost.py decoder`` a decoder of
+0.5 billion parameters (Qwen2 without its output layer) with one text of 64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REQUIREMENTS = TRANSFORMERS
 
 
 def model(name: str, attention: str) -> Any:
-    """Return a model with random weights, and the shape of its texts."""
+    """Return a model with random weights, and the shape of its input ids."""
     from transformers import BertConfig, BertModel, Qwen2Config, Qwen2Model
 
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """A BERT's export to ONNX, in ONNX Runtime and in OpenVINO.
 
-OpenVINO computes in bfloat16 where the processor can, unless it is told otherwise. A run in bfloat16
-is right by the rules of bfloat16: then the reference is the module in bfloat16.
+Unless told otherwise, OpenVINO computes in bfloat16 where the processor can. That is right by the rules of
+bfloat16: the reference is then the module in bfloat16.
 """
 
 from __future__ import annotations
@@ -20,25 +20,23 @@ REQUIREMENTS = ("onnx>=1.18", "onnxruntime>=1.22", "onnxscript>=0.5", "onnx_ir>=
 
 
 def in_openvino(path: str, model: Any, **settings: str) -> tuple[str, Callable[..., dict[str, np.ndarray]]]:
-    """Return the precision in which OpenVINO computes a graph, and a function that does.
-
-    It gives what the modules return too, where the exporter noted which nodes are whose.
-    """
+    """Return the precision in which OpenVINO computes a graph, and a function that runs it."""
     import onnx
     import openvino
 
     graph = onnx.load(path)
+    # The exporter notes for each node which module it belongs to: modules' results become outputs.
     shown = show(graph.graph, [name for name, _ in model.named_modules() if name])
     core = openvino.Core()
-    made = core.compile_model(core.read_model(graph.SerializeToString()), "CPU", settings)
+    compiled = core.compile_model(core.read_model(graph.SerializeToString()), "CPU", settings)
 
     def run(**inputs: np.ndarray) -> dict[str, np.ndarray]:
-        found = made(inputs)
-        hidden, pooled = (found[place] for place in range(2))
+        results = compiled(inputs)
+        hidden, pooled = (results[place] for place in range(2))
         outputs = {"output[last_hidden_state]": hidden, "output[pooler_output]": pooled}
-        return {path: found[name] for path, name in shown.items()} | outputs
+        return {path: results[name] for path, name in shown.items()} | outputs
 
-    return made.get_property("INFERENCE_PRECISION_HINT").to_string(), run
+    return compiled.get_property("INFERENCE_PRECISION_HINT").to_string(), run
 
 
 def main() -> None:

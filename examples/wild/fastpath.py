@@ -1,4 +1,4 @@
-"""PyTorch's own encoder beside itself: its fast path computes no padding, and gives zeros in its place."""
+"""PyTorch's encoder beside itself: its fast path does not compute padding, and returns zeros there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUIREMENTS = ()
 
 
 class Encoder(nn.Module):
-    """Token ids and a mask (B, T), 1 where a token is real, to hidden states (B, T, D)."""
+    """Ids and a mask (B, T), 1 for real tokens, to hidden states (B, T, D)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ def main() -> None:
     model: Any = large(Encoder())
     inputs = {name: tensor for name, tensor in texts().items() if name != "token_type_ids"}
 
-    def fast(**given: np.ndarray) -> np.ndarray:
+    def fast(**arrays: np.ndarray) -> np.ndarray:
         torch.backends.mha.set_fastpath_enabled(True)
         with torch.no_grad():
-            found = model(**{name: torch.from_numpy(array) for name, array in given.items()}).numpy()
+            hidden = model(**{name: torch.from_numpy(array) for name, array in arrays.items()}).numpy()
         torch.backends.mha.set_fastpath_enabled(False)
-        return found
+        return hidden
 
     torch.backends.mha.set_fastpath_enabled(False)
     try:

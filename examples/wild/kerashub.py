@@ -1,6 +1,6 @@
-"""PyTorch's BERT beside keras-hub's, on JAX and on TensorFlow: its GELU is another one.
+"""PyTorch's BERT beside keras-hub's, on JAX and on TensorFlow.
 
-keras-hub's feed-forward layers have the tanh form of GELU, which BERT does not have (its own code has erf).
+keras-hub's feed-forward layers use the tanh form of GELU; BERT's own code uses erf.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ SAVED = "CONCORD_WILD_BERT"
 
 
 def right(**inputs: np.ndarray) -> dict[str, np.ndarray]:
-    """The same with the GELU that BERT has."""
     import keras
 
     return keras_bert(lambda x: keras.activations.gelu(x, approximate=False), inputs)
@@ -29,7 +28,7 @@ def as_it_is(**inputs: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def keras_bert(activation: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what keras-hub's BERT computes with a checkpoint of transformers, by the checkpoint's names."""
+    """Return what keras-hub's BERT computes with a checkpoint of transformers, by that one's names."""
     import keras
     from keras_hub.models import BertBackbone
 
@@ -39,7 +38,7 @@ def keras_bert(activation: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.n
     positions = len(weights["embeddings.position_embeddings.weight"])
     inner = len(weights["encoder.layer.0.intermediate.dense.bias"])
     layers = sum(name.endswith(".intermediate.dense.bias") for name in weights)
-    made = BertBackbone(rows, layers, 4, width, inner, 0.0, positions)
+    backbone = BertBackbone(rows, layers, 4, width, inner, 0.0, positions)
 
     def give(layer: Any, name: str, turned: bool = True) -> None:
         weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
@@ -51,15 +50,15 @@ def keras_bert(activation: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.n
         )
 
     def row(layer: str, name: str) -> None:
-        made.get_layer(layer).set_weights([weights[f"embeddings.{name}.weight"]])
+        backbone.get_layer(layer).set_weights([weights[f"embeddings.{name}.weight"]])
 
     row("token_embedding", "word_embeddings")
     row("position_embedding", "position_embeddings")
     row("segment_embedding", "token_type_embeddings")
-    give(made.get_layer("embeddings_layer_norm"), "embeddings.LayerNorm", False)
-    shown = {"embeddings.LayerNorm": made.get_layer("embeddings_layer_norm").output}
+    give(backbone.get_layer("embeddings_layer_norm"), "embeddings.LayerNorm", False)
+    shown = {"embeddings.LayerNorm": backbone.get_layer("embeddings_layer_norm").output}
     for i in range(layers):
-        layer, path = made.get_layer(f"transformer_layer_{i}"), f"encoder.layer.{i}"
+        layer, path = backbone.get_layer(f"transformer_layer_{i}"), f"encoder.layer.{i}"
         attention = layer._self_attention_layer
         for own, theirs in (("query", "query"), ("key", "key"), ("value", "value")):
             give(getattr(attention, f"_{own}_dense"), f"{path}.attention.self.{theirs}")
@@ -71,16 +70,16 @@ def keras_bert(activation: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.n
         if activation:
             layer._feedforward_intermediate_dense.activation = activation
         shown[f"{path}.output.LayerNorm"] = layer.output
-    give(made.get_layer("pooled_dense"), "pooler.dense")
-    shown["output[last_hidden_state]"] = made.output["sequence_output"]
-    shown["output[pooler_output]"] = made.output["pooled_output"]
-    given = {
+    give(backbone.get_layer("pooled_dense"), "pooler.dense")
+    shown["output[last_hidden_state]"] = backbone.output["sequence_output"]
+    shown["output[pooler_output]"] = backbone.output["pooled_output"]
+    features = {
         "token_ids": inputs["input_ids"],
         "segment_ids": inputs["token_type_ids"],
         "padding_mask": inputs["attention_mask"],
     }
-    found = keras.Model(made.input, shown)(given)
-    return {name: np.asarray(array) for name, array in found.items()}
+    results = keras.Model(backbone.input, shown)(features)
+    return {name: np.asarray(array) for name, array in results.items()}
 
 
 def main() -> None:

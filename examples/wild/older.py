@@ -15,16 +15,16 @@ REQUIREMENTS = (
 SAVED = "CONCORD_WILD_BERT"
 
 
-def by_name(found: Any) -> dict[str, np.ndarray]:
-    """Return what a model computed, by the names of its PyTorch original."""
-    first, *layers = map(np.asarray, found.hidden_states)
-    weights = map(np.asarray, found.attentions)
+def by_name(results: Any) -> dict[str, np.ndarray]:
+    """Return what a model computed, by the names of the PyTorch original."""
+    first, *layers = map(np.asarray, results.hidden_states)
+    weights = map(np.asarray, results.attentions)
     return {
         "embeddings.LayerNorm": first,
         **{f"encoder.layer.{i}.output.LayerNorm": array for i, array in enumerate(layers)},
         **{f"encoder.layer.{i}.attention.self[1]": array for i, array in enumerate(weights)},
-        "output[last_hidden_state]": np.asarray(found.last_hidden_state),
-        "output[pooler_output]": np.asarray(found.pooler_output),
+        "output[last_hidden_state]": np.asarray(results.last_hidden_state),
+        "output[pooler_output]": np.asarray(results.pooler_output),
     }
 
 

@@ -1,7 +1,7 @@
-"""A BERT whose weights torchao keeps in 8 bits, and one that PyTorch runs in 8 bits, beside the float32 one.
+"""A BERT with weights in 8 bits from torchao, and one that PyTorch runs in 8 bits.
 
-8 bits change the weights, so the original is no measure of the computation. The module whose weights are what
-8 bits say is: with it as the reference, a diverging tensor is a wrong step, or rounds more than weights.
+Quantising changes the weights, so the original cannot judge the computation. A module with the dequantised
+weights can: a tensor that diverges from it is a wrong step, or rounds more than weights.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ REQUIREMENTS = ("torchao>=0.18",)
 
 
 def dequantized(quantized: nn.Module, original: nn.Module) -> nn.Module:
-    """Return the original with the weights that a quantized module has."""
-    made = copy.deepcopy(original)
+    copied = copy.deepcopy(original)
     for path, module in quantized.named_modules():
         weight: Any = getattr(module, "weight", None)
         weight = weight() if callable(weight) else weight
         if weight is not None and hasattr(weight, "dequantize"):
-            made.get_submodule(path).weight = nn.Parameter(weight.detach().dequantize())
-    return made
+            copied.get_submodule(path).weight = nn.Parameter(weight.detach().dequantize())
+    return copied
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What the programs of this folder have in common: a small BERT, its inputs, what they install, a row."""
+"""What these programs share: a small BERT, its inputs, installing packages, a row of the table."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ torch.set_num_threads(1)
 
 
 def lacking(requirements: tuple[str, ...]) -> list[str]:
-    """Return the requirements that are not installed."""
-    found = []
+    missing = []
     for text in requirements:
         wanted = Requirement(text)
         try:
             fits = wanted.specifier.contains(version(wanted.name), prereleases=True)
         except PackageNotFoundError:
             fits = False
-        found += [] if fits else [text]
-    return found
+        missing += [] if fits else [text]
+    return missing
 
 
 def install(name: str, *requirements: str) -> Path:
-    """Return a folder with packages from the index, none of them with what it depends on."""
+    """Install packages into a folder of their own, without their dependencies."""
     folder = FOLDER / name
     if not folder.exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
@@ -54,7 +53,7 @@ def install(name: str, *requirements: str) -> Path:
 
 
 def needs(name: str, *requirements: str) -> None:
-    """Have packages to be imported here, installed in a folder of their own if they are not here already."""
+    """Make packages importable; those that are missing go into a folder of their own."""
     if missing := lacking(requirements):
         sys.path.insert(0, str(install(name, *missing)))
 
@@ -70,7 +69,7 @@ def elsewhere(name: str, *requirements: str) -> str:
 
 
 def large(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a model with weights so large that a wrong step shows; norms are not left at 1 and 0."""
+    # Initial weights are so small, and norms so plain, that many wrong steps would not show.
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -96,7 +95,6 @@ def bert(attention: str = "eager") -> torch.nn.Module:
 
 
 def saved() -> str:
-    """Return a folder to which the BERT is saved."""
     folder = FOLDER / "bert"
     bert().save_pretrained(folder)
     return str(folder)
@@ -110,11 +108,11 @@ def texts() -> dict[str, torch.Tensor]:
 
 
 def by_hand(model: torch.nn.Module, inputs: dict[str, torch.Tensor], name: str, array: np.ndarray) -> float:
-    """Return how far an output is from the model in float64, by how far PyTorch's own float32 is from it."""
+    """Return an output's error over that of PyTorch's own float32, both against float64."""
 
-    def run(one: torch.nn.Module) -> np.ndarray:
+    def run(module: torch.nn.Module) -> np.ndarray:
         with torch.no_grad():
-            return named(one(**inputs), "output")[name].double().numpy()
+            return named(module(**inputs), "output")[name].double().numpy()
 
     right, own = run(copy.deepcopy(model).double()), run(model)
     real = inputs["attention_mask"].numpy() != 0 if right.ndim == 3 else ...
@@ -122,12 +120,12 @@ def by_hand(model: torch.nn.Module, inputs: dict[str, torch.Tensor], name: str, 
 
 
 def judge(what: str, model: torch.nn.Module, candidate: Any, inputs: Any = None, **options: Any) -> str:
-    """Judge a candidate, print it as a row of a table and all that was said, and return the verdict."""
+    """Judge a candidate, print a row of the table, and return the verdict's status."""
     started, inputs = time.perf_counter(), texts() if inputs is None else inputs
     comparison = prepare(model, candidate, inputs, **options)
     verdict = comparison.verdict()
-    found = verdict.explained()
-    cause = found.cause.text if found.cause else ""
+    explained = verdict.explained()
+    cause = explained.cause.text if explained.cause else ""
     seconds = time.perf_counter() - started
     output = next(
         name for name in comparison.plain if name.startswith("output") and name in comparison.tensors
@@ -138,5 +136,5 @@ def judge(what: str, model: torch.nn.Module, candidate: Any, inputs: Any = None,
         f"| {verdict.worst:.2f} | {by_hand(model, inputs, output, array):.1f} | {seconds:.0f} |",
         flush=True,
     )
-    print("\n".join([str(found), *map(str, comparison.notes.items())]), file=sys.stderr, flush=True)
+    print("\n".join([str(explained), *map(str, comparison.notes.items())]), file=sys.stderr, flush=True)
     return verdict.status

@@ -1,4 +1,4 @@
-"""A BERT converted by CTranslate2, which gives the last hidden state alone and computes no padding."""
+"""A BERT converted by CTranslate2, which returns only the last hidden state and does not compute padding."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ def main() -> None:
 
     folder, source = FOLDER / "ctranslate2", Path(saved())
     config = json.loads((source / "config.json").read_text())
-    config["position_embedding_type"] = (
-        "absolute"  # which the converter asks for, and transformers 5 leaves out
-    )
+    # The converter asks for this key, which transformers 5 leaves out.
+    config["position_embedding_type"] = "absolute"
     (source / "config.json").write_text(json.dumps(config))
     words = [
         "[PAD]",
@@ -40,9 +39,9 @@ def main() -> None:
 
     def run(input_ids: Any, attention_mask: Any, token_type_ids: Any) -> dict[str, np.ndarray]:
         texts = [row[: sum(mask)].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)]
-        found = encoder.forward_batch(texts)
-        hidden = np.array(found.last_hidden_state)
-        return {"output[last_hidden_state]": hidden, "output[pooler_output]": np.array(found.pooler_output)}
+        results = encoder.forward_batch(texts)
+        hidden = np.array(results.last_hidden_state)
+        return {"output[last_hidden_state]": hidden, "output[pooler_output]": np.array(results.pooler_output)}
 
     judge("CTranslate2", bert(), run)
     judge("CTranslate2, padding declared as not computed", bert(), run, declared=["uncomputed_padding"])
