@@ -51,11 +51,7 @@ def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callab
 
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
-    """Let the first signal end the command only when its work is done; a later one ends it at once.
-
-    Yields:
-        Whether a signal has come.
-    """
+    """Let the first signal only be noted, until the work is done; a later one ends the command at once."""
     seen = list[tuple[int, float]]()
 
     def note(number: int, _frame: object) -> None:
@@ -73,12 +69,9 @@ def halting() -> Iterator[Callable[[], bool]]:
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
-    """Run a command and exit with its code.
+    """Run a command and exit with its code; ``last`` says that the process ends after it.
 
     2: refused input, a line for each problem; 3: a bug in Concord; 128 plus the number of a signal.
-
-    Args:
-        last: whether the process ends after that.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -182,11 +182,7 @@ class Workers(OptionGroup):
     python: list[str] | None = None
 
     def settings(self) -> Setup:
-        """Check the options and return the settings of the same names.
-
-        Raises:
-            SpecError: listing every option that cannot be understood.
-        """
+        """Check the options, all at once, and return the settings of the same names."""
         fields = {field.name for field in dataclasses.fields(Setup)}
         values: dict[str, Any] = {name: value for name, value in vars(self).items() if name in fields}
         values["python"] = dict(value.partition("=")[::2] for value in self.python or ())
@@ -213,11 +209,7 @@ class Workers(OptionGroup):
         return Setup(**values, asked=tuple(self.backend or ()))
 
     def names(self) -> list[str]:
-        """Return the backends to run: those asked for, or all known ones.
-
-        Raises:
-            SpecError: listing unknown names, and interpreters of backends that do not run.
-        """
+        """Return the backends to run: those asked for, or all known ones."""
         chosen, problems = list(self.backend or backends.names()), list[str]()
         placed = [value.partition("=")[0] for value in self.python or () if all(value.partition("="))]
         for name in dict.fromkeys([*chosen, *placed]):
@@ -231,11 +223,7 @@ class Workers(OptionGroup):
         return chosen
 
     def one(self, why: str) -> str:
-        """Return the one backend that runs.
-
-        Raises:
-            SpecError: if there is not exactly one; ``why`` is part of the message.
-        """
+        """Return the one backend that runs; ``why`` explains in a refusal why there must be one."""
         if (count := len(self.backend or ())) != 1:
             raise SpecError(f"--backend is given {count} times but must be given once: {why}")
         return self.names()[0]
@@ -262,11 +250,7 @@ class Runs(Workers):
 
 
 def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
-    """Return a problem for each size that is out of its range.
-
-    Args:
-        sizes: option, value, least and most of each.
-    """
+    """Return a problem for each option, value, least and most where the value is out of range."""
     return [
         f"--{option} is {size:.15g} but must be at least {least:g}"
         + ("" if most == inf else f" and at most {most:.15g}")

@@ -35,11 +35,7 @@ def output(text: str) -> Path:
 
 
 def check(*paths: Path | None) -> None:
-    """Refuse files that cannot be written, are one and the same, or would replace what the command reads.
-
-    Raises:
-        SpecError: listing every problem.
-    """
+    """Refuse files that cannot be written, are one and the same, or would replace what the command reads."""
     named = [path for path in paths if path is not None]
     problems = [problem for path in named if (problem := obstacle(path))]
     problems += [f"{b}: is named twice" for a, b in combinations(named, 2) if same_file(a, b)]
@@ -48,14 +44,7 @@ def check(*paths: Path | None) -> None:
 
 
 def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: Sequence[str] = ()) -> None:
-    """Write each file even if another fails, then show the result.
-
-    Args:
-        problems: failures from before.
-
-    Raises:
-        SpecError: listing what could not be written, after everything else is done.
-    """
+    """Write each file even if another fails, show the result, then refuse all ``problems`` together."""
     problems, console, written = list(problems), Terminal(), list[Path]()
     for path, make in outputs:
         if path is not None:
@@ -91,11 +80,7 @@ def page(made: record.Record) -> str:
 
 
 def read_page(path: Path) -> tuple[record.Record, str]:
-    """Return the record in a file, and its page.
-
-    Raises:
-        SpecError: listing what keeps the file from being a record.
-    """
+    """Return the record in a file, and its page."""
     made = record.read(path, KINDS)
     with located(str(path)):
         return made, page(made)
@@ -123,11 +108,7 @@ def _made(path: Path) -> bool:
 
 
 def check_apart(folder: Path) -> None:
-    """Refuse to replace a folder that is, holds or lies in what the command reads.
-
-    Raises:
-        SpecError: naming both.
-    """
+    """Refuse to replace a folder that is, holds or lies in what the command reads."""
     target = folder.resolve()
     for read in READ:
         held = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))
@@ -138,11 +119,7 @@ def check_apart(folder: Path) -> None:
 
 
 def check_folder(folder: Path, empty: bool = True) -> None:
-    """Refuse a folder that cannot be written, or that is not empty but must be.
-
-    Raises:
-        SpecError: saying why.
-    """
+    """Refuse a folder that cannot be written, or that is not empty but must be."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if problem := obstacle(there / "one"):
         raise SpecError(f"{folder}: cannot be written: {problem.rpartition(': ')[2]}")

@@ -74,14 +74,7 @@ class OwnModel(OptionGroup):
     inputs: Path | None = None
 
     def check(self, **instead: Any) -> bool:
-        """Return whether there is a checkpoint.
-
-        Args:
-            instead: values of options that make no sense beside one.
-
-        Raises:
-            SpecError: listing options that exclude each other or lack a checkpoint.
-        """
+        """Return whether there is a checkpoint; refuse options that exclude each other, or lack one."""
         wrong, why = instead, "beside CHECKPOINT, which takes its place; leave one out"
         if self.checkpoint is None:
             why = "but CHECKPOINT is not: whose weights?"
@@ -99,9 +92,6 @@ class OwnModel(OptionGroup):
             part: one of :data:`PARTS`; ``"model"`` is whatever the checkpoint holds.
             gradients: draw labels or cotangents that are missing.
             size: texts in a batch.
-
-        Raises:
-            SpecError: listing what is wrong with checkpoint, texts or inputs.
         """
         from concord import porting
         from concord.porting.folder import name_of
@@ -136,11 +126,7 @@ class OwnModel(OptionGroup):
         return Own(name, config, part, weights_of(checkpoint, part), cases, remarks)
 
     def jobs(self, part: str, dtypes: Sequence[str], gradients: bool) -> list[Job]:
-        """Return the jobs of the model, and describe it on standard error.
-
-        Raises:
-            SpecError: as :meth:`load`, and for an unknown precision.
-        """
+        """Return the jobs of the model, and describe it on standard error."""
         refuse(unknowns("dtype", dtypes, PRECISIONS))
         own = self.load(part, gradients)
         for line in own.remarks:

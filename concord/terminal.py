@@ -72,12 +72,7 @@ Advance = Callable[[str, int, str], None]  # a name, how much of its work is don
 
 @contextmanager
 def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Advance]:
-    """Show the progress of each name.
-
-    Args:
-        total: the work of each, if that is known.
-        unit: what is counted.
-    """
+    """Show the progress of each name, by ``unit``, towards a total that may be unknown."""
     console = Terminal(stderr=True)
     if not console.is_terminal:
         yield _lines(console, total, unit)

@@ -42,33 +42,23 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """The weights of one backend, (L, H, T, T).
-
-    Attributes:
-        errors: signed, end to end, in tolerances; NaN where rounding leaves the weight undetermined.
-    """
+    """The weights of one backend."""
 
     backend: str
-    weights: Array
-    errors: Array
+    weights: Array  # (L, H, T, T)
+    errors: Array  # of each, signed, end to end, in tolerances; NaN where rounding leaves it undetermined
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """What a model attends to in a text, or a pair.
-
-    Attributes:
-        segments: the text to which each token belongs, 0 or 1; -1 for padding, (T,).
-        visible: which keys are visible, (T,): the same for all heads and queries (SPEC MSK-4, MSK-7).
-        maps: one of each backend that exposes its weights.
-    """
+    """What a model attends to in a text, or a pair."""
 
     title: str
     tokens: list[str]
-    segments: list[int]
-    visible: NDArray[np.bool_]
+    segments: list[int]  # the text of each token, 0 or 1; -1 for padding
+    visible: NDArray[np.bool_]  # (T,), the same keys for all heads and queries (SPEC MSK-4, MSK-7)
     report: Report
-    maps: list[AttentionMap]
+    maps: list[AttentionMap]  # of backends that expose their weights
 
     def largest(self) -> dict[str, Array]:
         """Return the largest error of each backend, and of the first two's difference: (L, H)."""

@@ -189,7 +189,6 @@ def certify(
         texts: encoded by the source's tokenizer; empty: ids are drawn.
 
     Raises:
-        UnknownNameError: for an unknown format or backend.
         SpecError: if a checkpoint cannot be read or changes meanwhile, or has no tokenizer for texts.
     """
     source = read(source_path, source_format, Path(table) if table else None)
@@ -344,9 +343,6 @@ def verify(
 
     Returns:
         One line for each difference, and the new certificate; None if the files have changed.
-
-    Raises:
-        SpecError: if a checkpoint cannot be read, or a backend is neither known nor named.
     """
     backends.check_offered(stated.backends, "the certificate", named)
     paths = source or Path(stated.source.path), target or Path(stated.target.path)

@@ -28,13 +28,12 @@ class LazyTensor(StoredTensor):
     """A tensor in the canonical layout (SPEC WGT-2), read from its file on request.
 
     Attributes:
-        foreign: its name in the file; tensors that make up one parameter are joined by ``" + "``.
-        transform: the file's layout, one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`, or
-            :data:`UNKNOWN`.
+        foreign: its name in the file; pieces of one parameter are joined by ``" + "``.
+        transform: its layout in the file, one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`.
         name: the canonical name of the parameter that it is or copies.
         reason: why the status is not simply ``read``.
         owner: for tied tensors, the tensor that a model uses in its place.
-        redundant: whether it adds nothing to the other tensors, as a copy or position numbers do.
+        redundant: whether it only repeats other tensors, or numbers positions.
     """
 
     foreign: str
@@ -59,7 +58,7 @@ class Checkpoint:
 
     Attributes:
         part: one of :data:`concord.spec.tensors.PARTS`; a model without a head is an ``encoder``.
-        tensors: every parameter of that part by canonical name, in the order of computation.
+        tensors: every parameter by canonical name, in the order of computation.
         found: every tensor of the file, by its name and in its layout there.
         files: files copied as they are: tokenizer, labels, ``config.json``.
         source: the table that names the file's tensors; empty: a backend or the specification does.

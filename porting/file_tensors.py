@@ -108,11 +108,7 @@ class StoredTensor:
 
 
 def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...]) -> StoredTensor:
-    """Return a tensor as a view of a mapped file, or of bytes.
-
-    Args:
-        begin: the offset of its first byte; the caller has checked that the tensor ends inside the file.
-    """
+    """Return a tensor as a view of mapped bytes; the caller has checked that it ends inside them."""
 
     def bits() -> Bits:
         if not math.prod(shape):
@@ -133,11 +129,7 @@ def digest(array: Bits) -> str:
 
 
 def of_framework(value: Any, name: str) -> StoredTensor:
-    """Wrap an array whose dtype may be one that a framework adds to NumPy.
-
-    Raises:
-        SpecError: for a dtype that files of weights do not have.
-    """
+    """Wrap an array whose dtype may be one that a framework adds to NumPy."""
     array = np.asarray(value)
     if array.dtype.name not in NUMPY or array.dtype.byteorder == ">":
         raise SpecError(f"{name[:200]!r} has dtype {str(array.dtype)[:60]}, which is not known")
@@ -165,11 +157,7 @@ def tree(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(tree: Any, tensor: Callable[[Any, str], StoredTensor] = of_framework) -> dict[str, StoredTensor]:
-    """Return the arrays in nested dictionaries and lists, their names joined by dots; skip everything else.
-
-    Raises:
-        SpecError: if there are too many entries, or two arrays share a name.
-    """
+    """Return the arrays in nested dictionaries and lists, by names joined by dots; skip everything else."""
     tensors: dict[str, StoredTensor] = {}
     for count, (name, value) in enumerate(_entries(tree, "")):
         if count > MOST_ENTRIES:

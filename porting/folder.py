@@ -40,11 +40,7 @@ FOREIGN = ".config.json"
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a checkpoint, given it or the file of weights in it.
-
-    Raises:
-        SpecError: if nothing has that name.
-    """
+    """Return the folder of a checkpoint, given it or the file of weights in it."""
     if not path.exists():
         raise SpecError(f"{path}: no such file or folder")
     if is_weights(path):
@@ -63,11 +59,7 @@ def is_weights(path: Path) -> bool:
 
 
 def carried(folder: Path) -> dict[str, bytes]:
-    """Return the files that are copied as they are, by name.
-
-    Raises:
-        SpecError: if a file cannot be read, is too large, or links to another place.
-    """
+    """Return the files that are copied as they are, by name."""
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
     there = {name: folder / name for name in (*CARRIED, *SENTENCES, *foreign) if (folder / name).exists()}
     refuse(
@@ -82,14 +74,7 @@ def carried(folder: Path) -> dict[str, bytes]:
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
-    """Return the file of the configuration in a source's terms, and its content.
-
-    Args:
-        required: who needs it, for the message.
-
-    Raises:
-        SpecError: if there is none, or it is no JSON object.
-    """
+    """Return the file of the configuration in a source's terms, which ``required`` needs, and its content."""
     path = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
     if path is None:
         raise SpecError(
@@ -99,11 +84,7 @@ def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        SpecError: if the file cannot be read, or holds something else.
-    """
+    """Read a JSON object, and refuse anything else."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise SpecError(f"{path}: holds a {type(content).__name__} but must hold a JSON object")
@@ -111,11 +92,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the class names of ``id2label`` or this project's ``labels.json``; None: unnamed.
-
-    Raises:
-        SpecError: if labels are not numbered from 0.
-    """
+    """Return the class names of ``id2label`` or this project's ``labels.json``; None: unnamed."""
     if LABELS in files:
         content = parse_json(files[LABELS], LABELS)
         names = content.get("names") if isinstance(content, dict) else None

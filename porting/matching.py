@@ -24,11 +24,7 @@ from concord.spec.text import first_of
 
 
 def contradiction(holds: str, tensor: StoredTensor) -> str:
-    """Return how a buffer contradicts its name, in words; empty: it does not.
-
-    Args:
-        holds: ``positions``: one row of 0, 1, 2 and so on; ``zeros``; empty: anything.
-    """
+    """Return how a buffer contradicts the ``positions`` or ``zeros`` that it should hold, in words."""
     if not holds:
         return ""
     count = math.prod(tensor.shape)
@@ -55,7 +51,6 @@ def match(
     """Assign the tensors of a file to parameters; numbers are read only to verify copies and buffers.
 
     Args:
-        found: the tensors by their names in the file.
         configs: a configuration for each part that the file may hold, the most complete part first.
 
     Raises:

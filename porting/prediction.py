@@ -42,14 +42,7 @@ class TextModel:
 
     @classmethod
     def read(cls, path: Path, parts: Sequence[str]) -> TextModel:
-        """Read a checkpoint of any format.
-
-        Args:
-            parts: the parts that it may hold.
-
-        Raises:
-            SpecError: if it cannot be read, is another part, or has no tokenizer.
-        """
+        """Read a checkpoint of any format that holds one of some parts and a tokenizer."""
         checkpoint = reading.read(path)
         config, part = checkpoint.config, checkpoint.part
         if part not in parts:

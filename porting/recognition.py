@@ -37,26 +37,19 @@ LONGEST = 200  # characters shown of what a configuration says
 
 @dataclass(frozen=True)
 class Recognition:
-    """What a path holds.
-
-    Attributes:
-        why: the evidence for the format, in words.
-        weights: the file with the weights, or the folder that Orbax has in its place.
-    """
+    """What a path holds, and the evidence in words."""
 
     format: str
     why: str
     folder: Path
-    weights: Path
+    weights: Path  # a file, or the folder that Orbax has in its place
 
 
 def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Recognition:
     """Say which format a path holds, without reading numbers.
 
     Args:
-        path: a folder, or the file of weights in it.
         table: the user's own names and layouts: only the kind of file is looked for.
-        format: the format, if it is known.
 
     Raises:
         UnknownNameError: for an unknown format.

@@ -51,11 +51,7 @@ class Module:
 
 
 def places(folder: Path) -> list[Path]:
-    """Return the folders of the modules, the model's first.
-
-    Raises:
-        SpecError: if the family cannot express the modules, or they lie elsewhere.
-    """
+    """Return the folders of the modules, the model's first; refuse modules that the family cannot express."""
     where = folder / MODULES
     modules = read_as(where, list[Module])
     kinds = tuple(module.type.rpartition(".")[2] for module in modules)
@@ -73,14 +69,7 @@ def places(folder: Path) -> list[Path]:
 
 
 def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
-    """Return what the modules behind the model say, by :data:`POOLING` and :data:`NORMALIZE`.
-
-    Args:
-        poolings: those of the family, in the words of the files.
-
-    Raises:
-        SpecError: as :func:`places`, and for a pooling that the family cannot express.
-    """
+    """Return what the modules behind the model say; ``poolings`` are those that the family can express."""
     _, *behind = places(folder)
     problems, where = list[str](), behind[0] / folders.CONFIG
     stated = folders.json_object(where)
@@ -115,7 +104,7 @@ def files(
     Args:
         said: pooling and normalisation, in the words of a table.
         carried: the file :data:`concord.porting.folder.LENGTHS` that came with the checkpoint.
-        bare: the weights have no pooler although models of their kind do; the library must not create one.
+        bare: the weights have no pooler although models of their kind do.
     """
     kinds = CHAINS[said[NORMALIZE] == "true"]
     paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]

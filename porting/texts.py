@@ -24,11 +24,7 @@ TOKENIZER, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_conf
 
 @dataclass(frozen=True)
 class Text:
-    """A text, or a pair of texts, and the name of its class.
-
-    Raises:
-        SpecError: if a text is empty.
-    """
+    """A text, or a pair of texts, and the name of its class; an empty text is refused."""
 
     text_a: str
     text_b: str | None = None
@@ -45,9 +41,6 @@ def read_texts(path: Path) -> list[Text]:
     """Read a text, or two with a tab between them, from each line; or a JSON object from each of ``*.jsonl``.
 
     An object has ``text``, or ``text_a`` and optionally ``text_b``; and optionally ``label``.
-
-    Raises:
-        SpecError: listing the lines that are no texts.
     """
     parse = _of_json if path.suffix == ".jsonl" else _of_line
     texts, problems = list[Text](), list[str]()
@@ -87,26 +80,17 @@ def _of_json(line: str) -> Text:
 
 
 class EncodedText(NamedTuple):
-    """A text, or a pair, as token ids.
-
-    Attributes:
-        places: the text of a pair to which each token belongs, 0 or 1; None for a special token.
-        truncated: how many tokens were cut off.
-    """
+    """A text, or a pair, as token ids."""
 
     ids: list[int]
     segment_ids: list[int]
     tokens: list[str]
-    places: list[int | None]
-    truncated: int
+    places: list[int | None]  # the text of each token, 0 or 1; None for a special token
+    truncated: int  # tokens that were cut off
 
 
 class TextEncoder:
-    """A checkpoint's own tokenizer.
-
-    Raises:
-        SpecError: if a file of the tokenizer cannot be understood, or there is none.
-    """
+    """A checkpoint's own tokenizer."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         config, files = checkpoint.config, checkpoint.files
@@ -127,11 +111,7 @@ class TextEncoder:
         self.prompt = _prompt(_object(files, PROMPTS))
 
     def encode(self, texts: Sequence[Text]) -> list[EncodedText]:
-        """Encode texts; of a pair that is too long, the longer text is cut first.
-
-        Raises:
-            SpecError: if the tokenizer fails, or special tokens leave no room for a text.
-        """
+        """Encode texts; of a pair that is too long, the longer text is cut first."""
         rows = [(self.prompt + text.text_a, text.text_b) for text in texts]
         inputs = [a if b is None else (a, b) for a, b in rows]
         try:

@@ -215,11 +215,7 @@ def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 
 
 def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
-    """Return a configuration in a source's terms; keys that came with the checkpoint and still hold are kept.
-
-    Raises:
-        SpecError: listing each option that the source does not have.
-    """
+    """Return a configuration in a source's terms, with every key of the checkpoint that still holds."""
     entry = tables.part_of(table, checkpoint.part)
     stated = tables.stated(table, checkpoint.config, checkpoint.part)
     before = _before(checkpoint, tables.words(table))

@@ -170,12 +170,7 @@ class Member:
 
 
 def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:
-    """Return how many cores a process kept busy; None for a process of which nothing is known.
-
-    Args:
-        before, after: processor time of all its threads, in seconds.
-        elapsed: seconds between the two.
-    """
+    """Return how many cores a process kept busy, from its processor time before and after."""
     return None if before is None or after is None or elapsed <= 0 else (after - before) / elapsed
 
 

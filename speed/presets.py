@@ -149,17 +149,13 @@ BATCH, TOKENS = 8, 128  # of a model that is no preset
 
 
 def own(name: str, source: str, config: EncoderConfig) -> Preset:
-    """Return a model that is no preset, with a batch of the usual size or as many tokens as fit."""
+    """Return a model that is no preset, with a batch of the usual size."""
     room = config.max_positions - config.position_start
     return Preset(name, source, config, BATCH, room if config.pooling == "flatten" else min(room, TOKENS))
 
 
 def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
-    """Return a preset with another batch.
-
-    Raises:
-        SpecError: if the model has no room for so many tokens.
-    """
+    """Return a preset with another batch; refuse more tokens than the model has room for."""
     sizes: dict[str, Any] = {"batch": batch, "tokens": tokens}
     for axis, size in sizes.items():
         if size is not None:
@@ -170,12 +166,7 @@ def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
 
 
 def named(name: str) -> Preset:
-    """Return a preset, a published variant, or the model that a TOML file describes.
-
-    Raises:
-        UnknownNameError: with the nearest names.
-        SpecError: if the file describes no model.
-    """
+    """Return a preset, a published variant, or the model that a TOML file describes."""
     if name.endswith(".toml"):
         return own(Path(name).stem, name, from_toml(read_text(Path(name)), name))
     if name in variants():
@@ -189,11 +180,7 @@ def named(name: str) -> Preset:
 def workload(
     preset: str | Preset, kind: str = "inference", padding: str = "full", dtype: str = "float32"
 ) -> Workload:
-    """Return the workload of a preset, which may be given by name.
-
-    Raises:
-        SpecError: listing every unknown name, with the nearest.
-    """
+    """Return the workload of a preset, which may be given by name."""
     problems = unknowns("kind", [kind], WORKLOAD_KINDS) + unknowns("lengths", [padding], LENGTHS)
     model, _ = collect(lambda: named(preset) if isinstance(preset, str) else preset, lambda: refuse(problems))
     return Workload(model, kind, padding, dtype)

@@ -71,15 +71,14 @@ def probe(work: Workload) -> Workload:
 
 
 def derive(work: Workload, rules: str | None = None) -> Expectation:
-    """Compute what a program has to report, and sigma.
+    """Compute what a program has to report, and one sigma for each tensor.
 
     Args:
         rules: the precision whose rounding is allowed for, if it is not the workload's.
 
     Returns:
         ``logits`` (B, C); or the ``loss`` of each training step, and for each trained parameter its change
-        ``updates/NAME`` and first moment ``moments/NAME``, along a few random directions. Each tensor has
-        one sigma, the root mean square error of low-precision runs.
+        ``updates/NAME`` and first moment ``moments/NAME``, along a few random directions.
     """
     config = work.preset.config
     batches = work.batches

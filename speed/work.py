@@ -8,17 +8,13 @@ BACKWARD = 2  # the gradients of a product are two products of its size
 
 
 def flops(workload: Workload, real_only: bool = False) -> float:
-    """Return the floating-point operations of one step: two for each term of each product.
-
-    Args:
-        real_only: leave padding out, as unpadded execution does everywhere but in attention's core.
-    """
+    """Return the floating-point operations of one step; ``real_only`` leaves padding out."""
     preset = workload.preset
     config, tokens = preset.config, preset.tokens
     width, rows = config.d_model, sum(workload.lengths) if real_only else preset.batch * tokens
     projections = 3 + bool(config.output_projection)
     per_token = 2 * width * (projections * width + 2 * config.d_ff)
-    attention = 4 * preset.batch * tokens * tokens * width
+    attention = 4 * preset.batch * tokens * tokens * width  # unpadded execution has padding here too
     features = width * (config.max_positions if config.pooling == "flatten" else 1)
     head = (
         2 * preset.batch * (features * config.num_classes + (width * width if config.pooler != "none" else 0))

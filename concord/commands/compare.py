@@ -118,11 +118,7 @@ def compare(
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """Read a file of names.
-
-    Raises:
-        SpecError: listing every line that is not ``candidate's = reference's``.
-    """
+    """Read a file with lines ``candidate's = reference's``."""
     reference_names, wrong = dict[str, str](), list[str]()
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         theirs, equals, ours = (part.strip() for part in line.partition("="))

@@ -56,11 +56,7 @@ class Drawn(options.OptionGroup):
     shapes: int = 12
 
     def plan(self) -> Any:
-        """Return the plan that the options describe, still without backends.
-
-        Raises:
-            SpecError: listing every option that cannot be understood.
-        """
+        """Return the plan that the options describe, still without backends."""
         from concord.conformance.fuzz.plan import Plan
 
         dtypes, parts, seconds = self.dtype or ["float32"], self.part or spec.PARTS, self.seconds

@@ -94,11 +94,7 @@ class Models(options.OptionGroup):
     dtype: list[str] | None = None
 
     def workloads(self, device: str, own: Preset | None) -> tuple[Workload, ...]:
-        """Return the workloads of presets, or of a checkpoint, which texts may have made ragged.
-
-        Raises:
-            SpecError: listing unknown names, and files that describe no model.
-        """
+        """Return the workloads of presets, or of a checkpoint, which texts may have made ragged."""
         on_cpu = device == "cpu"
         problems = [
             *unknowns("kind", self.kind or (), WORKLOAD_KINDS),

@@ -47,11 +47,7 @@ def stays(path: Path, folder: Path) -> bool:
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """Resolve a name that a file gives, relative to its folder.
-
-    Raises:
-        SpecError: if the name leads out of the folder, or no file can have it.
-    """
+    """Resolve a name that a file gives, relative to its folder; refuse one that leads out of it."""
     parts = PurePosixPath(name).parts
     path = folder.joinpath(*parts)
     if (
@@ -70,27 +66,17 @@ INDEX = ".index.json"
 
 @dataclass(frozen=True)
 class Container:
-    """A kind of file: tensors by their own names, whatever these mean.
-
-    Attributes:
-        backend: whose files these are, unless the format says so itself.
-        load: None: such files are only written.
-        save: may write more than one file into the folder.
-        framework: the extra that installs what both import; empty: none.
-        lacks: dtypes that such files cannot hold.
-        looks: recognises a path whose name is not enough.
-        isolated: whether files are read in a process of their own.
-    """
+    """A kind of file: tensors by their own names, whatever these mean."""
 
     name: str
-    backend: str
-    load: Callable[[Path], Mapping[str, StoredTensor]] | None
-    save: Callable[..., None]
+    backend: str  # whose files these are, unless the format says so itself
+    load: Callable[[Path], Mapping[str, StoredTensor]] | None  # None: such files are only written
+    save: Callable[..., None]  # may write more than one file
     endings: tuple[str, ...] = ()
-    framework: str = ""
-    lacks: tuple[str, ...] = ()
-    looks: Callable[[Path], bool] | None = None
-    isolated: bool = True
+    framework: str = ""  # the extra that installs what both functions import
+    lacks: tuple[str, ...] = ()  # dtypes
+    looks: Callable[[Path], bool] | None = None  # recognises a path where its name is not enough
+    isolated: bool = True  # read in a process of its own
 
     def is_one(self, path: Path) -> bool:
         """Whether a path is a file of this kind, or the index of several."""
@@ -99,14 +85,7 @@ class Container:
         return path.name.removesuffix(INDEX).endswith(self.endings) and path.is_file()
 
     def write(self, path: Path, tensors: Mapping[str, StoredTensor], **about: Any) -> None:
-        """Write tensors.
-
-        Args:
-            about: further arguments of ``save``, which must be JSON: they may go to another process.
-
-        Raises:
-            SpecError: if a dtype does not fit, the framework is not installed, or nothing can be written.
-        """
+        """Write tensors; further arguments of ``save`` must be JSON, as they may go to another process."""
         refuse(
             [
                 f"{name!r} has dtype {tensor.dtype}, which files of the kind {self.name} do not have"
@@ -123,8 +102,7 @@ class Container:
         """Return the tensors of a file, or of all files that an index names, under unwrapped names.
 
         Raises:
-            SpecError: if a file is spoilt, would run code or takes too much time or memory, or if an index
-                and its files contradict each other.
+            SpecError: if a file is spoilt, would run code or takes too much time or memory.
         """
         return unwrapped(self._several(path) if path.name.endswith(INDEX) else self._one(path))
 

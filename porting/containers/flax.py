@@ -84,11 +84,7 @@ def _joined(entries: Mapping[str, Any]) -> StoredTensor:
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors one by one as nested dictionaries.
-
-    Raises:
-        SpecError: if nothing can be written, or an array is larger than the format can say.
-    """
+    """Write tensors one by one as nested dictionaries."""
     with optional("to write msgpack", "porting"):
         import msgpack
 

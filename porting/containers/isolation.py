@@ -36,9 +36,6 @@ Save = Callable[..., None]
 def read(load: Load, path: Path, framework: str = "") -> dict[str, StoredTensor]:
     """Have ``load`` read a file or folder in the process of a framework.
 
-    Args:
-        load: a function of a module, which may raise anything.
-
     Raises:
         SpecError: if the library refuses the file, dies, or exceeds a limit.
     """
@@ -54,11 +51,7 @@ def read(load: Load, path: Path, framework: str = "") -> dict[str, StoredTensor]
 
 
 def write(save: Save, path: Path, tensors: Mapping[str, StoredTensor], framework: str, **about: Any) -> None:
-    """Have ``save`` write tensors in the process of a framework.
-
-    Raises:
-        SpecError: if nothing can be written, or the framework is not installed.
-    """
+    """Have ``save`` write tensors in the process of a framework."""
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         between = Path(folder) / "tensors.safetensors"
         safetensors.write(between, tensors)

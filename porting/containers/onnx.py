@@ -32,12 +32,7 @@ def save(
     dtype: str,
     every_tap: bool,
 ) -> None:
-    """Write a graph, and its weights as ``<name>.data`` beside it.
-
-    Args:
-        tensors: the state of the model.
-        every_tap: make every tap an output, not only the result of the part.
-    """
+    """Write a graph, and its weights as ``<name>.data`` beside it."""
     with optional("to write ONNX", "torch"):
         import torch
     with optional("to write ONNX", "porting"):

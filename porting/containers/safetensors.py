@@ -39,11 +39,7 @@ LONGEST_HEADER = 1 << 24
 
 
 def read(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file; only its header is read.
-
-    Raises:
-        SpecError: if it is cut off, its tensors overlap or leave gaps, or a dtype is unknown.
-    """
+    """Return the tensors of a file; only its header is read."""
     with opened(path) as file:
         total, length = file.seek(0, 2), 0
         file.seek(0)
