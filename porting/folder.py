@@ -80,14 +80,13 @@ def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
         raise SpecError(
             f"{folder / CONFIG}: no such file: {required} needs the configuration beside the weights"
         )
-    return path, json_object(path)
+    return path, json_object(read_json(path), path)
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object, and refuse anything else."""
-    content = read_json(path)
+def json_object(content: Any, where: Path | str) -> dict[str, Any]:
+    """Return the content of a JSON file if it is an object, and refuse anything else."""
     if not isinstance(content, dict):
-        raise SpecError(f"{path}: holds a {type(content).__name__} but must hold a JSON object")
+        raise SpecError(f"{where}: holds a {type(content).__name__} but must hold a JSON object")
     return content
 
 
@@ -111,8 +110,7 @@ def unnamed(count: int) -> tuple[str, ...]:
     return tuple(f"LABEL_{number}" for number in range(count))
 
 
-def labels_file(names: tuple[str, ...]) -> bytes:
-    """Return this project's file of class names."""
-    return (
-        json.dumps({"format": "concord.labels/1", "names": names}, ensure_ascii=False, indent=1) + "\n"
-    ).encode()
+def json_file(content: Any) -> bytes:
+    """Return the bytes of a JSON file."""
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return text.encode(errors="backslashreplace")

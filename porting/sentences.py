@@ -12,7 +12,7 @@ from concord.porting import folder as folders
 from concord.porting.containers.container import inside
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, refuse
-from concord.spec.files import parse_json, read_as
+from concord.spec.files import parse_json, read_as, read_json
 from concord.spec.text import shown
 
 MODULES = "modules.json"
@@ -72,7 +72,7 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
     """Return what the modules behind the model say; ``poolings`` are those that the family can express."""
     _, *behind = places(folder)
     problems, where = list[str](), behind[0] / folders.CONFIG
-    stated = folders.json_object(where)
+    stated = folders.json_object(read_json(where), where)
     modes = _modes(stated)
     if len(modes) != 1 or modes[0] not in list(poolings):
         problems.append(
@@ -86,9 +86,10 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
         )
     for place in behind[1:]:
         # A Normalize of anything but the pooled vector would leave that as it is.
-        named = folders.json_object(place / folders.CONFIG) if (place / folders.CONFIG).exists() else {}
+        path = place / folders.CONFIG
+        named = folders.json_object(read_json(path), path) if path.exists() else {}
         problems += [
-            f'{place / folders.CONFIG}: {key!r} is {_brief(named[key])} but must be "sentence_embedding"'
+            f'{path}: {key!r} is {_brief(named[key])} but must be "sentence_embedding"'
             for key in ("module_input_name", "module_output_name")
             if named.get(key, "sentence_embedding") != "sentence_embedding"
         ]
@@ -126,7 +127,7 @@ def files(
         before = lengths.get(ARGUMENTS)
         lengths[ARGUMENTS] = {**(before if isinstance(before, dict) else {}), "add_pooling_layer": False}
     contents = {MODULES: modules, f"{paths[1]}/{folders.CONFIG}": pooling, folders.LENGTHS: lengths}
-    return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in contents.items()}
+    return {name: folders.json_file(content) for name, content in contents.items()}
 
 
 def _modes(said: Mapping[str, Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.porting.checkpoint import Checkpoint
-from concord.porting.folder import LENGTHS, PROMPTS
+from concord.porting.folder import LENGTHS, PROMPTS, json_object
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, collecting, located, optional, refuse
@@ -95,7 +95,10 @@ class TextEncoder:
     def __init__(self, checkpoint: Checkpoint) -> None:
         config, files = checkpoint.config, checkpoint.files
         room = config.max_positions - config.position_start
-        settings, sentences = _object(files, SETTINGS), _object(files, LENGTHS)
+        settings, sentences, prompts = (
+            json_object(parse_json(files.get(name, b"{}"), name), name)
+            for name in (SETTINGS, LENGTHS, PROMPTS)
+        )
         with optional("A checkpoint's tokenizer", "porting"):
             from tokenizers.normalizers import Lowercase, Sequence
         self.tokenizer = _tokenizer(files, settings)
@@ -108,7 +111,7 @@ class TextEncoder:
         # sentence-transformers does not ask the tokenizer where its own file says a length.
         stated = (sentences.get("max_seq_length"), settings.get("model_max_length"))
         self.max_tokens = min(room, next((n for n in stated if type(n) is int and n > 0), room))
-        self.prompt = _prompt(_object(files, PROMPTS))
+        self.prompt = _prompt(prompts)
 
     def encode(self, texts: Sequence[Text]) -> list[EncodedText]:
         """Encode texts; of a pair that is too long, the longer text is cut first."""
@@ -195,10 +198,3 @@ def _prompt(stated: Mapping[str, Any]) -> str:
             "but must be the name of one of its 'prompts'"
         )
     return prompt
-
-
-def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    content = parse_json(files[name], name) if name in files else {}
-    if not isinstance(content, dict):
-        raise SpecError(f"{name}: holds a {type(content).__name__} but must hold a JSON object")
-    return content

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
         if form.name == OWN:
             digests = {name: sha256_of(folder / name) for name in sorted((*files, form.weights[0]))}
             contents = asdict(checkpoints.Contents(checkpoints.FORMAT, digests, checkpoint.part))
-            write_bytes(folder / checkpoints.CONTENTS, _json(contents))
+            write_bytes(folder / checkpoints.CONTENTS, folders.json_file(contents))
 
 
 def _graph(checkpoint: Checkpoint, every_tap: bool) -> dict[str, Any]:
@@ -148,15 +147,16 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     if form.table is not None:
         stated = configuration(checkpoint, form.table)
         modules = _modules(checkpoint, form.table, stated) if form.modules else {}
-        return {**_carried(checkpoint, form), **modules, form.configuration: _json(stated)}
+        return {**_carried(checkpoint, form), **modules, form.configuration: folders.json_file(stated)}
     files = {checkpoints.CONFIG: checkpoint.config.to_toml().encode(), **_carried(checkpoint, form)}
     if form.backend:
-        files[checkpoints.PART] = _json(asdict(checkpoints.Part(checkpoints.PART_FORMAT, checkpoint.part)))
+        part = checkpoints.Part(checkpoints.PART_FORMAT, checkpoint.part)
+        files[checkpoints.PART] = folders.json_file(asdict(part))
     if folders.CONFIG in checkpoint.files:
         # Kept for the way back: it may state what the family has no field for.
         files[f"{checkpoint.words}{folders.FOREIGN}"] = checkpoint.files[folders.CONFIG]
     if checkpoint.labels and folders.LABELS not in files:
-        files[folders.LABELS] = folders.labels_file(checkpoint.labels)
+        files[folders.LABELS] = folders.json_file({"format": "concord.labels/1", "names": checkpoint.labels})
     return files
 
 
@@ -237,7 +237,3 @@ def _before(checkpoint: Checkpoint, words: str) -> dict[str, Any]:
     name = folders.CONFIG if checkpoint.words == words else f"{words}{folders.FOREIGN}"
     content = parse_json(checkpoint.files.get(name, b"{}"), name)
     return content if isinstance(content, dict) else {}
-
-
-def _json(data: Mapping[str, Any]) -> bytes:
-    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode("utf-8", errors="backslashreplace")
