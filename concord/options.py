@@ -281,10 +281,11 @@ class Outputs(OptionGroup):
         problems: Sequence[str] = (),
     ) -> int:
         """Write the result of a command, show it, and return its exit code."""
-        made = record.made(outcome, kind, title)
-        json, html = (self.json, lambda: record.text(made)), (self.html, lambda: output_files.page(made))
+        written = record.made(outcome, kind, title)
+        json = self.json, lambda: record.text(written)
+        html = self.html, lambda: output_files.page(written)
         output_files.write(json, html, show=show, problems=problems)
-        return made.exit_code
+        return written.exit_code
 
     def show_report(self, outcome: Report, kind: str, title: str, group: str) -> int:
         """Write and show a report; ``group`` heads the lines of its table."""

@@ -73,17 +73,17 @@ PAGES = {  # kinds with a page of their own
 }
 
 
-def page(made: record.Record) -> str:
+def page(written: record.Record) -> str:
     """Return the page of a record."""
-    text: str = pkgutil.resolve_name(PAGES[made.kind])(made)
+    text: str = pkgutil.resolve_name(PAGES[written.kind])(written)
     return text
 
 
 def read_page(path: Path) -> tuple[record.Record, str]:
     """Return the record in a file, and its page."""
-    made = record.read(path, KINDS)
+    earlier = record.read(path, KINDS)
     with located(str(path)):
-        return made, page(made)
+        return earlier, page(earlier)
 
 
 # No command reads such files, so they may be replaced inside a folder that is read.

@@ -378,13 +378,13 @@ def _differing(stated: Certificate, again: Certificate) -> Iterator[str]:
                 yield f"{key}: was {before.get(key, 'not there')}, is {now.get(key, 'not there')}"
 
 
-def certificate_page(made: record.Record) -> str:
+def certificate_page(written: record.Record) -> str:
     """Render a certificate's record as HTML."""
-    certificate: Certificate = made.outcome
+    certificate: Certificate = written.outcome
     headline, _, rest = certificate.summary.rstrip(".").partition(": ")
     return render(
         "certificate.html",
-        made,
+        written,
         Path(__file__).parent / "templates",
         headline=f"{headline}.",
         compared=[f"{rest[:1].upper()}{rest[1:]}."],

@@ -41,12 +41,12 @@ def _entries_of(name: str, content: bytes) -> dict[str, str]:
         if not name.endswith(".json"):
             lines = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
             return {f"line {number}": json.dumps(line) for number, line in enumerate(lines, 1)}
-        found = parse_json(content, name)
+        parsed = parse_json(content, name)
     except (SpecError, UnicodeDecodeError):
         return {"": f"{len(content)} bytes, SHA-256 {hashlib.sha256(content).hexdigest()[:8]}"}
-    if isinstance(found, dict):
-        found = {key: value for key, value in found.items() if key not in SILENT.get(name, ())}
-    return dict(_entries(found))
+    if isinstance(parsed, dict):
+        parsed = {key: value for key, value in parsed.items() if key not in SILENT.get(name, ())}
+    return dict(_entries(parsed))
 
 
 def _entries(value: Any, place: str = "") -> Iterator[tuple[str, str]]:

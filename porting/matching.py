@@ -46,7 +46,7 @@ def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
 
 
 def match(
-    found: Mapping[str, StoredTensor], configs: Mapping[str, EncoderConfig], form: Format
+    file_tensors: Mapping[str, StoredTensor], configs: Mapping[str, EncoderConfig], form: Format
 ) -> Checkpoint:
     """Assign the tensors of a file to parameters; numbers are read only to verify copies and buffers.
 
@@ -57,11 +57,11 @@ def match(
         WeightsError: for the part that fits best, listing every tensor that is missing, unexpected, misshapen
             or of no floating-point type.
     """
-    candidates = [_Matching(found, config, part, form) for part, config in configs.items()]
+    candidates = [_Matching(file_tensors, config, part, form) for part, config in configs.items()]
     best = min(candidates, key=lambda candidate: len(candidate.problems))  # of equals the most complete part
     if best.problems:
         raise WeightsError([*_lines(best.problems)][:MOST])
-    return Checkpoint(best.config, best.part, best.tensors, found, others=best.others)
+    return Checkpoint(best.config, best.part, best.tensors, file_tensors, others=best.others)
 
 
 def _lines(problems: Sequence[tuple[str, str, str]]) -> Iterator[str]:
@@ -76,16 +76,18 @@ def _lines(problems: Sequence[tuple[str, str, str]]) -> Iterator[str]:
 
 class _Matching:
     def __init__(
-        self, found: Mapping[str, StoredTensor], config: EncoderConfig, part: str, form: Format
+        self, file_tensors: Mapping[str, StoredTensor], config: EncoderConfig, part: str, form: Format
     ) -> None:
-        self.found, self.config, self.part, self.rules = found, config, part, form.rules(part)
+        self.file_tensors, self.config, self.part, self.rules = file_tensors, config, part, form.rules(part)
         self.context = f"source={form.title}, part={part}"
         self.places = form.places(config, part)
         wanted = [name for place in self.places.values() for name in place.names]
         # A model may lie bare or inside another; the prefix that most names have is the file's.
         self.prefix = max(
             self.rules.prefixes,
-            key=lambda prefix: sum(renamed(name, self.rules.prefixes, prefix) in found for name in wanted),
+            key=lambda prefix: sum(
+                renamed(name, self.rules.prefixes, prefix) in file_tensors for name in wanted
+            ),
             default="",
         )
         self.tensors: dict[str, LazyTensor] = {}
@@ -96,7 +98,7 @@ class _Matching:
         for name, parameter in parameters(config, part).items():
             self._take(name, shape_of(config, parameter))
         carried = {self._spelled(kept.name): name for name, kept in self.rules.carried.items()}
-        for native in found:
+        for native in file_tensors:
             if native not in self.owner:
                 self._leave(native, carried.get(native, ""))
 
@@ -108,7 +110,7 @@ class _Matching:
         # As in TensorFlow 1's LayerNorm.gamma, which older Hugging Face files kept.
         for end, other in self.rules.older.items():
             old = name.removesuffix(end) + other
-            if name not in self.found and name.endswith(end) and old in self.found:
+            if name not in self.file_tensors and name.endswith(end) and old in self.file_tensors:
                 self.older.add(old)
                 return old
         return name
@@ -122,7 +124,7 @@ class _Matching:
         """Join tensors of the file into one of a canonical shape; empty if they do not fit."""
         wanted, before = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
         for native in natives:
-            stored, about = self.found.get(native), f"parameter={name}, "
+            stored, about = self.file_tensors.get(native), f"parameter={name}, "
             if stored is None:
                 self._problem(native, "is missing but is required", about)
             elif stored.dtype not in FLOATS:
@@ -131,7 +133,7 @@ class _Matching:
                 self._problem(native, f"has shape {stored.shape} but must be {wanted}", about)
         if len(self.problems) > before:
             return {}
-        pieces = [self.found[native] for native in natives]
+        pieces = [self.file_tensors[native] for native in natives]
 
         def bits() -> Bits:
             return WEIGHT_LAYOUTS[layout].canonical([piece.bits() for piece in pieces])
@@ -145,25 +147,25 @@ class _Matching:
         natives = [self._spelled(native) for native in place.names] if place else []
         layout = place.layout if place else ""
         # Fixed positions are no weights of the source, but some of its files keep them as a buffer.
-        if not place and kept and (native := self._named(kept.name)) in self.found:
+        if not place and kept and (native := self._named(kept.name)) in self.file_tensors:
             natives, layout = [native], kept.layout
         if natives:
-            self.owner |= dict.fromkeys([native for native in natives if native in self.found], name)
+            self.owner |= dict.fromkeys([native for native in natives if native in self.file_tensors], name)
             self.tensors |= self._bind(name, natives, layout, shape)
         elif name != POSITIONS or self.config.positions != "sinusoidal":
             self._problem(name, "is required by this configuration but the source has no weight for it")
         else:
             stored = in_memory(sinusoid(self.config))
             reason = "the file has no table of fixed positions: it follows from the configuration"
-            made = LazyTensor(stored.dtype, stored.shape, stored.bits, "", "table", name)
-            self.tensors[name] = replace(made, status="computed", reason=reason)
+            table = LazyTensor(stored.dtype, stored.shape, stored.bits, "", "table", name)
+            self.tensors[name] = replace(table, status="computed", reason=reason)
 
     def _original(self, native: str) -> str:
         """Return the tensor that another is tied to; empty: none."""
         owners = (
             self._spelled(owner) for copy, owner in self.rules.tied.items() if native == self._named(copy)
         )
-        return next((owner for owner in owners if owner in self.found), "")
+        return next((owner for owner in owners if owner in self.file_tensors), "")
 
     def _ignored(self, native: str) -> Ignored | None:
         # Heads stand beside the bare model: they have no prefix, whatever it has.
@@ -178,12 +180,12 @@ class _Matching:
 
     def _leave(self, native: str, name: str) -> None:
         """Account for a tensor that is no parameter of this part."""
-        stored, whole = self.found[native], parameters(self.config)
+        stored, whole = self.file_tensors[native], parameters(self.config)
         layout = self.rules.carried[name].layout if name else UNKNOWN
         if name and name not in whole and len(stored.shape) != WEIGHT_LAYOUTS[layout].rank:
             name = ""
         original, ignored = self._original(native), self._ignored(native)
-        owner = self.found.get(original, stored)
+        owner = self.file_tensors.get(original, stored)
         copied = bool(original) and (stored.shape, stored.held) == (owner.shape, owner.held)
         if ignored is None and not name and not copied:
             # Nothing is skipped silently: a tensor without a line in the ledger is a refusal (decision 0027).
@@ -203,7 +205,7 @@ class _Matching:
             left = self._bind(name, [native], layout, shape)
         else:
             plain = native.removeprefix(self.prefix)
-            plain = native if plain in self.found or plain in self.others else plain
+            plain = native if plain in self.file_tensors or plain in self.others else plain
             left = {plain: LazyTensor(stored.dtype, stored.shape, stored.bits, native, UNKNOWN)}
         for shared, tensor in left.items():
             self.others[shared] = replace(

@@ -11,16 +11,18 @@ Number = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=1e-30, le=1e30, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Size = Annotated[int, Field(ge=1, le=2**53)]
-# Unknown keys stay: a later version may write more than this one knows.
-OPEN = ConfigDict(extra="allow")
-
 Name = Annotated[str, Field(max_length=300)]
 
 
-class Machine(TypedDict):
-    """The machine."""
+class Open(TypedDict):
+    """Keys beside those that are known."""
 
-    __pydantic_config__ = OPEN  # type: ignore[misc]
+    # A later version may write more than this one knows; none of it is dropped.
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+
+class Machine(Open):
+    """The machine."""
 
     python: str
     numpy: str
@@ -30,10 +32,8 @@ class Machine(TypedDict):
     concord: NotRequired[str | None]
 
 
-class SpeedSettings(TypedDict):
+class SpeedSettings(Open):
     """How it was measured."""
-
-    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     device: str
     precision: NotRequired[str]
@@ -43,27 +43,21 @@ class SpeedSettings(TypedDict):
     cores_busy_before: NotRequired[Number]
 
 
-class BackendAbout(TypedDict):
+class BackendAbout(Open):
     """A backend's description of itself."""
-
-    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     thread_switches: NotRequired[dict[str, Any] | None]
 
 
-class TimedRecipe(TypedDict):
+class TimedRecipe(Open):
     """The optimizer of a training step."""
-
-    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     algorithm: str
     learning_rate: Positive
 
 
-class Work(TypedDict):
+class Work(Open):
     """A workload."""
-
-    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     preset: Name
     source: str
@@ -80,20 +74,16 @@ class Work(TypedDict):
     real_flops: Positive
 
 
-class Turn(TypedDict):
+class Turn(Open):
     """The steps of one turn."""
-
-    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     seconds: list[Positive]
     peak_memory_bytes: Count | None
     busy_cores: Number | None
 
 
-class Summary(TypedDict):
+class Summary(Open):
     """The figures of an entry."""
-
-    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     median_seconds: Positive
     min_seconds: NotRequired[Positive]
@@ -111,10 +101,8 @@ class Summary(TypedDict):
     busy_cores: Number | None
 
 
-class MeasuredEntry(TypedDict):
+class MeasuredEntry(Open):
     """One backend in one mode on one workload."""
-
-    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     backend: Name
     mode: Name
@@ -134,10 +122,8 @@ class MeasuredEntry(TypedDict):
     error_in_tolerances: NotRequired[Number | None]
 
 
-class Measurements(TypedDict):
+class Measurements(Open):
     """The whole record."""
-
-    __pydantic_config__ = OPEN  # type: ignore[misc]
 
     seconds: Number
     complete: bool

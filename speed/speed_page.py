@@ -21,9 +21,9 @@ from concord.speed.table import (
 )
 
 
-def speed_page(made: Record) -> str:
+def speed_page(written: Record) -> str:
     """Render a record as HTML."""
-    data = record.data(made)
+    data = record.data(written)
     check(data)
     unmet = [
         {
@@ -43,10 +43,10 @@ def speed_page(made: Record) -> str:
     ]
     return render(
         "speed.html",
-        made,
+        written,
         Path(__file__).parent / "templates",
         headline=_headline(data),
-        **({"tone": "broken" if busy_before(data) else "quiet"} if made.exit_code == 0 else {}),
+        **({"tone": "broken" if busy_before(data) else "quiet"} if written.exit_code == 0 else {}),
         compared=[
             _compared(data),
             *([] if works else ["Nothing was measured."]),

@@ -75,8 +75,8 @@ def demo(
         console.tell(line, style=None if line.startswith(" ") else "red")
     console.print()
     title = f"Demonstration: {PLANTED.text}"
-    made = record.made(Report(results, dict.fromkeys(runs, about), Setup()), "check", title)
-    output_files.write((html, lambda: output_files.page(made)))
+    written = record.made(Report(results, dict.fromkeys(runs, about), Setup()), "check", title)
+    output_files.write((html, lambda: output_files.page(written)))
     for line in NEXT:
         console.tell(line)
     # A demonstration that does not name its bug fails (decision 0033).

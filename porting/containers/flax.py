@@ -66,8 +66,8 @@ def _extension(code: int, data: bytes) -> StoredTensor | None:
 def _array(shape: Any, dtype: str, content: bytes) -> StoredTensor:
     shape = shape_of(shape)
     if dtype not in NUMPY or size(dtype, shape) != len(content):
-        said = f"shape {shape} and dtype {str(dtype)[:20]!r}"
-        raise SpecError(f"an array has {said}, and not the bytes for them")
+        stated = f"shape {shape} and dtype {str(dtype)[:20]!r}"
+        raise SpecError(f"an array has {stated}, and not the bytes for them")
     return sliced(content, 0, dtype, shape)
 
 
