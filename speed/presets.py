@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from concord.backends.interface import WORKLOAD_KINDS, Request
+from concord.backends.interface import Request
 from concord.spec.batch import Batch, example_batch
 from concord.spec.config import EncoderConfig, from_toml, variant, variants
-from concord.spec.errors import collect, located, refuse, unknown, unknowns
+from concord.spec.errors import located, unknown
 from concord.spec.files import read_text
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
@@ -177,10 +177,6 @@ def named(name: str) -> Preset:
     return known[name]
 
 
-def workload(
-    preset: str | Preset, kind: str = "inference", padding: str = "full", dtype: str = "float32"
-) -> Workload:
-    """Return the workload of a preset, which may be given by name."""
-    problems = unknowns("kind", [kind], WORKLOAD_KINDS) + unknowns("lengths", [padding], LENGTHS)
-    model, _ = collect(lambda: named(preset) if isinstance(preset, str) else preset, lambda: refuse(problems))
-    return Workload(model, kind, padding, dtype)
+def workload(preset: str, kind: str = "inference", padding: str = "full") -> Workload:
+    """Return a workload in float32 of a preset by name."""
+    return Workload(named(preset), kind, padding)
