@@ -110,7 +110,7 @@ def look(
     ids = batch.required("input_ids")
     real = real_tokens(config, ids)[0]
     second = encoded.places.index(1) if 1 in encoded.places else len(real)
-    # Those of padded queries may have been overwritten (SPEC MSK-8).
+    # Weights of padded queries may have been overwritten (SPEC MSK-8).
     last = "masked_weights" if config.query_mask == "overwrite" else "weights"
     tensors = [
         name for name in taps(config, part) if name.startswith("layers.") and name.endswith(f".{last}")

@@ -140,7 +140,7 @@ class Comparison:
 def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
     """Compare two checkpoints; A is the first, B the second."""
     mine, theirs = ({"part": side.part, **side.config.as_dict()} for side in (first, second))
-    # Embeddings are tied in what gives tokens out: a bare model has no such head, and is the same either way.
+    # Only a head that puts out tokens can be tied: a bare model has none, and is the same either way.
     if any(_is_of_head(name, tensor) for side in (first, second) for name, tensor in side.others.items()):
         ties = _tied(first), _tied(second)
         if None not in ties:

@@ -99,7 +99,7 @@ def _not_finite(both: _Both) -> Iterator[Finding]:
     for one, other, which in both.sides:
         places = np.argwhere(~np.isfinite(one) & np.isfinite(other))
         fewer = np.isfinite(one).sum() < np.isfinite(other).sum()
-        # Non-finite numbers may only stand elsewhere; with no others, the tensor is constant: a later look.
+        # If no more are non-finite, they only stand elsewhere; if all are, a later look finds a constant.
         if not fewer or not np.isfinite(one).any():
             continue
         place = tuple(places[0].tolist())

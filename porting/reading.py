@@ -74,7 +74,7 @@ def _of_source(
 
 
 def _sized(stated: dict[str, Any], found: dict[str, StoredTensor], rules: CheckpointTable) -> dict[str, Any]:
-    # Some configurations leave sizes to the weights, as a vocabulary's or a number of classes.
+    # Google's BERT does not state its number of classes; the shape of its classifier does.
     places = {key: place.rpartition(":") for key, place in rules.sizes.items() if stated.get(key) is None}
     sizes = {
         key: found[name].shape[int(axis)]

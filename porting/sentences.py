@@ -85,7 +85,7 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
             f"pools every token; {NOT_REFUSED}"
         )
     for place in behind[1:]:
-        # A Normalize of anything but the pooled vector would leave that as it is.
+        # A Normalize of anything else would leave the pooled vector as it is.
         path = place / folders.CONFIG
         named = folders.json_object(read_json(path), path) if path.exists() else {}
         problems += [

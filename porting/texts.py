@@ -182,7 +182,7 @@ def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise SpecError(f"{name}: is no tokenizer: {first_line(error)}") from None
-    # It adds the special tokens, without which a model answers something else, and no error says so.
+    # It adds the special tokens. Without them a model answers something else, and no error says so.
     if tokenizer.post_processor is None:
         raise SpecError(f"{name}: has no 'post_processor': which marks stand around a text?")
     return tokenizer

@@ -237,8 +237,7 @@ class Team:
         self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
         settings, checked = self.plan.settings, truth.probe(work)
         how = {**asdict(self.mode), "device": settings.device, "precision": settings.precision}
-        # A program is judged before it is timed: nobody wants to know how fast a wrong one is (decision
-        # 0012).
+        # Judged before it is timed: nobody wants to know how fast a wrong program is (decision 0012).
         for part in dict.fromkeys((checked, work)):
             answer = member.ask("prepare", request=part.request(**how), weights=self._weights(part))
             if answer is None:

@@ -23,8 +23,7 @@ from concord.spec.training.trajectory import Training
 # Without padding, or with the lengths of real texts, which are close to log-normal.
 LENGTHS = ("full", "ragged")
 
-# Of ragged lengths: the median as a share of T, and the deviation of their logarithm. A sixteenth is cut at
-# T.
+# Of ragged lengths: the median as a share of T, and the deviation of the logarithm. A sixteenth is cut at T.
 MEDIAN, SIGMA = 0.4, 0.6
 
 # Training steps that are checked, each on inputs of its own. The first does not show whether moments are

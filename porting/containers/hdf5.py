@@ -24,7 +24,7 @@ BFLOAT16 = "bfloat16"
 
 WEIGHTS = "model.weights.h5"  # the member of an archive
 
-MODEL = "tf_model"  # the group of a model of Hugging Face
+MODEL = "tf_model"  # what Hugging Face calls the group of a model
 
 
 def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:

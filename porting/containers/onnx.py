@@ -15,7 +15,7 @@ from concord.spec.errors import optional
 from concord.spec.files import refusing
 from concord.spec.tensors import inputs, output_name, taps
 
-# The first with LayerNormalization, and known to every runtime of today.
+# It has every operator that the family needs, and every runtime of today knows it.
 OPSET = 17
 
 DTYPES = ("float32", "float16", "float64")  # that a graph may compute in
