@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from concord import compare
+from concord.conformance.compare import prepare
+from concord.conformance.compare.candidates import stub
 from concord.spec.errors import SpecError
 
 INPUTS = (torch.randn(3, 7, generator=torch.Generator().manual_seed(0)),)
@@ -50,3 +52,18 @@ def test_what_is_wrong_with_the_reference_is_said_once_and_of_no_candidate():
 
 def test_arrays_by_name_are_one_candidate():
     assert compare(model(), {"output": double(INPUTS[0].numpy())["output"]}, INPUTS).passed
+
+
+def test_a_verdict_tells_how_far_both_sides_lie_off_the_truth():
+    right, wrong = (compare(model(), model(form), INPUTS) for form in ("none", "tanh"))
+    said = r"error of output against the truth: candidate (\S+), the reference's own arithmetic (\S+)"
+    assert not re.search(said, str(right)), "its bits are the reference's"
+    candidate, own = map(float, re.search(said, str(wrong)).groups())
+    assert candidate > 100 * own > 0
+
+
+def test_the_list_of_activations_is_a_function_that_a_port_can_fill():
+    text = stub(prepare(model(), inputs=INPUTS).reference)
+    assert "# (3, 13) float32, GELU (activation.py:" in text
+    exec(text, given := {})
+    assert list(given["port"](None)) == ["0", "1", "2", "output"]

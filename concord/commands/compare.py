@@ -30,6 +30,7 @@ def compare(
     names: Path | None = None,
     declare: list[str] | None = None,
     seed: int | None = None,
+    listing: bool = False,
     prove: bool = False,
     alone_and_batched: bool = False,
     python: str | None = None,
@@ -55,14 +56,18 @@ def compare(
             repeated.
         seed (S): The seed of every run. Without one, a reference that draws random numbers is
             refused.
+        listing (--list): Print every activation of the reference, with shape, dtype and source, as a
+            function that a port has to fill; judge nothing.
         prove: Put bugs into the reference, and say which of them this comparison would find.
         alone_and_batched: Judge each sample of a batch by the same sample run alone, without padding.
         python (PATH): The interpreter in which the candidate's function is called.
     """
     outputs.check()
-    several = len([*(candidate or ()), *(way or ())]) > 1
+    chosen_names = [*(candidate or ()), *(way or ())]
+    several = len(chosen_names) > 1
     refuse(
         ["--text and --inputs are both given but one of them alone may be"] * bool(text and inputs)
+        + ["--list is given but is about the reference alone"] * (listing and bool(chosen_names))
         + ["--prove is given but judges one candidate alone"] * (several and prove)
         + ["--alone-and-batched is given but judges the reference alone"] * (several and alone_and_batched)
     )
@@ -75,12 +80,12 @@ def compare(
     started = time.perf_counter()
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
         model = candidates.load(reference)
-        given: Any = read_arrays(inputs) if inputs else None
-        given = candidates.tokens(Path(reference), text) if text else given
+        arrays: Any = read_arrays(inputs) if inputs else None
+        arrays = candidates.tokens(Path(reference), text) if text else arrays
         what = str(inputs) if inputs else "texts" if text else "standard texts"
         chosen = {name: candidates.load(name) if Path(name).is_dir() else name for name in candidate or ()}
         chosen |= {name: name for name in way or ()}
-        asked = {
+        asked: dict[str, Any] = {
             "gradients": gradients,
             "names": read_names(names) if names and not proposing else None,
             "declared": declare or (),
@@ -88,12 +93,17 @@ def compare(
             "python": python,
         }
         if several:
-            compared = compare_several(model, chosen, given, **asked)
+            compared = compare_several(model, chosen, arrays, **asked)
             results, notes = compared.explained().results(reference, what), dict(compared.notes)
             own = compared.milliseconds.get("reference", 0.0)
         else:
-            ((name, one),) = chosen.items() or [("again", None)]
-            comparison = prepare(model, None if way else one, given, way=name if way else "", **asked)
+            ((name, candidate_itself),) = chosen.items() or [("again", None)]
+            comparison = prepare(
+                model, None if way else candidate_itself, arrays, way=name if way else "", **asked
+            )
+            if listing:
+                print(candidates.stub(comparison.reference), end="")
+                raise typer.Exit(0)
             if names and proposing:
                 lines = "".join(f"{line}\n" for line in comparison.lines)
                 write_text(names, lines)

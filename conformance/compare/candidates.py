@@ -9,6 +9,7 @@ import functools
 import inspect
 import os
 import pkgutil
+import re
 import signal
 import subprocess
 import sys
@@ -476,3 +477,26 @@ def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
         elif continuous:
             return arrays_by_name
     return by_place or arrays_by_name
+
+
+def stub(reference: ModelReference) -> str:
+    """Return a function in Python that a port has to fill: every activation with shape, dtype and source."""
+    modules = dict(reference.model.named_modules()) if isinstance(reference, ModuleReference) else {}
+
+    def source(name: str) -> str:
+        module = modules.get(re.sub(r"(#\d+)?(\[.*\])?$", "", name))
+        if module is None:
+            return ""
+        code = type(module).forward.__code__
+        return f", {type(module).__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+    takes = ", ".join(name if name.isidentifier() else f"input_{name}" for name in reference.inputs)
+    entries = "".join(
+        f'        "{name}": ...,  # {tuple(tensor.shape)} {dtype_name(tensor.dtype)}{source(name)}\n'
+        for name, tensor in reference.values.items()
+    )
+    return (
+        f"def port({takes}):\n"
+        '    """Take NumPy arrays, and return arrays by these names."""\n'
+        f"    return {{\n{entries}    }}\n"
+    )

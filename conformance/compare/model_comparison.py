@@ -41,6 +41,10 @@ from concord.spec.text import first_of
 SAME_BITS = "the same bits as the reference's own run"
 
 
+FEW_OUTPUTS = 3
+"""Of so many outputs a verdict tells how far they lie off exact ones."""
+
+
 class ModelComparison(Judge):
     """One candidate's run before its reference.
 
@@ -92,6 +96,7 @@ class ModelComparison(Judge):
         alone = tensors.keys() <= {*whole}  # then there is nothing else to follow from
         self.ops_without_rule: set[str] = set()
         self.occurred: set[str] = set()
+        self.truth_errors: dict[str, tuple[float, float]] = {}  # of outputs: the candidate's, the reference's
         self.local_expected: dict[str, Prediction] = {}  # of tensors that diverge locally
         super().__init__(reference, tensors, () if alone else whole)
 
@@ -230,6 +235,12 @@ class ModelComparison(Judge):
         return (
             *([f"{first_of(names, 3)}: {fast}"] if names else []),
             *(f"declared: {kernel.text}" for kernel in declared),
+            # By this sentence maintainers of PyTorch tell rounding from a bug.
+            *(
+                f"error of {name} against the truth: candidate {candidate:.2g}, "
+                f"the reference's own arithmetic {own:.2g}"
+                for name, (candidate, own) in [*self.truth_errors.items()][:FEW_OUTPUTS]
+            ),
         )
 
     def same_bits(self, names: Iterable[str] | None = None) -> bool:
@@ -262,6 +273,8 @@ class ModelComparison(Judge):
         judgements, expected = super().look(pin, names, deciding)
         self.ops_without_rule.update(expected.without_rule)
         self.occurred.update(expected.occurred)
+        if pin is None:
+            self.truth_errors |= self.errors_against(expected)
         judgements |= self.by_kernel(FAST_CONVOLUTION, judgements, pin is not None)
         # Other pins are those of passed_by, which tries what the candidate may not go on with.
         if pin == self.pin:
@@ -271,6 +284,20 @@ class ModelComparison(Judge):
                 if judgement.status == "diverges" and not judgement.note.startswith(NO_ELEMENT)
             }
         return judgements, expected
+
+    def errors_against(self, expected: Expectation) -> dict[str, tuple[float, float]]:
+        """Return how far the outputs of the candidate, and of the reference's own run, lie off exact ones."""
+        outputs = [name for name in self.judged if is_output(name) and name in expected.values]
+        runs = {name: (self.tensors[name], numbers(self.plain[name])) for name in outputs}
+        with np.errstate(all="ignore"):
+            candidate, own = (
+                {
+                    name: float(np.nanmax(abs(run[side] - expected.values[name]), initial=0.0))
+                    for name, run in runs.items()
+                }
+                for side in (0, 1)
+            )
+        return {name: (candidate[name], own[name]) for name in outputs}
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
         """Judge divergent tensors by a kernel's errors; return those that agree then."""

@@ -356,6 +356,9 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
             "A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding."
         )
     console.print(meaning, style="dim")
+    for result in report.results if group == "reference" else ():
+        for note in result.verdict.notes if result.verdict else ():
+            console.print(f"{result.backend}: {note}", style="dim", highlight=False)
     console.print(failures(report))
     for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim", highlight=False)
