@@ -14,8 +14,9 @@ from rich.console import Console
 from concord import backends, spec
 from concord.conformance.bugs.bug import Change, rule
 from concord.conformance.judging.estimate import estimate
-from concord.conformance.judging.expectation import JudgedTraining
+from concord.conformance.judging.expectation import Expectation, JudgedTraining
 from concord.conformance.judging.scoring import judge_tensor
+from concord.conformance.lockstep.envelope import in_range
 from concord.conformance.lockstep.outcome import MODES, Lockstep, Track
 from concord.conformance.lockstep.running import (
     Candidate,
@@ -206,6 +207,16 @@ def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong():
     assert (track.first, track.unjudged) == (None, ("rate",))  # the rest was judged at one step
     (losses,) = [curve for curve in track.curves if curve.section == "losses"]
     assert losses.unjudged == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("losses.0", 1e5), ("gradients.b", np.inf)])
+def test_what_follows_from_numbers_out_of_range_is_undetermined(name, value):
+    names = ("losses.0", "gradients.a", "gradients.b", "norm", "rate", "parameters.a")
+    values = {f"steps.0.{one}": np.asarray(value if one == name else 1.0) for one in names}
+    expected = Expectation("float16", values, dict.fromkeys(values, np.ones(())), {})
+    sigmas = in_range(expected, {}).sigmas
+    unjudged = {one for one, sigma in sigmas.items() if np.isnan(sigma)}
+    assert unjudged == {one for one in values if not one.endswith(("losses.0", "rate"))}
 
 
 NONSENSE = {

@@ -139,11 +139,15 @@ def test_tables_of_a_gpu_hold_the_runs_that_are_said():
     assert sum(path.stat().st_size for path in (results / "gpu").iterdir()) < 500_000
 
 
-def test_guide_from_a_model_to_its_verdict_says_what_the_programs_say(tmp_path, capsys, monkeypatch):
+def test_guides_to_a_verdict_and_to_speed_say_what_the_programs_say(tmp_path, capsys, monkeypatch, entered):
     pytest.importorskip("torch")
     model, *parts = blocks(GUIDE, "python")
+    (timed,) = blocks((ROOT / "docs/guides/speed.md").read_text(), "python")
     (tmp_path / "verdict.py").write_text("\n".join(parts))
+    (tmp_path / "timed.py").write_text(timed)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["verdict.py"])
     shown = [block for block in blocks(GUIDE) if block.startswith("generic: ")]
     for output, mend in zip(shown, ["", *blocks(GUIDE, "diff")], strict=True):
@@ -151,8 +155,15 @@ def test_guide_from_a_model_to_its_verdict_says_what_the_programs_say(tmp_path, 
         (tmp_path / "mine.py").write_text(model)
         sys.modules.pop("mine", None)
         importlib.invalidate_caches()
-        runpy.run_path(str(tmp_path / "verdict.py"), run_name="__main__")
+        defined = runpy.run_path(str(tmp_path / "verdict.py"), run_name="__main__")
         assert without_numbers(capsys.readouterr().out) == without_numbers(output)
+    (tmp_path / "mine.toml").write_text(defined["config"].to_toml())
+    entered(
+        "speed --backend timed:Backend --preset mine.toml --quick --implementation explicit "
+        "--execution eager --kind training --threads 1 --json speed.json"
+    )
+    (entry,) = json.loads((tmp_path / "speed.json").read_text())["entries"]
+    assert (entry["status"], entry["checked_samples"]) == ("measured", 8)
 
 
 def mended(program, mend):
@@ -163,26 +174,6 @@ def mended(program, mend):
         assert wrong in program
         program = program.replace(wrong, right)
     return program
-
-
-def test_guide_to_speed_measures_a_model_of_ones_own(tmp_path, open_worker):
-    open_worker("torch")
-    model, *parts = blocks(GUIDE, "python")
-    (timed,) = blocks((ROOT / "docs/guides/speed.md").read_text(), "python")
-    (tmp_path / "mine.py").write_text(mended(model, "".join(blocks(GUIDE, "diff"))))
-    (tmp_path / "verdict.py").write_text("\n".join(parts))
-    (tmp_path / "timed.py").write_text(timed)
-    there = {"folder": tmp_path, "patience": 300, "PYTHONPATH": str(ROOT)}
-    written = surroundings.python("-c", "from verdict import config; print(config.to_toml())", **there)
-    (tmp_path / "mine.toml").write_text(written.stdout)
-    done = surroundings.concord(
-        "speed --backend timed:Backend --preset mine.toml --quick --implementation explicit "
-        "--execution eager --kind training --threads 1 --json speed.json",
-        **there,
-    )
-    assert done.returncode == 0, done.stderr
-    (entry,) = json.loads((tmp_path / "speed.json").read_text())["entries"]
-    assert (entry["status"], entry["checked_samples"]) == ("measured", 8)
 
 
 def without_numbers(text):
