@@ -62,8 +62,12 @@ def sampled(m, x, mode="nearest", halve=lambda y: y * 0.5):
     return F.grid_sample(x.to(grid.dtype), grid, mode=mode, align_corners=False).float()
 
 
+def in_another_order(m, x):
+    return F.linear(x.flip(-1), m.a.weight.flip(-1), m.a.bias)
+
+
 def straight_through(m, x, near=torch.round, inverse=False, slope=1.0, backwards=False):
-    y = F.linear(x.flip(-1), m.a.weight.flip(-1), m.a.bias) if backwards else m.a(x)
+    y = in_another_order(m, x) if backwards else m.a(x)
     return (slope * y + (levels(m, y, near, inverse) - slope * y).detach()) ** 2
 
 
@@ -95,20 +99,20 @@ def nearest_code(m, x, step=0):
     return m.code((chosen + step) % len(codes))
 
 
-def tied(width, make, how):
+def tied(width, make, how, ties=3, rows=9, seed=0):
     """Return inputs of which the first rows lie at ties of a linear layer."""
-    layer, x = Of(None, {"a": make}).a, drawn(9, width).double()
+    layer, x = Of(None, {"a": make}).a, drawn(rows, width, seed=seed).double()
     weight = layer.weight.detach().double()
     bias = 0 if layer.bias is None else layer.bias.detach().double()
-    for row in range(7 if how == "level" else 3):
-        scores = weight @ x[row] + bias
+    for row in range(ties):
+        scores, one = weight @ x[row] + bias, row % len(weight)
         if how == "equal":  # of seven, experts are routed: the second and the third
             first, second = scores.topk(3)[1][-2:] if width == 7 else scores.topk(2)[1]
             along, off = weight[first] - weight[second], scores[first] - scores[second]
         elif how == "zero":
-            along, off = weight[row], scores[row]
+            along, off = weight[one], scores[one]
         else:
-            along, off = weight[row], scores[row] - (torch.floor(scores[row] / LEVEL) + 0.5) * LEVEL
+            along, off = weight[one], scores[one] - (torch.floor(scores[one] / LEVEL) + 0.5) * LEVEL
         x[row] -= off / (along @ along) * along
     return x.float()
 
@@ -174,7 +178,7 @@ KINDS = {
         straight_through,
         (partial(straight_through, inverse=True), partial(straight_through, backwards=True)),
         (partial(straight_through, near=torch.floor), partial(straight_through, slope=0.5)),
-        tied(61, linear(61, 7), "level"),
+        tied(61, linear(61, 7), "level", ties=7),
         {"a": linear(61, 7)},
         gradients=True,
     ),
@@ -231,9 +235,15 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_where_rounding_decides_a_right_one_does_not_diverge_and_a_wrong_one_never_agrees(kind, alone):
+@pytest.mark.parametrize(
+    ("name", "alone"),
+    [
+        *((name, False) for name in KINDS),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in KINDS if name != "mask"),
+    ],
+)
+def test_where_rounding_decides_a_right_one_does_not_diverge_and_a_wrong_one_never_agrees(name, alone):
+    kind = KINDS[name]
     for candidate in (kind.right, *kind.others) if alone else kind.others:
         verdict = kind.verdict(candidate, alone)
         assert verdict.status in ("agrees", "undetermined"), verdict
@@ -254,6 +264,15 @@ def test_a_tie_does_not_blind_other_elements_and_where_all_are_tied_nothing_agre
     assert row.status == "undetermined"
     assert row.note.startswith("rounding decides `round` (test_decisions.py:")
     assert kind.verdict(partial(levels, shift=50), x=ties).status == "diverges"
+
+
+@pytest.mark.xfail(reason="a value by a turned decision is held to the error of that by the exact one")
+def test_what_a_mask_lets_through_at_zero_may_err_as_it_does():
+    """The exact run masks it, and so it has no error there; a right sum in another order lies above zero."""
+    x = tied(61, linear(61, 7), "zero", ties=23, rows=23, seed=32)
+    kind = Kind(KINDS["mask"].right, (), (), x, {"a": linear(61, 7)})
+    verdict = kind.verdict(lambda m, x: F.relu(in_another_order(m, x)), alone=True)
+    assert verdict.status in ("agrees", "undetermined")
 
 
 def test_an_input_at_a_tie_is_decided():
