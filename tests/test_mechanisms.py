@@ -79,6 +79,18 @@ SLIPS = {
     "an epsilon outside": (
         lambda m, x: m.a(x) / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-3),
         lambda m, x: m.a(x) / (torch.sqrt((x * x).mean(-1, keepdim=True)) + 1e-3), TEXT, "added to the root"),
+    "an entry of the catalogue": (
+        lambda m, x: torch.softmax(m.a(x), -1),
+        lambda m, x: torch.exp(m.a(x)) / (1 + torch.exp(m.a(x)).sum(-1, keepdim=True)), TEXT,
+        r"counts one key more, with score 0 \(ATT-5\)"),
+    "no mask, where a row saw one key": (
+        lambda m, x: attend(m, x, causal(), -1e9),
+        lambda m, x: attend(m, x, causal(TOKENS)), TEXT, "the mask is not applied"),
+    "a factor": (
+        lambda m, x: m.a(x).sin(), lambda m, x: m.a(x).sin() * 3, TEXT, "multiplied by 3"),
+    "another tensor": (
+        lambda m, x: m.norm(m.a(x)) + x.cos(), lambda m, x: m.norm(m.a(x)) + m.a(x), TEXT,
+        "`a` in the place of the result of cos"),
     "rows under a bias": (
         lambda m, x: m.a(x),
         lambda m, x: F.linear(x, m.a.weight[[0, 5, 2, 3, 4, 1]], m.a.bias), TEXT,

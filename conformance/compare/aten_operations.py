@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def is_float(x: Any) -> bool:
+def is_float(x: Any) -> TypeGuard[Tensor]:
     """Return whether something is a tensor of floating-point numbers."""
     return isinstance(x, Tensor) and x.is_floating_point()
 

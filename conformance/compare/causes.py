@@ -21,11 +21,13 @@ from concord.conformance.compare.aten_operations import (
     Operation,
     OperationBug,
     injected,
+    is_float,
     sites,
 )
 from concord.conformance.compare.differences import Difference
-from concord.conformance.compare.mechanisms import COUNTED, bugs
+from concord.conformance.compare.mechanisms import COUNTED, FORMATS, bugs
 from concord.conformance.compare.module_reference import dtype_name, numbers
+from concord.conformance.compare.operation_context import rounded
 from concord.conformance.compare.stretch import Stretch
 from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.description import nearest
@@ -118,6 +120,7 @@ def cause(
         fitted(stretch, asked),
         scaled(stretch, asked),
         changed(stretch, asked.right, found, once=True),
+        entering(stretch, asked.right),
         islice(substituted(stretch, asked.right), MOST_SUBSTITUTED),
         of_differences(stretch, asked.right, [[one] for one in layers]),
     ]
@@ -292,6 +295,27 @@ def scaled(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
         )
 
 
+def entering(stretch: Stretch, right: Prediction) -> Iterator[Made]:
+    """Yield a stretch that goes on from a tensor without its mean, or with fewer digits."""
+    known = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
+    known |= {f"what {step} gives": step.made for step in stretch.steps if step.computes}
+    for name, x in known.items():
+        for text, other in (
+            ("without its mean", lambda x: x - x.mean(-1, keepdim=True)),
+            ("in bfloat16", partial(rounded, rounding=FORMATS["bfloat16"])),
+            ("in float16", partial(rounded, rounding=FORMATS["float16"])),
+        ):
+            others = {id(x): other(x)} if is_float(x) else {}
+            make = Operation.__call__
+            yield Made(
+                "another_input",
+                f"{name} {text}",
+                "",
+                made=partial(replay, stretch, right, make, (), others),
+                own_sigma=partial(sigma_of, stretch, make, others),
+            )
+
+
 MOST_SUBSTITUTED = 200
 """So often another tensor is tried in the place of an operand."""
 
@@ -384,5 +408,5 @@ def shifted(asked: StretchComputation) -> Iterator[Made]:
             value, edge = value.copy(), asked.actual[tuple(free)]
             value[tuple(free)] = np.where(np.isfinite(edge), edge, value[tuple(free)])
             first, second = (0, 1) if by > 0 else (1, 0)
-            text = f"a shift by one along axis {axis}: {second} holds what belongs to {first}"
+            text = f"a shift by one along axis {axis}: position {second} holds what belongs to {first}"
             yield Made("shifted", text, "", made=partial(Prediction, value, sigma))

@@ -33,6 +33,8 @@ from concord.spec.precision import precision, round_to_bits
 
 aten = torch.ops.aten
 
+Unary = Callable[[Tensor], Tensor]
+
 Found = Iterator[tuple[str, str, Callable[[], Any]]]
 """Of each bug its name, its text, and what makes it."""
 
@@ -125,7 +127,10 @@ def of_numbers(it: Operation) -> Found:
         for other in _others(it, name, value):
             if other != value:
                 word = "epsilon" if name in ("eps", "other") else name
-                text = f"{it.name.strip('_')} with {word} {other} in place of {value}"
+                last = ", the last," * (
+                    name == "index" and other == it.given["self"].shape[it.given["dim"]] - 1
+                )
+                text = f"{it.name.strip('_')} with {word} {other}{last} in place of {value}"
                 kind = "softmax_axis" if softmax else OF_NUMBERS.get(name, "another_number")
                 yield kind, text, partial(it.having, **{name: other})
     if it.name == "slice" and isinstance(it.given["start"], int):
@@ -232,7 +237,8 @@ def of_indices(it: Operation) -> Found:
 
 def of_operations(it: Operation) -> Found:
     """Yield another operation of the same operands, and operands or parts that are exchanged."""
-    one, other = it.given.get("self"), it.given.get("other")
+    one: Any = it.given.get("self")
+    other: Any = it.given.get("other")
     pair = isinstance(one, Tensor) and isinstance(other, Tensor)
     alike = pair and one.shape == other.shape
     if it.name in IN_PLACE_OF and (alike or it.name != "mul") and not mask_of(it):
@@ -328,17 +334,22 @@ def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
 def of_statistics(it: Operation) -> Found:
     """Yield n - 1 in place of n, sums in place of means, and other places of an epsilon."""
     x, epsilon = it.given.get("self"), it.given.get("other")
-    if it.name == "mean" and is_float(x) and (count := x.numel() / max(it.result.numel(), 1)) > 1:
+    if not is_float(x):
+        return
+    if it.name == "mean" and (count := x.numel() / max(it.result.numel(), 1)) > 1:
         less = partial(torch.mul, it.result, count / (count - 1))
         yield "norm_variance", "a sum that is divided by n - 1 in place of n", less
         yield "sum_for_mean", "a sum in place of a mean", partial(torch.mul, it.result, count)
     if it.name == "cumsum":
         yield "own_place_missing", "a running sum without the own place", partial(torch.sub, it.result, x)
-    if it.name == "add" and is_float(x) and type(epsilon) is float and 0 < epsilon <= 1e-2:
-        outside = partial(lambda: torch.square(x.sqrt() + epsilon))
-        yield "epsilon_outside", "an epsilon that is added to the root", outside
-        inside = partial(lambda: torch.sqrt(x.square() + epsilon))
-        yield "epsilon_inside", "an epsilon that is added under the root", inside
+    if it.name == "add" and type(epsilon) is float and 0 < epsilon <= 1e-2:
+        for inner, outer, where in ((torch.sqrt, torch.square, "to"), (torch.square, torch.sqrt, "under")):
+            text = f"an epsilon that is added {where} the root"
+            yield "norm_epsilon_placement", text, partial(_added_within, x, epsilon, inner, outer)
+
+
+def _added_within(x: Tensor, number: float, inner: Unary, outer: Unary) -> Tensor:
+    return outer(inner(x) + number)
 
 
 # Another format.
@@ -392,14 +403,13 @@ def _result_in(
 
 # Another order of elements.
 
-
 MOST_JOINED = 3
 """Of more axes that are joined no other order is tried."""
 
 
 def of_layouts(it: Operation) -> Found:
     """Yield heads that are split, and axes that are joined, in another order."""
-    x = it.given.get("self")
+    x: Any = it.given.get("self")
     if it.name not in ("view", "_unsafe_view", "reshape") or not is_float(x):
         return
     result = it.result
@@ -471,11 +481,11 @@ MECHANISMS = (
 )
 
 COUNTED = {
-    *BUGS,
+    *(bug.name for bug in BUGS.values() if bug.scenario == "ragged"),
     *LEFT_OUT.values(),
     *("activation", "norm_epsilon", "norm_variance", "softmax_axis", "mask_of_other_tokens"),
     *("transposed_weight", "heads_interleaved", "other_rows", "order", "rotary_interleaved"),
     *(f"{what}_{form}" for form in FORMATS for what in ("weight_in", "computed_in")),
     *(f"{form}_products" for form in FORMATS),
 }
-"""Bugs that a proof of sensitivity counts: those that people make, and that no input hides."""
+"""Bugs that a proof of sensitivity counts: those that people make, and that usual inputs show."""

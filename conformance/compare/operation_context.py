@@ -19,11 +19,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from concord.conformance.bugs.activations import FUNCTIONS, USUAL
 from concord.conformance.bugs.catalogue import EXPLANATIONS
-from concord.conformance.bugs.context import Context, Edit, Flags
+from concord.conformance.bugs.context import Context, Edit
 from concord.conformance.bugs.operations import Array
 from concord.conformance.compare.aten_arithmetic import Computed, value_of
 from concord.conformance.compare.aten_operations import Operation, OperationBug, first, is_float
 from concord.conformance.mutants.plugins.torch import TorchOperations
+from concord.spec.arrays import Ids
 from concord.spec.precision import precision
 
 SOFTMAXES = ("_softmax", "_safe_softmax")
@@ -56,7 +57,8 @@ class OperationContext(TorchOperations, Context):
 
     x: Array = None
     unnormalised: Array = None
-    visible: Flags = None
+    visible: Any = None
+    ids: Any = None
     mask_constant = 0.0
     owner = "norm"
 
@@ -67,6 +69,10 @@ class OperationContext(TorchOperations, Context):
     def beside(self, name: str) -> Array:
         """Return scores, which a mask is given."""
         return {"scores": self.x}[name]
+
+    def rows_of(self, table: str, ids: Ids) -> Array:  # noqa: ARG002 – there is one
+        """Look up rows of the table, which is what goes in."""
+        return self.x[torch.from_numpy(ids.clip(0, len(self.x) - 1))]
 
     def rounded(self, x: Array, number_format: str) -> Array:
         """Return the nearest numbers of a shorter format."""
@@ -166,6 +172,13 @@ def _as_norm(it: Operation) -> OperationContext:
     return context
 
 
+def _as_lookup(it: Operation) -> OperationContext:
+    table = it.given["weight"]
+    context = OperationContext(table, it.result, vocab_size=len(table))
+    context.ids = it.given["indices"].numpy()
+    return context
+
+
 def _as_function(it: Operation) -> OperationContext:
     return OperationContext(it.given["self"], it.result)
 
@@ -189,6 +202,8 @@ def shown(it: Operation) -> tuple[str, Show] | None:
         return "embeddings.norm", _as_norm
     if it.name in ACTIVATIONS:
         return "layers.0.feed_forward.activation", _as_function
+    if it.name == "embedding":
+        return "embeddings.token", _as_lookup
     if it.name == "bmm":
         return "layers.0.attention.scores", _as_function
     return ("layers.0.attention.masked_scores", _as_mask) if mask_of(it) else None
