@@ -193,9 +193,8 @@ def test_an_implementation_of_its_own_is_asked_of_its_backend_alone():
 
 
 def test_the_first_step_of_a_turn_warms_up():
-    turns = [[5.0, 1.0, 1.0, 1.0], [5.0, 2.0, 2.0, 2.0], [5.0, 3.0, 3.0, 3.0]]
-    assert statistics.median(turns) == 2.0
-    assert statistics.interval(turns) == (1.0, 3.0)
+    turns = [[9.0, 1.0, 2.0], [9.0, 2.0, 3.0], [9.0, 3.0, 4.0]]
+    assert (statistics.median(turns), *statistics.interval(turns)) == (2.5, 1.5, 3.5)
     assert not statistics.settled(turns)
     assert statistics.settled([[1.0], [1.0], [1.02], [0.98], [1.01], [5.0], [1.0], [0.99]])
     assert not statistics.settled([[0.859], [0.894]]), "two steps are no spread"
