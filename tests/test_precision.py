@@ -243,20 +243,12 @@ def test_what_does_not_agree_under_strict_is_not_attributed():
 # The same again.
 
 
-def test_repeated_runs_that_differ_are_named_in_the_order_of_computation():
-    name = toy("AddsNoise")
-    report = checked(name, cases=("bert-single", "bert-ragged"), repeat=3)
-    differing = {result.case: result.differing for result in report.results}
-    order = ("layers.0.attention.query", "gradients.classifier.bias")
-    assert set(differing.values()) == {order, order[1:]} or differing == {
-        "bert-single": order[1:],
-        "bert-ragged": order,
-    }
-    words = "3 runs each of 2 jobs: differ in 3 tensors of 2 jobs, first"
+def test_repeated_runs_that_differ_are_nondeterministic():
+    report = checked(toy("AddsNoise"), cases=("bert-ragged",), repeat=3)
+    (result,) = report.results
+    assert (result.status, report.exit_code, result.times) == ("nondeterministic", 1, 3)
+    words = "3 runs each of 1 job: differ in 2 tensors of 1 job, first"
     assert all(words in text for text in said_of(report))
-    assert (statuses(report), report.exit_code) == (["nondeterministic"] * 2, 1)
-    assert report.results[0].verdict.passed
-    assert report.results[0].times == 3
 
 
 # What doctor says of all of them.

@@ -35,7 +35,7 @@ from tests.toys.surroundings import ROOT
 
 CHECKPOINTS = (
     *("concord", "hugging-face", SHARDS, SENTENCES, "torch-safetensors", "torch", "paddle"),
-    *("keras-h5", "hugging-face-tf", "keras", "tensorflow", "google-bert", "jax-msgpack", "jax-orbax"),
+    *("keras-h5", "keras", "tensorflow", "jax-msgpack", "jax-orbax"),
 )
 """A format of each kind of file; any file of it is spoilt."""
 
