@@ -97,7 +97,8 @@ class Comparisons(Mapping[str, Verdict]):
             )
             for name, verdict in self.verdicts.items()
         ]
-        missing = [Result(name, reference, case, "", "missing", why) for name, why in self.missing.items()]
+        dtype = next(iter(self.dtypes.values()), "float32")
+        missing = [Result(name, reference, case, dtype, "missing", why) for name, why in self.missing.items()]
         return judged + missing
 
     def __str__(self) -> str:
