@@ -1,6 +1,6 @@
-"""Where and how two tensors differ, and what may have caused it: hypotheses, each tested by recomputation.
+"""Explanations of a wrong tensor: hypotheses, each tested by recomputation, and descriptions.
 
-The first tensor of a run that is wrong is recomputed from the run's own preceding tensors with one bug
-made on purpose. If that gives what the run gave, to within the tolerance derived for it, the bug explains
-it. Where none does, it is said which elements are wrong, and how they are related to the right ones.
+The first wrong tensor is recomputed from the run's own preceding tensors with one bug. A bug explains the
+tensor if the result is the run's, within its derived tolerance. Where none does, a description states which
+elements are wrong, and how they are related to the right ones (decision 19).
 """

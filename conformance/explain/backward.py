@@ -1,4 +1,4 @@
-"""Where in the backward pass a gradient went wrong: between the last right gradients and the wrong one."""
+"""The place of a bug in the backward pass: between the last right gradients and the first wrong one."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from concord.conformance.explain.question import Question
 from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
 
+# Clauses of steps with a plain derivative (products, sums, masks): any other step in question is likelier.
 PLAIN = ("FFN-1", "ATT-6", "ATT-3", "HED-3", "EMB-6", "RES-1", "MSK-3")
-"""Clauses of steps that are less likely to be differentiated wrongly than another in question."""
 
+# Size of a gradient beside the largest below which it shows nothing (SPEC GRD-4).
 SMALL = 1e-6
-"""How small a gradient beside the largest is no sign of anything (SPEC GRD-4)."""
 
 
 def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Return between which gradients the bug lies.
+    """Return the place of the bug between two gradients.
 
     Args:
-        question: the gradient in question.
-        statuses: of every tensor.
+        question: about the wrong gradient.
+        statuses: the status of every tensor in the verdict.
 
     Returns:
-        A sentence, and the clauses of the steps in question, the likeliest first; nothing where no single
-        step uses the parameter.
+        A sentence, and the clauses of the steps in question, the likeliest first; both empty where several
+            steps, or none, use the parameter.
     """
     consumers = _consumers(question)
     right = _right(question, statuses, consumers)
@@ -50,30 +50,30 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[
         return "", ()
     clauses = {step: _clause(question, step) for step in steps}
     known = ", ".join(dict.fromkeys(f"`{right[step]}`" for step in steps if step in right)) or "the loss"
-    made = ", ".join(f"`{step}` ({clause})" for step, clause in clauses.items())
-    text = f"the derivative of a step between {known} (right) and `{question.tensor}` (wrong): of {made}"
+    suspected = ", ".join(f"`{step}` ({clause})" for step, clause in clauses.items())
+    text = f"the derivative of a step between {known} (right) and `{question.tensor}` (wrong): of {suspected}"
     likeliest = sorted(clauses.values(), key=lambda clause: (clause in PLAIN) + (clause == "ATT-4") / 2)
     return text, tuple(dict.fromkeys(likeliest))
 
 
 def _consumers(question: Question) -> dict[str, list[str]]:
-    """Return the taps that are made of each tap, and of each parameter (``=<name>``), found on the tape."""
-    exact, found = question.exact, dict[str, list[str]]()
+    """Return the taps that use each tap, and each parameter (``=<name>``), read off the tape."""
+    exact, consumers = question.exact, dict[str, list[str]]()
     names = {id(tensor): name for name, tensor in exact.now.items()}
     names |= {id(tensor): f"={name}" for name, tensor in exact.parameters.items()}
     for name, tensor in exact.taps.items():
         for source in made_of(tensor, names):
-            found.setdefault(source, []).append(name)
-    return found
+            consumers.setdefault(source, []).append(name)
+    return consumers
 
 
 def _right(
     question: Question, statuses: Mapping[str, str], consumers: Mapping[str, list[str]]
 ) -> dict[str, str]:
-    """Return the taps whose gradients are right: they were delivered, or gradients made of them alone are."""
+    """Return taps with right gradients, and the gradient that shows it: the tap's, or its parameter's."""
     exact, prefix = question.exact, "gradients.taps."
     agreeing = [name for name, status in statuses.items() if status == "agrees"]
-    found = {name.removeprefix(prefix): name for name in agreeing if name.startswith(prefix)}
+    right = {name.removeprefix(prefix): name for name in agreeing if name.startswith(prefix)}
     sizes = {
         name: float(abs(node.gradient).max())
         for name, node in exact.parameters.items()
@@ -83,8 +83,8 @@ def _right(
         name = parameter.removeprefix("=")
         visible = sizes.get(name, 0.0) > SMALL * max(sizes.values(), default=0.0)
         if parameter != name and len(users) == 1 and visible and f"gradients.{name}" in agreeing:
-            found.setdefault(users[0], f"gradients.{name}")
-    return found
+            right.setdefault(users[0], f"gradients.{name}")
+    return right
 
 
 def _clause(question: Question, step: str) -> str:
@@ -93,8 +93,8 @@ def _clause(question: Question, step: str) -> str:
 
 
 def made_of(tensor: Node, names: Mapping[int, str]) -> list[str]:
-    """Return the taps and parameters that a tensor is made of directly."""
-    found, seen = list[str](), set[int]()
+    """Return the taps and parameters from which a tensor is computed without another tap between."""
+    sources, seen = list[str](), set[int]()
     waiting = [operand for operand, _ in tensor.operands]
     while waiting:
         current = waiting.pop()
@@ -102,7 +102,7 @@ def made_of(tensor: Node, names: Mapping[int, str]) -> list[str]:
             continue
         seen.add(id(current))
         if id(current) in names:
-            found.append(names[id(current)])
+            sources.append(names[id(current)])
         else:
             waiting += [operand for operand, _ in current.operands]
-    return found
+    return sources

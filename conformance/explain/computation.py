@@ -1,4 +1,4 @@
-"""A computation that went wrong, and what it would have come to with a bug: what a search asks of it."""
+"""The interface of a search: a computation that went wrong, and its prediction under a hypothesis."""
 
 from __future__ import annotations
 
@@ -16,29 +16,22 @@ from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.judging.verdict import Judgement
 from concord.spec.arrays import Array
 
+# Factor by which an explanation must reduce the error: chance reduces it by less.
 CLEAR = 5.0
-"""How many times smaller an error must be under an explanation than without.
 
-Chance makes smaller differences.
-"""
-
-
+# The least error, in sigma of the arithmetic that explains it: its wide sigma covers any smaller error too.
 LEAST = 0.1
-"""How large an error must at least be, in sigma of the arithmetic that is to explain it.
 
-A wide sigma would explain any smaller one.
-"""
-
+# Tolerances within which the results of two hypotheses are the same.
 SAME = 0.01
-"""Tolerances within which two hypotheses come to the same numbers."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a tensor is under a hypothesis, and the standard deviation of correct results then.
+    """A tensor under a hypothesis, and the standard deviation of correct results then.
 
     Attributes:
-        beside: the same of other tensors that were delivered with it, by name.
+        beside: predictions of other tensors that were delivered with it, by name.
     """
 
     value: Array
@@ -47,12 +40,11 @@ class Prediction:
 
 
 class Computation(ABC):
-    """What was computed, up to the first tensor that is wrong.
+    """A computation up to its first wrong tensor.
 
     Attributes:
-        tensor: its name.
-        actual: what was delivered of it.
-        dtype: the precision.
+        tensor: the name of that tensor.
+        actual: its delivered values.
         delivered: other tensors that were delivered with it, by name.
     """
 
@@ -63,7 +55,7 @@ class Computation(ABC):
 
     @property
     def subject(self) -> str:
-        """The tensor that a sentence says to be explained; empty if the sentence stands beside its name."""
+        """The subject of an explanation's sentence; empty where that stands beside the tensor's name."""
         return self.tensor
 
     @abstractmethod
@@ -76,14 +68,11 @@ class Computation(ABC):
 
     @functools.cached_property
     def right(self) -> Prediction:
-        """What the tensor should be."""
+        """The prediction of a right run."""
         return self.predict(RIGHT)
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
-        """Return whether a value halves the error where there is one, in most places.
-
-        Only then its own sigma is worth deriving.
-        """
+        """Return whether a value halves the error in at least half of the wrong elements."""
         actual, right = self.actual, self.right
         if value.shape != actual.shape or not same_infinities(actual, value):
             return False
@@ -94,20 +83,20 @@ class Computation(ABC):
         return bool(wrong.any()) and float(np.mean(left[wrong] <= before[wrong] / 2)) >= 0.5
 
     def judged(self, actual: Array, prediction: Prediction) -> Judgement:
-        """Judge a tensor by what it should be then."""
+        """Judge a tensor by a prediction."""
         return judge_tensor(actual, prediction.value, prediction.sigma, self.dtype)
 
     def one_cause(self, one: Hypothesis, other: Hypothesis) -> bool:
-        """Return whether two hypotheses are one cause where they come to the same numbers."""
+        """Return whether two hypotheses with the same result are one cause."""
         return one.name == other.name
 
     def same(self, one: Prediction, other: Prediction) -> bool:
-        """Return whether two hypotheses come to the same numbers."""
+        """Return whether two predictions are the same, to within :data:`SAME` tolerances."""
         return self.judged(one.value, other).ratio <= SAME
 
     def explains(self, prediction: Prediction) -> bool:
-        """Return whether the tensor is what was predicted, and that is not what it should be."""
-        judgement, before = (self.judged(self.actual, one) for one in (prediction, self.right))
+        """Return whether the tensor agrees with a prediction that differs from the right one."""
+        judgement, before = (self.judged(self.actual, expected) for expected in (prediction, self.right))
         if judgement.status != "agrees" or before.ratio < CLEAR * judgement.ratio:
             return False
         if not same_infinities(prediction.value, self.right.value):
@@ -123,29 +112,28 @@ class Computation(ABC):
         )
 
     def distance(self, prediction: Prediction) -> float:
-        """Return by how many tolerances what was delivered lies off a prediction, at most."""
-        beside = (self.judged(self.delivered[name], one).ratio for name, one in prediction.beside.items())
+        """Return the largest error of a prediction in tolerances, over all its tensors."""
+        beside = (
+            self.judged(self.delivered[name], expected).ratio for name, expected in prediction.beside.items()
+        )
         return max((self.judged(self.actual, prediction).ratio, *beside))
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether what is right here may have been made with a bug."""
+        """Return whether a hypothesis leaves the tensor right: then this computation does not refute it."""
         value = self.values(hypothesis)
         shown = value.shape == self.actual.shape and self.judged(value, self.right).status == "diverges"
         return not shown
 
 
 def same_infinities(a: Array, b: Array) -> bool:
-    """Return whether two arrays are infinite, or no number, in the same places."""
+    """Return whether two arrays have the same infinities and NaN in the same places."""
     return bool(
         np.array_equal(np.where(np.isfinite(a), 0.0, a), np.where(np.isfinite(b), 0.0, b), equal_nan=True)
     )
 
 
 def within(error: Array, sigma: Array) -> bool:
-    """Return whether errors are rounding.
-
-    Where sigma is not finite nothing is known, and what is nowhere known is not said to be.
-    """
+    """Return whether errors are rounding, where sigma is finite; False where it is finite nowhere."""
     known = np.isfinite(sigma) & np.ones_like(error, bool)
     if known.size and not known.any():
         return False
@@ -157,11 +145,11 @@ def within(error: Array, sigma: Array) -> bool:
 
 
 def clear(before: Array, left: Array, sigma: Array) -> bool:
-    """Return whether what is left of an error is rounding, and much smaller than it was."""
+    """Return whether the rest of an error is rounding, and :data:`CLEAR` times smaller than before."""
     scores = [root_mean_square(np.where(error != 0, error / sigma, 0.0)) for error in (before, left)]
     return within(left, sigma) and scores[0] > 0 and scores[0] >= CLEAR * scores[1]
 
 
 def root_mean_square(values: Array) -> float:
-    """Return the root mean square of what is finite."""
+    """Return the root mean square of the finite values."""
     return expectation.root_mean_square(values[np.isfinite(values)])

@@ -1,7 +1,4 @@
-"""What all cases of a backend say together.
-
-A cause that fits one of them and is refuted by another is none.
-"""
+"""Conclusions from all cases of a backend: a cause that another case refutes is none (decision 19)."""
 
 from __future__ import annotations
 
@@ -21,23 +18,21 @@ from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.wording import counted, gather
 
+# Seconds of processor time for one backend.
 BUDGET = 30.0
-"""Seconds of the processor that may be spent on one backend."""
 
+# Passed cases in which a cause is tried, those of the same variant first.
 MOST_PASSED = 8
-"""In how many cases that passed a cause is tried: those of the same variant first."""
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What all cases say of one wrong tensor of a backend.
+    """The conclusion from all runs of a backend that are first wrong at one tensor.
 
     Attributes:
-        backend: its name.
-        tensor: without the number of its layer.
-        clause: that it most likely breaks.
-        cases: how many runs are first wrong there.
-        text: sentences.
+        tensor: its name without the number of the layer.
+        clause: the clause that it most likely breaks.
+        cases: the number of these runs.
     """
 
     backend: str
@@ -49,12 +44,12 @@ class Conclusion:
 
 @one_thread()
 def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]:
-    """Explain each divergence, and hold every cause against all cases of its backend.
+    """Explain each divergence, and test every cause on all cases of its backend.
 
     Returns:
-        The results with what remains of their explanations, and what all cases say together.
+        The results with what remains of their explanations, and the conclusions.
     """
-    explained, found = list(results), list[Conclusion]()
+    explained, conclusions = list(results), list[Conclusion]()
     for backend in dict.fromkeys(result.backend for result in results):
         effort, groups, passed = Effort(BUDGET), dict[str, list[int]](), list[Result]()
         for i, result in enumerate(results):
@@ -71,8 +66,8 @@ def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]
             for i, explanation in zip(wrong, revised, strict=True):
                 verdict = dataclasses.replace(_verdict(explained[i]), explanation=explanation)
                 explained[i] = dataclasses.replace(explained[i], verdict=verdict)
-            found.append(conclusion)
-    return explained, found
+            conclusions.append(conclusion)
+    return explained, conclusions
 
 
 def _verdict(run: Result) -> Verdict:
@@ -83,21 +78,19 @@ def _verdict(run: Result) -> Verdict:
 def _together(
     backend: str, tensor: str, wrong: Sequence[Result], passed: Sequence[Result], effort: Effort
 ) -> tuple[list[Explanation], Conclusion]:
-    """Return what all cases leave of the explanations of runs that are first wrong at one tensor.
-
-    And what these cases say together.
-    """
+    """Return the revised explanations of runs that are first wrong at one tensor, and the conclusion."""
     explanations = [known for run in wrong if (known := _verdict(run).explanation)]
     named: dict[str, list[list[Hypothesis]]] = {}
     for explanation in explanations:
-        for name, of_name in gather(explanation.hypotheses, lambda one: one.name).items():
+        for name, of_name in gather(explanation.hypotheses, lambda hypothesis: hypothesis.name).items():
             named.setdefault(name, []).append(of_name)
     condition = _condition(wrong, passed)
     some = {name for name, of_name in named.items() if len(of_name) < len(wrong)}
+    # A cause that fits fewer than half of the wrong cases is not named (decision 19).
     refuted = {name for name in some if 2 * len(named[name]) < len(wrong)}
     groups = {run.group for run in wrong}
     nearest = sorted(passed, key=lambda run: run.group not in groups)
-    if not condition:  # else it is made in some cases only
+    if not condition:  # a bug under a condition need not show in passed cases
         tried = {name: of_name for name, of_name in named.items() if name not in refuted}
         refuted |= {
             name
@@ -109,8 +102,8 @@ def _together(
     clause = max(dict.fromkeys(clauses), key=clauses.count)
     lines = [f"`{tensor}` is first wrong in {counted(len(wrong), 'run')} (SPEC {clause})"]
     if left := [of_name for name, of_name in named.items() if name not in refuted]:
-        one, times = _commonest(max(left, key=len))
-        lines.append(f"{one.text} ({one.clause}) fits {times} of them")
+        hypothesis, times = _commonest(max(left, key=len))
+        lines.append(f"{hypothesis.text} ({hypothesis.clause}) fits {times} of them")
     lines += [condition] if condition else []
     return revised, Conclusion(backend, tensor, clause, len(wrong), "; ".join([*lines, *effort.failures]))
 
@@ -118,10 +111,10 @@ def _together(
 def _shown(
     named: Sequence[Sequence[Hypothesis]], tensor: str, passed: Sequence[Result], effort: Effort
 ) -> bool:
-    """Return whether what wrong runs name would show in a run that is right."""
+    """Return whether the commonest hypothesis of wrong runs would show in a run that passed."""
     tried, _ = _commonest(named)
-    if any("request" in one.change.places for those in named for one in those):
-        return False  # a weight that is loaded wrongly is that of one model
+    if any("request" in hypothesis.change.places for of_run in named for hypothesis in of_run):
+        return False  # a conversion may spoil the weights of one model alone
     for run in passed[:MOST_PASSED]:
         if effort.spent():
             return False
@@ -133,31 +126,31 @@ def _shown(
 
 
 def _condition(wrong: Sequence[Result], passed: Sequence[Result]) -> str:
-    """Say what only the wrong runs have in common, or what one is attributed to: that no input tells."""
+    """Return a sentence about what only the wrong runs share, or about what one is attributed to."""
     for run in wrong:
         if run.attribution:
             return f"{run.case} {run.attribution}"
-    found = []
+    conditions = []
     for words, feature in FEATURES.items() if len(passed) > 1 else ():
         having, lacking = (
             [case and feature(case) for case in (_verdict(run).case for run in runs)]
             for runs in (wrong, passed)
         )
-        if all(having) and all(one is False for one in lacking):
-            found.append(words)
+        if all(having) and all(present is False for present in lacking):
+            conditions.append(words)
     dtypes, others = ({run.dtype for run in runs} for runs in (wrong, passed))
     if others and len(dtypes) == 1 and not dtypes & others:
-        found.append(f"the precision is {dtypes.pop()}")
-    return f"it is wrong only where {'; only where '.join(found)}" if found else ""
+        conditions.append(f"the precision is {dtypes.pop()}")
+    return f"it is wrong only where {'; only where '.join(conditions)}" if conditions else ""
 
 
 def _commonest(named: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
-    """Return the hypothesis that most runs name, in the same words, and how many do.
+    """Return the hypothesis that most runs name in the same words, and their number.
 
     Args:
-        named: for each run, its hypotheses of one name: they may differ in a number.
+        named: the hypotheses of each run that have one name; a number in their text may differ.
     """
-    alike = gather((one for those in named for one in those), lambda one: one.text)
+    alike = gather((each for of_run in named for each in of_run), lambda each: each.text)
     most = max(alike.values(), key=len)
     return most[0], len(most)
 
@@ -171,37 +164,37 @@ def _padded(case: JudgedProblem) -> bool | None:
     return None if ids is None else bool((ids == case.config.pad_id).any())
 
 
+# Features of a case that only wrong runs may have; None where a case cannot tell.
 FEATURES: Mapping[str, Callable[[JudgedProblem], bool | None]] = {
     "there is one sample": lambda case: _size(case, 0) == 1,
     "there is one token": lambda case: _size(case, 1) == 1,
     "there is padding": _padded,
     "there is no padding": lambda case: None if _padded(case) is None else not _padded(case),
 }
-"""What may be only in wrong runs."""
 
 
 def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
-    """Return whether a hypothesis of the same name and text would make a tensor of a right run wrong."""
+    """Return whether the same hypothesis would make a tensor of a right run wrong."""
     truth = family.plain(case)
     if tensor not in truth:
         return False
     pinned = {name: value for name, value in truth.items() if name != "loss" and not is_gradient(name)}
     question = Question(case, pinned, tensor, truth[tensor])
     with contextlib.suppress(*INAPPLICABLE):
-        one = like(question, hypothesis)
-        return one is not None and not question.compatible(one)
+        same = like(question, hypothesis)
+        return same is not None and not question.compatible(same)
     return False
 
 
 def _revised(explanation: Explanation, refuted: Collection[str], doubtful: Collection[str]) -> Explanation:
-    """Leave out what other cases refute, and be sure of nothing that they do not show too."""
+    """Return an explanation without refuted hypotheses, and not sure of doubtful ones."""
     hypotheses = explanation.hypotheses
-    if not any(one.name in refuted or one.name in doubtful for one in hypotheses):
+    if not any(each.name in refuted or each.name in doubtful for each in hypotheses):
         return explanation
-    # What is left to name are the other clauses; those of the cause come last.
-    clauses, kept = explanation.clauses, [one for one in hypotheses if one.name not in refuted]
+    # Without its cause, an explanation has its other clauses first, and those of the refuted cause last.
+    clauses, kept = explanation.clauses, [each for each in hypotheses if each.name not in refuted]
     if not kept:
-        broken = {one.clause for one in hypotheses}
+        broken = {each.clause for each in hypotheses}
         clauses = tuple(sorted(clauses, key=lambda clause: clause in broken))
     left = explained_by(explanation.tensor, kept, False) if kept else Explanation(explanation.tensor)
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""What is seen of a wrong tensor: which elements are wrong, and how they are related to the right ones."""
+"""Descriptions of a wrong tensor: which elements are wrong, and how they are related to the right ones."""
 
 from __future__ import annotations
 
@@ -22,39 +22,40 @@ from concord.spec.arrays import Array
 from concord.spec.precision import precision
 from concord.spec.tensors import clause_of
 
+# Share of a region that has to be wrong. Not all of it: some errors are small by chance.
 FILLED = 0.9
-"""Which share of a region has to be wrong for the region to be said: some errors are small by chance."""
 
+# The longest axis whose places are compared with one another: the cost is the square of its length.
 MOST_PLACES = 512
-"""Along a longer axis no place is compared with each other one."""
 
+# At least so many errors without an order, up to this share of a number (bfloat16's unit), may be those of
+# fewer bits (PRC-2).
 MANY, COARSE = 30, 2.0**-8
-"""So many errors without an order, up to this share of a number, may be those of fewer bits."""
 
+# Different numbers that a place must hold to tell where it was taken from: fewer occur anywhere.
 MOVED = 3
-"""Fewer different numbers may be found in any place."""
 
+# Wrong elements from which a relation is believed: two or three numbers are related by chance.
 FEW = 5
-"""Of fewer wrong elements any two or three are related by chance."""
 
+# Kinds of relations that may hold in single elements, wherever these lie.
 BY_ELEMENT = ("zero", "constant", "factor")
-"""Kinds of relations that may hold in single elements wherever they lie."""
 
+# Taps whose elements are each a function of one element.
 FUNCTIONS = ("*.feed_forward.activation", "pooler.output")
-"""Taps that are a function of each element."""
 
+# Taps where a row without a visible key shows.
 ATTENDING = ("*.weights", "*.masked_weights", "*.context", "*.attention.output")
-"""Taps that a row without a visible key shows in."""
 
+# Share of the mask constant that no other error reaches.
 LARGE = 1e-3
-"""A share of the mask constant that an error of anything else does not reach."""
 
 BLIND = "rows without a visible key"
 
 NOT_FINITE = ((np.isnan, "is no number (NaN)"), (np.isinf, "is infinite"))
 
+# The kind of a relation between wrong elements and right ones, or its axis, and its words.
 Relation = tuple[str, str]
-"""The kind of a relation between wrong elements and right ones, or the axis that it is along; its words."""
 
 NONE: Relation = ("", "")
 
@@ -70,17 +71,17 @@ WORDS = {
     "vocab": "id",
 }
 
+# Axes within one token or sample.
 COLUMNS = ("head_dim", "d_model", "d_ff", "features", "classes", "vocab")
-"""Axes that hold what belongs to one token or sample."""
 
+# Of tensors that several clauses define, the one that is broken most often.
 USUAL = (
     (("embeddings.token",), "EMB-1"),
     (NORMS, "NRM-2"),
     (("*masked_scores",), "MSK-1"),
     (PROJECTIONS, "ATT-1"),
 )
-"""The clause that is broken most often by a wrong tensor that several define."""
-
+# Patterns of taps, kinds of relations, and the clause that such a relation points to.
 RELATED = (
     (("embeddings.token",), ("factor",), "EMB-2"),
     (("embeddings.position",), ("d_model",), "POS-2"),
@@ -88,20 +89,18 @@ RELATED = (
     (("*attention.scores",), ("heads",), "ATT-2"),
     (("*attention.scores",), ("query", "key", "offset"), "ATT-3"),
 )
-"""Taps, kinds of relations, and the clause that such a relation points to there."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What is seen of a wrong tensor.
+    """A description of a wrong tensor; it names no cause.
 
     Attributes:
-        tensor: its name.
-        where: which elements are wrong, in words that follow "only in"; empty if all are.
-        what: what they are, in words that follow the name of the tensor; empty if no relation is seen.
-        wrong, size: how many elements are wrong, of how many.
-        relative: the usual error of a wrong element, as a share of the right number; infinite where that is
-            0.
+        where: the region of wrong elements, in words that follow "only in"; empty if it is the whole tensor.
+        what: the relation to right elements, in words that follow the tensor's name; empty without one.
+        wrong, size: the number of wrong elements, and of all.
+        relative: the median error of wrong elements, as a share of the right number; infinite where that
+            is 0.
     """
 
     tensor: str
@@ -113,7 +112,7 @@ class Description:
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The description as a sentence."""
         if self.size == 1 and self.what:
             return f"`{self.tensor}` {self.what}"
         share = f"{self.wrong} of {self.size} elements"
@@ -127,8 +126,9 @@ class Description:
 
 
 def describe(question: Question) -> tuple[Description | None, Flags, str]:
-    """Return what is seen of the tensor in question, if anything is wrong with it by itself, where, and the
-    kind of the relation that is seen.
+    """Return the description of a wrong tensor, its region, and the kind of its relation to the right one.
+
+    The description is None where no element is wrong.
     """
     with np.errstate(all="ignore"):
         wrong = wrong_elements(question)
@@ -148,7 +148,8 @@ def describe(question: Question) -> tuple[Description | None, Flags, str]:
 
 
 def wrong_elements(question: Computation) -> Flags:
-    """Return which elements are wrong; if none is by itself, those that err more than chance lets many."""
+    """Return the elements that are wrong by more than Z sigma; if there are none, those beyond R sigma."""
+    # R: where no element is wrong by itself, the root mean square of all is.
     actual, right, sigma = question.actual, question.right.value, question.right.sigma
     infinite = np.isfinite(actual) != np.isfinite(right)
     scores = np.where(np.isfinite(sigma), abs(actual - right) / sigma, 0.0)
@@ -163,43 +164,44 @@ def clauses_of(question: Question, seen: Description | None, kind: str, defining
     """Return the clauses that a wrong tensor may break, the likeliest first.
 
     Args:
-        seen: what is seen of it.
-        kind: of the relation that is seen.
+        seen: its description.
+        kind: the kind of its relation to the right tensor.
         defining: the clause that defines it.
     """
-    found = list[str]()
+    clauses = list[str]()
     if question.is_tap(("*",)) and seen:
-        found += clauses_of_mask(question, seen.where, kind)
-        found += clauses_of_rows(question, seen, kind)
-        one_id = seen.where.startswith("id ")  # a relation of one row of a table is not one of the step
-        found += [
+        clauses += clauses_of_mask(question, seen.where, kind)
+        clauses += clauses_of_rows(question, seen, kind)
+        # A relation in one row of a table is that row's, not the step's.
+        one_id = seen.where.startswith("id ")
+        clauses += [
             clause
             for taps, kinds, clause in RELATED
             if kind in kinds and question.is_tap(taps) and not one_id
         ]
         small = seen.relative < COARSE and seen.wrong >= MANY
-        # Of other rows whole vectors would be wrong.
+        # Otherwise whole vectors are wrong: other rows were looked up, and the table is right.
         of_table = not seen.where or "column" in seen.where
         if question.is_tap(("embeddings.position",)) and of_table and kind != "tokens":
-            found += ["POS-4"] if small else ["POS-3"] if question.config.positions == "sinusoidal" else []
+            clauses += ["POS-4"] if small else ["POS-3"] if question.config.positions == "sinusoidal" else []
         elif not seen.what and small and _is_noise(question):
-            found.append("PRC-2")
-    return tuple(dict.fromkeys((*found, usual_clause(question), defining)))
+            clauses.append("PRC-2")
+    return tuple(dict.fromkeys((*clauses, usual_clause(question), defining)))
 
 
 def usual_clause(question: Question) -> str:
-    """Return the clause that is broken most often by a wrong tensor."""
+    """Return the clause that a wrong tensor breaks most often."""
     own = clause_of(question.config, question.tensor, question.case.part)
     return next((clause for patterns, clause in USUAL if question.is_tap(patterns)), own)
 
 
 def clauses_of_rows(question: Question, seen: Description, kind: str) -> tuple[str, ...]:
-    """Return the clauses that govern the rows in which alone a tensor is wrong, whatever it holds there."""
+    """Return the clauses of the rows to which an error is confined, whatever the tensor holds there."""
     if seen.where.startswith(BLIND):
         return ("MSK-5",)
     padded = seen.where.startswith("padded")
     if question.config.query_mask == "overwrite" and question.is_tap(("*.masked_weights", "*.context")):
-        # No other step makes errors as large as the constant.
+        # No other step errs by as much as the constant.
         error = np.nanmax(abs(question.actual - question.right.value), initial=0.0)
         return ("MSK-8",) if padded or error > LARGE * abs(question.config.mask_value) else ()
     if not padded:
@@ -207,25 +209,23 @@ def clauses_of_rows(question: Question, seen: Description, kind: str) -> tuple[s
     return ("MSK-4",) if kind == "zero" or "attention" in seen.tensor else ()
 
 
+# Share up to which errors of rounding may have one sign, or follow from a step's input, by chance.
 BALANCED = 0.5
-"""Up to which share errors of rounding may have one sign, or follow from what went into a step, by chance."""
 
 
 def _is_noise(question: Question) -> bool:
-    """Return whether errors look like rounding: random in sign, and predicted by nothing that is known.
-
-    A constant of few digits, or an epsilon that is added to a sum, makes errors as small, and not as random.
-    """
+    """Return whether errors look like rounding: random in sign, and predicted by nothing known."""
+    # A constant of few digits, or an epsilon that is added to a sum, errs as little, but not at random.
     known = np.isfinite(question.actual) & np.isfinite(question.right.value)
     right = question.right.value[known].astype(np.float64)
     error = question.actual[known] - right
     if abs(np.sign(error * right).mean()) > BALANCED:
         return False
-    if question.is_tap(NORMS):  # of which each row may be stretched about its offset by the same factor
+    if question.is_tap(NORMS):  # another variance stretches each row about its offset
         owner = norm_of(question.config.norm_sharing, question.tensor)
         offset = np.broadcast_to(question.case.weights[f"{owner}.bias"], known.shape)[known]
         follows = np.corrcoef(error, right - offset)[0, 1] ** 2
-    elif question.is_tap(FUNCTIONS):  # whose errors are those of neighbours, in the order of what went in
+    elif question.is_tap(FUNCTIONS):  # of another function, elements with neighbouring inputs err alike
         shares = error[np.argsort(question.entered[known])]
         follows = 1 - np.square(np.diff(shares)).mean() / (2 * shares.var())
     else:
@@ -237,7 +237,7 @@ def _is_noise(question: Question) -> bool:
 
 
 def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the names and sizes of the axes of the tensor in question, joined heads by themselves."""
+    """Return the names and sizes of a tensor's axes; joined heads count as an axis of their own."""
     shape, config = question.actual.shape, question.config
     axes = axes_of(question.case, question.tensor, len(shape))
     if question.is_tap(("*context",)) and len(shape) == 3:
@@ -246,32 +246,33 @@ def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
-    """Return the plainest region that holds all wrong elements, and whose elements are nearly all wrong."""
-    found = [("", np.ones_like(wrong))]
+    """Return the plainest region that holds all wrong elements and few others, and its words."""
+    regions = [("", np.ones_like(wrong))]
     axes, shape = _by_heads(question)
     wrong = wrong.reshape(shape)
     if wrong.mean() < FILLED:
         for condition, flags in _conditions(question, axes, wrong):
             text, narrowed = _narrowed(condition, np.broadcast_to(flags, shape), wrong, axes)
-            found += [] if (wrong & ~flags).any() else [(text, narrowed.reshape(question.actual.shape))]
+            regions += [] if (wrong & ~flags).any() else [(text, narrowed.reshape(question.actual.shape))]
 
-    def worth(one: tuple[str, Flags]) -> tuple[float, int]:
-        text, flags = one
+    # Shares in steps of a twentieth: a region that is hardly fuller is not worth another condition.
+    def worth(region: tuple[str, Flags]) -> tuple[float, int]:
+        text, flags = region
         return round(20 * min(float(wrong.sum() / flags.sum()), FILLED)), -len(text.split(", "))
 
-    return max(found, key=worth)
+    return max(regions, key=worth)
 
 
 def _narrowed(condition: str, flags: Flags, wrong: Flags, axes: tuple[str, ...]) -> tuple[str, Flags]:
-    """Return what of a region lies in the places along each axis where something is wrong, in words."""
-    said = [condition] if condition else []
+    """Narrow a region to the places along each axis where an element is wrong; return its words too."""
+    words = [condition] if condition else []
     for place, axis in enumerate(axes):
         others = tuple(i for i in range(len(axes)) if i != place)
         touched = np.asarray(wrong.any(others))
         if touched.sum() < flags.any(others).sum():
-            said.append(f"{WORDS.get(axis, axis)} {listed(np.flatnonzero(touched))}")
+            words.append(f"{WORDS.get(axis, axis)} {listed(np.flatnonzero(touched))}")
             flags = flags & _stretched(touched, axes, place)
-    return ", ".join(said), flags
+    return ", ".join(words), flags
 
 
 def listed(places: NDArray[np.integer]) -> str:
@@ -281,14 +282,14 @@ def listed(places: NDArray[np.integer]) -> str:
 
 
 def _stretched(numbers: Array | Flags, axes: tuple[str, ...], *along: int) -> Flags:
-    """Return flags of some axes, given in their order, so that they can be broadcast to all."""
+    """Return flags of some axes, in the order of the axes, in a shape that broadcasts to all."""
     return np.asarray(numbers, bool).reshape(
         [numbers.shape[along.index(i)] if i in along else 1 for i in range(len(axes))]
     )
 
 
 def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator[tuple[str, Flags]]:
-    """Yield what may be special of elements besides their place, and of none."""
+    """Yield conditions other than a place that elements may share, and last none."""
     config, batch = question.config, question.case.batch
     if axes[:1] == ("batch",):
         padded = padded_rows(config, batch)
@@ -306,9 +307,9 @@ def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iter
             by_query = axes[1:] == ("heads", "query", "key")
             yield BLIND, blind[..., None] if by_query else _stretched(np.asarray(blind.all(1)), axes, 0, 1)
     if axes[:2] == ("batch", "tokens") and batch.input_ids is not None:
-        found = np.unique(batch.input_ids[wrong.reshape(*wrong.shape[:2], -1).any(-1)])
-        if len(found) == 1:
-            yield f"id {found[0]}", _stretched(batch.input_ids == found[0], axes, 0, 1)
+        ids = np.unique(batch.input_ids[wrong.reshape(*wrong.shape[:2], -1).any(-1)])
+        if len(ids) == 1:
+            yield f"id {ids[0]}", _stretched(batch.input_ids == ids[0], axes, 0, 1)
     yield "", np.ones_like(wrong)
 
 
@@ -316,7 +317,6 @@ def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iter
 
 
 def _relation(question: Question, region: Flags) -> Relation:
-    """Return the first relation that holds in a region of the tensor in question; none if none does."""
     axes, shape = _by_heads(question)
     actual, right, sigma = (
         np.broadcast_to(array, question.actual.shape).reshape(shape)
@@ -328,20 +328,20 @@ def _relation(question: Question, region: Flags) -> Relation:
 def relation(
     axes: Sequence[str], actual: Array, right: Array, sigma: Array, region: Flags, dtype: str
 ) -> Relation:
-    """Return the first relation that holds in a region to within rounding; none if none does."""
-    there, meant, spread = actual[region], right[region], sigma[region]
+    """Return the first relation that holds in a region to within rounding, or :data:`NONE`."""
+    there, expected, spread = actual[region], right[region], sigma[region]
     if not np.isfinite(there).all():
         return next((("not finite", what) for of, what in NOT_FINITE if of(there).all()), NONE)
     if there.size == 1:
-        return "number", f"is {instead(float(there[0]), float(meant[0]))}"
+        return "number", f"is {instead(float(there[0]), float(expected[0]))}"
 
     def holds(value: Array, scale: float = 1.0, among: Flags | slice = slice(None)) -> bool:
-        """Return whether numbers are these, whose rounding is multiplied."""
+        """Return whether the elements are ``value``, if sigma grows by ``scale``."""
         unit = precision(dtype).unit_roundoff
         error, allowed = there - value, np.hypot(spread * max(1.0, scale), unit * abs(value))
         return within(error[among], allowed[among])
 
-    if holds(np.full_like(meant, there[0]), 0.0):
+    if holds(np.full_like(expected, there[0]), 0.0):
         return ("constant", f"is {there[0]:.6g} throughout") if there[0] else ("zero", "is zero")
     for place, axis in enumerate(axes):
         if 2 <= right.shape[place] <= MOST_PLACES and right.size > 2 * right.shape[place]:
@@ -354,7 +354,7 @@ def relation(
             ):
                 words = few(f"{i} from {source[i]}" for i in moved)
                 return axis, f"is the right one with each {WORDS.get(axis, axis)} taken from another: {words}"
-    if factor := _factor(there, meant, spread, holds):
+    if factor := _factor(there, expected, spread, holds):
         return factor
     long = [
         i for i, axis in enumerate(axes) if axis not in COLUMNS and 2 <= right.shape[i] < right.size / FEW
@@ -368,14 +368,14 @@ def relation(
             words = few(f"{factor:.4g}" for factor in told)
             return "factor", f"is multiplied by a factor for each {of}: {words}"
     weight = _weights(spread)
-    offset = float((weight * (there - meant)).sum() / weight.sum())
-    if holds(meant + offset):
+    offset = float((weight * (there - expected)).sum() / weight.sum())
+    if holds(expected + offset):
         return "offset", f"is {abs(offset):.4g} too {'large' if offset > 0 else 'small'}"
     return NONE
 
 
 def _factors(place: int, actual: Array, right: Array, sigma: Array) -> Array:
-    """Return by which factor the right numbers are multiplied in each place along an axis."""
+    """Return the factor of the right numbers in each place along an axis, by weighted least squares."""
     others, weight = tuple(i for i in range(right.ndim) if i != place), _weights(sigma)
     power, shared = ((weight * right * array).sum(others, keepdims=True) for array in (right, actual))
     return np.asarray(shared / np.where(power > 0, power, 1.0))
@@ -385,31 +385,32 @@ def _weights(spread: Array) -> Array:
     return np.where(np.isfinite(spread) & (spread > 0), 1 / np.square(spread), 0.0)
 
 
-def _factor(there: Array, meant: Array, spread: Array, holds: Callable[..., bool]) -> Relation | None:
-    """Return that numbers are multiplied by a factor, but for some that are zero, if they are."""
-    lost = (there == 0) & (meant != 0)
+def _factor(there: Array, expected: Array, spread: Array, holds: Callable[..., bool]) -> Relation | None:
+    """Return the relation of numbers that share a factor, apart from some that are zero; None without one."""
+    lost = (there == 0) & (expected != 0)
     weight = np.where(lost, 0.0, _weights(spread))
-    factor = float((weight * meant * there).sum() / (weight * np.square(meant)).sum())
-    if (~lost).sum() < 2 or not holds(factor * meant, abs(factor), ~lost):
+    factor = float((weight * expected * there).sum() / (weight * np.square(expected)).sum())
+    if (~lost).sum() < 2 or not holds(factor * expected, abs(factor), ~lost):
         return None
-    if lost.any() and ((~lost).sum() < FEW or holds(meant, 1.0, ~lost)):
+    if lost.any() and ((~lost).sum() < FEW or holds(expected, 1.0, ~lost)):
         return None
-    # As few digits as say it, and enough to tell it from 1: the factor of a constant with few digits.
+    # Four digits, unless these say 1: a constant of few digits gives a factor near it.
     what = f"is multiplied by {multiple(float(f'{factor:.4g}') if f'{factor:.4g}' != '1' else factor)}"
     return "factor", f"is zero in {lost.sum()} elements, and {what[3:]} in the others" if lost.any() else what
 
 
 def _tells(place: int, region: Flags, actual: Array, moved: list[int]) -> bool:
-    """Return whether numbers say where they were taken from: a few, or equal ones, are found anywhere."""
+    """Return whether the numbers tell where they were taken from."""
     rows, there = (np.moveaxis(array, place, 0) for array in (actual, region))
     return all(len(np.unique(rows[i][there[i]])) >= MOVED for i in moved)
 
 
 def nearest(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:
-    """Return for each place along an axis which place of the right tensor comes nearest to it."""
+    """Return for each place along an axis the nearest place of the right tensor."""
     size = right.shape[place]
-    where, made, meant = (
+    where, delivered, expected = (
         np.moveaxis(array, place, 0).reshape(size, -1).astype(np.float64) for array in (region, actual, right)
     )
-    apart = where @ np.square(meant).T - 2 * (where * made) @ meant.T
+    # |actual - right|² less |actual|², which is the same for every place.
+    apart = where @ np.square(expected).T - 2 * (where * delivered) @ expected.T
     return np.asarray(np.where(where.any(1), apart.argmin(1), np.arange(size)))

@@ -1,4 +1,4 @@
-"""Why the first wrong tensor of a run of the family is wrong: its cause, what is seen of it, its clauses."""
+"""The explanation of the first wrong tensor of the family: its cause, its description, its clauses."""
 
 from __future__ import annotations
 
@@ -27,23 +27,20 @@ from concord.conformance.wording import few
 from concord.spec.arrays import Array
 from concord.spec.tensors import clause_of
 
+# Seconds of processor time for the search for a cause: one step of a large model takes long.
 LONGEST = 60.0
-"""Seconds of the processor that the search for a bug may take.
 
-A step of a large model takes long, and all of it longer.
-"""
-
+# Seconds of processor time for bugs in a region alone.
 BUDGET = 10.0
-"""Seconds of the processor that may be spent on bugs made in one place."""
 
+# If more hypotheses fit a region, the region does not tell them apart, and none is named.
 FITTING = 2
-"""What more hypotheses explain in one place says nothing of it."""
 
+# The largest tensor whose cause is tried in the rest of the layer too.
 MOST_ELEMENTS = 2**22
-"""Of larger tensors a cause is not tried in the whole run."""
 
+# Size of a hypothesis' effect on a right tensor, in errors of that tensor, from which the tensor refutes it.
 VISIBLE = 20.0
-"""How many times a right tensor's error the effect of a hypothesis must be for the tensor to refute it."""
 
 
 @one_thread()
@@ -54,14 +51,13 @@ def explain(
     delivered: Mapping[str, Array],
     statuses: Mapping[str, str],
 ) -> Explanation:
-    """Say what is known of the first tensor that is wrong.
+    """Explain the first wrong tensor of a run.
 
     Args:
-        case: what was computed.
         pinned: the taps that the run delivered.
-        tensor: the first one, or the first gradient, that is wrong.
+        tensor: the first wrong tap or gradient.
         delivered: every tensor of the run.
-        statuses: what each was judged to be.
+        statuses: the status of each in the verdict.
     """
     question, effort = Question(case, pinned, tensor, delivered[tensor]), Effort(LONGEST)
     question.delivered = delivered
@@ -69,7 +65,7 @@ def explain(
     cause: Explanation | None = None
     seen: Description | None = None
     place, steps, ruling, kind = "", tuple[str, ...](), tuple[str, ...](), ""
-    with np.errstate(all="ignore"):  # what is not finite is compared as such
+    with np.errstate(all="ignore"):  # numbers that are not finite are compared as such
         if question.hidden:
             say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
         with effort.attempt("the search for a cause"):
@@ -80,20 +76,20 @@ def explain(
                 cause = _in_its_place(question, cause, delivered, statuses)
         with effort.attempt("the description"):
             seen, region, kind = describe(question)
-            # What zeros say they say by themselves: many a bug leaves some.
+            # Not of zeros: many bugs leave some, so no hypothesis about them means much.
             if cause is None and seen and seen.where and not question.parameter and kind != "zero":
                 cause = _in_place(question, region, seen.where, effort)
                 ruling = clauses_of_rows(question, seen, kind) if cause else ()
         if cause and seen and seen.where and not np.isfinite(question.actual).all():
-            # What is no number may have become so in many ways.
+            # Infinity and NaN have many causes: one that fits them is not sure.
             cause = explained_by(tensor, cause.hypotheses, False)
         if question.parameter:
             with effort.attempt("placing it in the backward pass"):
                 place, steps = bounds(question, statuses)
             if steps[1:] == ("GRD-1",) and kind and not cause:
-                steps = steps[::-1]  # what it is made of is right, and this is no derivative
-            if cause and steps and all(one.gradient for one in cause.hypotheses):
-                # That says what became of the gradient, and not where.
+                steps = steps[::-1]  # its inputs are right: no derivative is wrong
+            if cause and steps and all(hypothesis.gradient for hypothesis in cause.hypotheses):
+                # An edit of the gradient (it is missing, doubled, clipped) does not tell the step.
                 cause = dataclasses.replace(cause, clauses=(*steps, "GRD-1"))
     certain = cause is not None and cause.confident
     others = () if certain else (*steps, *clauses_of(question, seen, kind, defining))
@@ -111,18 +107,18 @@ def explain(
 def _in_its_place(
     question: Question, cause: Explanation, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> Explanation:
-    """Return a cause without the options that the rest of the layer contradicts.
+    """Return a cause without the options that right taps of the layer refute.
 
-    If that leaves none, they hold in this tensor alone.
+    If all are refuted, the cause holds in this tensor alone, and is not sure.
     """
     if question.parameter or question.actual.size > MOST_ELEMENTS:
         return cause
     against = {
-        one.text: other
-        for one in cause.hypotheses[:MOST_NAMED]
-        if one.fields and (other := refuting(question, one, delivered, statuses))
+        hypothesis.text: other
+        for hypothesis in cause.hypotheses[:MOST_NAMED]
+        if hypothesis.fields and (other := refuting(question, hypothesis, delivered, statuses))
     }
-    if kept := [one for one in cause.hypotheses if one.text not in against]:
+    if kept := [hypothesis for hypothesis in cause.hypotheses if hypothesis.text not in against]:
         return explained_by(question.tensor, kept, cause.confident) if against else cause
     there = ", ".join(f"`{name}`" for name in dict.fromkeys(against.values()))
     return explained_by(question.tensor, cause.hypotheses, False, f", here alone: {there} would be wrong too")
@@ -131,7 +127,7 @@ def _in_its_place(
 def refuting(
     question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> str:
-    """Return a tap of the same layer that is right, and would not be under a hypothesis; empty if none is."""
+    """Return a right tap of the same layer that a hypothesis would make wrong; empty if there is none."""
     wrong, right = (
         question.run(of, Exact(question.case.dtype), whole=True, wanted="") for of in (hypothesis, RIGHT)
     )
@@ -139,17 +135,21 @@ def refuting(
         there = name in delivered and name in wrong.taps and name in right.taps
         if not there or status != "agrees" or group_of(name) != group_of(question.tensor):
             continue
-        actual, made, meant = np.asarray(delivered[name]), wrong.taps[name].value, right.taps[name].value
-        if not all(x.shape == actual.shape and np.isfinite(x).all() for x in (actual, made, meant)):
+        actual, predicted, expected = (
+            np.asarray(delivered[name]),
+            wrong.taps[name].value,
+            right.taps[name].value,
+        )
+        if not all(x.shape == actual.shape and np.isfinite(x).all() for x in (actual, predicted, expected)):
             continue
-        error, effect = root_mean_square(actual - meant), root_mean_square(made - meant)
-        if effect > VISIBLE * max(error, 1e-7 * root_mean_square(meant)):
+        error, effect = root_mean_square(actual - expected), root_mean_square(predicted - expected)
+        if effect > VISIBLE * max(error, 1e-7 * root_mean_square(expected)):
             return name
     return ""
 
 
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
-    """Say which other steps are wrong by themselves: each is judged from the run's own tensors before it."""
+    """Return a sentence about other steps that are wrong by themselves, if there are any."""
     if is_gradient(tensor) and not is_tap_gradient(tensor):
         return []  # what flows on from a wrong gradient is wrong too
     others = [
@@ -164,16 +164,16 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
 
 
 def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> Explanation | None:
-    """Return what explains a tensor where it is wrong, everything else being right.
+    """Return the explanation by bugs in a region alone, never as sure.
 
     Args:
-        effort: what takes note of failures.
+        effort: takes note of failures.
     """
-    of_place = Effort(BUDGET)
-    of_place.failures = effort.failures
-    tried = (one for one in suspects.bugs(question) if not one.rare)
-    found = [one.hypothesis for one in Search(question.within(region), of_place).explaining(tried)]
-    if not 0 < len(found) <= FITTING:
+    of_region = Effort(BUDGET)
+    of_region.failures = effort.failures
+    tried = (bug for bug in suspects.bugs(question) if not bug.rare)
+    fitting = [fit.hypothesis for fit in Search(question.within(region), of_region).explaining(tried)]
+    if not 0 < len(fitting) <= FITTING:
         return None
-    cause = explained_by(question.tensor, found, False, f", only in {where}")
-    return dataclasses.replace(cause, hypotheses=())  # elsewhere they cannot be tried
+    cause = explained_by(question.tensor, fitting, False, f", only in {where}")
+    return dataclasses.replace(cause, hypotheses=())  # other cases lack the region, and cannot try them

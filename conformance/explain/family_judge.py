@@ -1,4 +1,4 @@
-"""The judge of the family: a run of one of its members before the oracle (SPEC PRT-2)."""
+"""The judge of the family: a run of one of its members against the oracle (SPEC PRT-2)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
 from concord.spec.tensors import axis_sizes, from_output_on
 
+# Returns the published tensors, for a backend that declares deviations.
 Published = Callable[[Deviations], Expectation]
-"""Gives what was published, for a backend that declares deviations."""
 
 
 class Misfit(SpecError):
-    """What a run holds cannot be what was asked for; nothing can be judged."""
+    """A run has tensors that do not fit the request, so that none can be judged."""
 
 
 def judge(
@@ -52,33 +52,30 @@ def judge(
     dtype: str | None = None,
     end_to_end: bool = True,
 ) -> Verdict:
-    """Judge a run against the oracle.
-
-    Every tensor that it delivers, each step by itself and from the inputs (SPEC PRT-2).
+    """Judge every tensor of a run against the oracle, each step alone and end to end (SPEC PRT-2).
 
     Args:
-        config: the member of the family that the run was asked to compute.
-        weights: its weights, by canonical name, before they were rounded to the precision of the run (SPEC
-            WGT-1, PRC-2).
-        batch: its inputs (SPEC INP-1).
+        config: the member of the family that the run computes.
+        weights: by canonical name, before they are rounded to the precision of the run (SPEC WGT-1, PRC-2).
+        batch: the inputs (SPEC INP-1).
         part: one of :data:`concord.spec.tensors.PARTS`.
-        run: what a backend returned, or a :class:`concord.backends.interface.Run` made of tensors from
-            anywhere. A tap that it lacks is not judged, and :attr:`Verdict.unchecked` says so; if
-            ``run.info`` declares ``not_exposed``, any other that it lacks diverges. Gradients come all
-            or none. ``run.info`` may declare ``deviations`` too (:mod:`concord.spec.deviations`, SPEC PRC-4).
-        expectation: gives tensors to compare with in place of the oracle's, end to end; one may be the sum
-            of several, by all their names (:data:`SUM`).
+        run: of a backend, or made of tensors from anywhere. A missing tap is not judged, and listed in
+            :attr:`Verdict.unchecked`; if ``run.info`` declares ``not_exposed``, any other missing tap
+            diverges. Gradients come all or none. ``run.info`` may also declare ``deviations``
+            (:mod:`concord.spec.deviations`, SPEC PRC-4).
+        expectation: returns tensors that replace the oracle's, end to end; one may be the sum of several,
+            named by all of them (:data:`SUM`).
         dtype: the precision or mode to judge by; by default the run's.
-        end_to_end: whether to judge end to end too where that does not decide; of a large model only the
+        end_to_end: whether to judge end to end where that does not decide, too. Of a large model only the
             forward pass is, since all of it takes as long as the rest.
 
     Raises:
-        SpecError: for a deviation that cannot be understood.
-        Misfit: for tensors that nobody knows, or of wrong shapes or types.
+        SpecError: for a deviation that is not valid.
+        Misfit: for unknown tensors, and for wrong shapes or types.
     """
     dtype = dtype or run.dtype
     deviations = in_precision(declared(run.info.get("deviations", [])), dtype)
-    if expectation and (run.steps or "steps" in run.requested):  # it alone says what is right of a step
+    if expectation and (run.steps or "steps" in run.requested):  # a step has no other reference
         reference = PublishedReference(functools.partial(expectation, _followed(deviations)))
         return Verdict(Judge(reference, run.steps).table(local=False))
     if wrong := misfits(run, config, batch, part):
@@ -90,11 +87,11 @@ def judge(
 
 
 class FamilyJudge(Judge):
-    """A run of a member of the family before the oracle, or before published tensors.
+    """The judge of one run of the family, by the oracle or by published tensors.
 
     Args:
-        case: what was asked of the run, with all deviations that it declares.
-        run, expectation, end_to_end: as :func:`judge` takes them.
+        case: the problem, with all deviations that the run declares.
+        run, expectation, end_to_end: as of :func:`judge`.
     """
 
     reference: FamilyReference
@@ -114,41 +111,39 @@ class FamilyJudge(Judge):
         super().__init__(reference, tensors)
 
     def verdict(self) -> Verdict:
-        """Judge every tensor."""
+        """Judge every tensor; a verdict that diverges keeps the judge, for an explanation."""
         reference = self.reference
         table = self.table(local=reference.local)
         reference.case.forget()
-        found = Verdict(table, outputs=(reference.output, "loss"))
-        wrong = found.status == "diverges"
-        case = reference.case if reference.local or (wrong and self.is_explicable(found)) else None
-        return replace(found, case=case, judge=self if wrong else None)
+        verdict = Verdict(table, outputs=(reference.output, "loss"))
+        wrong = verdict.status == "diverges"
+        case = reference.case if reference.local or (wrong and self.is_explicable(verdict)) else None
+        return replace(verdict, case=case, judge=self if wrong else None)
 
     def is_explicable(self, verdict: Verdict) -> bool:
-        """Return whether the oracle computed what the first divergence was judged by."""
+        """Return whether the first divergence was judged by the oracle, which can recompute it."""
         first, reference = verdict.first_divergence, self.reference
         return bool(
             first and first.deciding and not reference.published and (first.local or not reference.local)
         )
 
     def explain(self, verdict: Verdict) -> Explanation | None:
-        """Say why the run diverges, and which deviation it would have to declare."""
+        """Explain the first divergence, with the deviation that the run would have to declare."""
         first, reference = verdict.first_divergence, self.reference
         assert first is not None
-        known = Explanation(first.tensor, (first.clause,))
+        explanation = Explanation(first.tensor, (first.clause,))
         if self.is_explicable(verdict):
             pinned = reference.pinned(self.pin).taps
             taps = {name: tap.astype(np.float64) for name, tap in pinned.items()}
             statuses = {row.tensor: row.status for row in verdict.table}
-            known = explain(reference.case, taps, first.tensor, self.tensors, statuses)
+            explanation = explain(reference.case, taps, first.tensor, self.tensors, statuses)
         names = (name for name, deviation in KNOWN_DEVIATIONS.items() if deviation.alone)
         undeclared = next((name for name in names if self.would_agree(name, verdict)), "")
-        return replace(known, undeclared=undeclared)
+        return replace(explanation, undeclared=undeclared)
 
     def would_agree(self, deviation: str, verdict: Verdict) -> bool:
-        """Return whether the run would agree, where it is still judged, if it declared a deviation.
-
-        Tried only where its worst elements lie where that shows.
-        """
+        """Return whether the run would agree, where it is still judged, if it declared a deviation."""
+        # It is judged again only if the worst elements lie where the deviation shows.
         if deviation in self.case.deviations or not _shows(self.case, deviation, verdict):
             return False
         case = replace(self.case, deviations={**self.case.deviations, deviation: 1.0})
@@ -157,7 +152,7 @@ class FamilyJudge(Judge):
 
 
 def _followed(deviations: Deviations) -> Deviations:
-    """Return the deviations that the oracle follows; what the others name is left out by the judge."""
+    """Return the deviations that the oracle follows; those of the others are exemptions of the judge."""
     return {name: value for name, value in deviations.items() if not KNOWN_DEVIATIONS[name].excuses}
 
 
@@ -173,22 +168,22 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
         where = uncomputed(case.config, case.batch, case.part, first.tensor, first.axes)
     else:
         where = blind_samples(case.config, case.batch).reshape(-1, *[1] * (len(first.axes) - 1))
-    # Whoever does not compute a row leaves hardly anything right in it: a few elements have another reason.
+    # A row that is not computed is wrong in nearly all elements: where fewer are, there is another cause.
     sizes, touched = axis_sizes(case.config), 1
-    for by_row in first.deciding.breakdown.maps[:1]:  # a tensor of one row for each sample has no map
+    for by_row in first.deciding.breakdown.maps[:1]:  # none of a tensor with one row for each sample
         if by_row.axes in (("batch", "tokens"), ("batch", "query")):
             touched = sum(level is not None and level >= 0 for row in by_row.levels for level in row)
     if 0 < 2 * first.deciding.beyond < touched * math.prod(sizes.get(axis, 1) for axis in first.axes):
         return False
-    # An axis of length 1 holds for all places.
+    # Broadcast: an axis of length 1 holds for all places.
     return all(
-        np.broadcast_to(where, np.maximum(np.shape(where), np.add(one.index, 1)))[one.index]
-        for one in first.deciding.breakdown.worst
+        np.broadcast_to(where, np.maximum(np.shape(where), np.add(element.index, 1)))[element.index]
+        for element in first.deciding.breakdown.worst
     )
 
 
 def delivered(run: Run, output: str) -> dict[str, Array]:
-    """Return every tensor of a run by the name that a verdict gives it.
+    """Return every tensor of a run by its name in a verdict.
 
     Args:
         output: the name of the part's result.

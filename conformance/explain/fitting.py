@@ -1,4 +1,4 @@
-"""Numbers that nobody would guess: they are fitted to what was delivered, and then tried as any other."""
+"""Fits of numbers that no list holds; a fitted number is then tried as any other."""
 
 from __future__ import annotations
 
@@ -8,41 +8,38 @@ import numpy as np
 
 from concord.spec.arrays import Array
 
+# Returns the residuals that numbers leave, as a vector of any dtype.
 Left = Callable[[Array], Array]
-"""Returns what numbers leave of what was delivered, as a vector: float64 is enough, whatever it comes in."""
 
+# Slopes up to this size are zero: the result does not depend on the number.
 NEVER = 1e-30
-"""What is smaller says nothing of a number."""
 
+# Steps at most, the share of a number by which a slope is taken, and the share of a change that ends the fit.
 ROUNDS, NUDGE, SETTLED = 6, 1e-4, 1e-9
-"""Steps at most, the share of a number by which a slope is taken, and the share that ends the search."""
 
+# A fitted number below this may be 0: the steps end before they reach it.
 NOUGHT = 1e-9
-"""A number that was solved for and is smaller may be 0: steps of it end before."""
 
+# Factor of the mean square residual that a number of fewer digits may leave: rounding hides the difference.
 NEARLY = 1.1
-"""How much more a number of few digits may leave, as a square: rounding hides the rest."""
 
+# Powers of ten from which the fit of a small number starts.
 POWERS = np.arange(-13.0, 1.0)
-"""Powers of ten that a small number is looked for by."""
 
 
 def fitted(left: Left, *start: float) -> list[float]:
-    """Return the numbers by which least is left, found by steps of Gauss and Newton.
-
-    Args:
-        start: the numbers to begin with.
+    """Return the numbers that leave the least squares, by Gauss-Newton steps from ``start``.
 
     Raises:
-        ValueError: where what is left says nothing of one of them.
+        ValueError: where the residuals are not finite, or do not depend on a number.
     """
     numbers = np.array(start)
     for _ in range(ROUNDS):
         there = left(numbers).astype(np.float64)
-        nudges = np.where(numbers == 0, NUDGE, -NUDGE * numbers)  # a share of 1 stays below it
+        nudges = np.where(numbers == 0, NUDGE, -NUDGE * numbers)  # towards 0: a share of 1 must not grow
         slopes = [
-            (there - left(numbers + by * one).astype(np.float64)) / by
-            for by, one in zip(nudges, np.eye(len(numbers)), strict=True)
+            (there - left(numbers + by * unit).astype(np.float64)) / by
+            for by, unit in zip(nudges, np.eye(len(numbers)), strict=True)
         ]
         if not np.isfinite(there).all() or min(float(np.max(abs(s), initial=0.0)) for s in slopes) <= NEVER:
             raise ValueError("a number that nothing depends on")
@@ -54,22 +51,23 @@ def fitted(left: Left, *start: float) -> list[float]:
 
 
 def power(left: Left) -> float:
-    """Return the power of ten by which least is left.
+    """Return the power of ten that leaves the least squares.
 
     Raises:
-        ValueError: as :func:`fitted` does.
+        ValueError: as of :func:`fitted`.
     """
     squares = [np.nan_to_num(np.square(left(POWERS[[i]])).sum(), nan=np.inf) for i in range(len(POWERS))]
-    (found,) = fitted(left, float(POWERS[int(np.argmin(squares))]))
-    return min(max(found, float(POWERS[0])), float(POWERS[-1]))
+    (exponent,) = fitted(left, float(POWERS[int(np.argmin(squares))]))
+    return min(max(exponent, float(POWERS[0])), float(POWERS[-1]))
 
 
 def shortest(left: Left, number: float) -> float:
-    """Return the number with the fewest digits that leaves hardly more than another does."""
+    """Return the number of fewest digits that leaves hardly more than ``number`` does."""
     shorter = [float(f"{number:.{digits}g}") for digits in range(1, 10)]
     if abs(number) < NOUGHT:
         shorter.insert(0, 0.0)
-    squares = [np.square(left(np.array([one]))).mean() for one in (*shorter, number)]
+    squares = [np.square(left(np.array([value]))).mean() for value in (*shorter, number)]
     return next(
-        (one for one, square in zip(shorter, squares, strict=False) if square <= NEARLY * squares[-1]), number
+        (value for value, square in zip(shorter, squares, strict=False) if square <= NEARLY * squares[-1]),
+        number,
     )

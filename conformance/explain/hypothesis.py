@@ -1,4 +1,4 @@
-"""Hypotheses that a search tries, and what is said of those that hold."""
+"""Hypotheses that a search tries, and the explanation by those that hold."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
 
+# A hypothesis fails with one of these where it does not apply to a model or a batch: an unbiased variance of
+# width 1 divides by zero. Any other exception is a fault of the search, and noted.
 INAPPLICABLE = (SpecError, ArithmeticError, LookupError, ValueError)
-"""What a hypothesis fails with that does not apply.
-
-To this model, as a width of 1 less 1 to divide by, or to this batch.
-"""
-
 
 RIGHTLY = Change()
-"""Nothing is changed."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +26,15 @@ class Hypothesis:
     """A bug that a run may contain.
 
     Attributes:
-        name: of the kind of bug.
-        text: what would explain the tensor, in words that follow "is explained by".
-        clause: of SPEC.md that it breaks.
-        fields: of the configuration, that are others.
-        change: what is made of weights, of taps, or of a step of training.
-        gradient: what is made of the gradient in question.
-        factors: the format that factors of products are rounded to.
-        operands: tensors that others stand in for, by the names of both.
-        rare: whether hardly anyone makes it: it is tried only to show how well others are told apart from it.
+        name: the kind of bug.
+        text: the cause, in words that follow "is explained by".
+        clause: the clause of SPEC.md that the bug breaks.
+        fields: configuration fields with another value.
+        change: the edits of weights, of taps, or of a step of training.
+        gradient: the edit of the gradient in question.
+        factors: the format to which factors of products are rounded.
+        operands: for each replaced operand, the tap that takes its place.
+        rare: whether hardly anyone makes the bug: it is named only if nothing else fits, and never as sure.
     """
 
     name: str
@@ -52,29 +48,26 @@ class Hypothesis:
     rare: bool = False
 
 
-def loaded(name: str, text: str, clause: str, made: Mapping[str, Callable[[], Array]]) -> Hypothesis:
-    """Return the hypothesis of other weights.
+def loaded(name: str, text: str, clause: str, arrays: Mapping[str, Callable[[], Array]]) -> Hypothesis:
+    """Return the hypothesis that a run has other weights, each computed when the hypothesis is tried."""
 
-    Each is made when it is wanted: of a large model there is no room for all that may be tried.
-    """
-
+    # Computed late: memory does not hold all variants of a large model's weights that may be tried.
     def request(asked: Request) -> Request:
-        return weights(asked, {name: make() for name, make in made.items()})
+        return weights(asked, {name: make() for name, make in arrays.items()})
 
     return Hypothesis(name, text, clause, change=Change(request=request))
 
 
 RIGHT = Hypothesis("right", "nothing", "PRT-1")
-"""No bug at all."""
 
 
 def options(
     config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any
 ) -> Iterator[Hypothesis]:
-    """Yield hypotheses of another value of a configuration field, as far as they describe a model.
+    """Yield a hypothesis for each other value of a configuration field that gives a valid configuration.
 
     Args:
-        besides: fields that have to be others too.
+        besides: fields that change with it.
     """
     right = getattr(config, name)
     for value in values:
@@ -88,27 +81,32 @@ def options(
         yield Hypothesis(name, f"{name} = {instead(value, right, digits=12)}", clause, fields)
 
 
+# Hypotheses that a sentence names; it counts the others.
 MOST_NAMED = 4
-"""How many explanations a sentence names."""
 
 
 def explained_by(
     tensor: str, hypotheses: Sequence[Hypothesis], confident: bool, since: str = ""
 ) -> Explanation:
-    """Say that hypotheses explain a tensor, or a step if it has no name.
+    """Return the explanation of a tensor, or of a step if the name is empty, by hypotheses.
 
     Args:
-        since: from which step on, where it does not hold in steps before.
+        since: the first step in which they hold, in words, where they do not hold in all.
     """
     # Several names may stand for one cause in the same words.
-    texts = [*dict.fromkeys(f"{one.text} ({one.clause})" if one.clause else one.text for one in hypotheses)]
+    texts = [
+        *dict.fromkeys(
+            f"{hypothesis.text} ({hypothesis.clause})" if hypothesis.clause else hypothesis.text
+            for hypothesis in hypotheses
+        )
+    ]
     shown = " or by ".join(texts[:MOST_NAMED])
     more = f" or by {len(texts) - MOST_NAMED} others" if len(texts) > MOST_NAMED else ""
     subject, how = (f"`{tensor}` ", "is ") if tensor else ("", "")
     return Explanation(
         tensor,
-        tuple(dict.fromkeys(one.clause for one in hypotheses if one.clause)),
-        " or ".join(dict.fromkeys(one.name for one in hypotheses)),
+        tuple(dict.fromkeys(hypothesis.clause for hypothesis in hypotheses if hypothesis.clause)),
+        " or ".join(dict.fromkeys(hypothesis.name for hypothesis in hypotheses)),
         f"{subject}{how if confident else 'may be '}explained by {shown}{more}{since}",
         confident,
         hypotheses=tuple(hypotheses),

@@ -1,4 +1,4 @@
-"""Which keys a run hides, read off its masked scores, and by which rule (SPEC MSK-1 to MSK-7)."""
+"""Rules of masks: the keys that a run hides, read off its masked scores (SPEC MSK-1 to MSK-7)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from concord.spec.precision import precision
 
 MOST_SAMPLES = 64
 
+# Keys that a run must hide besides the right ones for a rule to be believed: any rule explains fewer.
 FEWEST = 5
-"""Of fewer keys that are hidden besides, any rule may be the reason."""
 
 
 def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
-    """Return which keys the run hides, and which it should hide, (B, H, Q, S) both.
+    """Return the keys that the run hides and those that it should hide, both (B, H, Q, S).
 
     None where a score is neither that of a hidden key nor that of a visible one.
     """
@@ -39,9 +39,7 @@ def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
 
 
 def of_mask(question: Question) -> Iterator[Hypothesis]:
-    """Read off which rule hides keys: that of other tokens, or besides padding by their distance from the
-    query, or at an end.
-    """
+    """Read off the rule that hides keys: by other tokens, or besides padding by distance or at an end."""
     known = hidden_keys(question)
     if known is None:
         return
@@ -78,7 +76,7 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
             if np.array_equal(hides & visible, visible & rule):
                 yield Hypothesis("mask_by_rule", f"a mask that also hides {text}", "MSK-4")
                 return
-    several = visible.sum(-1, keepdims=True) > 1  # it may spare what stands alone
+    several = visible.sum(-1, keepdims=True) > 1  # a rule may spare the only token of a sample
     for which, real in (("last", visible[..., ::-1]), ("first", visible)):
         end = real & (np.cumsum(real, -1) == 1)
         end = end[..., ::-1] if which == "last" else end
@@ -88,7 +86,7 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
 
 
 def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
-    """Yield which tokens a mask may have taken for real, in words that follow "a mask", with the clause."""
+    """Yield tokens that a mask may take for real, after their words (following "a mask") and clause."""
     for by in (1, -1, 2, -2):
         yield (
             f"that is moved by {abs(by)} to the {'right' if by > 0 else 'left'}",
@@ -114,7 +112,7 @@ def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
 
 
 def _beyond(most: int, side: str) -> str:
-    """Say which keys on one side of a query are too far for it."""
+    """Return the words for keys on one side of a query that are too far from it."""
     if most > 0:
         return f"keys that are more than {most} {side}"
     if most == 0:
@@ -126,10 +124,10 @@ def _beyond(most: int, side: str) -> str:
 
 
 def clauses_of_mask(question: Question, where: str, kind: str) -> tuple[str, ...]:
-    """Return the clause that wrong masked scores break.
+    """Return the clause that wrong masked scores break, if the scores tell it.
 
     Args:
-        where, kind: which elements are wrong, and their relation to the right ones.
+        where, kind: the region of wrong elements, and the kind of their relation to right ones.
     """
     known = hidden_keys(question)
     if known is None:

@@ -1,4 +1,4 @@
-"""Numbers of a step that nobody would guess, each fitted to what was delivered (SPEC: the clause of each)."""
+"""Numbers of each step, fitted to the delivered tensor where no list would hold the wrong value."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Number:
 
     Attributes:
         taps: patterns of the taps that show it.
-        clause: that another number breaks.
-        text: what another number would be, in words that follow "is explained by".
-        right: what it is; None where the model has none.
-        edit: the tap with another number.
-        activation: the only one that has it.
+        clause: the clause that another number breaks.
+        text: the words for another number, which follow "is explained by".
+        right: its right value; None where the model has no such number.
+        edit: computes the tap with another number.
+        activation: the activation that has it; empty: any.
     """
 
     taps: tuple[str, ...]
@@ -170,16 +170,15 @@ KNOWN = (
     Number(("losses",), "LOS-1", "losses that are multiplied by {}", 1.0, _times),
     Number(("normalized",), "HED-5", "a vector that is multiplied by {} besides", 1.0, _times),
 )
-"""The numbers of every step."""
 
 
 def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the number that a step must have had, of each of its numbers."""
+    """Yield the value of each number of a step that fits the delivered tensor best."""
     config = question.config
     known = np.isfinite(question.right.value) & (question.right.sigma > 0) & np.isfinite(question.right.sigma)
-    # The spacing of a mask constant would hide all else.
+    # Not by sigma here: the spacing of a mask constant is so wide that hidden scores would weigh nothing.
     scale = 1.0 if question.is_tap(MASKED) else question.right.sigma[known]
-    if wrong_elements(question).sum() < FEW:  # one number makes a few of them whatever one likes
+    if wrong_elements(question).sum() < FEW:  # one free number fits a few elements whatever they are
         return
     for number in KNOWN:
         right = number.right(config) if callable(number.right) else number.right

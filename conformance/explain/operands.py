@@ -1,4 +1,4 @@
-"""Another operand of a step: the tensor before it, or beside it, that another one was taken for."""
+"""Other operands of a step: each replaced by a tensor of its shape from the layers nearby."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concord.spec.tensors import clause_of, source_of
 
 
 def of_operands(question: Question) -> Iterator[Hypothesis]:
-    """Yield each operand of the step in question with each tensor of its shape in its place."""
+    """Yield each operand of the step in question, replaced by each tensor of its shape."""
     if question.tensor not in question.exact.taps:
         return
     known = {name: question.exact.now[name] for name in question.before if name in question.exact.now}
@@ -22,7 +22,7 @@ def of_operands(question: Question) -> Iterator[Hypothesis]:
     for operand in operands:
         for other, node in known.items():
             if other != operand and node.shape == known[operand].shape and group_of(other) in near:
-                # What goes into the step of the operand: that step was left out.
+                # A replacement by the input of the operand's own step means that this step was left out.
                 step = operand if source_of(config, operand, part) == other else question.tensor
                 text = f"`{other}` taken for `{operand}`"
                 yield Hypothesis(

@@ -1,4 +1,4 @@
-"""Which option would explain a tensor: other values of configuration fields (SPEC: the clause of each)."""
+"""Option values that would explain a tensor: each configuration field, at the taps where its clause shows."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ CONSTANTS = (
 )
 BY_IDS = (*OF_IDS, "stack")
 
+# Patterns of the taps at which the clauses of a group may show.
 STEPS: Mapping[str, tuple[str, ...]] = {
     "EMB": ("embeddings.*",),
     "POS": ("embeddings.position",),
@@ -41,8 +42,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "HED": ("pooling", "pooler.*", "normalized", "logits"),
     "LOS": ("loss", "losses"),
 }
-"""Taps (patterns) that the clauses of a group may show at."""
-
+# The fields that each clause specifies.
 CLAUSES = {
     "EMB-2": ("embedding_scale",),
     "EMB-3": ("token_padding_forward", "token_padding_row"),
@@ -68,21 +68,19 @@ CLAUSES = {
     "LOS-3": ("ignore_label",),
     "LOS-4": ("l2_weight",),
 }
-"""The fields that each clause is about."""
-
+# Fields whose value a derivative may have otherwise, the forward pass being right.
 DIFFERENTIATED = (
     *("norm_epsilon", "norm_epsilon_placement", "norm_variance", "qkv_activation", "mask_fill", "activation"),
     *("ignore_label", "l2_weight"),
 )
-"""Fields that a derivative may have another value of."""
 
 FIELDS = {name: clause for clause, names in CLAUSES.items() for name in names}
 
 
 def values(question: Question, name: str) -> Sequence[Any]:
-    """Return the values that are tried of a field, the right one among them."""
+    """Return the values of a field that are tried, the right one among them."""
     config, by_ids = question.config, question.case.part in BY_IDS
-    # An id that does not occur would mask nothing.
+    # An id that does not occur masks nothing, so that it explains nothing.
     occurring = set(question.case.batch.required("input_ids").reshape(-1).tolist()) if by_ids else set()
     numbers: dict[str, Sequence[Any]] = {
         "norm_epsilon": EPSILONS,
@@ -99,27 +97,31 @@ def values(question: Question, name: str) -> Sequence[Any]:
 
 
 def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the options that may be others at a tap."""
+    """Yield other values of the options that show at a tap."""
     config = question.config
     for name, clause in FIELDS.items():
         if fits(tap, STEPS[clause[:3]]) and (clause[:3] != "LOS" or question.case.part == "model"):
-            # Which row is zeroed shows where one is.
+            # A row shows only where rows are zeroed, and zeroing needs a row.
             row = config.pad_id if config.token_padding_row is None else config.token_padding_row
             besides: dict[str, dict[str, Any]] = {
                 "token_padding_forward": {"token_padding_row": row},
                 "token_padding_row": {"token_padding_forward": "zero"},
             }
-            for one in options(config, name, values(question, name), clause, **besides.get(name, {})):
-                # A fixed table is stored with the weights.
+            for option in options(config, name, values(question, name), clause, **besides.get(name, {})):
+                # A fixed table is stored with the weights: the configuration alone would change nothing.
                 table = clause in OF_TABLE and config.positions == "sinusoidal"
-                yield dataclasses.replace(one, fields={}, change=_with_table(one.fields)) if table else one
+                yield (
+                    dataclasses.replace(option, fields={}, change=_with_table(option.fields))
+                    if table
+                    else option
+                )
     if fits(tap, NORMS):
         for hypothesis in options(config, "norm_epsilon", RARE_EPSILONS, "NRM-2"):
             yield dataclasses.replace(hypothesis, rare=True)
 
 
+# Clauses of the contents of a position table.
 OF_TABLE = ("POS-2", "POS-3", "POS-4")
-"""Clauses of what a table of positions holds."""
 
 
 def _with_table(fields: Mapping[str, Any]) -> Change:
@@ -127,7 +129,7 @@ def _with_table(fields: Mapping[str, Any]) -> Change:
 
 
 def of_derivatives(question: Question) -> Iterator[Hypothesis]:
-    """Yield options that a derivative may have other values of."""
+    """Yield options that have another value in a derivative alone."""
     config = question.config
     for name in DIFFERENTIATED:
         if FIELDS[name][:3] != "LOS" or question.case.part == "model":
@@ -145,7 +147,7 @@ def of_derivatives(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:
-    """Yield the epsilon that a norm must have had."""
+    """Yield the epsilon, inside or outside of the root, that fits a norm's result best."""
     for placement in ("inside", "outside"):
 
         def left(exponent: Array, placement: str = placement) -> Array:
@@ -154,15 +156,17 @@ def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:
 
         with contextlib.suppress(*INAPPLICABLE):
             value = float(f"{10.0 ** power(left):.4g}")
-            for one in options(
+            for option in options(
                 question.config, "norm_epsilon", (value,), "NRM-2", norm_epsilon_placement=placement
             ):
-                said = "" if placement == question.config.norm_epsilon_placement else f" {placement} the root"
-                yield dataclasses.replace(one, text=f"{one.text}{said}", rare=True)
+                where = (
+                    "" if placement == question.config.norm_epsilon_placement else f" {placement} the root"
+                )
+                yield dataclasses.replace(option, text=f"{option.text}{where}", rare=True)
 
 
 def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield what mask_value must have been, read off the masked scores themselves."""
+    """Yield the mask_value that the masked scores themselves show."""
     exact = question.exact
     scores = exact.now[f"{tap.rpartition('.')[0]}.scores"].value
     visible = visible_keys(question.config, exact.context.real, scores.shape[1])
@@ -170,14 +174,14 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
     if question.tensor != tap or not hidden.any() or not np.isfinite(question.actual).all():
         return
     for fill, shown in (("replace", question.actual), ("add", question.actual - scores)):
-        # No mean of two: of the lowest numbers it is infinite.
+        # The median as one of the numbers: the mean of two of the lowest ones is infinite.
         constant, width = float(np.sort(shown[hidden])[hidden.sum() // 2]), float(np.ptp(shown[hidden]))
-        # The shortest number that all may be made of; near the end of the range a shorter one may be
-        # infinite.
+        # The number with the fewest digits within the spread of the scores; near the end of the range fewer
+        # digits may give infinity.
         shorter = (float(f"{constant:.{digits}g}") for digits in range(1, 18))
         value = next(
             (short for short in shorter if abs(short - constant) <= width and math.isfinite(short)), constant
         )
         for option in options(question.config, "mask_value", (value,), "MSK-2", mask_fill=fill):
-            said = "" if fill == question.config.mask_fill else f" and mask_fill = {fill}"
-            yield dataclasses.replace(option, text=f"{option.text}{said}", rare=True)
+            besides = "" if fill == question.config.mask_fill else f" and mask_fill = {fill}"
+            yield dataclasses.replace(option, text=f"{option.text}{besides}", rare=True)

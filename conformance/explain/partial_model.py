@@ -1,6 +1,4 @@
-"""One step of the model, recomputed from what a run had when it came to it, as the model would be with
-some bug.
-"""
+"""The model up to the tensor in question, recomputed from a run's own taps and with a bug."""
 
 from __future__ import annotations
 
@@ -24,12 +22,11 @@ class Step(Edited):
     """A run of the reference on pinned taps, which ends at the tensor in question.
 
     Args:
-        case: with weights and inputs rounded to its precision.
-        arithmetic: in which it is computed.
-        pinned: taps that what follows is computed from.
+        case: the problem, with weights and inputs rounded to its precision.
+        pinned: taps whose values replace the computed ones for all that follows.
         wanted: the tensor in question.
-        edits: gives, for the name of a tap, what is made of it.
-        whole: whether everything is computed, and not only what the tensor in question depends on.
+        edits: returns the edit of a tap, by name.
+        whole: whether to compute layers whose results are pinned, too.
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class Step(Edited):
         self.edits = edits
 
     def compute(self, part: str) -> None:
-        """Compute the part, and the gradients of everything that has one."""
+        """Compute a part of the model, and all gradients where one is wanted."""
 
         def keep(name: str, array: Array) -> None:
             kind = self.gradients if is_gradient(name) else self.values
@@ -59,16 +56,14 @@ class Step(Edited):
         self.observe(keep, is_gradient(self.wanted), part)
 
     def gradient(self, name: str) -> Array:
-        """Return the gradient of a parameter, ``inputs.<name>`` or ``taps.<name>``, of every row of a
-        table.
-        """
+        """Return the gradient of a parameter, ``inputs.<name>`` or ``taps.<name>``; of a table, all rows."""
         if name.startswith("taps.") and name not in self.gradients:  # the loss does not depend on it
             return np.zeros_like(self.values[name.removeprefix("taps.")])
         return self.full(name, self.gradients[name])
 
     @property
     def parameters(self) -> dict[str, Node]:
-        """The parameters on the tape by name, tables by the rows that are looked up."""
+        """The parameters on the tape by name; of tables, the rows that are looked up."""
         return {**self.weights, **self.looked_up}
 
     def tap(self, name: str, tensor: Node) -> Node:
@@ -77,7 +72,7 @@ class Step(Edited):
             raise Reached
         return tensor
 
-    # Layers that are not in question are not computed where the run says what came out of them.
+    # A search recomputes the step for each hypothesis: layers whose results the run delivered are skipped.
 
     def embeddings(self, real: Flags) -> Node:
         last = "embeddings.norm" if self.config.embedding_norm else "embeddings.sum"
@@ -88,7 +83,7 @@ class Step(Edited):
         return self.given_tap(last) if self.skips(name, last) else super().layer(name, x, real)
 
     def skips(self, group: str, last: str) -> bool:
-        """Return whether nothing of a group matters to what is wanted but its last tap."""
+        """Return whether the wanted tensor depends on a group through the group's last tap alone."""
         if self.whole or last not in self.pinned:
             return False
         wanted, gradient = group_of(subject_of(self.wanted)), is_gradient(self.wanted)
@@ -100,13 +95,13 @@ class Step(Edited):
 
 
 def group_of(name: str) -> str:
-    """Return which layer, or which other part of the model, a tap or a parameter belongs to."""
+    """Return the layer, or other part of the model, of a tap or parameter."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
 
 def place_of(group: str) -> int:
-    """Return where a group stands in the order of computation."""
+    """Return the place of a group in the order of computation."""
     return {"inputs": -1, "embeddings": -1}.get(
         group, int(group.removeprefix("layers.")) if group.startswith("layers.") else 1_000_000
     )

@@ -1,4 +1,4 @@
-"""The tensor in question, and what it would be if something had gone wrong."""
+"""The question about a run of the family: its first wrong tensor, and predictions of it by recomputation."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ from concord.spec.config import EncoderConfig
 from concord.spec.precision import PRECISIONS, cut_to_bits, precision, round_to_bits
 from concord.spec.tensors import taps
 
+# Shorter formats in which numbers of a precision are stored, from more bits to fewer.
 SHORTER = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16", "bfloat16")}
-"""The shorter formats that numbers of a precision are stored in, from more bits to fewer."""
 
 
 class Question(Computation):
-    """The first tensor of a run that is wrong, with what the run had before it.
+    """The first wrong tensor of a run, with the run's own tensors before it.
 
     Args:
-        case: what was computed.
-        pinned: the run's taps.
-        tensor: the name of the wrong one.
-        actual: the run's values of it.
-        region: where it may be wrong: elsewhere it is right; by default it may be everywhere.
+        pinned: the taps that the run delivered.
+        tensor: the name of the wrong tensor.
+        region: the elements that a bug may change; by default all.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class Question(Computation):
         self.actual, self.region = np.asarray(actual, np.float64), region
 
     def within(self, region: Flags) -> Question:
-        """Return the same question of what is wrong in a region alone."""
+        """Return the question about a bug in a region alone."""
         question = Question(self.case, self.pinned, self.tensor, self.actual, region)
         question.exact, question.right = self.exact, self.right
         return question
@@ -64,7 +62,7 @@ class Question(Computation):
 
     @property
     def config(self) -> EncoderConfig:
-        """The configuration that the run was asked for."""
+        """The configuration of the run, as requested."""
         return self.case.config
 
     @property
@@ -73,9 +71,7 @@ class Question(Computation):
         return self.tensor.removeprefix("gradients.") if is_gradient(self.tensor) else None
 
     def is_tap(self, patterns: Iterable[str]) -> bool:
-        """Return whether the tensor in question is a tap, and no gradient by one, whose name fits one of
-        several patterns.
-        """
+        """Return whether the tensor is a tap whose name fits one of several patterns, and no gradient."""
         return self.parameter is None and fits(self.tensor, patterns)
 
     @functools.cached_property
@@ -95,10 +91,7 @@ class Question(Computation):
 
     @functools.cached_property
     def span(self) -> tuple[str, ...]:
-        """The taps in which the bug may lie.
-
-        The one in question, and those before it that the run does not deliver.
-        """
+        """The taps in which the bug may lie: the wrong one, and hidden ones of the same layer before it."""
         if self.tensor not in self.names:
             return ()
         group = group_of(self.tensor)
@@ -106,12 +99,12 @@ class Question(Computation):
 
     @functools.cached_property
     def exact(self) -> Step:
-        """The run without any bug."""
+        """The recomputation without a bug."""
         return self.run(RIGHT, Exact(self.case.dtype, keeping=True), whole=self.parameter is not None)
 
     @property
     def entered(self) -> Array:
-        """What went into the step of the tensor; of a residual what stands beside the sublayer."""
+        """The input of the tensor's step; of a residual, the operand beside the sublayer."""
         return np.asarray(self.exact.context.source(of=self.tensor).tensor.value)
 
     def values(self, hypothesis: Hypothesis) -> Array:
@@ -124,47 +117,50 @@ class Question(Computation):
     def run(
         self, hypothesis: Hypothesis, arithmetic: Arithmetic, whole: bool = False, wanted: str | None = None
     ) -> Step:
-        """Return what was computed on the way to the tensor, or to another: to the loss if it has no name."""
+        """Return the recomputation under a hypothesis, up to the tensor in question.
+
+        Args:
+            whole: whether to compute layers whose results are pinned, too.
+            wanted: another tensor to end at; empty: the end of the model.
+        """
         case = self.case
         if hypothesis.fields:
             case = dataclasses.replace(case, config=case.config.replace(**hypothesis.fields))
         if "request" in hypothesis.change.places:
             dtype = case.dtype if case.dtype in PRECISIONS else "float32"
             asked = Request(case.config, case.weights, case.batch, case.part, dtype)
-            made, target = hypothesis.change.request(asked), precision(case.dtype)
+            edited, target = hypothesis.change.request(asked), precision(case.dtype)
+            # Only new arrays are rounded: the others are in the precision already.
             others = {
                 name: target.round(array)
-                for name, array in made.weights.items()
+                for name, array in edited.weights.items()
                 if array is not case.weights.get(name)
             }
-            case = dataclasses.replace(case, config=made.config, weights={**case.weights, **others})
+            case = dataclasses.replace(case, config=edited.config, weights={**case.weights, **others})
         others_taken = {name: self.exact.now[other].value for name, other in hypothesis.operands.items()}
         pinned = {**self.pinned, **others_taken}
         wanted = self.tensor if wanted is None else wanted
         step = Step(case, arithmetic, pinned, wanted, hypothesis.change.at, whole)
-        with (
-            np.errstate(all="ignore"),
-            contextlib.suppress(Reached),
-        ):  # what is not finite explains nothing that is
+        # Numbers that are not finite are no error: such a hypothesis does not explain finite ones.
+        with np.errstate(all="ignore"), contextlib.suppress(Reached):
             step.compute(case.part)
         return step
 
     def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
-        """Return the tensor under a hypothesis with its sigma, derived by
-        :mod:`concord.conformance.judging.estimate`.
+        """Return the tensor under a hypothesis, with the sigma of its own arithmetic.
 
         Args:
             dtype: the precision of the rounding, if it is not the run's.
         """
-        if hypothesis.factors:  # rounded factors err in the same way
+        if hypothesis.factors:  # products of rounded factors err as those of others do
             return Prediction(self.values(hypothesis), self.right.sigma)
         dtype = dtype or self.case.dtype
-        made = hypothesis.gradient or np.asarray
-        base = RIGHT if hypothesis.gradient else hypothesis  # such a gradient is made of what is right
+        edit = hypothesis.gradient or np.asarray
+        base = RIGHT if hypothesis.gradient else hypothesis  # the edit follows a right backward pass
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> int:
             run = self.run(base, arithmetic, whole=base is RIGHT and self.parameter is not None)
-            observer(self.tensor, made(self._taken(run)))
+            observer(self.tensor, edit(self._taken(run)))
             return arithmetic.elements
 
         values, sigmas = estimate(compute, dtype, truth=Exact(dtype))
@@ -175,11 +171,11 @@ class Question(Computation):
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
         if self.parameter and hypothesis.name != "no_gradient" and not value.any():
-            return False  # a reason for having no gradient, and not told apart from others
+            return False  # a gradient of zeros has many causes, which zeros do not tell apart
         return super().near(hypothesis, value)
 
     def rounded(self, dtype: str) -> Array:
-        """Return the tensor as it comes out in a precision."""
+        """Return the right tensor, computed in a precision."""
         return self._taken(self.run(RIGHT, Arithmetic(dtype)))
 
     def _taken(self, run: Step) -> Array:
@@ -187,12 +183,11 @@ class Question(Computation):
 
 
 class Exact(Arithmetic):
-    """What the truth is computed in.
+    """The arithmetic of the truth for a precision: without rounding, except of factors on request.
 
     Args:
-        dtype: the precision that it is the truth for.
-        factors: the format that factors of products are rounded to first, if they are.
-        keeping: whether it is kept what depends on what, and every gradient.
+        factors: the format to which factors of products are rounded.
+        keeping: whether to keep the tape, with all gradients.
     """
 
     def __init__(self, dtype: str, factors: str | None = None, keeping: bool = False) -> None:
@@ -211,7 +206,7 @@ class Exact(Arithmetic):
 
 
 def rounding(name: str) -> Callable[[Array], Array]:
-    """Return what rounds float64 numbers to a format; a factor of TF32 products has 11 significant bits."""
+    """Return the function that rounds float64 numbers to a format; TF32 has 11 significant bits."""
     if name == "tf32":
         return lambda values: round_to_bits(values, 11)
     if name == "tf32 cut off":

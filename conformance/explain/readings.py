@@ -1,4 +1,4 @@
-"""Causes that are read off a tensor: what it has in common with the right one says what became of it."""
+"""Readings of a tensor: causes that follow from its relation to the right one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from concord.spec.precision import precision, round_to_bits
 
 # Formats.
 
+# Different numbers from which fewer bits are believed: all of 24 lack a bit by chance once in 2^24. And the
+# bits that they must lack.
 ENOUGH, FREE = 24, 4
-"""Different numbers that have few bits by chance once in 2 to that power, and bits that they must lack."""
 
 
 def of_format(question: Question) -> Iterator[Hypothesis]:
@@ -35,9 +36,11 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
     actual, right = question.actual, question.right
     finite = np.isfinite(actual) & np.isfinite(right.value)
     for name in reversed(SHORTER.get(question.case.dtype, ())):
-        held, numbers = (rounding(name)(array[finite]) == array[finite] for array in (actual, right.value))
-        # Zero is in every format: it says nothing of one.
-        if held.all() and (~numbers & (actual[finite] != 0)).sum() >= 2:
+        actual_fits, right_fits = (
+            rounding(name)(array[finite]) == array[finite] for array in (actual, right.value)
+        )
+        # Zero is in every format, and points to none.
+        if actual_fits.all() and (~right_fits & (actual[finite] != 0)).sum() >= 2:
             break
     else:
         yield from _of_digits(question, finite)
@@ -53,7 +56,7 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
         yield Hypothesis(f"stored_in_{name}", f"numbers that were rounded to {name}", "PRC-2")
         return
     prediction = question.predict(RIGHT, name)
-    # What the format cannot hold may have become infinity, and then no number at all.
+    # Numbers out of the format's range may become infinity, and then NaN.
     lost = ~np.isfinite(actual)
     error = np.where(lost, 0.0, actual - prediction.value)
     if (
@@ -64,19 +67,19 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
         yield Hypothesis(f"computed_in_{name}", f"a step that was computed in {name}", "PRC-2")
 
 
+# Numbers in a table that somebody wrote down have no more.
 MOST_DECIMALS = 6
-"""Of the numbers of a table that somebody wrote down."""
 
 
 def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
-    """Read off that numbers were rounded to so many decimals, or to so many bits."""
+    """Read off that numbers were rounded to a number of decimals, or of bits."""
     actual, right = question.actual[finite], question.right.value[finite].astype(np.float64)
     sigma = question.right.sigma[finite]
     clause = "POS-4" if question.is_tap(("embeddings.position",)) else "PRC-2"
     unit = precision(question.case.dtype).unit_roundoff
     for decimals in range(1, MOST_DECIMALS + 1):
-        held = abs(actual - np.round(actual, decimals)) <= unit * abs(actual)
-        if held.all() and len(np.unique(actual)) >= ENOUGH:
+        fits = abs(actual - np.round(actual, decimals)) <= unit * abs(actual)
+        if fits.all() and len(np.unique(actual)) >= ENOUGH:
             if within(np.maximum(abs(actual - right) - 0.5 * 10.0**-decimals, 0), sigma + unit * abs(right)):
                 yield Hypothesis("decimals", f"numbers that were rounded to {decimals} decimals", clause)
             return
@@ -85,7 +88,7 @@ def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
 
 
 def _bits(numbers: Array) -> int:
-    """Return how many significant bits numbers have at most; of few numbers nothing is to be said."""
+    """Return the largest number of significant bits; 64 of too few numbers to tell."""
     if len(np.unique(abs(numbers[numbers != 0]))) < ENOUGH:
         return 64
     return next((bits for bits in range(1, 53) if (round_to_bits(numbers, bits) == numbers).all()), 64)
@@ -97,24 +100,19 @@ def _bits_of(dtype: str) -> int:
 
 # Limits.
 
+# Share of the largest number below which a right number may be zero, apart from rounding.
 NOTHING = 1e-6
-"""A share of the largest number below which a number may be zero but for rounding."""
 
 
 def of_limit(question: Question) -> Iterator[Hypothesis]:
-    """Read off that whatever is beyond a limit was set to it."""
-    right, actual, clause = (
-        question.right.value,
-        question.actual,
-        usual_clause(question),
-    )
-    masked = question.is_tap(
-        ("*.masked_scores", "*.masked_weights")
-    )  # where a constant is no sign of a limit
+    """Read off that numbers beyond a limit were set to it."""
+    right, actual, clause = question.right.value, question.actual, usual_clause(question)
+    # Where a mask constant stands, equal numbers are no sign of a limit.
+    masked = question.is_tap(("*.masked_scores", "*.masked_weights"))
     if masked or not (np.isfinite(right).all() and np.isfinite(actual).all()):
         return
     limit = float(abs(actual).max())
-    if np.ptp(actual) == 0:  # one number throughout is no limit
+    if np.ptp(actual) == 0:  # equal numbers show no limit
         return
     for text, low, high in (
         ("be at least ", float(actual.min()), math.inf),
@@ -142,7 +140,7 @@ def of_sign(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_small(question: Question) -> Iterator[Hypothesis]:
-    """Read off that whatever is smaller than a limit was set to zero."""
+    """Read off that numbers below a limit were set to zero."""
     limits, error = limits_of_zeros(question), question.actual - question.right.value
     kept = question.actual != 0
     if limits and within(error[kept], np.broadcast_to(question.right.sigma, kept.shape)[kept]):
@@ -152,7 +150,7 @@ def of_small(question: Question) -> Iterator[Hypothesis]:
 
 
 def limits_of_zeros(question: Question) -> tuple[float, float] | None:
-    """Return between which numbers a limit lies below which all are zero; of a gradient, in all gradients."""
+    """Return the bounds of a limit below which all numbers are zero; of a gradient, in all gradients."""
     pairs = [(question.right.value, question.actual)]
     if question.parameter in trainable(question.config, question.case.part):
         names = [
@@ -171,8 +169,8 @@ def limits_of_zeros(question: Question) -> tuple[float, float] | None:
 
 # Rows of tables.
 
+# The largest product of wrong rows and the table's size for which rows are compared, all with all.
 MOST_ROWS = 10**8
-"""Of larger tables, times what was looked up, rows are not compared."""
 
 
 def of_rows(question: Question) -> Iterator[Hypothesis]:
@@ -193,12 +191,12 @@ def of_rows(question: Question) -> Iterator[Hypothesis]:
         return
     vectors = question.actual[wrong]  # (N, D)
     nearest = np.square(vectors[:, None] - scale * table).sum(-1).argmin(-1)
-    # Sigma of another row is that of its own numbers.
+    # Of another row, the rounding of its own numbers counts: sigma is that of the right row.
     unit = precision(question.case.dtype).unit_roundoff
     value = scale * table[nearest]
     if not within(vectors - value, np.hypot(sigma[wrong], unit * abs(value))):
         return
-    expected = rows[wrong]
+    expected = rows[wrong]  # (N,)
     pairs = list(dict.fromkeys(zip(nearest.tolist(), expected.tolist(), strict=True)))
     by = {actual - meant for actual, meant in pairs}
     if len(by) == 1 and len(pairs) > 1:
@@ -216,7 +214,7 @@ def of_rows(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_tokens(question: Question) -> Iterator[Hypothesis]:
-    """Read off that of each sample one token was taken, and which."""
+    """Read off which token of each sample was taken."""
     if not question.is_tap(("pooling",)) or question.entered.ndim != 3:
         return
     entered, actual = question.entered.astype(np.float64), question.actual
@@ -232,7 +230,7 @@ def of_tokens(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_labels(question: Question) -> Iterator[Hypothesis]:
-    """Read off that losses are those of other labels."""
+    """Read off the labels whose losses these are."""
     if not question.is_tap(("losses",)) or "log_probabilities" not in question.exact.now:
         return
     every = -question.exact.now["log_probabilities"].value.astype(np.float64)  # (B, C)
@@ -244,7 +242,7 @@ def of_labels(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_count(question: Question) -> Iterator[Hypothesis]:
-    """Read off by how many samples the sum of the losses was divided."""
+    """Read off the number of samples by which the sum of losses was divided."""
     if not question.is_tap(("loss",)) or "losses" not in question.exact.now:
         return
     context, losses = question.exact.context, question.exact.now["losses"].value.astype(np.float64)
@@ -273,7 +271,7 @@ DROPPED = (
 
 
 def of_dropout(question: Question) -> Iterator[Hypothesis]:
-    """Read off that some numbers are 0 and the others are all enlarged by the same factor."""
+    """Read off that some numbers are 0, and all others enlarged by the factor of dropout."""
     if question.is_tap(DROPPED):
         base: Array = np.zeros_like(question.actual)
     elif question.is_tap(RESIDUALS):
@@ -292,24 +290,20 @@ def of_dropout(question: Question) -> Iterator[Hypothesis]:
     if factor > 1 and within(np.where(kept, actual - factor * right, 0.0), factor * sigma):
         share = 1 - 1 / factor
         expected = share * visible.sum()
+        # The factor and the share of zeros have to match, within 5 deviations of a random draw.
         if abs(dropped.sum() - expected) <= 5 * math.sqrt(expected) + 1:
             yield Hypothesis("dropout", f"dropout of {100 * share:.3g} % that was left on", "DRP-1")
 
 
+# Usual rates of dropout.
 SHARES = (0.1, 0.2, 0.5, 0.3, 0.4, 0.25, 0.15, 0.05)
-"""What dropout may drop."""
 
+# The most keys whose attention weights are tried kept and dropped: there are 2 to that power ways.
 MOST_KEYS = 12
-"""How many keys the attention weights may be tried out for, kept and dropped.
-
-There are 2 to that power ways.
-"""
 
 
 def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
-    """Read off that each query's context is that of some keys alone, their weights all enlarged by the
-    same factor.
-    """
+    """Read off that each query's context is that of some keys, with the weights enlarged by dropout."""
     if not question.is_tap(("*attention.context",)):
         return
     tap, config, exact = question.tensor, question.config, question.exact
@@ -332,7 +326,7 @@ def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
             for p in left
         }
         left = [p for p in left if fits[p].any()]
-        whole += sum(bool(fits[p][-1]) for p in left[:1])  # the last way keeps every key
+        whole += sum(bool(fits[p][-1]) for p in left[:1])  # the last combination keeps every key
         if not left:
             return
     if len(left) == 1 and whole <= batch * heads * queries - 2:
@@ -345,9 +339,7 @@ def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_cancellation(question: Question) -> Iterator[Hypothesis]:
-    """Read off that each row is stretched by a factor of its own, as large as rounding makes it in E[x²] -
-    E[x]².
-    """
+    """Read off that each row is stretched by a factor that the rounding of E[x²] - E[x]² explains."""
     if not question.is_tap(NORMS):
         return
     text = "a variance computed as E[x²] - E[x]²"
@@ -364,8 +356,8 @@ def of_cancellation(question: Question) -> Iterator[Hypothesis]:
         and within(error, prediction.sigma)
         and clear(error, error - stretch * scaled, question.right.sigma)
         and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
-        and root_mean_square(prediction.sigma)
-        >= R * root_mean_square(question.right.sigma)  # else it is no worse than any other
+        # Where the formula loses no digits, it is as good as any other.
+        and root_mean_square(prediction.sigma) >= R * root_mean_square(question.right.sigma)
     ):
         yield hypothesis
 
@@ -374,14 +366,14 @@ def of_cancellation(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_recovered(question: Question) -> Iterator[Hypothesis]:
-    """Read off what is wrong with a weight: one element, or the order of its rows or columns."""
+    """Read off a wrong element of a weight, or a wrong order of its rows or columns."""
     if not question.is_tap(LINEAR) or (
         question.config.qkv_activation == "relu" and question.is_tap(PROJECTIONS)
     ):
         return
     name = parameters_of(question.tensor)
     weight = question.case.weights[f"{name}.weight"].astype(np.float64)  # (in, out)
-    # What is wrong is far larger than rounding: float64 is enough, and what linear algebra there is.
+    # float64 is enough, since these errors are far above rounding; linear algebra has no wider type.
     inputs = question.entered.reshape(-1, len(weight)).astype(np.float64)
     right, sigma, error = (
         np.broadcast_to(array, question.actual.shape).reshape(len(inputs), -1).astype(np.float64)
@@ -395,22 +387,23 @@ def of_recovered(question: Question) -> Iterator[Hypothesis]:
 def _of_element(
     name: str, weight: Array, inputs: Array, right: Array, error: Array, sigma: Array
 ) -> Iterator[Hypothesis]:
-    """Yield the one element whose change explains everything."""
+    """Yield the only element of a weight whose change explains all errors."""
     wrong = [i for i in range(error.shape[1]) if not within(error[:, i], sigma[:, i])]
     if len(wrong) != 1 or not within(np.delete(error, wrong, axis=1), np.delete(sigma, wrong, axis=1)):
         return
     (column,) = wrong
     error, sigma = error[:, column], sigma[:, column]
-    found = []
-    # After the inputs come what stands for the bias, and for a column that is multiplied by something.
+    elements = []
+    # The last two rows stand for other causes, the bias and a factor of the column: if one of these fits, the
+    # weight is not to blame.
     for row, factor in enumerate((*inputs.T, np.ones(len(inputs)), right[:, column])):
         power = float(np.square(factor / sigma).sum())
         change = float((factor / sigma * (error / sigma)).sum()) / power if power > 0 else 0.0
         if power > 0 and clear(error, error - factor * change, sigma):
-            found.append((row, change))
-    if len(found) != 1 or found[0][0] >= len(weight):
+            elements.append((row, change))
+    if len(elements) != 1 or elements[0][0] >= len(weight):
         return
-    row, change = found[0]
+    row, change = elements[0]
     if weight[row, column] + change != weight[row, column]:
         number = instead(float(weight[row, column] + change), float(weight[row, column]))
         yield Hypothesis("weight_element", f"`{name}.weight` at {(row, column)} being {number}", "WGT-4")
@@ -419,7 +412,7 @@ def _of_element(
 def _of_order(
     question: Question, name: str, weight: Array, inputs: Array, error: Array
 ) -> Iterator[Hypothesis]:
-    """Yield another order of rows or columns: the one nearest to the weight that the rows would need."""
+    """Yield the order of rows or columns that is nearest to the weight of least squares."""
     design = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)  # the last stands for the bias
     if len(design) < 2 * design.shape[1]:
         return
@@ -430,8 +423,8 @@ def _of_order(
         moved = np.flatnonzero(source != np.arange(len(source)))
         if moved.size and len(set(source.tolist())) == len(source):
             text = f"{word} {few(moved)} of `{name}.weight` having changed places"
-            made = {f"{name}.weight": partial(np.take, weight, source, axis)}
-            hypothesis = loaded("weight_permuted", text, "WGT-2", made)
+            permuted = {f"{name}.weight": partial(np.take, weight, source, axis)}
+            hypothesis = loaded("weight_permuted", text, "WGT-2", permuted)
             prediction = question.predict(hypothesis)
             if within(question.actual - prediction.value, prediction.sigma):
                 yield hypothesis

@@ -1,7 +1,4 @@
-"""The search: which hypotheses give what was delivered, hold in other computations too, and what it takes.
-
-What else a machine does must not change what is found: time is that of the processor, in this thread.
-"""
+"""The search for the hypotheses that give the delivered tensor and hold in other computations too."""
 
 from __future__ import annotations
 
@@ -20,51 +17,46 @@ from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, exp
 from concord.conformance.judging.explanation import Explanation
 from concord.spec.errors import SpecError
 
+# A hypothesis whose error lies at the edge of its tolerance is dropped where another one's is so many times
+# smaller.
 MUCH_BETTER = 8.0
-"""How many times smaller the error under one hypothesis must be for another, at the edge of its tolerance,
-to be dropped.
-"""
 
+# Share of the tolerance from which an error lies at its edge.
 EDGE = 0.5
-"""From which share of the tolerance on an error lies at its edge."""
 
 
 class Spent(SpecError):
-    """What a search may take is spent."""
+    """The time of a search is spent."""
 
 
 class Effort:
-    """What one search may take, in the thread that makes it, and what became of it.
+    """The time limit of a search in one thread, and the counts of what was tried within it.
 
     Args:
-        seconds: of processor time of this thread.
+        seconds: processor time of this thread.
 
     Attributes:
-        tried: how many hypotheses there was time for.
-        untried: how many there were besides.
-        failures: steps of the search that failed, in sentences: faults of the search itself.
+        tried: number of hypotheses that there was time for.
+        untried: number of the others.
+        failures: faults of the search itself, in sentences.
     """
 
     def __init__(self, seconds: float = math.inf) -> None:
+        # Not wall-clock time: another load on the machine must not change the explanation.
         self.seconds, self.started = seconds, time.thread_time()
         self.tried = self.untried = 0
         self.failures: list[str] = []
 
     def spent(self) -> bool:
-        """Return whether the time is spent."""
         return time.thread_time() - self.started > self.seconds
 
     def check(self) -> None:
-        """Stop what is computed for the search.
-
-        Raises:
-            Spent: if the time is spent.
-        """
+        """Raise :class:`Spent` if the time is spent, to interrupt a computation for the search."""
         if self.spent():
             raise Spent(f"{self.seconds:g} s of the processor are spent")
 
     def among(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
-        """Yield hypotheses until the time is spent, and count the others."""
+        """Yield hypotheses until the time is spent, and count the rest."""
         for hypothesis in hypotheses:
             if self.spent():
                 self.untried += 1
@@ -74,10 +66,9 @@ class Effort:
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Go on after a step of the search that fails, and note it.
-
-        A run that is wrong in an unforeseen way still has its verdict, and all other explanations are tried.
-        """
+        """Note a failure within a block, and go on."""
+        # A run may be wrong in an unforeseen way: it still gets its verdict, and all other explanations are
+        # tried (decision 19).
         try:
             yield
         except Spent:
@@ -89,7 +80,7 @@ class Effort:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said of a search that was cut short, or that failed in part."""
+        """Sentences about a search that was cut short, or that failed in part."""
         text = (
             f"the search for a cause was cut short: {self.tried} of {self.tried + self.untried} known "
             f"explanations were tried"
@@ -102,8 +93,7 @@ class Fit:
     """A hypothesis that explains a tensor.
 
     Attributes:
-        prediction: of what is delivered under it.
-        distance: by how many tolerances what was delivered lies off it.
+        distance: the largest error of the prediction, in tolerances.
     """
 
     hypothesis: Hypothesis
@@ -112,16 +102,14 @@ class Fit:
 
 
 class Search:
-    """One search for the hypothesis that explains a computation to within its tolerance.
+    """One search for the hypotheses that explain a computation to within its tolerance.
 
     Args:
-        computation: that went wrong.
-        effort: what it may take: when that is spent, what was found by then is the answer, and not a sure
-            one.
-        others: computations that it has to hold in too.
+        effort: the time limit; when it is reached, the answer is what fits so far, and not sure.
+        others: computations in which a hypothesis has to hold too.
 
     Attributes:
-        refuted: what explains the computation, and does not hold in others.
+        refuted: fits that do not hold in one of the others.
     """
 
     def __init__(
@@ -133,59 +121,61 @@ class Search:
     def explain(
         self, stages: Iterable[Iterable[Hypothesis]], readings: Iterable[Hypothesis] = ()
     ) -> Explanation | None:
-        """Return what explains the computation; None if nothing does.
+        """Return the explanation of the computation; None if no hypothesis holds.
 
         Args:
-            stages: hypotheses that are tried together: the first that explain it are the answer.
-            readings: those that were read off what was delivered: the first is believed.
+            stages: groups of hypotheses; the first group with one that holds is the last.
+            readings: hypotheses that were read off the tensor; the first is believed.
         """
-        with np.errstate(all="ignore"):  # what is not finite is compared as such
+        with np.errstate(all="ignore"):  # numbers that are not finite are compared as such
             for hypotheses in stages:
-                if found := self.explaining(hypotheses):
-                    return self.conclude(found)
+                if fits := self.explaining(hypotheses):
+                    return self.conclude(fits)
             if not self.effort.untried:
                 with self.effort.attempt("reading a cause off the tensor"):
-                    for one in readings:
-                        return explained_by(self.computation.subject, [one], not one.rare)
+                    for reading in readings:
+                        return explained_by(self.computation.subject, [reading], not reading.rare)
         return None
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Fit]:
-        """Return the hypotheses under which the tensor is right, and which do not leave it as it should be.
+        """Return the hypotheses that predict the delivered tensor and not the right one.
 
         Of several that are one bug in other words, the first.
         """
-        found: list[Fit] = []
-        asked = self.computation
+        fits: list[Fit] = []
+        computation = self.computation
         with self.effort.attempt("a list of explanations"):
-            for one in self.near(hypotheses):
-                if found and self.effort.spent():
+            for hypothesis in self.near(hypotheses):
+                if fits and self.effort.spent():
                     self.effort.untried += 1
                     continue
-                with self.applying(one):
-                    prediction = asked.predict(one)
+                with self.applying(hypothesis):
+                    prediction = computation.predict(hypothesis)
 
                     def known_in(
                         those: Sequence[Fit],
-                        one: Hypothesis = one,
+                        hypothesis: Hypothesis = hypothesis,
                         prediction: Prediction = prediction,
                     ) -> bool:
                         return any(
-                            asked.one_cause(one, other.hypothesis)
-                            and asked.same(prediction, other.prediction)
+                            computation.one_cause(hypothesis, other.hypothesis)
+                            and computation.same(prediction, other.prediction)
                             for other in those
                         )
 
-                    if known_in(found) or not asked.explains(prediction):
+                    if known_in(fits) or not computation.explains(prediction):
                         continue
-                    explanation = Fit(one, prediction, asked.distance(prediction))
-                    if all(other.compatible(one) for other in self.others):
-                        found.append(explanation)
+                    fit = Fit(hypothesis, prediction, computation.distance(prediction))
+                    if all(other.compatible(hypothesis) for other in self.others):
+                        fits.append(fit)
                     elif not known_in(self.refuted):
-                        self.refuted.append(explanation)
-        return found
+                        self.refuted.append(fit)
+        return fits
 
     def near(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
-        """Yield hypotheses that come near the tensor: their own tolerance is worth deriving."""
+        """Yield the hypotheses whose exact values come near the tensor."""
+        # Exact values cost one computation, a tolerance that of all samples: most hypotheses need the first
+        # alone.
         for hypothesis in self.effort.among(hypotheses):
             near = False
             with self.applying(hypothesis):
@@ -194,21 +184,24 @@ class Search:
                 yield hypothesis
 
     @contextlib.contextmanager
-    def applying(self, one: Hypothesis) -> Iterator[None]:
-        """Leave out a hypothesis that does not apply; one that fails in another way is noted."""
-        with self.effort.attempt(f"trying {one.name} ({one.text})"), contextlib.suppress(*INAPPLICABLE):
+    def applying(self, hypothesis: Hypothesis) -> Iterator[None]:
+        """Skip a hypothesis that does not apply; note one that fails otherwise."""
+        with (
+            self.effort.attempt(f"trying {hypothesis.name} ({hypothesis.text})"),
+            contextlib.suppress(*INAPPLICABLE),
+        ):
             yield
 
-    def conclude(self, found: Sequence[Fit], since: str = "") -> Explanation:
-        """Name what explains the tensor best, and all that explains it as well.
+    def conclude(self, fits: Sequence[Fit], since: str = "") -> Explanation:
+        """Return the explanation by the best fit, and by all that fit as well.
 
         Args:
-            since: from which step on, where it does not hold in steps before.
+            since: as of :func:`~.hypothesis.explained_by`.
         """
-        best = min(one.distance for one in found)
-        kept = [one.hypothesis for one in found if one.distance <= max(EDGE, MUCH_BETTER * best)]
+        best = min(fit.distance for fit in fits)
+        kept = [fit.hypothesis for fit in fits if fit.distance <= max(EDGE, MUCH_BETTER * best)]
         sure = (
-            len({one.hypothesis.text for one in found}) == 1
+            len({fit.hypothesis.text for fit in fits}) == 1
             and best <= EDGE
             and not kept[0].rare
             and not self.effort.untried
@@ -216,7 +209,7 @@ class Search:
         shown = [hypothesis for hypothesis in kept if not hypothesis.rare] or kept
         # An option that is wrong is the plainest reason.
         return explained_by(
-            self.computation.subject, sorted(shown, key=lambda one: not one.fields), sure, since
+            self.computation.subject, sorted(shown, key=lambda hypothesis: not hypothesis.fields), sure, since
         )
 
 
@@ -226,12 +219,9 @@ _searches: list[threadpool_limits] = []
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Have NumPy multiply in the thread that asks for it.
-
-    Threads that wait for a busy core take twenty times as long as one.
-
-    The limit holds for the whole process, and is lifted when the last of several searches is done.
-    """
+    """Limit NumPy's BLAS to the calling thread."""
+    # Its threads wait for one another: on a busy core that takes twenty times as long as one thread does. The
+    # limit is the process's: the first of several searches sets it, and the last lifts it.
     with _guard:
         _searches.append(_searches[-1] if _searches else threadpool_limits(1, user_api="blas"))
     try:

@@ -1,4 +1,4 @@
-"""What may be wrong with a step of the model, in the order in which it is tried."""
+"""Hypotheses about a step of the model, in the order in which a search tries them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from concord.conformance.explain.weight_search import of_weights
 from concord.spec.parameters import trainable
 from concord.spec.tensors import clause_of
 
+# Norms to which people clip gradients.
 LIMITS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Norms that gradients are clipped to."""
 
 
 def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
@@ -60,6 +60,7 @@ def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
             yield hypothesis(bug)
 
 
+# Patterns of taps where another function may stand: the name of that bug, and the functions.
 FUNCTIONAL = {
     "*.feed_forward.activation": ("activation", (*FUNCTIONS,)),
     "pooler.output": ("pooler", (*FUNCTIONS,)),
@@ -68,11 +69,10 @@ FUNCTIONAL = {
     "logits": ("softmax", ("softmax", "sigmoid", "tanh", "relu")),
     "log_probabilities": ("softmax", ("none", "softmax", "sigmoid")),
 }
-"""Taps that another function may be found at: the name of such a bug, and the functions."""
 
 
 def of_functions(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield other activations in the place of a tap's own, or of a softmax, and its other axes."""
+    """Yield other activations in place of a tap's own or of a softmax, and other axes of the softmax."""
     pattern = next((pattern for pattern in FUNCTIONAL if fits(tap, (pattern,))), None)
     if pattern is None:
         return
@@ -99,14 +99,14 @@ def _entering(m: Context) -> Any:
 
 
 def of_left_out(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the step left out, where what goes into it has as many elements."""
+    """Yield the step left out; the edit fails where its input has another number of elements."""
     clause = clause_of(question.config, tap, question.case.part)
     change = Change(taps=(tap,), edit=lambda m: m.reshape(m.x, tuple(m.y.shape)))
     yield Hypothesis("step_left_out", f"`{tap}` being what goes into its step", clause, change=change)
 
 
 def of_gradient(question: Question) -> Iterator[Hypothesis]:
-    """Yield what may have become of the gradient of a parameter afterwards (SPEC GRD-1)."""
+    """Yield what may happen to a parameter's gradient after the backward pass (SPEC GRD-1)."""
     every = (question.exact.gradient(name) for name in trainable(question.config, question.case.part))
     length = math.sqrt(sum(float(np.square(gradient).sum()) for gradient in every))
     clipped = {
@@ -120,19 +120,19 @@ def of_gradient(question: Question) -> Iterator[Hypothesis]:
         ("gradient_clipped", clipped),
     ):
         if name == "no_gradient" and (question.actual.any() or limits_of_zeros(question)):
-            continue  # some of it is there, or in all gradients what is small is zero
+            continue  # a part is there, or zeros in all gradients are those of a limit (of_small)
         for text, factor in factors.items():
-            made = functools.partial(np.multiply, factor)
-            # That there is none has many reasons.
-            yield Hypothesis(name, text, "GRD-1", gradient=made, rare=name == "no_gradient")
+            edit = functools.partial(np.multiply, factor)
+            # Rare: a gradient is missing for many reasons.
+            yield Hypothesis(name, text, "GRD-1", gradient=edit, rare=name == "no_gradient")
 
 
+# Results of activations.
 ELEMENTWISE = ("*.feed_forward.activation", "pooler.output")
-"""Taps that an activation gives."""
 
 
 def of_backward(question: Question) -> Iterator[Hypothesis]:
-    """Yield the bugs of the backward pass alone; those of a table are its own."""
+    """Yield bugs of the backward pass alone; those of tables only for gradients of tables and taps."""
     if not question.parameter:
         return
     table = (
@@ -149,7 +149,7 @@ def of_backward(question: Question) -> Iterator[Hypothesis]:
 
 
 def _derivatives(role: str) -> Iterator[tuple[str, str, Edit]]:
-    """Yield what may be wrong with the derivative of any step: its name, its words, and the edit."""
+    # The name of the bug, its words, and the edit.
     yield "detached", "no gradient through", gradients.detached
     yield "detached_padding", "no gradient through padded rows of", _without_padding
     if fits(role, (*NORMS, *RESIDUALS, *ELEMENTWISE, WEIGHTS, "log_probabilities", "normalized")):
@@ -175,7 +175,7 @@ def of_factors(question: Question) -> Iterator[Hypothesis]:
     """Yield products whose factors are rounded first (SPEC PRC-1 to PRC-3)."""
     shorter = SHORTER.get(question.case.dtype, ())
     for name in shorter:
-        short = "tf32" if name == "float16" else name  # which has as many bits
+        short = "tf32" if name == "float16" else name  # both have 11 bits: one hypothesis stands for both
         bits = "11 bits, as TF32 and float16 have" if short == "tf32" else short
         text = f"products whose factors are rounded to {bits}"
         yield Hypothesis(f"{short}_products", text, "PRC-2", factors=short)
@@ -185,27 +185,26 @@ def of_factors(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_hidden(question: Question) -> Iterator[Hypothesis]:
-    """Yield every bug on the way to a tensor from what a run delivered: in a kernel, or a whole model.
-
-    There one bug may change several taps, or weights, which explanations of a single tap do not stand for.
-    """
+    """Yield the bugs of all taps between the delivered ones and the tensor: of a kernel, or a whole model."""
+    # One bug may change several of these taps, or weights; hypotheses about a single tap do not cover that.
     hidden = (*question.hidden, question.tensor)
     roles = {role_of(name): name for name in hidden} if question.hidden else {}
     families = (of_options, of_tap, of_functions)
-    every = (one for tap in roles.values() for family in families for one in family(question, tap))
-    yield from likeliest_first({(one.name, one.text): one for one in every}.values())
+    every = (bug for tap in roles.values() for family in families for bug in family(question, tap))
+    yield from likeliest_first({(bug.name, bug.text): bug for bug in every}.values())
 
 
 def hypothesis(bug: Bug) -> Hypothesis:
-    """Return a bug as something that a run may contain."""
+    """Return the hypothesis that a run has a bug of the catalogue."""
     return Hypothesis(bug.name, bug.explanation, bug.clause, change=bug.change)
 
 
 Family = Callable[[Question, str], Iterator[Hypothesis]]
 
 FAMILIES: tuple[Family, ...] = (of_options, of_weights, of_tap, of_functions)
-"""What may be wrong with a tap: an option, its weights, a bug of the catalogue, or its function."""
 
+# Patterns of names of the bugs that people make most often, the most frequent first. The time of a search may
+# end before the others are tried.
 LIKELY = (
     ("activation",),
     ("norm_epsilon*", "norm_placement", "norm_variance"),
@@ -215,37 +214,30 @@ LIKELY = (
     ("transposed_weight", "weight_in_wrong_order", "swapped_weights", "heads_*", "fused_weight"),
     ("*scale*",),
 )
-"""Kinds of bugs (patterns of names) that people make most often, the most frequent first.
-
-They are tried first, and the rest after them.
-"""
-
+# In this order: the first reading that yields a hypothesis is believed.
 READINGS = (
-    # What was looked up, or chosen, has as few bits as weights may have.
+    # Before formats: rows, tokens and losses that were looked up have as few bits as the weights have.
     *(of_rows, of_mask, of_tokens, of_labels, of_count),
     *(of_format, of_limit, of_sign, of_small, of_dropout, of_dropped_weights, of_recovered, of_cancellation),
 )
-"""In the order in which they are tried; the first that says something is believed."""
 
 
 def stages(question: Question) -> Iterator[Iterable[Hypothesis]]:
-    """Yield what may be wrong: what is tried together.
-
-    Where other layers are hidden too, a bug of all of them is as likely as one of the last step.
-    """
+    """Yield groups of hypotheses; each group is tried as a whole."""
+    # Where other layers are hidden too, a bug of all of them is as likely as one of the last step.
     far = any(group_of(name) != group_of(question.tensor) for name in question.hidden)
     yield likeliest_first(chain(simple(question), of_hidden(question) if far else ()))
     yield chain(() if far else of_hidden(question), unusual(question))
 
 
 def readings(question: Question) -> Iterator[Hypothesis]:
-    """Yield what the tensor shows by itself."""
+    """Yield causes that are read off the tensor."""
     for look in READINGS:
         yield from look(question)
 
 
 def simple(question: Question) -> Iterator[Hypothesis]:
-    """Yield single bugs."""
+    """Yield bugs of single steps, and for a gradient of its backward pass."""
     if question.parameter:
         yield from of_gradient(question)
         yield from of_derivatives(question)
@@ -255,7 +247,7 @@ def simple(question: Question) -> Iterator[Hypothesis]:
 
 
 def unusual(question: Question) -> Iterator[Hypothesis]:
-    """Yield values that nobody uses."""
+    """Yield fitted numbers that nobody would choose, steps left out, and other operands."""
     for tap in question.span:
         if fits(tap, NORMS):
             yield from of_fitted_epsilon(question)
@@ -268,26 +260,25 @@ def unusual(question: Question) -> Iterator[Hypothesis]:
 
 
 def bugs(question: Question) -> Iterator[Hypothesis]:
-    """Yield the single bugs that the step of a tap may contain."""
+    """Yield each family's bugs of the taps in question."""
     for tap in question.span:
         for family in FAMILIES:
-            for one in family(question, tap):
-                change = dataclasses.replace(one.change, taps=(tap,)) if one.change.edit else one.change
-                yield dataclasses.replace(one, change=change)
+            for bug in family(question, tap):
+                change = dataclasses.replace(bug.change, taps=(tap,)) if bug.change.edit else bug.change
+                yield dataclasses.replace(bug, change=change)
 
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
-    """Return the hypothesis of the same name and text that may be made of the tensor in question."""
+    """Return the hypothesis about another tensor that has the same name and text, if there is one."""
     wanted = (hypothesis.name, hypothesis.text)
-    known = (one for some in (simple, unusual) for one in some(question))
-    return next((one for one in known if (one.name, one.text) == wanted), None)
+    known = (bug for family in (simple, unusual) for bug in family(question))
+    return next((bug for bug in known if (bug.name, bug.text) == wanted), None)
 
 
 def likeliest_first(hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
-    """Yield hypotheses in the order in which they are tried; last come those that hardly anyone makes."""
-    yield from sorted(hypotheses, key=lambda one: (one.rare, _place(one.name)))
+    """Yield hypotheses in the order of :data:`LIKELY`, rare ones last."""
+    yield from sorted(hypotheses, key=lambda bug: (bug.rare, _place(bug.name)))
 
 
 def _place(name: str) -> int:
-    """Return where an explanation stands in :data:`LIKELY`."""
     return next((i for i, names in enumerate(LIKELY) if fits(name, names)), len(LIKELY))

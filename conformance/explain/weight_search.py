@@ -1,7 +1,7 @@
-"""The search for wrong weights: what a conversion may have made of a step's parameters.
+"""Wrong weights that a conversion may yield: of linear layers and norms, and rounded ones of tables.
 
-Of linear layers and norms; of tables, rounded ones (SPEC WGT-1 to WGT-4, NRM-2). An explanation is one that
-gives the run's tensor; a certificate of a port puts some in, to see that they would be found.
+A search tries them as explanations; a certificate of a port injects some, to prove that it would find them
+(SPEC WGT-1 to WGT-4, NRM-2).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, parameters
 
+# Arrays by the parameters that they replace, computed late: a large model leaves no memory for all at once.
 Made = Mapping[str, Callable[[], Array]]
-"""Arrays by the parameters whose place they take; of a large model there is no room for all at once."""
 
 LEAVES = ("weight", "bias")
 PROJECTED = (".query", ".key", ".value")
 
 
 class WrongWeights(NamedTuple):
-    """Parameters that are others: the kind of mistake, what it is in words, the clause, and the arrays."""
+    """A mistake in parameters: its kind, its words, the clause that it breaks, and the wrong arrays."""
 
     name: str
     text: str
@@ -41,12 +41,12 @@ class WrongWeights(NamedTuple):
 
 
 def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield what may be wrong with the weights of a tap's step."""
+    """Yield hypotheses about the weights of a tap's step."""
     return (loaded(*wrong) for wrong in wrong_weights(question.case, tap))
 
 
 def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
-    """Yield what may be wrong with the parameters of a tap's step, none of them computed yet."""
+    """Yield the wrong weights of a tap's step, none of them computed yet."""
     norm = fits(tap, NORMS)
     own = norm_of(case.config.norm_sharing, tap) if norm else parameters_of(tap)
     if fits(tap, LINEAR):
@@ -55,16 +55,16 @@ def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
         yield from _of_norm(case, own)
     names = [name for name in (f"{own}.{leaf}" for leaf in LEAVES) if name in case.weights]
     for short in SHORTER.get(case.dtype, ()):
-        made = {name: partial(_shorter, short, case.weights[name]) for name in names}
-        yield from _each(f"weight_in_{short}", f"rounded to {short}", "PRC-2", made)
+        rounded = {name: partial(_shorter, short, case.weights[name]) for name in names}
+        yield from _each(f"weight_in_{short}", f"rounded to {short}", "PRC-2", rounded)
 
 
-def _each(name: str, text: str, clause: str, made: Made) -> Iterator[WrongWeights]:
-    """Yield parameters of a step that are others: all of them, and each by itself."""
-    for chosen in dict.fromkeys(((*made,), *((one,) for one in made))):
+def _each(name: str, text: str, clause: str, arrays: Made) -> Iterator[WrongWeights]:
+    """Yield a mistake in all of a step's parameters, and in each alone."""
+    for chosen in dict.fromkeys(((*arrays,), *((own,) for own in arrays))):
         if chosen:
-            said = " and ".join(f"`{one}`" for one in chosen)
-            yield WrongWeights(name, f"{said} {text}", clause, {one: made[one] for one in chosen})
+            names = " and ".join(f"`{own}`" for own in chosen)
+            yield WrongWeights(name, f"{names} {text}", clause, {own: arrays[own] for own in chosen})
 
 
 def _shorter(name: str, array: Array) -> Array:
@@ -72,7 +72,7 @@ def _shorter(name: str, array: Array) -> Array:
 
 
 def _of_another(case: JudgedProblem, own: str, other: str) -> Made:
-    """Return the parameters of another step of the same shape, in place of a step's own."""
+    """Return the parameters of another step that have the shapes of a step's own."""
     weights = case.weights
     both = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
     return {
@@ -120,7 +120,7 @@ def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _of_other_layers(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
-    """Yield parameters of the same sublayer, or the same of other layers."""
+    """Yield parameters of the same sublayer, and the same ones of other layers."""
     layer, _, role = own.partition(".attention.")
     beside = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
     inside = own.split(".", 2)[2:] if own.startswith("layers.") else []
@@ -132,43 +132,41 @@ def _of_other_layers(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
 
 
 def _of_heads(case: JudgedProblem, own: str, outputs: bool) -> Iterator[WrongWeights]:
-    """Yield weights whose heads stand in another order, or that were cut out of a fused one wrongly.
+    """Yield weights with another order of heads, and wrong cuts of a fused weight.
 
     Args:
-        outputs: whether the heads are columns, and not rows.
+        outputs: whether heads are columns of the weight, not rows.
     """
     config, weights = case.config, case.weights
     numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
     leaves = [f"{own}.{leaf}" for leaf in (LEAVES if outputs else LEAVES[:1]) if f"{own}.{leaf}" in weights]
     for order in _orders(config.num_heads):
         columns, axis = numbers[list(order)].reshape(-1), -1 if outputs else 0
-        made = {name: partial(np.take, weights[name], columns, axis=axis) for name in leaves}
+        permuted = {name: partial(np.take, weights[name], columns, axis=axis) for name in leaves}
         text = f"with heads in the order {', '.join(map(str, order))}"
-        yield from _each("heads_permuted", text, "ATT-2", made)
+        yield from _each("heads_permuted", text, "ATT-2", permuted)
     if outputs:
         prefix, _, role = own.rpartition(".")
         third = {
             f"{own}.{leaf}": partial(_cut_from_fused, config, weights, prefix, role, leaf)
             for leaf in LEAVES
-            if all(f"{prefix}.{one}.{leaf}" in weights for one in ("query", "key", "value"))
+            if all(f"{prefix}.{other}.{leaf}" in weights for other in ("query", "key", "value"))
         }
         text = "a fused weight that holds query, key and value head by head, cut into thirds"
         yield WrongWeights("fused_weight", text, "WGT-1", third)
 
 
-def _cut_from_fused(config: EncoderConfig, given: Weights, prefix: str, role: str, leaf: str) -> Array:
-    """Return the third of a fused weight, which holds query, key and value for each head, that a role
-    would get.
-    """
+def _cut_from_fused(config: EncoderConfig, weights: Weights, prefix: str, role: str, leaf: str) -> Array:
+    """Return a role's third of a fused weight that holds query, key and value head by head."""
     roles = ("query", "key", "value")
-    parts = [given[f"{prefix}.{one}.{leaf}"] for one in roles]
+    parts = [weights[f"{prefix}.{other}.{leaf}"] for other in roles]
     split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
     fused = np.stack(split, axis=-2).reshape(*parts[0].shape[:-1], 3 * config.d_model)
     return np.split(fused, 3, axis=-1)[roles.index(role)]
 
 
 def _orders(heads: int) -> list[tuple[int, ...]]:
-    """Return orders of heads: all of a few, reversed and rolled ones of many."""
+    """Return wrong orders of heads: all of up to three heads, else reversed and rolled ones."""
     straight = tuple(range(heads))
     if heads <= 3:
         return [order for order in itertools.permutations(straight) if order != straight]

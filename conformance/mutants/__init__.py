@@ -1,1 +1,1 @@
-"""Porting bugs on purpose: proof that the judgement finds them, and where."""
+"""Mutants: bugs that are put into a backend on purpose, to prove that the judge finds and names them."""

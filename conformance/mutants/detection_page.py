@@ -1,4 +1,4 @@
-"""The page of mutants: which were found, where, and under which name."""
+"""The page of mutants: whether each was found, at which tensor, and under which name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concord.conformance.run.report import ordered
 
 
 def detection_page(record: Record) -> str:
-    """Return the page of the record of mutants."""
+    """Return the page of a record of mutants, as HTML."""
     findings = record.outcome.findings
     names = ordered(finding.backend for finding in findings)
     judged = [finding for finding in findings if finding.status != "absent"]
@@ -27,9 +27,11 @@ def detection_page(record: Record) -> str:
         record,
         shares=[*map(share, names)],
         names=names,
-        mutants={name: KNOWN.get(name, unknown) for name in ordered(one.mutant for one in findings)},
+        mutants={name: KNOWN.get(name, unknown) for name in ordered(finding.mutant for finding in findings)},
         cells={(finding.mutant, finding.backend): finding for finding in findings},
         wrong=[finding for finding in judged if finding.status != "found"],
         misnamed=[finding for finding in findings if finding.cause == "wrong"],
-        seen=sorted((one for one in findings if one.row), key=lambda one: one.status == "found"),
+        seen=sorted(
+            (finding for finding in findings if finding.row), key=lambda finding: finding.status == "found"
+        ),
     )

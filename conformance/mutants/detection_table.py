@@ -1,4 +1,4 @@
-"""The detection matrix as a person reads it."""
+"""The detection matrix as a table in a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES = {"found": "green", "absent": "dim", "failed": "bold magenta"}
 
 
 def matrix_table(matrix: Matrix) -> Table:
-    """Return the matrix: a row for each mutant, with its margin over the tolerance on each backend."""
+    """Return a row for each mutant, with its margin over the tolerance on each backend."""
     names = ordered(finding.backend for finding in matrix.findings)
     table = Table(
         title="Mutants: first error in tolerances", title_justify="left", title_style="bold", padding=(0, 1)
@@ -35,49 +35,51 @@ def matrix_table(matrix: Matrix) -> Table:
         table.add_row(Text(operation, style="bold"))
         for mutant in of_operation:
             shown_by = f"{mutant.variant}-{mutant.scenario}"
-            found = (cells.get((mutant.name, backend)) for backend in names)
-            table.add_row(Group(Text(mutant.name), Text(shown_by, style="dim")), *found)
+            margins = (cells.get((mutant.name, backend)) for backend in names)
+            table.add_row(Group(Text(mutant.name), Text(shown_by, style="dim")), *margins)
     return table
 
 
 def summary(matrix: Matrix, backend: str) -> str:
-    """Return how many are found in a backend, and how often the right tensor, clause and cause are named."""
-    asked = [one for one in matrix.findings if one.backend == backend]
-    found = [one for one in asked if one.status in ("found", "misplaced")]
-    said = [f"{backend}: found {len(found)} of {len(asked)}"]
+    """Return a backend's share of found mutants, and of right tensors, clauses and causes among them."""
+    asked = [finding for finding in matrix.findings if finding.backend == backend]
+    found = [finding for finding in asked if finding.status in ("found", "misplaced")]
+    parts = [f"{backend}: found {len(found)} of {len(asked)}"]
     right = {
-        "first tensor": [one.status == "found" for one in found],
-        "clause": [one.clause == "right" for one in found if one.clause],
+        "first tensor": [finding.status == "found" for finding in found],
+        "clause": [finding.clause == "right" for finding in found if finding.clause],
     }
-    said += [f"{what} right in {100 * sum(of) / len(of):.0f} %" for what, of in right.items() if of]
-    causes = [one.cause for one in found if one.cause]
+    parts += [f"{what} right in {100 * sum(of) / len(of):.0f} %" for what, of in right.items() if of]
+    causes = [finding.cause for finding in found if finding.cause]
     counted = ", ".join(f"{word} {causes.count(word)}" for word in ("right", "none", "wrong"))
-    return "; ".join(said + ([f"cause: {counted} of {len(causes)}"] if causes else []))
+    return "; ".join(parts + ([f"cause: {counted} of {len(causes)}"] if causes else []))
 
 
 def show(matrix: Matrix, console: Console) -> None:
-    """Print the matrix, what is wrong in it, what no input can show, and a summary."""
+    """Print the matrix, each mutant that was not found, wrong explanations, and a summary."""
     console.print(matrix_table(matrix))
     told = list[tuple[str, str, object]]()
     absent = dict[str, str]()
-    for one in matrix.findings:
-        if one.status == "absent":
-            absent[one.backend] = one.detail
-        elif one.status != "found":
-            first = " or ".join(KNOWN[one.mutant].first)
-            named = f" at {one.tensor}, not {first}" if one.status == "misplaced" else ""
-            where = f" ({one.case}, {one.dtype})" if one.case else ""
-            detail = one.detail.replace("\n", "; ")
-            name = f"{one.backend}: {one.mutant} {one.status}{named}{where}"
-            told.append((name, detail, (one.backend, one.status, detail) if detail else len(told)))
+    for finding in matrix.findings:
+        if finding.status == "absent":
+            absent[finding.backend] = finding.detail
+        elif finding.status != "found":
+            first = " or ".join(KNOWN[finding.mutant].first)
+            named = f" at {finding.tensor}, not {first}" if finding.status == "misplaced" else ""
+            where = f" ({finding.case}, {finding.dtype})" if finding.case else ""
+            detail = finding.detail.replace("\n", "; ")
+            name = f"{finding.backend}: {finding.mutant} {finding.status}{named}{where}"
+            told.append((name, detail, (finding.backend, finding.status, detail) if detail else len(told)))
     for line in once(told):
         console.print(Text(line.removesuffix(": "), style="red"), soft_wrap=False)
     for name, detail in absent.items():
         console.print(Text(f"{name} is not installed: {detail}", style="dim"))
-    for one in matrix.findings:
-        if one.cause == "wrong":
-            console.print(Text(f"{one.backend}: {one.mutant} is explained by {one.said}", style="yellow"))
-    for backend in ordered(one.backend for one in matrix.findings):
+    for finding in matrix.findings:
+        if finding.cause == "wrong":
+            console.print(
+                Text(f"{finding.backend}: {finding.mutant} is explained by {finding.said}", style="yellow")
+            )
+    for backend in ordered(finding.backend for finding in matrix.findings):
         console.print(summary(matrix, backend), highlight=False)
     if matrix.unfinished:
         console.print(f"ended before {matrix.unfinished} more", style="bold")

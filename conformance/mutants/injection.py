@@ -1,4 +1,4 @@
-"""How the taps of a framework's model are edited in one run."""
+"""Injection of a bug: edits of the taps of a framework's model in one run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,7 @@ Tap = Callable[[str, Array], Array]
 class Injection(Context):
     """One run of a framework's model, with the edits of a change.
 
-    Compilers that read Python's code would read NumPy's in an edit for their own, and lose what it keeps. So
-    they are shown :meth:`step` and :meth:`keep` alone (:meth:`opaque`), which are given all tensors that
-    they need.
-
     Args:
-        change: what is edited.
-        request: what is run.
         memory: what edits of earlier runs left for later ones.
 
     Attributes:
@@ -41,25 +35,26 @@ class Injection(Context):
         super().__init__(request.config, request.batch, request.part, request.dtype, {}, memory)
         self.request, self.seen = request, set[str]()
         self.edits = {name: edit for name in taps(request.config, request.part) if (edit := change.at(name))}
+        # A compiler that reads Python would trace an edit's NumPy as its own, and lose what the edit keeps.
+        # It sees these two calls alone, with all tensors that they need.
         self.step, self.keep = self.opaque(self._step), self.opaque(self._keep)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an operation of the framework."""
         for library in self.libraries:
             if hasattr(library, name):
                 return getattr(library, name)
         raise AttributeError(name)
 
     def opaque(self, function: Callable[..., Array]) -> Callable[..., Array]:
-        """Return a function that compilers call while they trace, and whose code they do not read."""
+        """Return a function that compilers call while they trace, without reading its code."""
         return function
 
     @abstractmethod
     def held(self, layer: Any, kind: str) -> Array:
-        """Return a parameter of a layer in its canonical layout, or None.
+        """Return a parameter of a layer in its canonical layout; None where the layer has none.
 
         Args:
-            kind: of the parameter (:class:`concord.spec.parameters.Parameter`).
+            kind: as of :class:`concord.spec.parameters.Parameter`.
         """
 
     def submodule(self, owner: Any, name: str) -> Any:
@@ -67,36 +62,34 @@ class Injection(Context):
         return getattr(owner, name)
 
     def given(self, model: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what a model is given, and its parameters by canonical name, without those that a layer of
-        the framework keeps in a form of its own.
+        """Return the inputs and parameters of a model by canonical name.
+
+        Parameters that a framework's layer keeps in its own form are missing.
         """
-        found = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
+        tensors = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
         for name, parameter in parameters(self.config, self.part).items():
             owner = model
             try:
                 for word in name.split(".")[:-1]:
                     owner = owner[int(word)] if word.isdigit() else self.submodule(owner, word)
-                found[name] = self.held(owner, parameter.kind)
+                tensors[name] = self.held(owner, parameter.kind)
             except AttributeError:
                 continue
-        return found
+        return tensors
 
     def trace(self, model: Any, inputs: Mapping[str, Array], record: Tap) -> Tap:
-        """Return the tap that edits what it is given before it is recorded.
-
-        (:data:`concord.backends.interface.Trace`).
-        """
+        """Return the tap that edits a tensor before it is recorded."""
         return lambda name, tensor: self.keep(
             name,
             record(name, self.step(name, tensor, self.given(model, inputs) if name in self.edits else {})),
         )
 
-    def _step(self, name: str, tensor: Array, given: dict[str, Array]) -> Array:
-        if name in self.now:  # another evaluation begins
+    def _step(self, name: str, tensor: Array, tensors: dict[str, Array]) -> Array:
+        if name in self.now:  # another evaluation of the model begins
             self.now.clear()
         if name not in self.edits:
             return tensor
-        self.now.update(given)
+        self.now.update(tensors)
         self.tap, self.y = name, tensor
         self.seen.add(name)
         return self.instead(self.edits[name](self), tensor)
@@ -107,10 +100,10 @@ class Injection(Context):
 
     @contextmanager
     def confirmed(self) -> Iterator[None]:
-        """Make sure that a run which is made meanwhile was edited.
+        """Check that a run within the block was edited.
 
         Raises:
-            Unsupported: where an edit is of a tap that the model does not compute, or needs one.
+            Unsupported: where the model does not compute a tap that the edit changes or needs.
         """
         try:
             yield

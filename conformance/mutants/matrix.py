@@ -1,4 +1,4 @@
-"""Which mutants are found, where, and by how much: each on one backend, in turn, or on every one."""
+"""The detection matrix: where each mutant is found, and by how much, on one backend in turn or on all."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ from concord.spec.errors import SpecError, unknowns
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one mutant on one backend.
+    """The result of one mutant on one backend.
 
     Attributes:
-        mutant, backend: which it is of.
         status: ``"found"``; ``"misplaced"``: found, but another tensor named first; ``"missed"``;
             ``"failed"``: no result; ``"absent"``: the framework is not installed.
-        tensor: the first that is wrong, or :data:`concord.conformance.bugs.bug.REFUSED`.
+        tensor: the first wrong one, or :data:`concord.conformance.bugs.bug.REFUSED`.
         margin: its error in tolerances.
-        case, dtype: where it was found.
-        detail: one line of explanation.
-        cause: whether the diagnosis names what was injected: ``"right"``, ``"none"`` or ``"wrong"``; empty
-            where the table does not say which hypothesis should, or nothing was found.
-        said: the hypotheses that it names.
-        clause: whether the clause that it names is the one that was broken: ``"right"`` or ``"wrong"``; empty
-            where nothing was diagnosed.
-        row: the judgement of that tensor.
+        case, dtype: where the mutant was found.
+        detail: a note in one line.
+        cause: whether the explanation names the injected bug: ``"right"``, ``"none"`` or ``"wrong"``; empty
+            where the catalogue does not say which hypothesis should, or nothing was found.
+        said: the hypotheses that the explanation names.
+        clause: whether the explanation's clause is the broken one: ``"right"`` or ``"wrong"``; empty without
+            an explanation.
+        row: the judgement of the tensor.
     """
 
     mutant: str
@@ -59,19 +58,18 @@ class Finding:
 
     @property
     def cell(self) -> str:
-        """What a cell of the matrix says."""
+        """The text of a cell of the matrix."""
         return f"{number(self.margin)} ✓" if self.status == "found" else self.status
 
 
 @dataclass
 class Matrix:
-    """The findings of mutants.
+    """The findings of all mutants.
 
     Attributes:
-        findings: one for each mutant and backend that it was put into.
-        asked: backends that were asked for by name: one of them that is absent has failed.
-        versions: of the backends.
-        unfinished: how many more findings there would be, had it not been ended before.
+        findings: one for each mutant and backend.
+        asked: backends that the user named: if one of them is absent, it has failed.
+        unfinished: number of findings that an early end left out.
     """
 
     findings: list[Finding]
@@ -81,25 +79,25 @@ class Matrix:
 
     @property
     def exit_code(self) -> int:
-        """0: all are found, at the right tensor; 1: not so; 3: a backend gave no result, or not all ran."""
-        found = {finding.status for finding in self.findings}
+        """0: all are found, at the right tensor; 1: not all; 3: a backend gave no result, or not all ran."""
+        statuses = {finding.status for finding in self.findings}
         if (
-            "failed" in found
+            "failed" in statuses
             or self.unfinished
-            or not found - {"absent"}
+            or not statuses - {"absent"}
             or any(f.status == "absent" and f.backend in self.asked for f in self.findings)
         ):
             return 3
-        return 1 if found & {"misplaced", "missed"} else 0
+        return 1 if statuses & {"misplaced", "missed"} else 0
 
 
 def plugin(backend: str) -> str:
-    """Return the class of a built-in backend that has bugs on request."""
+    """Return the path of the class of a built-in backend that has bugs on request."""
     return f"concord.conformance.mutants.plugins.{backend}:Mutated"
 
 
 def mutable(names: Sequence[str] | None) -> list[str]:
-    """Return backends that can have bugs on request, by name; all by default.
+    """Return the named built-in backends; all by default.
 
     Raises:
         SpecError: listing every unknown name, with the nearest names.
@@ -111,7 +109,7 @@ def mutable(names: Sequence[str] | None) -> list[str]:
 
 
 def chosen(names: Sequence[str] | None) -> list[Bug]:
-    """Return mutants by name, or all of an operation; all by default. The catalogue's order stays.
+    """Return mutants by their names or operations, in the catalogue's order; all by default.
 
     Raises:
         SpecError: listing every unknown name, with the nearest names.
@@ -123,12 +121,12 @@ def chosen(names: Sequence[str] | None) -> list[Bug]:
     return [mutant for mutant in KNOWN.values() if asked & {mutant.name, mutant.operation}]
 
 
+# Takes a backend's name, and the mutant that it has finished or "started".
 Progress = Callable[[str, str], None]
-"""Called with a backend's name and the mutant that it is done with, or ``"started"``."""
 
 
 def turns(mutants: Sequence[Bug], names: Sequence[str], every: bool = False) -> dict[str, Sequence[Bug]]:
-    """Return which mutants each backend has: each mutant on one of them in turn, or on every one."""
+    """Return the mutants of each backend: each mutant on one of them in turn, or on every one."""
     step = 1 if every else len(names)
     return {name: mutants[0 if every else place :: step] for place, name in enumerate(names)}
 
@@ -143,24 +141,24 @@ def conduct(
 
     Args:
         asked: the mutants of each backend.
-        stopped: as in :func:`concord.conformance.run.campaign.conduct`.
+        stopped: as of :func:`concord.conformance.run.campaign.conduct`.
     """
     with Pool(halted=stopped) as pool:
         hunts = [Hunt(name, settings, progress, pool) for name in asked]
         findings = pool.map(lambda hunt: hunt.all(asked[hunt.backend]), hunts)
     versions = {hunt.backend: hunt.version for hunt in hunts if hunt.version}
-    every = [finding for of_one in findings for finding in of_one]
+    every = [finding for of_backend in findings for finding in of_backend]
     return Matrix(every, settings.asked, versions, sum(map(len, asked.values())) - len(every))
 
 
 class Hunt:
-    """One backend, and the search for every mutant on it.
+    """The hunt for mutants on one backend.
 
     Args:
         backend: the name of a built-in backend.
-        pool: what supervises its worker; by default one of its own.
-        worker: a worker of its plugin, if one runs already.
-        diagnosing: whether what is found is diagnosed too, which takes longer than all the rest.
+        pool: supervises the worker; by default one of the hunt's own.
+        worker: a worker of the plug-in that runs already.
+        diagnosing: whether to explain what is found, which takes longer than all the rest.
     """
 
     def __init__(
@@ -180,11 +178,11 @@ class Hunt:
         )
 
     def all(self, mutants: Sequence[Bug]) -> list[Finding]:
-        """Return a finding for each mutant."""
+        """Return a finding for each mutant, until the pool is stopped."""
         findings = []
         for mutant in mutants:
             finding = self.find(mutant)
-            if self.pool.stopped:  # its worker was ended in the middle of it
+            if self.pool.stopped:  # the worker was ended within this mutant
                 break
             findings.append(finding)
             self.progress(self.backend, mutant.name)
@@ -192,12 +190,12 @@ class Hunt:
         return findings
 
     def started(self, worker: Worker) -> None:
-        """Note which version runs."""
+        """Note the version of the backend."""
         self.version = str(worker.description.get("version", ""))
         self.progress(self.backend, "started")
 
     def find(self, mutant: Bug) -> Finding:
-        """Look for a mutant in each precision."""
+        """Look for a mutant in each of its precisions until it is found."""
         ended = partial(Finding, mutant.name, self.backend)
         try:
             for dtype in mutant.precisions:
@@ -210,12 +208,12 @@ class Hunt:
             return ended("failed", detail=str(error))
 
     def look(self, mutant: Bug, dtype: str) -> Finding | None:
-        """Look for a mutant in its case, or run of training, in one precision."""
+        """Look for a mutant in its case, or run of training, in one precision; None where it is missed."""
         case = f"{mutant.variant}-{mutant.scenario}"
 
-        def found(right: bool, tensor: str, margin: float, **said: Any) -> Finding:
+        def found(right: bool, tensor: str, margin: float, **fields: Any) -> Finding:
             status = "found" if right else "misplaced"
-            return Finding(mutant.name, self.backend, status, tensor, margin, case, dtype, **said)
+            return Finding(mutant.name, self.backend, status, tensor, margin, case, dtype, **fields)
 
         if mutant.of_training:
             seen = self.supervisor.do(
@@ -247,11 +245,11 @@ class Hunt:
         return found(right, row.tensor, row.ratio, detail=detail, row=row, **named)
 
     def verdict(self, mutant: Bug, dtype: str) -> Verdict:
-        """Judge a run of a mutant in a standard case; a worker that dies is started again, a few times.
+        """Judge a run of a mutant in its standard case; a worker that dies is started again, a few times.
 
         Raises:
             WorkerFailure: if there is no result.
-            Misfit: for a run that nobody can judge.
+            Misfit: for a run whose tensors do not fit the case.
         """
 
         def run(case: Case) -> Run:

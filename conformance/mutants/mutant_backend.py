@@ -1,4 +1,4 @@
-"""A backend that has a bug on request: what the plugins of the four frameworks share."""
+"""A backend with a bug on request: the base class of the four frameworks' plug-ins."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.mutant_trainer import MutatedTrainer
 from concord.spec.errors import unknown
 
+# By what stands before the colon of an implementation's name, and after it.
 CHANGES: dict[str, dict[str, Change]] = {
     "mutant": {name: mutant.change for name, mutant in BUGS.items()},
     "emulate": EMULATIONS,
 }
-"""What may stand before and after the colon of an implementation's name."""
 
 
 class Mutating:
-    """Stands before a backend's adapter among the bases of a class, and changes what it runs.
+    """The first base of a class, before a backend's adapter; it changes the adapter's runs.
 
     ``mutant:NAME`` has that bug in the explicit implementation, ``mutant:NAME@library`` in another;
     ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do; any other
@@ -35,12 +35,11 @@ class Mutating:
     memory: dict[str, Any]
 
     def run(self, request: Request) -> Run:
-        """Compute what is asked, with the change that the implementation names.
+        """Run a request, with the change that the implementation names.
 
         Raises:
             UnknownNameError: for a change that does not exist.
-            Unsupported: where the implementation does not compute a tap that the change edits, or one that it
-                needs.
+            Unsupported: where the implementation does not compute a tap that the change edits or needs.
         """
         kind, colon, name = request.implementation.partition(":")
         name, _, implementation = name.partition("@")
@@ -62,10 +61,10 @@ class Mutating:
             self.injection = None
 
     def train(self, request: Request) -> TrainingSession:
-        """Hold training open, with the bug of training that the implementation names.
+        """Open a training session, with the bug that the implementation names.
 
         Raises:
-            UnknownNameError: for one that does not exist.
+            UnknownNameError: for a bug that does not exist.
         """
         _, colon, name = request.implementation.partition(":")
         if colon and name not in TRAINING:
@@ -82,7 +81,7 @@ class Mutating:
         return session
 
     def trace(self, request: Request) -> Trace:
-        """Return what edits taps (:meth:`concord.backends.adapter.FrameworkAdapter.trace`)."""
+        """Return the injection's trace, if there is one (:meth:`~.adapter.FrameworkAdapter.trace`)."""
         traced: Trace = super().trace(request)  # type: ignore[misc]  # of the adapter, the next base
         return self.injection.trace if self.injection else traced
 

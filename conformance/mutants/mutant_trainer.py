@@ -1,4 +1,4 @@
-"""A trainer that has a bug on request: the places of a step are methods of the trainer."""
+"""A trainer with a bug: each place of a step is a method that the bug may change."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class MutatedTrainer(Bugged, Trainer):
     """A trainer with a bug.
 
     Args:
-        session: of a request whose recipe is the bug's already.
-        change: what the bug makes of the places of a step.
-        rounding: has the operations of the framework.
+        session: of a request that has the bug's recipe.
+        change: the edits of places of a step.
+        rounding: the framework's operations.
     """
 
     optimizer: Optimizer
@@ -40,11 +40,11 @@ class MutatedTrainer(Bugged, Trainer):
 
     @cached_property
     def place(self) -> TrainingStep:
-        """The step that the bug is at work in."""
+        """The step that the bug changes."""
         return TrainingStep(self.operations, self.shortened, self.recipe, self.kinds)
 
     def shortened(self, tensor: Any, number_format: str) -> Any:
-        """Round a tensor, or an array that was written down, to a shorter format."""
+        """Round a tensor, or an array of a stored state, to a shorter format."""
         if not isinstance(tensor, np.ndarray):
             return self.rounding.rounded(tensor, number_format)
         exact = tensor.astype(np.float64)
@@ -54,7 +54,7 @@ class MutatedTrainer(Bugged, Trainer):
         right = super().updating()
         if not self.change.places & {"optimizer", "keeps"}:
             return right
-        # Written out in the framework's operations, where its own optimizer cannot have the bug.
+        # The framework's own optimizer cannot have the bug: this one is written in its operations.
         variables = self.variables(self.session.model)
         return self.change.optimizer(right.operations, self.recipe, variables, self.kinds)
 

@@ -1,4 +1,4 @@
-"""Whether a bug of training is found in a backend: at the first step at which the reference shows it."""
+"""Detection of a training bug in a backend: at the first step where the reference shows it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from concord.spec.precision import precision
 
 @dataclass(frozen=True)
 class Shown:
-    """Where a bug shows first.
+    """The first place where a bug shows.
 
     Attributes:
-        step: counted from 0; -1: nowhere.
+        step: from 0; -1 if it shows nowhere.
         section: of the first tensor beyond its tolerance, such as ``gradients`` or ``first_moment``.
-        margin: by how many tolerances it lies off; infinite where it is missing.
-        before: the largest error in tolerances of the steps before it.
+        margin: the error of that tensor in tolerances; infinite where it is missing.
+        before: the largest error, in tolerances, of earlier steps.
     """
 
     step: int
@@ -40,7 +40,7 @@ class Shown:
 
 @functools.cache
 def shown(name: str, dtype: str) -> Shown:
-    """Return where a bug shows first on the reference, by the tolerances of right training.
+    """Return where a bug shows first in the reference, by the tolerances of right training.
 
     Raises:
         SpecError: if it shows nowhere, and a section was judged at no step.
@@ -51,26 +51,25 @@ def shown(name: str, dtype: str) -> Shown:
     bugged = BuggedTrajectory(right, exact(dtype), bug.change, resume)
     wrong: list[dict[str, Array]] = []
     for batches in training.steps:
-        found = dict[str, Array]()
-        bugged.step(batches, found.__setitem__)
-        wrong.append({name: precision(dtype).round(array) for name, array in found.items()})
-    for one in judged_steps(right, wrong):
-        if row := one.verdict.first_divergence:
-            return Shown(one.start.step, row.tensor.split(".")[2], row.ratio, before)
-        before = max(before, one.verdict.worst)
+        tensors = dict[str, Array]()
+        bugged.step(batches, tensors.__setitem__)
+        wrong.append({name: precision(dtype).round(array) for name, array in tensors.items()})
+    for judged in judged_steps(right, wrong):
+        if row := judged.verdict.first_divergence:
+            return Shown(judged.start.step, row.tensor.split(".")[2], row.ratio, before)
+        before = max(before, judged.verdict.worst)
     return Shown(-1, before=before)
 
 
 def divergence_of(
     worker: Worker, bug: Bug, dtype: str, right: bool = False, explaining: bool = True
 ) -> Divergence | None:
-    """Let a backend make the run of a bug, and return where it first left its tolerance.
+    """Run a bug's training on a backend, and return its first divergence.
 
     Args:
         worker: of a backend that has bugs on request.
-        bug: the bug.
-        right: whether it trains rightly.
-        explaining: whether a cause is looked for.
+        right: whether to train without the bug.
+        explaining: whether to look for the cause.
     """
     training, resume = shown_by(bug)
     config, weights = model()
@@ -83,17 +82,17 @@ def divergence_of(
         taps=False,
         training=training,
     )
-    session, made = worker.train(request), list[Mapping[str, Array]]()
+    session, steps = worker.train(request), list[Mapping[str, Array]]()
     try:
         for step, batches in enumerate(training.steps):
-            if resume and step == resume:  # it is closed, and goes on from what it wrote down
+            if resume and step == resume:  # a new session goes on from the stored state
                 state = session.state()
                 session.close()
                 session = worker.train(request)
                 session.load(state, step)
-            made.append(session.step(batches, report=True))
+            steps.append(session.step(batches, report=True))
         deviations = in_precision(declared(session.info().get("deviations", [])), dtype)
     finally:
         session.close()
     case = JudgedTraining(config, weights, training, dtype=dtype, deviations=deviations)
-    return first_divergence(case, made, resume, explaining)
+    return first_divergence(case, steps, resume, explaining)

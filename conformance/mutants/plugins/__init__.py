@@ -1,3 +1,1 @@
-"""A backend class for each framework, to be opened as
-``concord.conformance.mutants.plugins.NAME:Mutated``.
-"""
+"""Backends with bugs on request, opened as ``concord.conformance.mutants.plugins.NAME:Mutated``."""

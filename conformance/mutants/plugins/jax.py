@@ -37,8 +37,8 @@ class JaxInjection(Injection):
 
     def held(self, layer, kind):
         names = {"positions": "embedding", "gamma": "scale", "beta": "bias"}
-        found = getattr(layer, names.get(kind, kind))
-        return None if found is None else found[...]
+        parameter = getattr(layer, names.get(kind, kind))
+        return None if parameter is None else parameter[...]
 
 
 class Mutated(Mutating, Adapter):

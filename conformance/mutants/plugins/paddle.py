@@ -38,7 +38,7 @@ class PaddleInjection(Injection):
             raise Unsupported(
                 "paddle has no hooks where it compiles: a change of a gradient on its way cannot be traced"
             )
-        x = x * 1.0  # a tensor of its own: a hook on a parameter would outlive the run
+        x = x * 1.0  # a new tensor: a hook on a parameter would outlive the run
         if not x.stop_gradient:
             x.register_hook(function)
         return x

@@ -34,8 +34,8 @@ class TensorFlowInjection(Injection):
     def held(self, layer, kind):
         if kind in ("gamma", "beta"):
             return next(variable for variable in layer.weights if variable.name == kind).value
-        found = getattr(layer, {"embedding": "embeddings", "positions": "embeddings"}.get(kind, kind))
-        return None if found is None else found.value
+        parameter = getattr(layer, {"embedding": "embeddings", "positions": "embeddings"}.get(kind, kind))
+        return None if parameter is None else parameter.value
 
     def submodule(self, owner, name):
         return getattr(owner, {"layers": "blocks", "output": "projection"}.get(name, name))

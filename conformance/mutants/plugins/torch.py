@@ -33,21 +33,21 @@ class TorchOperations(TensorOperations):
     stop_gradient = staticmethod(torch.detach)
 
     def with_gradient(self, x, function):
-        x = x * 1.0  # a tensor of its own: a hook on a parameter would outlive the run
+        x = x * 1.0  # a new tensor: a hook on a parameter would outlive the run
         if x.requires_grad:
             x.register_hook(function)
         return x
 
 
 class TorchInjection(TorchOperations, Injection):
-    """The same in one run of the model."""
+    """The operations in one run of the model."""
 
     def opaque(self, function):
         return torch._dynamo.nonstrict_trace(function)
 
     def held(self, layer, kind):
-        found = layer.bias if kind in ("bias", "beta") else layer.weight
-        return found.T if kind == "kernel" else found
+        parameter = layer.bias if kind in ("bias", "beta") else layer.weight
+        return parameter.T if kind == "kernel" else parameter  # nn.Linear stores (out, in)
 
 
 class Mutated(Mutating, Adapter):
