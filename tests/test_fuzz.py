@@ -104,8 +104,9 @@ def test_crashes_and_exceptions_are_findings_and_a_backend_that_is_missing_is_ow
     assert found.notes[0].startswith(f"{GHOST} is missing: No module named 'no_such_package'; its module is")
     assert write_failures(tmp_path / "found", found, Setup()) == []
     assert all(Path(failure.folder, "found.json").is_file() for failure in found.failures)
-    alone = hunted(GHOST, cases=3)
-    assert (alone.exit_code, alone.cases) == (3, 0)
+    for names, cases in (((GHOST,), 0), ((GHOST, RIGHT), 2)):
+        found = hunted(*names, cases=2)
+        assert (found.exit_code, found.cases, found.failures) == (3, cases, [])
 
 
 def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend():
