@@ -19,7 +19,15 @@ KERNELS = {"Haswell": AVX2, "SkylakeX": AVX512, "Nehalem": SSE4}
 
 OF_NUMPY = [
     f"tests/test_{name}.py"
-    for name in "breakdown estimate family golden_files spec_inputs spec_reference spec_training".split()
+    for name in [
+        "breakdown",
+        "estimate",
+        "family",
+        "golden_files",
+        "spec_inputs",
+        "spec_reference",
+        "spec_training",
+    ]
 ]
 """Tests of numbers that NumPy alone computes."""
 
