@@ -28,7 +28,7 @@ from concord.conformance.compare.differences import Difference
 from concord.conformance.compare.mechanisms import COUNTED, FORMATS, bugs
 from concord.conformance.compare.module_reference import dtype_name, numbers
 from concord.conformance.compare.operation_context import rounded
-from concord.conformance.compare.stretch import Stretch
+from concord.conformance.compare.stretch import Recorded, Stretch
 from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.description import nearest
 from concord.conformance.explain.hypothesis import Hypothesis
@@ -164,9 +164,10 @@ def changed(
         several = [places, *(groups if len(groups) > 1 else ())]
         alone = [[one] for group in groups if len(group) > 1 for one in group]
         for chosen in () if not tried(bug) else alone if once else several:
-            lines = {stretch.steps[number].line for number in chosen}
             where = (
-                f" ({lines.pop()}{', once' * once})" if len(lines) == 1 and bug.name not in COUNTED else ""
+                ""
+                if bug.name in COUNTED
+                else place_of([stretch.steps[number] for number in chosen], stretch, once)
             )
             make = injected(bug, chosen, bugs)
             yield Made(
@@ -176,6 +177,15 @@ def changed(
                 made=partial(replay, stretch, right, make, chosen),
                 own_sigma=partial(sigma_of, stretch, make),
             )
+
+
+def place_of(steps: Sequence[Recorded], stretch: Stretch, once: bool) -> str:
+    """Return the one line that asks for some operations, or the one module that they stand in."""
+    lines = {step.line for step in steps}
+    inner = {path for step in steps for path in stretch.within(step)[:1]}
+    if len(lines) == 1:
+        return f" ({lines.pop()}{', once' * once})"
+    return f" in `{inner.pop()}`" if len(inner) == 1 else ""
 
 
 def sigma_of(stretch: Stretch, make: Make, others: Mapping[int, Tensor] | None = None) -> Array:

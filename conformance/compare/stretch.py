@@ -110,8 +110,12 @@ class Stretch:
         ]
         if not any(step.operation.func._schema.is_mutable for step in self.steps):  # noqa: SLF001
             self.before = {}
-        paths = {id(inner): path for path, inner in module.model.named_modules()}
-        self.active = {paths[owner] for step in self.steps for owner in step.owners if owner in paths}
+        self.paths = {id(inner): path for path, inner in module.model.named_modules()}
+        self.active = {path for step in self.steps for path in self.within(step)}
+
+    def within(self, step: Recorded) -> list[str]:
+        """Return the paths of the modules that an operation is called in, the innermost first."""
+        return [self.paths[owner] for owner in step.owners if owner in self.paths]
 
     def take(self, name: str, made: Tensor) -> None:
         """Take an activation of the run, which ends with the last one."""
