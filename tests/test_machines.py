@@ -24,6 +24,7 @@ OF_NUMPY = [
         "estimate",
         "family",
         "golden_files",
+        "judge",
         "spec_inputs",
         "spec_reference",
         "spec_training",
