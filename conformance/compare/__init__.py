@@ -85,8 +85,9 @@ def prepare(
     """Return the comparison that :func:`compare` judges.
 
     Args:
-        reference, inputs: as of :func:`compare`.
+        reference: as of :func:`compare`.
         candidate: one, as of :func:`compare`.
+        inputs: as of :func:`compare`.
         way: how the reference's own module runs as a candidate: names of
             :data:`concord.conformance.compare.ways.WAYS`, joined by ``+``. With ``int8`` torchao keeps
             weights in 8 bits, and the reference is the module with those weights.
