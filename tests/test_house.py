@@ -17,7 +17,7 @@ SIZES = {
     "porting": (28_500, 26_000),
     "speed": (11_500, 9_000),
     "concord": (15_900, 13_000),
-    "tests": (142_800, 90_000),
+    "tests": (143_700, 90_000),
 }
 """Tokens of Python that a folder may have, and the aim.
 

@@ -134,6 +134,45 @@ KINDS = {
     ),
     "whitened": (whitened, [], [lambda x: whitened(ridge(x)), lambda x: 2 * whitened(x)], True),
     "unordered": (sizes, [lambda x: sizes(x.mT)], [lambda x: 9 * sizes(x)], False),
+    "in order": (
+        lambda x: sizes(x).sort(-1)[0],
+        [lambda x: sizes(x.mT).sort(-1)[0]],
+        [lambda x: sizes(ridge(x)).sort(-1)[0]],
+        False,
+    ),
+    "cholesky": (
+        L.cholesky,
+        [lambda x: L.cholesky(x, upper=True).mT],
+        [lambda x: L.cholesky(ridge(x))],
+        True,
+    ),
+    "singular values": (L.svdvals, [lambda x: L.svd(x.mT)[1]], [lambda x: L.svdvals(ridge(x))], False),
+    "factors": (lambda x: L.lu(x)[2], [], [lambda x: L.lu(x.mT)[2]], False),
+    "determinant": (L.det, [lambda x: L.det(x.mT)], [lambda x: 1 - L.det(x)], False),
+    "logarithm": (
+        lambda x: L.slogdet(x)[1],
+        [lambda x: L.svdvals(x).log().sum(-1)],
+        [lambda x: L.slogdet(ridge(x))[1]],
+        False,
+    ),
+    "exponential": (
+        torch.matrix_exp,
+        [lambda x: torch.matrix_exp(x / 2) @ torch.matrix_exp(x / 2)],
+        [lambda x: torch.matrix_exp(-x), lambda x: torch.matrix_exp(x).mT],
+        False,
+    ),
+    "pseudoinverse": (
+        lambda x: L.pinv(x[..., :-1]),
+        [lambda x: L.pinv(x[..., :-1].mT).mT],
+        [lambda x: L.pinv(ridge(x)[..., :-1])],
+        False,
+    ),
+    "substitution": (
+        lambda x: L.solve_triangular(ridge(x).triu(), side(x), upper=True),
+        [lambda x: L.solve(ridge(x).triu(), side(x))],
+        [lambda x: L.solve_triangular(ridge(x).triu(), side(x), upper=True, unitriangular=True)],
+        False,
+    ),
 }
 
 SIZES = pytest.mark.parametrize(

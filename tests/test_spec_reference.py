@@ -131,6 +131,39 @@ def test_a_part_has_its_taps_its_loss_and_its_gradients(variant_config, part):
         assert abs(truth.loss - (truth.output * batch.cotangent).sum()) < 1e-11
 
 
+# Gradients against central differences.
+
+STEP = 1e-6  # small enough that hardly any ReLU changes sides, large enough that rounding stays below 1e-9
+
+
+@pytest.mark.clause("GRD-1", "GRD-5")
+@pytest.mark.parametrize("part", spec.PARTS)
+@pytest.mark.parametrize("name", spec.variants())
+def test_gradients_agree_with_central_differences(small, name, part):
+    """All at once, along a direction for each: no constant of a mask swallows it, and no row is withheld."""
+    rows = {f"{table}_padding_row": None for table in ("token", "segment", "position")}
+    if small(name).token_padding_forward == "zero":  # then the loss does not depend on the row either
+        del rows["token_padding_row"]
+    config = small(name, query_mask="none", mask_value=-20.0, **rows)
+    weights, batch, truth = compute(config, part=part, gradients=True)
+    assert sorted(truth.gradients) == sorted(spec.trainable(config, part))
+    generator, arrays = np.random.default_rng(1), batch.arrays()
+    directions = {key: generator.standard_normal(gradient.shape) for key, gradient in truth.gradients.items()}
+    slope = sum((gradient * directions[key]).sum() for key, gradient in truth.gradients.items())
+
+    def loss(step):
+        moved = {key: array + step * directions.get(key, 0.0) for key, array in weights.items()}
+        inputs = {
+            key: array + step * directions[f"inputs.{key}"] if f"inputs.{key}" in directions else array
+            for key, array in arrays.items()
+        }
+        return float(reference(config, moved, spec.from_arrays(inputs), part=part).loss)
+
+    numeric, sizes = (loss(STEP) - loss(-STEP)) / (2 * STEP), sum(d.size for d in directions.values())
+    steepest = max(abs(gradient).max() for gradient in truth.gradients.values())
+    assert abs(numeric - slope) <= 1e-7 * steepest * sizes**0.5
+
+
 @pytest.mark.clause("GRD-2", "EMB-4", "EMB-5", "POS-7")
 @pytest.mark.parametrize(
     ("name", "options", "table", "none", "some"),
