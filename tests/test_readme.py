@@ -87,7 +87,6 @@ def test_names_and_counts_are_those_of_today(page):
         assert name in surroundings.commands() or name in ("case", "show")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler
 def test_examples_run_and_pass(open_worker, capsys):
     open_worker("paddle")  # skips where it is not installed
     modules = pytest.importorskip("tests.toys.modules")
