@@ -75,8 +75,10 @@ def compare(
     with optional("concord compare", "torch"):
         import torch
 
-        from concord.conformance.compare import candidates, proof
+        from concord.conformance.compare import candidates, proof, ways
         from concord.conformance.compare.comparisons import compare_several
+    for name in way or ():
+        ways.parts_of(name)
     started = time.perf_counter()
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
         model = candidates.load(reference)

@@ -56,6 +56,21 @@ MORE = 3
 """Tokens of padding that ``padded`` adds."""
 
 
+def parts_of(way: str) -> list[str]:
+    """Return the ways that one is joined of.
+
+    Raises:
+        SpecError: for one that does not exist, or cannot be joined.
+    """
+    names = way.split("+")
+    for name in names:
+        if name not in WAYS:
+            raise unknown("way", name, list(WAYS))
+    alone = [name for name in names if name not in MODULES]
+    refuse([f"way {way!r}: {name!r} cannot be joined to others" for name in alone if len(names) > 1])
+    return names
+
+
 def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
     """Return the reference's module as a candidate: a module, a graph, or a function of arrays.
 
@@ -65,12 +80,8 @@ def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
     Raises:
         SpecError: if it cannot run in that way.
     """
-    names = way.split("+")
-    for name in names:
-        if name not in WAYS:
-            raise unknown("way", name, list(WAYS))
+    names = parts_of(way)
     alone = [name for name in names if name not in MODULES]
-    refuse([f"way {way!r}: {name!r} cannot be joined to others" for name in alone if len(names) > 1])
     if alone:
         make = {"onnx": exported, "openvino": in_openvino, "cached": token_by_token}.get(alone[0])
         if make:
