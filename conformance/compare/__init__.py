@@ -173,9 +173,7 @@ def prepare(
     arrays, own = renamed(run.arrays, names or {}, right.plain)
     whole = [name for name in arrays if own[name] in run.whole]
     notes = {**({"two runs of the reference": changing} if changing else {}), **run.notes}
-    comparison = ModelComparison(right, arrays, not way, whole, theirs, own, notes, run.unsteady)
-    comparison.call = call
-    return comparison
+    return ModelComparison(right, arrays, not way, whole, theirs, own, notes, run.unsteady, call=call)
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:

@@ -57,13 +57,13 @@ class ModelComparison(Judge):
         notes: on its run, by topic.
         unsteady: why its agreement would show nothing; empty: it does.
         check: called with each activation; may raise to end the judging.
+        call: runs the candidate once, as its user does, to be timed.
 
     Raises:
         SpecError: for tensors of other shapes than the reference's.
     """
 
     reference: ModelReference
-    call: Callable[[], Any] | None = None  # runs the candidate once, as its user does
 
     def __init__(
         self,
@@ -76,9 +76,10 @@ class ModelComparison(Judge):
         notes: Mapping[str, str] | None = None,
         unsteady: str = "",
         check: Callable[[], None] = lambda: None,
+        call: Callable[[], Any] | None = None,
     ) -> None:
         self.allow_same_bits, self.check, self.plain = allow_same_bits, check, reference.plain
-        self.theirs, self.own = theirs, own or {}
+        self.theirs, self.own, self.call = theirs, own or {}, call
         self.ran, self.unsteady = dict(notes or {}), unsteady
         known = {name: array for name, array in given.items() if name in self.plain}
         shapes = {name: tuple(self.plain[name].shape) for name in known}
