@@ -32,9 +32,9 @@ def test_attention_by_another_kernel_agrees(way):
     assert compare(model, inputs=inputs, way=way).passed
 
 
-@pytest.mark.parametrize("engine", ["onnx", "openvino"])
-def test_an_engine_runs_what_is_exported(engine):
-    pytest.importorskip({"onnx": "onnxruntime"}.get(engine, engine))
+@pytest.mark.parametrize(("engine", "needs"), [("onnx", "onnxscript"), ("openvino", "openvino")])
+def test_an_engine_runs_what_is_exported(engine, needs):
+    pytest.importorskip(needs)
     model, inputs = attending()
     verdict = compare(model, inputs=inputs, way=engine)
     assert verdict.passed, verdict
