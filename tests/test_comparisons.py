@@ -67,3 +67,22 @@ def test_the_list_of_activations_is_a_function_that_a_port_can_fill():
     assert "# (3, 13) float32, GELU (activation.py:" in text
     exec(text, given := {})
     assert list(given["port"](None)) == ["0", "1", "2", "output"]
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(7, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x)
+
+
+def test_what_a_pass_changes_of_a_module_is_put_back_after_it_was_timed():
+    torch.manual_seed(0)
+    right, port = Counting().eval(), Counting().eval()
+    port.load_state_dict(right.state_dict())
+    assert compare(right, {"port": port, "half": "bfloat16"}, INPUTS).milliseconds.keys() >= {"port", "half"}
+    assert (float(right.calls), float(port.calls)) == (0, 0)

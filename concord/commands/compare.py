@@ -64,14 +64,15 @@ def compare(
     """
     outputs.check()
     chosen_names = [*(candidate or ()), *(way or ())]
-    several = len(chosen_names) > 1
+    several, proposing = len(chosen_names) > 1, names is not None and not names.exists()
     refuse(
         ["--text and --inputs are both given but one of them alone may be"] * bool(text and inputs)
         + ["--list is given but is about the reference alone"] * (listing and bool(chosen_names))
+        + [f"--names: {names} does not exist, but names are proposed for one candidate alone"]
+        * (several and proposing)
         + ["--prove is given but judges one candidate alone"] * (several and prove)
         + ["--alone-and-batched is given but judges the reference alone"] * (several and alone_and_batched)
     )
-    proposing = names is not None and not names.exists()
     with optional("concord compare", "torch"):
         import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import io
 import statistics
@@ -129,6 +130,7 @@ def compare_several(
     """
     known, verdicts, missing = dict[Any, Any](), dict[str, Verdict](), dict[str, str]()
     dtypes, notes, calls = dict[str, str](), dict[str, str](), dict[str, Callable[[], Any]]()
+    modules = list[ModuleReference]()
     for name, candidate in candidates.items():
         say(f"judging {name}")
         in_way = isinstance(candidate, str) and all(part in WAYS for part in candidate.split("+"))
@@ -144,12 +146,17 @@ def compare_several(
         other_batches = in_way and candidate in BATCHES  # which take longer, and say nothing of speed
         if verdicts[name].passed and comparison.call and not other_batches:
             calls[name] = comparison.call
+            modules += [comparison.theirs] if comparison.theirs else []
     if not verdicts:  # what is wrong with the reference, or its inputs, is said of each
         raise SpecError([*dict.fromkeys(missing.values())] or "no candidate is given but one must be")
     model = next((one for one in known.values() if isinstance(one, ModuleReference)), None)
     if model and calls and (own := call_of(model, model)):
-        calls = {"reference": own, **calls}
-    return Comparisons(verdicts, missing, milliseconds(calls), dtypes, notes)
+        calls, modules = {"reference": own, **calls}, [model, *modules]
+    with contextlib.ExitStack() as stack:
+        for module in modules:  # what a pass changes of the caller's modules is put back
+            stack.enter_context(module.untouched())
+        times = milliseconds(calls)
+    return Comparisons(verdicts, missing, times, dtypes, notes)
 
 
 def milliseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
