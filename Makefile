@@ -9,7 +9,7 @@ TREE := .mypy_cache/tree/concord# the package as it is installed
 # What JAX compiles is kept beside the cache of the tests.
 COMPILED := JAX_COMPILATION_CACHE_DIR=.pytest_cache/d/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
-.PHONY: help check test slow kernels machines lint coverage golden cases site tree readme criteria speed-measured speed gpu-records clean
+.PHONY: help check test slow kernels machines lint coverage golden cases site tree readme criteria speed-measured speed any gpu-any gpu-records clean
 
 help: ## say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,12 @@ speed-measured: $(VENV)/installed ## write the records of speed and their guides
 
 speed: $(VENV)/installed ## measure the frameworks side by side, into speed.json and speed.html
 	$(RUN)/concord speed --json speed.json --html speed.html
+
+any: $(VENV)/installed ## measure what a comparison of any model costs: seconds, memory, verdicts
+	$(RUN)/python -m examples.any_model
+
+gpu-any: ## the same with the reference on a GPU, from a plain checkout
+	PYTHONPATH=. $(GPU_PYTHON) -m examples.any_model --device $(DEVICE)
 
 # On a machine with a GPU, from a plain checkout. Each step has its time limit, the most telling come first, and what one has judged when it
 # is ended is kept as .unfinished.json; called again, only what is missing is made.

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from concord.conformance.compare import compare
+from concord.conformance.compare import aten_arithmetic, compare, prepare
 from concord.conformance.compare.aten_arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
 from concord.conformance.compare.module_reference import ModuleReference
-from tests.toys.kinds import Of, drawn
+from tests.toys.kinds import Of, drawn, linear
 
 
 def one_by_one(terms):
@@ -236,3 +236,30 @@ def test_what_changes_in_place_changes_in_every_arithmetic(change):
             CHANGES[change](y, computed(z))
             after = y * 1.0
         assert float((value_of(after) - expected).abs().max()) < 2**-16
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_a_long_sum_may_be_added_up_in_the_order_of_its_terms(monkeypatch, followed):
+    """Its partial sums are large where terms of one sign stand together, though all cancel in the end."""
+    if not followed:
+        monkeypatch.setattr(aten_arithmetic, "LONG", math.inf)
+    x = 1 + drawn(7, 509) / 8
+    signs = torch.where(torch.arange(509) < 254, 1.0, -1.0)
+    right = linear(509, 13)().eval()
+    right.weight.data = (1 + drawn(13, 509) / 8) * signs
+    port = Of(lambda m, x: one_by_one(x[:, None] * m.a.weight) + m.a.bias, {"a": lambda: right}).eval()
+    verdict = compare(right, {"output": port(x).detach().numpy()}, x)
+    assert verdict.passed == followed, str(verdict)
+
+
+def test_samples_share_the_deviations_of_sums():
+    """They take as long as the sums, and sixteen samples would derive them."""
+    made = prepare(linear(67, 5)().eval(), None, drawn(3, 67)).reference
+    truth, counts = made.exact(), []
+    made.compute_exactly(lambda _: None)
+    made.compute(truth, lambda *_: None, lambda _: None)
+    for sample in made.runs(range(3), truth)[:3]:
+        made.compute(sample, lambda *_: None, lambda _: None)
+        counts.append({key: id(value) for key, value in truth.recorded.deviations.items()})
+    assert counts[0]
+    assert counts[0] == counts[1] == counts[2]

@@ -187,3 +187,71 @@ def test_standard_inputs_follow_what_a_module_takes_and_states():
     inputs = prepare(Scaled().eval()).reference.inputs
     shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     assert shapes == {"input_ids": (3, 11), "pixel_values": (3, 2, 5, 5), "input_values": (3, 5003)}
+
+
+# Where it stands.
+
+
+class Leaving(Exception):
+    """A tensor left its device."""
+
+
+def test_no_tensor_leaves_its_device_within_a_run(monkeypatch):
+    """A GPU would wait for each, and a large model would not fit into the memory of the processor."""
+    running, compute = [], ModuleReference._compute
+
+    def watched(*given):
+        running.append(True)
+        compute(*given)
+        running.clear()
+
+    def refusing(leave):
+        def refuse(tensor, *given, **named):
+            if running and tensor.numel() > 1:
+                raise Leaving(tuple(tensor.shape))
+            return leave(tensor, *given, **named)
+
+        return refuse
+
+    for name in ("numpy", "cpu", "tolist", "item", "__array__"):
+        monkeypatch.setattr(torch.Tensor, name, refusing(getattr(torch.Tensor, name)))
+    monkeypatch.setattr(ModuleReference, "_compute", watched)
+    encoder = nn.TransformerEncoderLayer(13, 1, 31, batch_first=True, norm_first=True).eval()
+    made = prepare(encoder, encoder, drawn(3, 7, 13), gradients=True)
+    made.allow_same_bits = False
+    with pytest.raises(SpecError, match="Leaving"):  # to NumPy, which reads what lies in host memory
+        made.verdict()
+    running.clear()
+    monkeypatch.setattr(ModuleReference, "in_host_memory", False)
+    assert made.verdict().passed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_the_verdict_is_the_same(monkeypatch, dtype):
+    """Only the arrays of the estimate are others there."""
+    encoder = nn.TransformerEncoderLayer(13, 1, 31, batch_first=True).eval().to(dtype)
+    port, x = reordered(encoder), drawn(3, 7, 13).to(dtype)
+    here = compare(encoder, port, x)
+    monkeypatch.setattr(ModuleReference, "in_host_memory", False)
+    there = compare(encoder, port, x)
+    for row, other in zip(here.table, there.table, strict=True):
+        assert (row.tensor, row.status) == (other.tensor, other.status)
+        assert abs(other.deciding.ratio - row.deciding.ratio) <= row.deciding.ratio / 1000
+
+
+def test_a_weight_is_widened_where_it_is_used_and_put_back():
+    class Halving(nn.Linear):
+        def forward(self, x):
+            self.weight.data.mul_(0.5)
+            self.weight.data[0].add_(1)
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model, x = Halving(7, 5).eval(), drawn(3, 7)
+    before = model.weight.detach().clone()
+    right = before.double() * 0.5
+    right[0] += 1
+    right = (x.double() @ right.T + model.bias.double()).detach().numpy()
+    value = prepare(model, None, x).reference.compute_exactly(lambda _: None)["output"]
+    assert abs(value - right).max() < 2**-40
+    assert torch.equal(model.weight, before)

@@ -34,6 +34,7 @@ def compare(
     prove: bool = False,
     alone_and_batched: bool = False,
     python: str | None = None,
+    device: str = "cpu",
     outputs: options.Outputs,
 ) -> None:
     """Judge whether a candidate computes what a PyTorch model computes.
@@ -61,12 +62,14 @@ def compare(
         prove: Put bugs into the reference, and say which of them this comparison would find.
         alone_and_batched: Judge each sample of a batch by the same sample run alone, without padding.
         python (PATH): The interpreter in which the candidate's function is called.
+        device (D): cpu, cuda or cuda:N: where the reference stands, and is computed exactly too.
     """
     outputs.check()
     chosen_names = [*(candidate or ()), *(way or ())]
     several, proposing = len(chosen_names) > 1, names is not None and not names.exists()
     refuse(
         ["--text and --inputs are both given but one of them alone may be"] * bool(text and inputs)
+        + [f"--device is {device!r} but must be cpu, cuda or cuda:N"] * (not options.DEVICE.fullmatch(device))
         + ["--list is given but is about the reference alone"] * (listing and bool(chosen_names))
         + [f"--names: {names} does not exist, but names are proposed for one candidate alone"]
         * (several and proposing)
@@ -82,7 +85,7 @@ def compare(
         ways.parts_of(name)
     started = time.perf_counter()
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
-        model = candidates.load(reference)
+        model = candidates.placed(candidates.load(reference), device)
         arrays: Any = read_arrays(inputs) if inputs else None
         arrays = candidates.tokens(Path(reference), text) if text else arrays
         what = str(inputs) if inputs else "texts" if text else "standard texts"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from concord.conformance.compare.kernels import KERNELS
+from concord.conformance.compare.kernels import KERNELS, TF32
 from concord.conformance.progress import say
 from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError, refuse, unknowns
@@ -135,7 +135,10 @@ def prepare(
     parts = way.split("+")
     with tempfile.TemporaryDirectory() as folder:  # of a graph that is made on the way
         if isinstance(right, ModuleReference):
-            right = replace(right, tf32="tf32" in parts)
+            device = right.device
+            # Way tf32 is the declaration of that name too.
+            declared = [*declared, *({TF32} & {*parts})]
+            right = replace(right, declared=declared, **right.given(lambda x: x.to(device)))
             candidates.refuse_values(right.model, right.role)
             candidates.refuse_kinds(right.model)
             candidates.refuse_modes(right.model, seed)
@@ -150,7 +153,7 @@ def prepare(
         right = right.differentiated() if gradients else right
         if known is not None and "int8" not in parts:
             dtype = dtype_of(right.model) if isinstance(right, ModuleReference) else None
-            right = known.setdefault((dtype, "tf32" in parts), right)
+            right = known.setdefault((dtype, TF32 in declared), right)
         # The reference runs first: a fault of it, or of the inputs, is no fault of the candidate.
         changing = refuse_changes(right)
         outputs = [name for name in right.plain if is_output(name)]

@@ -12,16 +12,16 @@ import math
 import tomllib
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial, reduce
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
@@ -30,10 +30,15 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,
     return_and_correct_aliasing,
 )
-from torch.utils._pytree import tree_leaves, tree_map
 
-from concord.conformance.compare.decisions import Branch, Decisions, Followed
-from concord.conformance.compare.kernels import CUDNN_RECURRENT, CUDNN_WINOGRAD_9X9, FAST_CONVOLUTION, KERNELS
+from concord.conformance.compare.decisions import Branch, Decisions, Followed, Operands, leaves, mapped
+from concord.conformance.compare.kernels import (
+    CUDNN_RECURRENT,
+    CUDNN_WINOGRAD_9X9,
+    FAST_CONVOLUTION,
+    KERNELS,
+    TF32,
+)
 from concord.conformance.compare.solutions import REFLECTING, SOLVING, size_of
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
@@ -86,7 +91,7 @@ SATURATING = ("erf", "tanh", "sin", "cos")
 CONSTANT = ("mul", "div")
 
 # Share by which TF32 rounds the factors of products.
-TF32 = precision("tf32").factors
+SHORTENED = precision("tf32").factors
 
 # Operands of products that are their factors.
 FACTORS = {
@@ -109,6 +114,9 @@ RECOMPUTED = 2
 
 # Terms of a sum that differ by a smaller share are rounded alike.
 EQUAL = 1e-5
+
+# A sum of so many terms may be added up in the order in which they stand; that is followed in so many blocks.
+LONG, BLOCKS = 128, 16
 
 # Up to so many unit roundoffs an operation is exact where the dtype holds its result.
 ROUNDED_ONCE = 1
@@ -133,15 +141,21 @@ class Computed(Tensor):
     @staticmethod
     def __new__(cls, value: Tensor, dtype: torch.dtype) -> Computed:
         """Return a tensor of a dtype around a float64 value."""
-        tensor = Tensor._make_wrapper_subclass(
-            cls,
-            value.size(),
-            strides=value.stride(),
-            storage_offset=value.storage_offset(),
-            dtype=dtype,
-        )
+        tensor: Computed = cls.shaped(value, dtype)
         tensor.value = value
         return tensor
+
+    @classmethod
+    def shaped(cls, other: Tensor, dtype: torch.dtype) -> Any:
+        """Return a tensor of this class without numbers, in the shape of another one."""
+        return Tensor._make_wrapper_subclass(
+            cls,
+            other.size(),
+            strides=other.stride(),
+            storage_offset=other.storage_offset(),
+            dtype=dtype,
+            device=other.device,
+        )
 
     @classmethod
     def __torch_dispatch__(
@@ -187,6 +201,40 @@ class Computed(Tensor):
         self.value = value_of(other)
 
 
+class Weight(Computed):
+    """A parameter, whose float64 value is made whenever an operation uses it.
+
+    All values at once would take eight bytes for each number that a model has.
+    """
+
+    numbers: Tensor
+    changed: Tensor | None
+
+    @staticmethod
+    def __new__(cls, parameter: Tensor) -> Weight:
+        """Return a tensor around the numbers of a parameter."""
+        tensor: Weight = cls.shaped(parameter, parameter.dtype)
+        tensor.changed, tensor.numbers = None, parameter.detach()
+        return tensor
+
+    @property
+    def value(self) -> Tensor:
+        """The float64 value."""
+        return value_of(self.numbers) if self.changed is None else self.changed
+
+    @value.setter
+    def value(self, value: Tensor) -> None:
+        self.changed = value
+
+    def restore(self, written: bool) -> None:
+        """Take the parameter's own numbers again.
+
+        Args:
+            written: whether a pass may write to it, itself or through a view, which has to share memory.
+        """
+        self.changed = self.numbers.to(value_of(self.numbers).dtype, copy=True) if written else None
+
+
 def computed(entry: Any) -> Any:
     if not isinstance(entry, Tensor) or isinstance(entry, Computed) or entry.dtype not in ROUNDOFF:
         return entry
@@ -201,6 +249,10 @@ def value_of(tensor: Tensor) -> Tensor:
         return tensor  # itself: what changes it in place may change its shape too
     with _disable_current_modes():  # an arithmetic would take it for an operand
         return _wide(tensor.detach())
+
+
+def _numbers_of(x: Any) -> Any:
+    return x.numbers if isinstance(x, Weight) else x
 
 
 def _dense(x: Any) -> Any:
@@ -224,8 +276,8 @@ class ExactMode(TorchDispatchMode):
 
     # `samples` and `corner` are those of concord.spec.arithmetic.Arithmetic. `backward` is on for the way
     # back. `blind_rows` is what a softmax gives a row that sees no key: "zero", "uniform", or empty for what
-    # follows from its scores. With `tf32` factors of float32 products may be rounded.
-    samples, corner, backward, blind_rows, tf32 = 0, 0.0, False, "", False
+    # follows from its scores.
+    samples, corner, backward, blind_rows = 0, 0.0, False, ""
     kernels: Collection[str] = ()  # of KERNELS, those that may have run
     # `within` is the function of several operations that is being computed, such as lstm. With `constants`
     # numbers of the program are rounded to the dtype of their operation.
@@ -258,12 +310,18 @@ class ExactMode(TorchDispatchMode):
         return y
 
     def summed(
-        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
+        self,
+        y: Tensor,
+        dtype: torch.dtype,
+        counted: Callable[[], Any],
+        accumulation: float = SUMMED,
+        place: int = 0,
     ) -> Tensor:
         """Return a sum with its error.
 
         Args:
-            counted: gives the number of terms and the sum of their squares.
+            counted: gives what its deviation follows from (:data:`Counted`).
+            place: among the results of its operation.
         """
         return self.erred(y, dtype, 1)
 
@@ -289,42 +347,29 @@ class ExactMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        name = func.overloadpacket.__name__
+        kwargs, about = dict(kwargs or {}), traits(func)
         # Operations of several steps are computed within the mode again, which sees their steps.
-        composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-        if composite or func in WRITTEN_OUT:
+        if about.steps is not None:
             with self:
-                return WRITTEN_OUT.get(func, func.decompose)(*args, **kwargs)
-        if name.rstrip("_") in DRAWN:
+                return about.steps(*args, **kwargs)
+        if about.bare in DRAWN:
             return self._drawn(func, args, kwargs)
-        changing = func._schema.is_mutable
+        changing, bare = about.changing, about.bare
         if changing and not (args and isinstance(args[0], Tensor) and _written(func) == ["self"]):
             with self:
                 return _into(func, args, kwargs)
-        bare = name.rstrip("_") if changing else name
-        floats = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dtype in ROUNDOFF]
-        stated = args[0].dtype if changing else kwargs.get("dtype")
+        floats = [x for x in leaves((args, kwargs)) if _rounded(x)]
+        dtype = _resulting(args[0].dtype if changing else kwargs.get("dtype"), floats)
         if kwargs.get("dtype") in ROUNDOFF:
             kwargs["dtype"] = torch.complex128 if kwargs["dtype"].is_complex else torch.float64
-        # PyTorch promotes over tensors with axes; scalars count where there are only those.
-        ranked = (
-            [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats] or [torch.get_default_dtype()]
-        )
-        dtype = stated if stated in ROUNDOFF else reduce(torch.promote_types, ranked)
-        operands, named = tree_map(self.operand, (tuple(args), kwargs))
-        if self.tf32 and dtype == torch.float32:
-            factors = FACTORS.get(bare, range(0))
-            operands = [self.shortened(x) if place in factors else x for place, x in enumerate(operands)]
-        held = tree_map(partial(_held, dtype), (operands, named))
-        # These take a number of Python as their dtype holds it; arithmetic may use it unrounded.
-        if bare in EXACT or bare in FILLING or self.constants:
-            operands, named = held
+        if changing and isinstance(args[0], Computed):
+            args[0].value = args[0].value  # what is written to a weight lasts until the pass is over
+        (operands, named), held = self._operands(bare, dtype, tuple(args), kwargs)
         run = partial(self.solved, func, bare, dtype) if bare in SOLVING else func
         y = self._result(func, floats, (operands, named), held, run)
         if any(map(_rounded, y if isinstance(y, tuple) else (y,))):
             erred = self._by_kernels(bare, self._rule(bare, y, dtype, operands, named, floats), operands)
-            if torch.Tag.inplace_view in func.tags:  # such as transpose_: the operand has another shape now
+            if about.views_in_place:  # such as transpose_: the operand has another shape now
                 return return_and_correct_aliasing(func, tuple(args), kwargs, args[0])
             if changing:
                 (args[0].value if isinstance(args[0], Computed) else args[0]).copy_(erred)
@@ -332,11 +377,28 @@ class ExactMode(TorchDispatchMode):
             y = erred
         elif changing and isinstance(y, Tensor) and y is not args[0]:  # numbers that were cast in place
             return args[0].copy_(y)
-        result = tree_map(lambda x: _wrapped(x, dtype), y)
-        is_view = any(returned.alias_info for returned in func._schema.returns) and isinstance(
-            args[0], Computed
-        )
+        result = mapped(lambda x: _wrapped(x, dtype), y)
+        is_view = about.views and isinstance(args[0], Computed)
         return return_and_correct_aliasing(func, tuple(args), kwargs, result) if is_view else result
+
+    def _operands(
+        self, bare: str, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Operands, Operands]:
+        """Return operands with float64 values, as they are used and with numbers as the dtype holds them."""
+        entries = leaves((args, kwargs))
+        # What selects or moves numbers of weights does so before they are widened.
+        floats = [x for x in entries if _rounded(x)]
+        narrow = bare in EXACT and all(isinstance(x, Weight) and x.changed is None for x in floats)
+        operands: Operands = mapped(_numbers_of if narrow else self.operand, (args, kwargs))
+        if TF32 in self.kernels and dtype == torch.float32:
+            factors, (positional, named) = FACTORS.get(bare, range(0)), operands
+            shortened = [self.shortened(x) if place in factors else x for place, x in enumerate(positional)]
+            operands = shortened, named
+        held = operands
+        if any(isinstance(x, float) for x in entries):
+            held = mapped(partial(_held, dtype), operands)
+        # These take a number of Python as their dtype holds it; arithmetic may use it unrounded.
+        return (held if bare in EXACT or bare in FILLING or self.constants else operands), held
 
     def _result(self, func: Any, floats: Sequence[Tensor], operands: Any, held: Any, run: Any) -> Any:
         args, kwargs = operands
@@ -347,23 +409,24 @@ class ExactMode(TorchDispatchMode):
                 y = run(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:  # an operator of the user's may refuse them
             raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
-        return tree_map(_dense, y)
+        return mapped(_dense, y)
 
     def _drawn(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # In the model's own dtype: float64 would take other numbers from the same generator.
-        positional, named = tree_map(
+        positional, named = mapped(
             lambda x: x.value.to(x.dtype) if isinstance(x, Computed) else x, (tuple(args), kwargs)
         )
         drawn = func(*positional, **named)
         if not func._schema.is_mutable:
-            return tree_map(computed, drawn)
+            return mapped(computed, drawn)
         if isinstance(args[0], Computed):
             args[0].value.copy_(drawn)
         return args[0]
 
     def _by_kernels(self, name: str, y: Any, args: Sequence[Any]) -> Any:
         self.occurred.add(name)
-        return reduce(lambda y, kernel: KERNEL_RULES[kernel](self, name, y, args), self.kernels, y)
+        rules = [KERNEL_RULES[kernel] for kernel in self.kernels if kernel in KERNEL_RULES]
+        return reduce(lambda y, rule: rule(self, name, y, args), rules, y)
 
     def _rule(
         self,
@@ -393,9 +456,12 @@ class ExactMode(TorchDispatchMode):
             counted: Any = cache(lambda: SUMS[name](y, *args, **kwargs))
             if isinstance(y, Tensor):
                 return self.summed(y, dtype, counted, accumulation)
-            each = (lambda place=place: [part[place] for part in counted()] for place in range(len(y)))
+            each = (
+                lambda place=place: (*(part[place] for part in counted()[:2]), 0.0) for place in range(len(y))
+            )
             return tuple(
-                one if one is None else self.summed(one, dtype, of) for one, of in zip(y, each, strict=True)
+                one if one is None else self.summed(one, dtype, of, place=place)
+                for place, (one, of) in enumerate(zip(y, each, strict=True))
             )
         if isinstance(y, tuple):
             return tuple(self._elementwise(name, x, _like(x, dtype), None) if _rounded(x) else x for x in y)
@@ -431,9 +497,12 @@ class ExactMode(TorchDispatchMode):
         perturbed = self.erred(y, dtype, 1)
         a, b = (_wide(torch.as_tensor(x)).abs() for x in args[:2])  # a mask of truth values may be one
         large = torch.maximum(a, b)
+        absorbs = large >= ABSORBS
+        if not bool(absorbs.any()):
+            return perturbed
         # A term that is lost beside a large one is lost in every correct run.
-        lost = (large >= ABSORBS) & (torch.minimum(a, b) <= 4 * ROUNDOFF[dtype] * large)
-        return torch.where(lost, _wide(y.to(dtype)), perturbed) if bool(lost.any()) else perturbed
+        lost = absorbs & (torch.minimum(a, b) <= 4 * ROUNDOFF[dtype] * large)
+        return torch.where(lost, _wide(y.to(dtype)), perturbed)
 
 
 class Perturbed(ExactMode):
@@ -453,12 +522,22 @@ class Perturbed(ExactMode):
         # The last products of matrices, with their factors: two, since a product has two gradients.
         self.products: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=2)
         self.generator = np.random.Generator(np.random.SFC64(seed))  # PyTorch's takes nine times as long
+        self.buffer = np.empty(0)
+        self.seed, self.generators = seed, dict[torch.device, torch.Generator]()  # of devices
 
     def noise(self, y: Tensor) -> Tensor:
         """Return numbers uniform in [-1, 1], for both parts of complex ones."""
         if y.is_complex():
             return torch.complex(self.noise(y.real), self.noise(y.imag))
-        return torch.from_numpy(self.generator.random(tuple(y.shape))).mul_(2).sub_(1)
+        if y.device.type == "cpu":
+            if self.buffer.size < y.numel():
+                self.buffer = np.empty(y.numel())  # kept, since fresh memory costs as much as its numbers
+            drawn = self.generator.random(out=self.buffer[: y.numel()])
+            return torch.from_numpy(drawn).view(y.shape).mul_(2).sub_(1)
+        if y.device not in self.generators:
+            self.generators[y.device] = torch.Generator(y.device).manual_seed(self.seed)
+        generator = self.generators[y.device]
+        return torch.rand(y.shape, generator=generator, device=y.device, dtype=y.dtype).mul_(2).sub_(1)
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
         """Perturb a result by a size that follows from it."""
@@ -478,28 +557,28 @@ class Perturbed(ExactMode):
         return self.varied(y, lambda _: size.masked_fill_(held, 0))
 
     def summed(
-        self, y: Tensor, dtype: torch.dtype, counted: Callable[[], Any], accumulation: float = SUMMED
+        self,
+        y: Tensor,
+        dtype: torch.dtype,
+        counted: Callable[[], Any],
+        accumulation: float = SUMMED,
+        place: int = 0,
     ) -> Tensor:
         """Perturb a sum by the deviation of rounding in an unknown order."""
-        (count, total), square = counted(), _squared(y)
-        terms = torch.clamp(torch.as_tensor(count), min=1)
         accumulation = min(ROUNDOFF[dtype], accumulation)
-        several = (terms > 1) * 1.0  # one term alone is not rounded
-        variance = several * terms / 3 * square
-        variance += several * (terms + 1) / 6 * torch.clamp(total - square / terms, min=0)
-        # Equal terms are rounded alike, and n of them err up to n/2 of their sum. Where all that are not zero
-        # are equal, the square of the sum over the sum of squares is a whole number.
-        equal = square / torch.where(total > 0, total, math.inf)
-        alike = several * ((equal - equal.round()).abs() <= EQUAL * equal)
-        variance = torch.maximum(variance, alike * (equal / 2) ** 2 * square)
-        least = several * terms * max(LEAST[dtype], LEAST[torch.float32])
-        lost = torch.where((total > 0) | (y != 0), least, 0.0)
-        y = self.varied(y, lambda _: accumulation * torch.sqrt(variance) + lost)
+
+        def deviation() -> Tensor:
+            return _deviation(y, dtype, counted(), accumulation)
+
+        # It takes as long as the sum, and hardly differs between samples.
+        beside = self.decisions
+        size = beside.share(place, y.shape, deviation) if isinstance(beside, Followed) else deviation()
+        y = self.varied(y, lambda _: size)
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
 
     def shortened(self, x: Tensor) -> Tensor:
         """Perturb a factor by rounding it, or by cutting it off."""
-        return self.varied(x * (1 - self.cut * TF32), lambda x: TF32 * x)
+        return self.varied(x * (1 - self.cut * SHORTENED), lambda x: SHORTENED * x)
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
         """Compute an operation of linear algebra on matrices perturbed by their norm."""
@@ -561,8 +640,32 @@ class Rounded(ExactMode):
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
         """Compute an operation of linear algebra in its own precision."""
         low = dtype if ROUNDOFF[dtype] <= SUMMED else torch.float32  # LAPACK has no half precision
-        args, kwargs = tree_map(lambda x: x.to(_like(x, low)) if _rounded(x) else x, (args, kwargs))
-        return tree_map(lambda x: _wide(x) if _rounded(x) else x, func(*args, **kwargs))
+        args, kwargs = mapped(lambda x: x.to(_like(x, low)) if _rounded(x) else x, (args, kwargs))
+        return mapped(lambda x: _wide(x) if _rounded(x) else x, func(*args, **kwargs))
+
+
+class Traits(NamedTuple):
+    """What an operation is, whatever its operands."""
+
+    bare: str  # its name, without the underscore of one in place
+    changing: bool
+    views: bool  # whether its result may share memory with an operand
+    views_in_place: bool
+    steps: Callable[..., Any] | None  # what computes it, if it has several steps
+
+
+@cache
+def traits(func: Any) -> Traits:
+    """Return what an operation is."""
+    name, changing = func.overloadpacket.__name__, func._schema.is_mutable
+    composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return Traits(
+        name.rstrip("_") if changing or name.rstrip("_") in DRAWN else name,
+        changing,
+        any(returned.alias_info for returned in func._schema.returns),
+        torch.Tag.inplace_view in func.tags,
+        WRITTEN_OUT.get(func, func.decompose if composite else None),
+    )
 
 
 @cache
@@ -598,12 +701,36 @@ def without_fast_paths() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Write fused kernels out: attention by its mathematical form, no oneDNN, no NNPACK."""
+    """Write fused kernels out: attention by its mathematical form, no oneDNN, no NNPACK, no cuDNN."""
     with sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
         with warnings.catch_warnings(action="ignore"):  # it warns of GPUs that nobody asked for
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.enter_context(without_fast_paths())
+        stack.enter_context(unfused())
         yield
+
+
+@contextlib.contextmanager
+def unfused() -> Iterator[None]:
+    """Run what TorchScript compiled operation by operation."""
+    # What it fuses for a GPU reads the memory of a tensor, which one with a float64 value does not have.
+    compiled: Any = torch.jit._state._python_cu
+    for function in compiled.get_functions() if torch.cuda.is_initialized() else ():
+        function._debug_flush_compilation_cache()
+    unoptimized: Any = torch.jit.optimized_execution  # type: ignore[attr-defined]
+    with unoptimized(False):
+        yield
+
+
+def _resulting(stated: Any, floats: Sequence[Tensor]) -> torch.dtype:
+    """Return the dtype of an operation's result: the stated one, or that of its operands."""
+    if stated in ROUNDOFF:
+        dtype: torch.dtype = stated
+        return dtype
+    # PyTorch promotes over tensors with axes; scalars count where there are only those.
+    ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats] or [torch.get_default_dtype()]
+    return reduce(torch.promote_types, ranked)
 
 
 def _held(dtype: torch.dtype, x: Any) -> Any:
@@ -634,19 +761,63 @@ def _like(x: Any, dtype: torch.dtype) -> torch.dtype:
     return dtype.to_real() if dtype.is_complex else dtype
 
 
-# Sums: how many terms each element has, and the sum of their squares.
+def _deviation(y: Tensor, dtype: torch.dtype, counted: Counted, accumulation: float) -> Tensor:
+    """Return the deviation of a sum that is rounded in an unknown order.
 
-# The number of terms of each element, and the sum of their squares.
-Counted = tuple[float | Tensor, Tensor]
+    Args:
+        accumulation: the unit roundoff of each addition.
+    """
+    (count, total, walked), square = counted, _squared(y)
+    terms = torch.clamp(torch.as_tensor(count), min=1)
+    several = (terms > 1) * 1.0  # one term alone is not rounded
+    variance = several * terms / 3 * square
+    variance += several * (terms + 1) / 6 * torch.clamp(total - square / terms, min=0)
+    # Equal terms are rounded alike, and n of them err up to n/2 of their sum. Where all that are not zero are
+    # equal, the square of the sum over the sum of squares is a whole number.
+    equal = square / torch.where(total > 0, total, math.inf)
+    alike = several * ((equal - equal.round()).abs() <= EQUAL * equal)
+    variance = torch.maximum(variance, alike * (equal / 2) ** 2 * square)
+    if isinstance(walked, Tensor):
+        variance = torch.maximum(variance, walked)
+    least = several * terms * max(LEAST[dtype], LEAST[torch.float32])
+    lost = torch.where((total > 0) | (y != 0), least, 0.0)
+    return accumulation * torch.sqrt(variance) + lost
+
+
+# The number of terms of each element, the sum of their squares, and the squares of partial sums in the order
+# in which the terms stand; 0 where any order will do.
+Counted = tuple[float | Tensor, Tensor, float | Tensor]
 
 
 def _product(y: Tensor, *given: Tensor, beta: float = 1, alpha: float = 1) -> Counted:
     *added, a, b = given
     squares = alpha**2 * torch.matmul(_squared(a), _squared(b))
-    terms: Any = max(a.shape[-1] + len(added), 2)  # one product is rounded too
+    count = a.shape[-1]
+    terms: Any = max(count + len(added), 2)  # one product is rounded too
     if b.ndim > 1:
         terms = terms * _alike(a.mT, b)
-    return terms, reduce(torch.add, ((beta * c) ** 2 for c in added), squares)
+    rows = b if b.ndim > 1 else b[:, None]
+    walked = _walked(torch.matmul(a[..., at], rows[..., at, :]) for at in _blocks(count))
+    walked = alpha**2 * walked if b.ndim > 1 or isinstance(walked, float) else alpha**2 * walked[..., 0]
+    return terms, reduce(torch.add, ((beta * c) ** 2 for c in added), squares), count * walked
+
+
+def _blocks(count: int) -> list[slice]:
+    """Return the blocks of a sum whose order matters; none of a short one."""
+    ends = [count * block // BLOCKS for block in range(BLOCKS + 1)] if count >= LONG else []
+    return [slice(*between) for between in pairwise(ends)]
+
+
+def _walked(parts: Iterable[Tensor]) -> Any:
+    """Return the mean square of partial sums, at the ends of blocks."""
+    # Terms that stand together may have one sign, as gradients of a text's tokens do: then partial sums are
+    # far larger than in a random order. MiniLM's gradients were flagged before.
+    total: Any = 0.0
+    squares: Any = 0.0
+    for part in parts:
+        total = total + part
+        squares = squares + _squared(total) / BLOCKS
+    return squares
 
 
 def _alike(*factors: Tensor) -> Tensor:
@@ -659,28 +830,31 @@ def _alike(*factors: Tensor) -> Tensor:
     # rows equal, an H200's product erred by 31 unit roundoffs of all terms' sizes (decision 37).
     *batch, count, _ = factors[0].shape
     if not count:  # as of an expert without a token
-        return torch.ones(*batch, 1, 1)
-    generator, zero = torch.Generator().manual_seed(0), torch.zeros(*batch, count, dtype=torch.bool)
-    places = torch.zeros(2, *batch, count, dtype=torch.float64)
+        return factors[0].new_ones(*batch, 1, 1, dtype=torch.float64)
+    generator, zero = torch.Generator().manual_seed(0), factors[0].new_zeros(*batch, count, dtype=torch.bool)
+    places = factors[0].new_zeros(2, *batch, count, dtype=torch.float64)
     for x in factors:  # equal rows project to the same place on two random lines: no pair is compared
-        lines = torch.randn(2, x.shape[-1], dtype=torch.float64, generator=generator)
+        lines = torch.randn(2, x.shape[-1], dtype=torch.float64, generator=generator).to(x.device)
         along = torch.stack([x.real @ line for line in lines])
         places += along / along.abs().amax(-1, keepdim=True).clamp(min=LEAST[torch.float64])
         zero |= (x == 0).all(-1)
-    first, order = torch.where(zero, torch.arange(10.0, 10.0 + count), places[0]).sort(-1)
+    first, order = torch.where(zero, torch.arange(10.0, 10.0 + count, device=zero.device), places[0]).sort(-1)
     apart = (first.diff() > EQUAL) | (places[1].gather(-1, order).diff().abs() > EQUAL)
     runs = torch.nn.functional.pad(apart.cumsum(-1), (1, 0))
-    sizes = torch.zeros(*batch, count, dtype=torch.float64)
+    sizes = torch.zeros_like(places[0])
     sizes.scatter_add_(-1, runs, torch.ones_like(sizes))
     return (sizes.square().sum(-1) / max(count, 1))[..., None, None]
 
 
 def _sum(y: Tensor, x: Tensor, dim: Any = None, *rest: Any, **named: Any) -> Counted:
-    count, total = _linear(aten.sum)(y, x, dim, *rest, **named)
+    count, total, walked = _linear(aten.sum)(y, x, dim, *rest, **named)
     rows = len(dim or ())
     if 0 < rows < x.ndim and sorted(dim) == [*range(rows)]:  # such as the gradient of a bias
-        count = count * _alike(x.reshape(-1, math.prod(x.shape[rows:]))).squeeze()
-    return count, total
+        terms = x.reshape(-1, math.prod(x.shape[rows:]))
+        count = count * _alike(terms).squeeze()
+        walked = _walked(terms[at].sum(0) for at in _blocks(len(terms)))
+        walked = len(terms) * walked.view(y.shape) if isinstance(walked, Tensor) else walked
+    return count, total, walked
 
 
 def _mean(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
@@ -691,14 +865,14 @@ def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *
     given_terms = math.prod(x.shape[d] for d in dim)
     terms = max(given_terms, math.prod(y.shape[d] for d in dim))  # a real transform is given half its terms
     share = terms / given_terms * float(terms) ** -normalization
-    return terms, share * _squared(x).sum(tuple(dim), keepdim=True)
+    return terms, share * _squared(x).sum(tuple(dim), keepdim=True), 0.0
 
 
 def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
     """Return the rule of a linear operation with coefficients that sum to 1."""
 
     def rule(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
-        return max(x.numel() / max(y.numel(), 1), 4.0), operation(x * x, *rest, **named)
+        return max(x.numel() / max(y.numel(), 1), 4.0), operation(x * x, *rest, **named), 0.0
 
     return rule
 
@@ -720,7 +894,7 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Cou
             ]
             return operation(*mapped, **named)
 
-        return of(lambda x: torch.ones(x.shape, dtype=torch.float64)), of(_squared)
+        return of(lambda x: torch.ones(x.shape, dtype=torch.float64, device=x.device)), of(_squared), 0.0
 
     return rule
 
@@ -840,6 +1014,9 @@ class WholeFunctions(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
+        # On a GPU PyTorch would go on with fused cells, whose operations an arithmetic does not see.
+        if name in RECURRENT and args[0].device.type != "cpu":
+            func = _recurrent(name, args)
         if name not in KERNELS[CUDNN_RECURRENT].concerns:
             return func(*args, **(kwargs or {}))
         self.arithmetic.occurred.add(name)
@@ -848,6 +1025,38 @@ class WholeFunctions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         finally:
             self.arithmetic.within = ""
+
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
+
+
+def _recurrent(name: str, args: Sequence[Any]) -> Callable[..., Any]:
+    """Return a recurrent function in its steps."""
+    if name.endswith("_cell"):
+        return {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}[name]
+    # Of packed sequences the sizes of the batches come before the state, a list of two tensors in an LSTM.
+    tensors = sum(isinstance(x, Tensor) for x in args[:3])
+    packed = tensors > (1 if name == "lstm" else 2)
+    function: Any = getattr(getattr(aten, name), "data" if packed else "input")
+    return decomposition_table[function]
+
+
+def _lstm_cell(x: Tensor, state: Any, by_x: Tensor, by_h: Tensor, *biases: Any) -> Any:
+    hidden, cell = state
+    bias, bias_h = biases or (None, None)
+    gates = torch.nn.functional.linear(x, by_x, bias) + torch.nn.functional.linear(hidden, by_h, bias_h)
+    entering, kept, new, leaving = gates.chunk(4, -1)
+    cell = kept.sigmoid() * cell + entering.sigmoid() * new.tanh()
+    return leaving.sigmoid() * cell.tanh(), cell
+
+
+def _gru_cell(x: Tensor, hidden: Tensor, by_x: Tensor, by_h: Tensor, *biases: Any) -> Any:
+    bias, bias_h = biases or (None, None)
+    by_input = torch.nn.functional.linear(x, by_x, bias).chunk(3, -1)
+    by_state = torch.nn.functional.linear(hidden, by_h, bias_h).chunk(3, -1)
+    reset, kept = ((by_input[gate] + by_state[gate]).sigmoid() for gate in range(2))
+    new = (by_input[2] + reset * by_state[2]).tanh()
+    return new + kept * (hidden - new)
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -81,6 +81,20 @@ def load(reference: str) -> Any:
         raise SpecError(f"{reference}: transformers cannot load it: {first_line(error)}") from None
 
 
+def placed(model: Any, device: str) -> Any:
+    """Return a reference on a device.
+
+    Raises:
+        SpecError: if it cannot be put there.
+    """
+    if device == "cpu":
+        return model
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"a reference in NumPy is computed on the processor, not on {device}")
+    with running("the reference", f"cannot be put on {device}"):
+        return model.to(device)
+
+
 def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
     """Return texts as the folder's tokenizer prepares them."""
     with optional("--text", "peers"):

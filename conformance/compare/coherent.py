@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.judging.estimate import Sigma
+from concord.conformance.judging.estimate import Sigma, namespace_of, on_host
 from concord.conformance.judging.judge import NEAR
 from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.judging.verdict import NO_ELEMENT, Judgement
@@ -41,15 +41,16 @@ def groups(shape: Axes) -> Iterator[Axes]:
 
 
 def _weights(key: Key, value: Array) -> Array:
-    kind, axes = key
+    (kind, axes), xp = key, namespace_of(value)
     if kind == MEAN:
-        return np.full((1,) * value.ndim, 1 / math.prod(value.shape[axis] for axis in axes))
-    norm = np.sqrt(np.square(value).sum(axes, keepdims=True))
-    return value / np.where(norm > 0, norm, 1.0)
+        one = xp.ones_like(value[(slice(0, 1),) * value.ndim])
+        return one / math.prod(value.shape[axis] for axis in axes)
+    norm = xp.sqrt(xp.sum(xp.square(value), axis=axes, keepdims=True))
+    return value / xp.where(norm > 0, norm, 1.0)
 
 
 def _summed(key: Key, values: Array, weights: Array) -> Array:
-    return np.asarray((values * weights).sum(key[1])).reshape(-1)
+    return on_host(namespace_of(values).sum(values * weights, axis=key[1])).reshape(-1)
 
 
 class Shared:
@@ -99,24 +100,22 @@ class Coherent:
         if name not in self.halves:
             return
         if name not in self.values:
-            self.values[name] = array
-            if np.isfinite(array).all():
-                rounding = self.halves[name].round(array) - array
-                keys = [(kind, axes) for axes in groups(array.shape) for kind in (MEAN, SCALE)]
-                self.shared[name] = {key: Shared(self.sum(key, name, rounding)) for key in keys}
+            self.values[name], value = array, on_host(array)
+            if np.isfinite(value).all():
+                rounding = self.halves[name].round(value) - value
+                keys = [(kind, axes) for axes in groups(value.shape) for kind in (MEAN, SCALE)]
+                self.shared[name] = {
+                    key: Shared(_summed(key, rounding, _weights(key, value))) for key in keys
+                }
             return
         errors = (array[0] if arithmetic.samples else array) - self.values[name]
         for key, shared in self.shared.get(name, {}).items():
-            shared.take(arithmetic, self.sum(key, name, errors))
-
-    def sum(self, key: Key, name: str, errors: Array) -> Array:
-        """Sum the errors of each group."""
-        return _summed(key, errors, _weights(key, self.values[name]))
+            shared.take(arithmetic, _summed(key, errors, _weights(key, self.values[name])))
 
     def repeated(self, name: str) -> float:
         """Return how often a row of a tensor occurs, on the mean over all rows."""
         if name not in self.repeats:
-            value = self.values[name]
+            value = on_host(self.values[name])
             rows = self.halves[name].round(value).reshape(-1, value.shape[-1])
             counts = np.unique(rows, axis=0, return_counts=True)[1]
             self.repeats[name] = float(np.square(counts).sum() / counts.sum())
@@ -131,14 +130,14 @@ class Coherent:
         """
         known = np.isfinite(sigma) & np.isfinite(errors)
         errors, sigma = np.where(known, errors, 0.0), np.where(known, sigma, 0.0)
-        worst = judged
+        worst, value = judged, on_host(self.values.get(name, errors))
         for key, shared in self.shared.get(name, {}).items():
-            weights = _weights(key, self.values[name])
+            weights = _weights(key, value)
             least = np.sqrt(_summed(key, np.square(sigma), np.square(weights)))
-            right = self.sum(key, name, self.values[name])
-            actual = right + shared.beyond(self.sum(key, name, errors))
+            right = _summed(key, value, weights)
+            actual = right + shared.beyond(_summed(key, errors, weights))
             # Equal rows, as those of padding, are rounded alike: they count as one.
-            rows = key[1] == (self.values[name].ndim - 1,)
+            rows = key[1] == (value.ndim - 1,)
             repeated = 1.0 if rows else self.repeated(name)
             allowed = np.sqrt(repeated) * np.maximum(shared.sigma.result(), least)
             judgement = judge_tensor(actual, right, allowed, "float64", errors_apart=shared.sigma.independent)

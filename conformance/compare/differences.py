@@ -61,7 +61,7 @@ class Difference:
         for (path, inner, name), value in self.values.items():
             owner = model.get_submodule(path)
             put = setattr if isinstance(value, (Tensor, nn.Module)) else object.__setattr__
-            put(getattr(owner, inner) if inner else owner, name, value)
+            put(getattr(owner, inner) if inner else owner, name, there(value, reference.device))
         changed = replace(reference, model=model)
         vars(changed)["parameters"] = {
             name: reference.parameters[name] if id(tensor) in known else computed(tensor.detach())
@@ -70,6 +70,17 @@ class Difference:
             )
         }
         return changed
+
+
+def there(value: Any, device: torch.device) -> Any:
+    """Return a tensor or a module on a device, and anything else as it is."""
+    if isinstance(value, nn.Module):
+        here = all(tensor.device == device for tensor in value.parameters())
+        return value if here else copy.deepcopy(value).to(device)
+    if not isinstance(value, Tensor) or value.device == device:
+        return value
+    moved = value.detach().to(device)
+    return nn.Parameter(moved) if isinstance(value, nn.Parameter) else moved
 
 
 def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]) -> Iterator[Difference]:

@@ -20,6 +20,9 @@ class Kernel:
 FAST_CONVOLUTION = "fast_convolution"
 CUDNN_RECURRENT = "cudnn_recurrent"
 CUDNN_WINOGRAD_9X9 = "cudnn_winograd_9x9"
+TF32 = "tf32"
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmv", "convolution", "convolution_backward")
 
 KERNELS = {
     FAST_CONVOLUTION: Kernel("a fast convolution (Winograd or FFT)", ("convolution", "convolution_backward")),
@@ -32,5 +35,11 @@ KERNELS = {
         "cuDNN's gradient of 5 x 5 weights by Winograd 9x9, with up to five times the error of TF32",
         ("convolution_backward",),
         "torch.backends.cudnn.enabled = False",
+    ),
+    # Last, since its error covers those of all others.
+    TF32: Kernel(
+        "products in TF32, which rounds their factors to 11 bits",
+        PRODUCTS,
+        "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False",
     ),
 }

@@ -13,6 +13,7 @@ from concord.conformance.compare.activation_names import apart
 from concord.conformance.compare.blind import blind, places
 from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.differences import Difference, differences
+from concord.conformance.compare.kernel_names import kernels
 from concord.conformance.compare.kernels import KERNELS
 from concord.conformance.compare.module_reference import ModuleReference, numbers, spread
 from concord.conformance.compare.stretch import Stretch, opened
@@ -57,6 +58,8 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
     ]
     start = agreeing[-1] if agreeing else beginning
     notes = [APART if end in comparison.whole else f"made between {start} and {end}"]
+    if comparison.theirs and not is_gradient(end):
+        notes += kernels(comparison.theirs, comparison.own.get(end, end), agreeing)
     by_kernel, switch = explain_by_kernel(comparison, first)
     if by_kernel:
         return dataclasses.replace(by_kernel, notes=(*switch, *notes))
@@ -64,9 +67,9 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
         if not is_gradient(end):
             right = None
             if isinstance(reference, ModuleReference) and end not in comparison.whole:
-                forward = dataclasses.replace(reference, cotangents=None)
+                forward = dataclasses.replace(reference.on_host(), cotangents=None)
                 right = Stretch(forward, end, comparison.tensors, comparison.pin, effort.check)
-                notes[-1] = f"made between {first_of(right.starts[::-1] or [beginning], 3)} and {end}"
+                notes[0] = f"made between {first_of(right.starts[::-1] or [beginning], 3)} and {end}"
                 notes += [f"computed by {right.lines}"] if right.lines else []
             undeclared = find_declaration(comparison, end, right, effort, notes)
             if right and end in comparison.local_expected and not undeclared:
@@ -100,7 +103,7 @@ def find_declaration(
     if stretch and end in comparison.local_expected:
         asked = computation(comparison, end)
         with contextlib.suppress(SpecError):
-            padded, wrong = ~reference.real.numpy(), wrong_elements(asked)
+            padded, wrong = ~reference.real.cpu().numpy(), wrong_elements(asked)
             padding = spread(padded, asked.actual.shape)
             if padding is None or (wrong & ~padding).any():
                 names.remove(UNCOMPUTED_PADDING)

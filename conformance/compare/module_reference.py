@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from concord.conformance.compare.aten_arithmetic import (
@@ -38,6 +38,7 @@ from concord.conformance.compare.aten_arithmetic import (
     ExactMode,
     Perturbed,
     Rounded,
+    Weight,
     WholeFunctions,
     computed,
     plainly,
@@ -47,8 +48,8 @@ from concord.conformance.compare.aten_arithmetic import (
 from concord.conformance.compare.coherent import Coherent
 from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed, Ties
 from concord.conformance.compare.kernels import KERNELS
-from concord.conformance.compare.state import Copies, kept
-from concord.conformance.judging.estimate import SAMPLES, Estimate, Observer
+from concord.conformance.compare.state import Copies, kept, untouched
+from concord.conformance.judging.estimate import SAMPLES, Estimate, Observer, namespace_of
 from concord.conformance.judging.exemptions import ABSENT, NOT_EXPOSED
 from concord.conformance.judging.expectation import Expectation, is_gradient
 from concord.conformance.judging.protocol import Activation, Pin
@@ -178,6 +179,10 @@ class ModelReference:
         """Compute every tensor in an arithmetic."""
         raise NotImplementedError
 
+    def compute_on_device(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
+        """Compute every tensor, and hand each on where it lies."""
+        self.compute(arithmetic, observer, pin)
+
     # What the judge asks (:class:`concord.conformance.judging.protocol.Reference`).
 
     @functools.cached_property
@@ -214,7 +219,7 @@ class ModelReference:
 
     def _expect(self, pin: Pin | None) -> Iterator[Expectation]:
         truth, where = self.exact(), "end to end" if pin is None else "each stretch"
-        compute = partial(self.compute, pin=pin or nothing)
+        compute = partial(self.compute_on_device, pin=pin or nothing)
         dtypes = {name: activation.dtype for name, activation in self.activations.items()}
         say(f"{where}: exact values")
         coherent = Coherent(dtypes if pin else {})
@@ -239,7 +244,7 @@ class ModelReference:
             ties = {name: Ties(value, sigmas[name]) for name, value in estimate.values.items()}
             for place, branch in enumerate(branches):
                 say(f"{where}: decisions of rounding, {place + 1} of {len(branches)}")
-                _take(ties, compute, branch)
+                _take(ties, partial(self.compute, pin=pin or nothing), branch)
             for name, why in self.lost(truth).items():
                 ties[name].lost = why
             yield Expectation(
@@ -264,7 +269,7 @@ class ModelReference:
     @functools.cached_property
     def padding(self) -> NDArray[np.bool_] | None:
         """Tokens that candidates need not compute, (B, T); None without that declaration."""
-        return ~self.real.numpy() if UNCOMPUTED_PADDING in self.declared else None
+        return ~self.real.cpu().numpy() if UNCOMPUTED_PADDING in self.declared else None
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
         """Return which elements stand in uncomputed rows of padding."""
@@ -344,7 +349,6 @@ class ModuleReference(ModelReference):
     compiled: bool = False  # whether its compiled parts run compiled; the truth is eager always
     # Weights that have other values than the user's, and their distance as a share of their size.
     quantized: Mapping[str, float] = field(default_factory=dict)
-    tf32: bool = False  # whether candidates may compute products in TF32
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
         """Return the reference in another dtype, unless that is float64."""
@@ -355,8 +359,24 @@ class ModuleReference(ModelReference):
 
     @property
     def device(self) -> torch.device:
-        """Where the module's parameters lie."""
-        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        """Where the module's parameters lie, or its inputs if it has none."""
+        given = tree_leaves((self.args, dict(self.kwargs)))
+        tensors = itertools.chain(self.model.parameters(), self.model.buffers(), given)
+        return next((x.device for x in tensors if isinstance(x, Tensor)), torch.device("cpu"))
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether NumPy can read its tensors where they lie."""
+        return self.device.type == "cpu"
+
+    def on_host(self) -> ModuleReference:
+        """Return the same in the memory of the processor, where a cause is looked for."""
+        if self.in_host_memory:
+            return self
+        moved = replace(self, model=copy.deepcopy(self.model).cpu(), **self.given(Tensor.cpu))
+        plain = {name: tensor.cpu() for name, tensor in self.plain.items()}
+        vars(moved)["_as_it_is"] = plain, self.state
+        return moved
 
     @functools.cached_property
     def _as_it_is(self) -> tuple[dict[str, Tensor], list[str]]:
@@ -388,7 +408,9 @@ class ModuleReference(ModelReference):
     def parameters(self) -> dict[str, Tensor]:
         """Parameters with float64 values, shared ones once."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        by_identity = {id(tensor): computed(tensor) for tensor in parameters.values()}
+        by_identity = {
+            id(x): Weight(x) if x.layout == torch.strided else computed(x) for x in parameters.values()
+        }
         if self.cotangents is not None:
             for tensor in parameters.values():
                 by_identity[id(tensor)].requires_grad_(tensor.requires_grad)
@@ -407,8 +429,7 @@ class ModuleReference(ModelReference):
         """
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         fixed = parameters | dict(self.model.named_buffers())
-        values = {name: (tensor, tensor.detach().clone()) for name, tensor in fixed.items()}
-        return kept(self.model, copied or self._copies(parameters, lambda x: x), values)
+        return untouched(self.model, copied or self._copies(parameters, lambda x: x), fixed)
 
     def exact(self) -> ExactMode:
         """Return the arithmetic of the truth, which records its decisions."""
@@ -433,7 +454,14 @@ class ModuleReference(ModelReference):
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
         """Compute every activation, and any gradients."""
-        take = handing(observer, arithmetic, self.plain)
+        self._compute(arithmetic, handing(observer, arithmetic, self.plain), pin)
+
+    def compute_on_device(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
+        """Compute every tensor, and hand each on as a tensor of the module's device, if that is a GPU."""
+        read = numbers if self.in_host_memory else wide
+        self._compute(arithmetic, handing(observer, arithmetic, self.plain, read), pin)
+
+    def _compute(self, arithmetic: ExactMode, take: Callable[[str, Tensor | None], None], pin: Pin) -> None:
         self.observe(take, arithmetic, pin=pin)
         for name in self.plain:  # those that this arithmetic did not compute, since it went another way
             take(name, None)
@@ -459,29 +487,27 @@ class ModuleReference(ModelReference):
         trained = {name: used[name] for name, _ in self.model.named_parameters() if used[name].requires_grad}
         # Copied before the modes are entered: an arithmetic would compute the copies too.
         copied = self._copies(used, computed if arithmetic else lambda x: x)
-        values = {name: (value_of(used[name]), x.detach()) for name, x in parameters.items()}
+        for name, weight in used.items() if arithmetic else ():
+            if isinstance(weight, Weight):
+                weight.restore(name in self.state)
         why = ["cannot be computed in exact arithmetic, though it runs"] if arithmetic else []
         outputs = dict[str, Tensor]()
         with running(self.role, *why), contextlib.ExitStack() as stack:
-            state = kept(self.model, copied, values) if arithmetic else self.untouched(copied)
+            state = kept(self.model, copied) if arithmetic else self.untouched(copied)
             changed = stack.enter_context(state)
             inputs = copied({"args": self.args, "kwargs": dict(self.kwargs)})
-            if not arithmetic:
-                inputs = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
+            inputs = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
             stack.enter_context(contextlib.suppress(Finished))
             if hooked:
-                stack.enter_context(without_fast_paths())  # hooks switch off most of them, but not all
-                hook = self._hook(take, pin, arithmetic, outputs)
-                if self.compiled and DYNAMO in sys.modules:
-                    stack.enter_context(recompiling())
-                    hook = torch.compiler.disable(hook)  # else it is compiled too, for each name anew
-                for path, module in submodules(self.model).items():
-                    stack.callback(module.register_forward_hook(partial(hook, path)).remove)
+                stack.enter_context(self._hooked(self._hook(take, pin, arithmetic, outputs)))
             if not self.compiled and DYNAMO in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.set_grad_enabled(self.cotangents is not None))
+            if self.cotangents is not None and not self.compiled:
+                # In evaluation mode cuDNN's recurrent kernels have no way back.
+                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             if arithmetic:
-                arithmetic.blind_rows, arithmetic.tf32 = self.blind_rows, self.tf32
+                arithmetic.blind_rows = self.blind_rows
                 arithmetic.kernels = [name for name in KERNELS if name in self.declared]
                 stack.enter_context(plainly())
                 stack.enter_context(WholeFunctions(arithmetic))
@@ -501,7 +527,18 @@ class ModuleReference(ModelReference):
             if arithmetic:
                 arithmetic.backward = self.cotangents is not None
             self._differentiate(outputs, trained, take)
-        return changed
+        return changed or []
+
+    @contextlib.contextmanager
+    def _hooked(self, hook: Callable[..., None]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_fast_paths())  # hooks switch off most of them, but not all
+            if self.compiled and DYNAMO in sys.modules:
+                stack.enter_context(recompiling())
+                hook = torch.compiler.disable(hook)  # else it is compiled too, for each name anew
+            for path, module in submodules(self.model).items():
+                stack.callback(module.register_forward_hook(partial(hook, path)).remove)
+            yield
 
     def _hook(
         self, take: Take, pin: Pin, arithmetic: ExactMode | None, outputs: Mapping[str, Tensor]
@@ -666,27 +703,36 @@ def recompiling() -> Iterator[None]:
 
 
 def handing(
-    observer: Observer, arithmetic: ExactMode, plain: Mapping[str, Tensor]
+    observer: Observer,
+    arithmetic: ExactMode,
+    plain: Mapping[str, Tensor],
+    read: Callable[[Tensor], Any] | None = None,
 ) -> Callable[[str, Tensor | None], None]:
     """Return an observer of tensors that passes them on as arrays, of a sample or exact.
 
     Args:
         plain: the module as it runs. A tensor of another shape is undetermined, as of an expert that gets
             other tokens.
+        read: returns a tensor's numbers; by default :func:`numbers`.
     """
+    read = read or numbers
+
     seen = set[str]()
 
     def take(name: str, tensor: Tensor | None) -> None:
         if name not in plain or (tensor is None and name in seen):
             return
         seen.add(name)
-        decisions = arithmetic.decisions
-        array, shape = None if tensor is None else numbers(tensor), plain[name].shape
-        if array is None or array.shape != shape or (decisions and decisions.parted):
-            array = np.full(shape, math.nan)
-            if decisions:
-                decisions.lose(name)
-        observer(name, array[None] if arithmetic.samples else array.copy())
+        decisions, right = arithmetic.decisions, plain[name]
+        with _disable_current_modes():  # what an observer computes is none of the model's
+            array = None if tensor is None else read(tensor)
+            if array is None or array.shape != right.shape or (decisions and decisions.parted):
+                array = read(torch.full_like(right, math.nan, dtype=torch.float64))
+                if decisions:
+                    decisions.lose(name)
+            if not arithmetic.samples:  # it may be kept, where what follows may work in place
+                array = namespace_of(array).asarray(array, copy=True)
+            observer(name, array[None] if arithmetic.samples else array)
 
     return take
 
@@ -694,8 +740,14 @@ def handing(
 def numbers(tensor: Tensor) -> NDArray[np.floating]:
     """Return a tensor's value as an array, half precisions as float32."""
     with _disable_current_modes():  # an arithmetic would take it for an operand
-        tensor = parts(value_of(tensor) if isinstance(tensor, Computed) else tensor.detach().cpu())
+        tensor = parts(value_of(tensor) if isinstance(tensor, Computed) else tensor.detach()).cpu()
         return (tensor.float() if tensor.dtype in HALF else tensor).resolve_neg().numpy()
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return a tensor's value in float64, where it lies."""
+    with _disable_current_modes():
+        return parts(value_of(tensor)).resolve_neg()
 
 
 def dtype_name(dtype: torch.dtype) -> str:

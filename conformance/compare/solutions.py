@@ -55,11 +55,11 @@ class Solution:
         self.choice = torch.empty(0)
         if self.name in UNORDERED_VALUES:
             values = self.exact[0]
-            self.choice = torch.arange(values.shape[-1]).expand(values.shape).clone()
+            self.choice = torch.arange(values.shape[-1], device=values.device).expand(values.shape).clone()
         elif (places := self._vectors) and all(self.exact[place].numel() for place in places):
             count = min(self.exact[place].shape[-3 - axis] for place, axis in places.items())
             lead = self.exact[next(iter(places))]
-            self.choice = torch.ones((*lead.shape[:-2], count), dtype=lead.dtype)
+            self.choice = lead.new_ones((*lead.shape[:-2], count))
 
     @property
     def _vectors(self) -> Mapping[int, int]:
@@ -95,7 +95,7 @@ class Solution:
                 else:
                     factor = factor.conj()
                 rest = x.shape[-3 - axis] - count  # vectors of an empty space
-                full = torch.cat([factor, torch.ones((*factor.shape[:-1], rest), dtype=factor.dtype)], -1)
+                full = torch.cat([factor, factor.new_ones((*factor.shape[:-1], rest))], -1)
                 tensors[place] = x * full.unsqueeze(axis)
         return tuple(tensors) if self.several else tensors[0]
 
@@ -120,7 +120,7 @@ def _kept(x: Any) -> Any:
 
 
 def _matching(values: Tensor, exact: Tensor) -> Tensor:
-    flat, places = values.reshape(-1, values.shape[-1]), torch.empty(values.shape, dtype=torch.long)
+    flat, places = values.reshape(-1, values.shape[-1]), torch.empty_like(values, dtype=torch.long)
     for row, wanted, place in zip(flat, exact.reshape(flat.shape), places.view(flat.shape), strict=True):
         apart = (row[None] - wanted[:, None]).abs().nan_to_num(nan=0.0)
         # Each value is taken once.

@@ -56,41 +56,59 @@ class Copies:
 
 
 @contextlib.contextmanager
-def kept(
-    model: nn.Module, copied: Copies, values: Mapping[str, tuple[Tensor, Tensor]]
-) -> Iterator[list[str]]:
-    """Have a module use copies of its state within a block.
+def kept(model: nn.Module, copied: Copies) -> Iterator[None]:
+    """Have a module use copies of its state within a block."""
+    modules = modules_of(model)
+    before = {path: _attributes(module) for path, module in modules.items()}
+    try:
+        for path, module in modules.items():
+            _replace(module, {key: copied(value) for key, value in before[path].items()})
+        yield
+    finally:
+        for path, module in modules.items():
+            _replace(module, before[path])
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module, copied: Copies, fixed: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Have a module use copies of its state within a block, and undo what it changes of some tensors.
 
     Args:
-        copied: makes the copies.
-        values: tensors that are used themselves, and what each holds afterwards.
+        fixed: tensors that are used themselves, by name.
 
     Yields:
         Names of what the block changed, complete once it is left.
     """
-    modules = {
+    values = {name: tensor.detach().clone() for name, tensor in fixed.items()}
+    before = {path: _attributes(module) for path, module in modules_of(model).items()}
+    changed = list[str]()
+
+    def compare() -> None:
+        for path, module in modules_of(model).items():
+            attributes, after = before[path], _attributes(module)
+            keys = attributes.keys() ^ after.keys() | {
+                key for key in attributes.keys() & after if not _same(attributes[key], after[key])
+            }
+            changed.extend(sorted(".".join(filter(None, (path, name))) for *_, name in keys))
+        for name, tensor in fixed.items():
+            if not _equal(tensor, values[name]):
+                changed.append(name)
+                tensor.detach().copy_(values[name])
+
+    with kept(model, copied):
+        try:
+            yield changed
+        finally:
+            compare()
+
+
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules whose state can be exchanged, by path."""
+    return {
         path: module
         for path, module in model.named_modules()
         if not isinstance(module, torch.jit.ScriptModule)
     }
-    before = {path: _attributes(module) for path, module in modules.items()}
-    changed = list[str]()
-    try:
-        for path, module in modules.items():
-            _replace(module, {key: copied(value) for key, value in before[path].items()})
-        yield changed
-    finally:
-        for path, module in modules.items():
-            attributes, after = before[path], _attributes(module)
-            _replace(module, attributes)
-            keys = attributes.keys() ^ after.keys() | {
-                key for key in attributes.keys() & after if not _same(attributes[key], after[key])
-            }
-            changed += sorted(".".join(filter(None, (path, name))) for *_, name in keys)
-        for name, (tensor, value) in values.items():
-            if not _equal(tensor, value):
-                changed.append(name)
-                tensor.detach().copy_(value)
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, ...], Any]:
@@ -125,7 +143,8 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         alike = isinstance(other, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
         with contextlib.suppress(RuntimeError, TypeError):  # of meta tensors nothing is known
-            return alike and torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
+            one, other = one.detach(), other.detach()
+            return alike and (torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num()))
         return alike
     compares: Any = type(one).__eq__
     if compares is object.__eq__:

@@ -139,13 +139,18 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
     with optional("way 'onnx'", "peers"):
         import onnxruntime  # noqa: F401 - what is exported is run in it
         import onnxscript  # noqa: F401
-    path, model = folder / "model.onnx", copy.deepcopy(reference.model)
+    path, given = folder / "model.onnx", reference.on_host()
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that are not installed
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             torch.onnx.export(
-                model, reference.args, path, kwargs=dict(reference.kwargs), dynamo=True, verbose=False
+                copy.deepcopy(given.model),
+                given.args,
+                path,
+                kwargs=dict(given.kwargs),
+                dynamo=True,
+                verbose=False,
             )
         except Exception as error:  # whatever the exporter, or the model in it, raises
             cause: BaseException = error
@@ -159,10 +164,11 @@ def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[
     """Return the module as OpenVINO converts it, in full float32, as a function of arrays."""
     with optional("way 'openvino'", "peers"):
         import openvino
-    example = reference.args or dict(reference.kwargs)
+    given = reference.on_host()
+    example = given.args or dict(given.kwargs)
     with running("the reference", "cannot be converted by OpenVINO"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = openvino.convert_model(copy.deepcopy(reference.model), example_input=example)
+        graph = openvino.convert_model(copy.deepcopy(given.model), example_input=example)
         # Its own choice of precision depends on the processor.
         asked = {"INFERENCE_PRECISION_HINT": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}
         compiled = openvino.Core().compile_model(graph, "CPU", asked)

@@ -11,10 +11,13 @@ Decision 10 gives the reasons; the campaign that confirmed the constants is in `
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -137,7 +140,7 @@ class Estimate:
             values = exact_values
         of = dict.fromkeys(values, dtype) if isinstance(dtype, str) else dtype
         self.compute, self.elements, self.together = compute, elements, together
-        self.values = dict(values)
+        self.values = {name: on_host(value) for name, value in values.items()}
         self.by_name = {name: Sigma(value, of[name]) for name, value in values.items()}
 
     def add_runs(self, arithmetics: Iterable[Any], doing: str = "deriving tolerances") -> None:
@@ -168,11 +171,11 @@ class Estimate:
         """Return the sigmas by the runs so far.
 
         Args:
-            last: whether to free each sum as it is read.
+            last: whether no more runs follow: each sum is freed as it is read, else it is of few samples.
         """
         of = self.by_name.pop if last else self.by_name.__getitem__
         with np.errstate(all="ignore"):
-            return {name: of(name).result() for name in list(self.by_name)}
+            return {name: on_host(of(name).result(few=not last)) for name in list(self.by_name)}
 
     def independent(self) -> dict[str, float]:
         """Return the number of independent errors that the samples of each tensor show."""
@@ -233,22 +236,23 @@ class Sigma:
     """Sigma of one tensor, from runs that several threads add one after the other.
 
     Args:
-        value: the truth.
+        value: the truth, an array of NumPy or a tensor on any device, as all that follow.
         dtype: the precision.
     """
 
     def __init__(self, value: Array, dtype: str) -> None:
         self.value, self.dtype = value, dtype
+        self.namespace: Any = namespace_of(value)
         self.samples = self.rounded = 0
         self.squares: list[float] = []  # mean square error of each sample
         self.noise: Array | None = None
         self.bias: Array | None = None
         self.turned: Array | None = None
-        self.jump: Array | float = 0.0
-        known = np.isfinite(value)
+        self.jump: Array | None = None
+        known = self.namespace.isfinite(value)
         self.finite = None if known.all() else known
         # Half the bytes of float64, and wide enough for what float32 and narrower precisions err.
-        self.storage = np.float64 if dtype == "float64" else np.float32
+        self.storage = self.namespace.float64 if dtype == "float64" else self.namespace.float32
         self.busy = threading.Lock()
 
     def take(self, arithmetic: Arithmetic, values: Array) -> None:
@@ -266,33 +270,37 @@ class Sigma:
                 else:
                     self.jump = abs(self.turned - values)
         else:
-            errors = np.square(values - self.value)
+            errors = self.namespace.square(values - self.value)
             # A single run errs by luck in each element, so its squared error is averaged over the row.
-            mean_square = errors.mean(-1, keepdims=True) if errors.ndim else errors
+            mean_square = self.namespace.mean(errors, axis=-1, keepdims=True) if errors.ndim else errors
             with self.busy:
                 self.rounded += 1
                 self.bias = mean_square if self.bias is None else self.bias + mean_square
 
     def _sample(self, values: Array, count: int) -> None:
-        errors = values - self.value
-        if len(values) > 1 or errors.any():
-            squares = np.square(errors)
-            root = np.sqrt(squares.sum(0)) if len(values) > 1 else abs(errors[0])
-            root = root.astype(self.storage)
-            means = squares.reshape(len(values), -1).mean(1).tolist()
+        errors, xp = values - self.value, self.namespace
+        squares, root = xp.square(errors), None
+        means = (
+            xp.mean(xp.reshape(squares, (len(values), -1)), axis=1).tolist()
+            if math.prod(errors.shape)
+            else [0.0]
+        )
+        if len(values) > 1:
+            root = xp.sqrt(xp.sum(squares, axis=0))
+        elif any(means):
+            root = abs(errors[0])
         else:
-            root, means = None, [0.0] * count
+            means *= count
         with self.busy:
             self.samples += count
             self.squares += means
             if root is None:
                 return
             if self.finite is not None:
-                self.finite |= np.isfinite(values).any(0)
+                self.finite |= xp.any(xp.isfinite(values), axis=0)
             # The root of the sum of squares: the squares themselves would need twice as many bytes.
-            self.noise = (
-                np.asarray(root) if self.noise is None else np.hypot(self.noise, root, out=self.noise)
-            )
+            root = xp.asarray(root, dtype=self.storage)
+            self.noise = root if self.noise is None else xp.hypot(self.noise, root)
 
     @property
     def independent(self) -> float:
@@ -305,25 +313,53 @@ class Sigma:
         with np.errstate(all="ignore"):
             return float(np.nan_to_num(2 * mean**2 / (CONFIDENCE * variance), nan=np.inf))
 
-    def result(self) -> Array:
-        """Return sigma, in the shape of the value."""
-        value = self.value
+    def result(self, few: bool = False) -> Array:
+        """Return sigma, in the shape of the value.
+
+        Args:
+            few: whether the samples are few. Of a million elements six samples show some a tenth of their
+                sigma, so each is doubled at most, towards the mean square of its row.
+        """
+        value, xp = self.value, self.namespace
+        deviations = [least_sigma(value, self.dtype)]
         # Of the roots: squares of the smallest numbers would be lost.
-        noise = 0.0 if self.noise is None else self.noise / np.sqrt(self.samples)
-        bias = 0.0 if self.bias is None else np.sqrt(self.bias / self.rounded)
-        sigma = np.maximum(np.hypot(np.hypot(noise, bias), self.jump), least_sigma(value, self.dtype))
-        sigma = np.where(abs(value) > precision(self.dtype).largest, np.nan, sigma)
+        if self.noise is not None:
+            noise = self.noise / math.sqrt(self.samples)
+            if few and noise.ndim:
+                row = xp.sqrt(xp.mean(xp.square(noise), axis=-1, keepdims=True))
+                noise = xp.minimum(2 * noise, xp.hypot(noise, row) / math.sqrt(2))
+            deviations.append(noise)
+        if self.bias is not None:
+            deviations.append(xp.sqrt(self.bias / self.rounded))
+        if self.jump is not None:
+            deviations.append(self.jump)
+        least, *several = deviations
+        sigma = reduce(xp.hypot, several) if several else least
+        sigma = xp.where(sigma < least, least, sigma)
+        sigma = xp.where(abs(value) > precision(self.dtype).largest, math.nan, sigma)
         if self.finite is not None:
-            sigma = np.where(self.finite, sigma, np.inf)
-        return sigma.astype(self.storage)
+            sigma = xp.where(self.finite, sigma, math.inf)
+        final: Array = xp.asarray(sigma, dtype=self.storage)
+        return final
 
 
 def least_sigma(value: Array, dtype: str) -> Array:
     """Return the least sigma of a value: the rounding of the result itself."""
     target = precision(dtype)
     # A uniform error of u has the deviation u / sqrt 3. Below the smallest normal number XLA flushes to zero.
-    least: Array = np.maximum(target.unit_roundoff / np.sqrt(3) * abs(value), target.smallest_normal)
+    rounding, smallest = target.unit_roundoff / math.sqrt(3) * abs(value), target.smallest_normal
+    least: Array = namespace_of(value).where(rounding < smallest, smallest, rounding)
     return least
+
+
+def namespace_of(array: Any) -> Any:
+    """Return the module with the functions of an array: NumPy, or PyTorch, which takes NumPy's names too."""
+    return np if isinstance(array, (np.ndarray, np.generic)) else sys.modules["torch"]
+
+
+def on_host(array: Any) -> Array:
+    """Return an array of NumPy, wherever its numbers lie."""
+    return np.asarray(array if namespace_of(array) is np else array.cpu())
 
 
 class Cache:

@@ -1,0 +1,83 @@
+"""Which kernels of a GPU computed an activation, and what their names say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from concord.conformance.compare.module_reference import ModuleReference, is_output, submodules
+from concord.spec.text import first_of, shown
+
+MARK = "concord: "
+
+FEW, LONGEST = 3, 72
+"""So many names are told, and so many characters of each."""
+
+MEANINGS = {
+    r"tf32|s1688(gemm|fprop|dgrad|wgrad)": "products in TF32",
+    r"(?i)winograd": "a convolution by Winograd's algorithm",
+    r"(?i)fft": "a convolution by an FFT",
+    r"(?i)persist|RNN|elemWise.*LSTM": "cuDNN's recurrent kernels",
+    r"(?i)flash|fmha|attention": "fused attention",
+    r"16816|bf16|f16f16|h884": "products in half precision",
+    r"(?i)split_?k": "a product split along its sum",
+}
+"""What a pattern in a kernel's name says."""
+
+
+def kernels(candidate: ModuleReference, end: str, starts: Collection[str]) -> list[str]:
+    """Return a sentence on the kernels of a GPU that computed an activation of a candidate, if one did.
+
+    Args:
+        end: the activation, by the candidate's name.
+        starts: activations before it, whose modules' kernels are not counted.
+    """
+    if candidate.device.type != "cuda":
+        return []
+    modules = {"": candidate.model} | submodules(candidate.model)
+    with ExitStack() as stack, torch.no_grad():
+        for path, module in modules.items():
+            entered = list[Any]()
+            stack.callback(module.register_forward_pre_hook(partial(_enter, entered, path)).remove)
+            stack.callback(module.register_forward_hook(partial(_leave, entered)).remove)
+        stack.enter_context(candidate.untouched())
+        inputs = candidate.given(lambda x: x.to(candidate.device))
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            candidate.model(*inputs["args"], **inputs["kwargs"])
+            torch.cuda.synchronize()
+    owner = "" if is_output(end) else re.sub(r"(#\d+)?(\[.*\])?$", "", end)
+    others = {f"{MARK}{start}" for start in starts}
+    marked = (event for event in profiler.events() if event.name == f"{MARK}{owner}")
+    names = list(dict.fromkeys(name for event in marked for name in within(event, others)))
+    if not names:
+        return []
+    told, meant = first_of([shown(name, LONGEST) for name in names], FEW), meanings(names)
+    return [f"kernels that ran: {told}" + (f"; their names say: {', '.join(meant)}" if meant else "")]
+
+
+def meanings(names: Collection[str]) -> list[str]:
+    """Return what the names of kernels say."""
+    return [text for pattern, text in MEANINGS.items() if any(re.search(pattern, name) for name in names)]
+
+
+def _enter(entered: list[Any], path: str, *_: Any) -> None:
+    entered.append(record_function(f"{MARK}{path}"))
+    entered[-1].__enter__()
+
+
+def _leave(entered: list[Any], *_: Any) -> None:
+    entered.pop().__exit__(None, None, None)
+
+
+def within(event: Any, others: Collection[str]) -> Iterator[str]:
+    """Yield the kernels that an event of the profiler launched, without those of other events in it."""
+    yield from (kernel.name for kernel in event.kernels)
+    for child in event.cpu_children:
+        if child.name not in others:
+            yield from within(child, others)

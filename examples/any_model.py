@@ -1,0 +1,126 @@
+"""What a comparison of any model costs: ``make any`` on a processor, ``make gpu-any`` on a GPU.
+
+Each model, with random weights, is judged in a process of its own, where its peak of memory is its own:
+
+    python -m examples.any_model [--device cuda] [MODEL …]
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import torch
+
+from concord.conformance.compare import prepare
+
+MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
+HALF = {"vocab_size": 151936, "hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864}
+SEVEN = {"vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 11008}
+
+
+def bert(texts, tokens, **sizes):
+    from transformers import BertConfig, BertModel
+
+    return BertModel(BertConfig(**sizes)), ids(texts, tokens)
+
+
+def decoder(tokens, heads, groups, **sizes):
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=groups, use_cache=False)
+    return LlamaModel(config), ids(1, tokens)
+
+
+def ids(*shape):
+    drawn = torch.randint(1, 1000, shape, generator=torch.Generator("cpu").manual_seed(1), device="cpu")
+    return {"input_ids": drawn, "attention_mask": torch.ones_like(drawn)}
+
+
+def mlp():
+    layers = torch.nn.Sequential(torch.nn.Linear(13, 31), torch.nn.GELU(), torch.nn.Linear(31, 7))
+    return layers, torch.randn(5, 13)
+
+
+def recurrent(kind):
+    return getattr(torch.nn, kind)(11, 13, 2, batch_first=True), torch.randn(3, 36, 11)
+
+
+# By name: what makes the model and its inputs, the way in which it runs again, and options.
+MODELS = {
+    "MLP": (mlp, "float32", {}),
+    "GRU, 36 steps": (lambda: recurrent("GRU"), "float32", {}),
+    "LSTM, 36 steps, gradients": (lambda: recurrent("LSTM"), "float32", {"gradients": True}),
+    "MiniLM 8 x 64": (lambda: bert(8, 64, num_attention_heads=12, **MINILM), "eager", {}),
+    "MiniLM 8 x 64, gradients": (
+        lambda: bert(8, 64, num_attention_heads=12, **MINILM),
+        "eager",
+        {"gradients": True},
+    ),
+    "BERT base 2 x 128": (lambda: bert(2, 128), "eager", {}),
+    "decoder of 0.5 billion, 1 x 64": (lambda: decoder(64, 14, 2, **HALF), "eager", {}),
+    "decoder of 7 billion, 1 x 64": (lambda: decoder(64, 32, 32, **SEVEN), "eager", {}),
+}
+
+LARGE = "decoder of 7 billion, 1 x 64"
+"""It is judged on a GPU alone, in bfloat16."""
+
+
+def judge(name: str, device: str) -> dict[str, object]:
+    """Judge one model in this process; return its verdict, seconds and gigabytes."""
+    make, way, options = MODELS[name]
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16 if name == LARGE else torch.float32)
+    with torch.device(device):
+        model, inputs = make()
+    torch.set_default_dtype(torch.float32)
+    if way == "float32":  # the same module: its bits are equal, and are judged all the same
+        way, options = "", {**options, "candidate": model}
+    started, used = time.perf_counter(), time.process_time()
+    comparison = prepare(model.eval(), inputs=inputs, way=way, **options)
+    comparison.allow_same_bits = False
+    verdict = comparison.verdict()
+    gigabytes = torch.cuda.max_memory_allocated() / 2**30 if device != "cpu" else 0.0
+    return {
+        "status": verdict.status,
+        "worst": verdict.worst,
+        "seconds": time.perf_counter() - started,
+        "processor": time.process_time() - used,
+        "host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "device": gigabytes,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("model", nargs="*", help=f"by default all: {', '.join(MODELS)}")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--limit", type=float, default=600, help="seconds of one model")
+    parser.add_argument("--alone", action="store_true", help="judge one model in this process; print JSON")
+    asked = parser.parse_args()
+    if asked.alone:
+        print(json.dumps(judge(asked.model[0], asked.device)))
+        return
+    print("| model | verdict | worst | seconds | of the processor | GB | of the GPU |\n|" + "---|" * 7)
+    for name in asked.model or [name for name in MODELS if name != LARGE or asked.device != "cpu"]:
+        print(f"| {name} | {' | '.join(cells(name, asked.device, asked.limit))} |", flush=True)
+
+
+def cells(name: str, device: str, limit: float) -> list[str]:
+    """Judge one model in a process of its own; return its row of the table."""
+    command = [sys.executable, "-m", "examples.any_model", "--alone", "--device", device, name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return [f"none within {limit:.0f} s", *[""] * 5]
+    if done.returncode:
+        return [f"failed: {done.stderr.strip().splitlines()[-1]}", *[""] * 5]
+    row = json.loads(done.stdout.strip().splitlines()[-1])
+    numbers = (f"{row[key]:.1f}" for key in ("seconds", "processor", "host", "device"))
+    return [row["status"], f"{row['worst']:.2f}", *numbers]
+
+
+if __name__ == "__main__":
+    main()
