@@ -35,6 +35,7 @@ def compare(
     alone_and_batched: bool = False,
     python: str | None = None,
     device: str = "cpu",
+    repro: Path | None = None,
     outputs: options.Outputs,
 ) -> None:
     """Judge whether a candidate computes what a PyTorch model computes.
@@ -62,6 +63,7 @@ def compare(
         prove: Put bugs into the reference, and say which of them this comparison would find.
         alone_and_batched: Judge each sample of a batch by the same sample run alone, without padding.
         python (PATH): The interpreter in which the candidate's function is called.
+        repro: A script, and tensors beside it, that compute the diverging stretch by PyTorch alone.
         device (D): cpu, cuda or cuda:N: where the reference stands, and is computed exactly too.
     """
     outputs.check()
@@ -75,11 +77,13 @@ def compare(
         * (several and proposing)
         + ["--prove is given but judges one candidate alone"] * (several and prove)
         + ["--alone-and-batched is given but judges the reference alone"] * (several and alone_and_batched)
+        + ["--repro is given but is about one candidate alone"]
+        * bool(repro and (several or alone_and_batched))
     )
     with optional("concord compare", "torch"):
         import torch
 
-        from concord.conformance.compare import candidates, proof, ways
+        from concord.conformance.compare import candidates, proof, reproduction, ways
         from concord.conformance.compare.comparisons import compare_several
     for name in way or ():
         ways.parts_of(name)
@@ -126,6 +130,8 @@ def compare(
             notes = comparison.notes
             if prove:
                 notes |= proof.said(proof.prove(comparison))
+            if repro and results[0].verdict:
+                notes["reproduction"] = reproduction.told(comparison, results[0].verdict, repro)
     versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in chosen or ["again"]}
     seconds = time.perf_counter() - started
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=own)

@@ -1,0 +1,141 @@
+"""A divergence as a script that needs PyTorch alone: the form in which maintainers want reports."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from concord.conformance.compare.aten_arithmetic import Computed
+from concord.conformance.compare.module_reference import ModuleReference
+from concord.conformance.compare.stretch import Stretch
+from concord.conformance.judging.expectation import is_gradient
+from concord.conformance.judging.verdict import Verdict
+from concord.spec.errors import SpecError
+from concord.spec.files import write_text
+
+if TYPE_CHECKING:
+    from concord.conformance.compare.model_comparison import ModelComparison
+
+SCRIPT = '''"""{text}"""
+
+from pathlib import Path
+
+import torch
+
+held = torch.load(Path(__file__).with_name("{tensors}"))
+
+
+def reference(dtype):
+    given = [x.to(dtype) if x.is_floating_point() else x for x in held["reference"]]
+{reference}
+{candidate}
+
+right = reference(torch.float64)
+runs = {{
+    "reference in float64": right,
+    "reference in {dtype}": reference(torch.{dtype}),
+    "candidate": {result},
+}}
+for name, run in runs.items():
+    error = (run.double() - right).abs().max() / right.abs().max()
+    print(f"{{name:24}} {{run[{element}].item():.9g}}, largest error {{error.item():.3g}} of the largest")
+print("tolerance of that element: {tolerance:.3g}")
+'''
+
+
+def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
+    """Write the stretch of the first divergence as a script, and its tensors beside it, as ``.pt``.
+
+    It computes the stretch from the candidate's tensors before it: as the reference writes it, in float64 and
+    in its own dtype, and as the candidate does, if that is a module.
+
+    Raises:
+        SpecError: if nothing diverges, or no stretch of forward operations made it.
+    """
+    first, reference, own = verdict.first_divergence, comparison.reference, comparison.own
+    if first is None or first.deciding is None:
+        raise SpecError("no tensor diverges, so there is nothing to reproduce")
+    end = first.tensor
+    if is_gradient(end) or not isinstance(reference, ModuleReference) or end in comparison.whole:
+        raise SpecError(f"{end} is made by no stretch of forward operations that a script could hold")
+    forward = dataclasses.replace(reference.on_host(), cotangents=None)
+    lines, given = steps(Stretch(forward, end, comparison.tensors, comparison.pin))
+    held: dict[str, Any] = {"reference": given, "candidate": torch.from_numpy(comparison.tensors[end])}
+    candidate, result = "", 'held["candidate"]'
+    if comparison.theirs:
+        eager = dataclasses.replace(comparison.theirs.on_host(), cotangents=None, compiled=False)
+        known = [own[name] for name in comparison.tensors if name in own]
+        theirs, held["its tensors"] = steps(Stretch(eager, own[end], known))
+        candidate = f'\n\ndef candidate():\n    dtype, given = None, held["its tensors"]\n{theirs}\n'
+        result = "candidate()"
+    tensors = path.with_suffix(".pt")
+    torch.save(held, tensors)
+    write_text(
+        path,
+        SCRIPT.format(
+            text=verdict.cause.text if verdict.cause else f"`{end}` diverges",
+            tensors=tensors.name,
+            reference=lines,
+            candidate=candidate,
+            element=first.deciding.element,
+            dtype=reference.activations[end].dtype,
+            result=result,
+            tolerance=first.deciding.tolerance,
+        ),
+    )
+
+
+def told(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
+    """Write a script, and say so, or why there is none."""
+    try:
+        write(comparison, verdict, path)
+    except SpecError as error:
+        return str(error)
+    return f"written: {path}, with {path.with_suffix('.pt').name}"
+
+
+def steps(stretch: Stretch) -> tuple[str, list[Tensor]]:
+    """Return the operations of a stretch as lines of Python, and the tensors that they start from."""
+    given, names, lines = list[Tensor](), dict[int, str](), list[str]()
+
+    def name_of(x: Tensor) -> str:
+        if id(x) not in names:
+            names[id(x)] = f"given[{len(given)}]"
+            before = stretch.before.get(id(x), x)  # an operation may work in place
+            with _disable_current_modes():
+                plain = (
+                    before.value.to(before.dtype) if isinstance(before, Computed) else before.detach().cpu()
+                )
+                given.append(plain.clone())
+        return names[id(x)]
+
+    for number, step in enumerate(stretch.steps):
+        operation, made = step.operation, step.made
+        operands = [
+            *(written(x, name_of) for x in operation.args),
+            *(f"{key}={written(x, name_of)}" for key, x in operation.kwargs.items()),
+        ]
+        lines.append(f"    t{number} = torch.ops.{operation.func}({', '.join(operands)})")
+        if isinstance(made, (tuple, list)):
+            names |= {id(x): f"t{number}[{place}]" for place, x in enumerate(made)}
+        else:
+            names[id(made)] = f"t{number}"
+    lines.append(f"    return {name_of(stretch.result)}")
+    return "\n".join(lines), given
+
+
+def written(x: Any, name_of: Callable[[Tensor], str]) -> str:
+    """Return an operand as Python writes it."""
+    if isinstance(x, Tensor):
+        return name_of(x)
+    if isinstance(x, (tuple, list)):
+        return f"[{', '.join(written(entry, name_of) for entry in x)}]"
+    if isinstance(x, torch.dtype) and x.is_floating_point:
+        return f"dtype or {x}"  # the run in float64 stays there
+    return f"torch.device({str(x)!r})" if isinstance(x, torch.device) else repr(x)
