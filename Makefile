@@ -14,7 +14,7 @@ COMPILED := JAX_COMPILATION_CACHE_DIR=.pytest_cache/d/jax JAX_PERSISTENT_CACHE_M
 help: ## say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-check: $(VENV)/installed ## compare the four frameworks with the oracle: the table of the README
+check: $(VENV)/installed ## compare the four frameworks with the reference: the table of the README
 	$(COMPILED) $(RUN)/concord check
 
 test: $(VENV)/installed ## run the ordinary tests: 9 minutes on two cores, 10 the first time

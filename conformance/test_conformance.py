@@ -1,4 +1,4 @@
-"""Every backend against the oracle on the standard cases, and against published sources on golden files."""
+"""Every backend against the reference on standard cases, and against published sources on golden files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concord.conformance.run.campaign import Job
 def test_standard_case(
     concord_conform: Callable[[str, Job], None], concord_backend: str, concord_standard: Job
 ) -> None:
-    """A standard case on a backend, against the oracle."""
+    """A standard case on a backend, against the reference."""
     concord_conform(concord_backend, concord_standard)
 
 

@@ -1,7 +1,7 @@
 """Why not a fixed tolerance? ``make criteria`` measures the table of its guide again.
 
-The usual criteria compare outputs with the float64 oracle, beside derived tolerances on the same runs. Bugs
-are the mutants, each in the standard case that shows it. Right runs are allowed alternatives, and random
+The usual criteria compare outputs with the float64 reference, beside derived tolerances on the same runs.
+Bugs are the mutants, each in the standard case that shows it. Right runs are allowed alternatives, and random
 cases on unchanged backends.
 """
 
@@ -81,7 +81,7 @@ OF_LOGITS = "KL 1e-3"
 
 
 def passes(criterion, actual, value):
-    # What is missing, misshapen, or not finite where the oracle is, fails every criterion.
+    # What is missing, misshapen, or not finite where the reference is, fails every criterion.
     if actual is None or actual.shape != value.shape:
         return False
     wide, finite = np.asarray(actual, np.float64), np.isfinite(value)

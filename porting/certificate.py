@@ -45,7 +45,7 @@ SENTENCES = "sentences"
 DRAWN = {SENTENCES: (4, 11, "ragged"), "padding first": (5, 7, "left"), "one token": (1, 1, "none")}
 
 # Bytes of expectations kept from one run for the next. Source and target are judged by the same one on each
-# input: without this the oracle would derive it twice.
+# input: without this the reference would derive it twice.
 KEPT = 400 << 20
 
 # How backends ran belongs to the proof and is repeated by --verify; threads and limits belong to the machine.

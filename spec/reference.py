@@ -58,7 +58,7 @@ def reference(
     pinned: Mapping[str, Array] | None = None,
     deviations: Deviations = NONE,
 ) -> Truth:
-    """Compute a part of the model: the oracle that judges every backend.
+    """Compute a part of the model: the reference that judges every backend.
 
     Args:
         weights: exactly the parameters of the part, in any floating dtype (SPEC WGT-1, WGT-2).

@@ -296,6 +296,6 @@ def judged(work: Workload, rules: str | None, results: Mapping[str, Array]) -> d
         detail = f"what it computed was not judged: {work.dtype} does not determine {tensor}"
         return entry | {"status": "undetermined", "detail": detail}
     if nearest and not verdict.passed:
-        wrong = f"{nearest.tensor} lies {nearest.ratio:.3g} tolerances from the oracle"
+        wrong = f"{nearest.tensor} lies {nearest.ratio:.3g} tolerances from the reference"
         return entry | {"status": "withheld", "detail": f"what it computed is wrong: {wrong}"}
     return entry

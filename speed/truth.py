@@ -1,4 +1,4 @@
-"""The oracle's results for timed programs, stored for the presets.
+"""The reference's results for timed programs, stored for the presets.
 
 ``python -m concord.speed.truth`` derives those of the presets again and writes ``speed/expected``. Results of
 other sizes are derived when they are needed.
@@ -36,7 +36,7 @@ from concord.speed.work import flops
 
 EXPECTED = Path(__file__).parent / "expected"
 
-# Beyond so many operations PROBE samples are checked: the oracle computes some 1e11 in a second.
+# Beyond so many operations PROBE samples are checked: the reference computes some 1e11 in a second.
 LARGE = 4e12
 
 PROBE = 2
@@ -44,7 +44,7 @@ PROBE = 2
 # Low-precision runs from which sigma is estimated.
 ROUNDED = 4
 
-# Tokens that the oracle differentiates at once: sample by sample takes longer.
+# Tokens that the reference differentiates at once: sample by sample takes longer.
 CHUNK = 512
 
 # Those tokens times width times layers, at most: a backward pass holds all layers in memory.
@@ -65,7 +65,7 @@ def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
 
 
 def probe(work: Workload) -> Workload:
-    """Return the workload that is checked: two samples where the oracle would take hours for all."""
+    """Return the workload that is checked: two samples where the reference would take hours for all."""
     few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
     return few if flops(work) > LARGE else work
 

@@ -116,7 +116,11 @@ def test_a_failure_says_the_first_divergence_and_what_else_is_wrong_by_itself():
             "where the exact value is 0",
             "tolerances",
         ),
-        ({"z": np.inf, "actual": np.nan, "expected": 0.5, "sigma": 1e-7}, "the run nan, oracle 0.5", "inf"),
+        (
+            {"z": np.inf, "actual": np.nan, "expected": 0.5, "sigma": 1e-7},
+            "the run nan, reference 0.5",
+            "inf",
+        ),
         (
             {"z": 7.0, "rms": 9.0, "actual": 0.5, "expected": 0.4, "sigma": 0.1},
             "none alone lies beyond",
@@ -144,7 +148,7 @@ def test_an_output_that_is_not_delivered_is_not_judged_and_may_be_declared(names
     found = verdict(names)
     lacking = {"output[scale]", "output[y]"} - {*names}
     assert (found.status, {*found.unjudged}) == ("undetermined", lacking)
-    assert all(f"{name} not judged (not delivered): deliver it; if" in str(found) for name in lacking)
+    assert all(f"{name} not judged (not returned): deliver it; if" in str(found) for name in lacking)
     declared, depending = verdict(names, *lacking), {"inner", "output[y]"} & {*names}
     assert (declared.passed, verdict(names, "output").passed) == (bool(depending), bool(depending))
     assert {row.note for row in declared.table if row.tensor in lacking} == {ABSENT}
@@ -304,11 +308,11 @@ def test_the_command_judges_writes_and_exits(entered, tmp_path):
         return tmp_path / f"{name}.safetensors"
 
     asked, inputs = "compare tests.test_compare:table", ("--inputs", given("inputs", {"x": X.numpy()}))
-    assert "could it have failed?" in entered(asked, "--as", "bfloat16", "--prove", *inputs)[0]
+    assert "sensitivity" in entered(asked, "--as", "bfloat16", "--prove", *inputs)[0]
     assert "'attention_mask'" in entered(asked, "--alone-and-batched", *inputs, ends=2)[1][0]
     inner, outputs = arrays(["inner"]), arrays(["output[scale]", "output[y]"])
     port, page = given("port", inner), tmp_path / "page.html"
-    assert "output[y] not judged (not delivered)" in entered(asked, port, *inputs, "--seed", "3", ends=3)[0]
+    assert "output[y] not judged (not returned)" in entered(asked, port, *inputs, "--seed", "3", ends=3)[0]
     entered(asked, port, *inputs, "--declare", "output[y]", "--declare", "output[scale]")
     wrong = given("wrong", outputs | {"inner": inner["inner"] * np.float32(1.01)})
     assert "first at inner" in entered(asked, wrong, *inputs, "--html", page, ends=1)[0]

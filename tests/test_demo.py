@@ -17,7 +17,7 @@ def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(
     assert "activation = gelu_tanh instead of gelu_erf (FFN-2)" in said
     assert "concord compare" in said.partition("next, with your own model:")[2]
     page = (tmp_path / "concord-demo.html").read_text()
-    assert "torch with a bug diverged from the oracle" in page
+    assert "torch with a bug diverged from the reference" in page
 
 
 def test_demo_fails_where_what_it_plants_is_not_named(entered, tmp_path, monkeypatch, open_worker):

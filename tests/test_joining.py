@@ -197,7 +197,7 @@ def test_what_lacks_in_a_dump_is_said_and_the_others_are_judged(entered, dumps):
     (dumps / ONE / "run.json").unlink()  # it says who made it, and no more
     checked(4, "dump")
     leave(dumps / ONE / "run.safetensors", "output", "loss")
-    checked(3, "not checked, since not delivered: ", ends=3)
+    checked(3, "not checked, since not returned: ", ends=3)
     edit(gradients=False)(dumps / ONE / "case.json")  # taps alone are no loss where gradients are not wanted
     checked(4, "")
     (dumps / ONE / "run.safetensors").unlink()

@@ -86,7 +86,7 @@ def test_a_page_tells_everything_once():
         "activation = gelu_tanh instead of gelu_erf (FFN-2) [activation]",
         "The same tensor comes first in 1 more run",
         f"{reports.WRONG} diverges first at {nothing.tensor} (SPEC NRM-2)",
-        "batch tokens d_model Backend oracle tolerance error in tolerances 2 3 5 nan",
+        "batch tokens d_model Backend reference tolerance error in tolerances 2 3 5 nan",
         # What failed.
         "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process "
         "first words last words",
@@ -120,7 +120,7 @@ def test_every_record_of_the_repository_is_read_back_and_has_a_page():
         ("fuzz", ": nothing was found in "),
         ("mutants", "Injected bugs that were found: "),
         ("speed", "all of programs that conformed"),
-        ("lockstep", "torch, tf, paddle and jax agree with the oracle at each of "),
+        ("lockstep", "torch, tf, paddle and jax agree with the reference at each of "),
     ):
         assert sentence in said_of[kind]
 

@@ -82,7 +82,7 @@ def test_texts_and_pairs_are_predicted_in_their_order_however_many(predictions, 
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("part", ["model", "pooled"])
-def test_every_framework_predicts_what_the_oracle_does(worker, tmp_path, part):
+def test_every_framework_predicts_what_the_reference_does(worker, tmp_path, part):
     model = {"pooling": "mean", "pooler": "none", "length_epsilon": 1e-12} if part == "pooled" else {}
     folder = written(tmp_path / "c", CONFIG.replace(**model), part)
     found = TextPredictor(read_model(folder), worker, "float64")(SENTENCES)

@@ -115,7 +115,7 @@ def test_what_is_missing_misshapen_or_not_finite_is_wrong():
 
 @pytest.mark.in_turn(2)
 @pytest.mark.parametrize("kind", ["inference", "training"])
-def test_a_backend_computes_in_a_program_what_the_oracle_says(worker, kind):
+def test_a_backend_computes_in_a_program_what_the_reference_says(worker, kind):
     case = build_case("bert", "ragged")  # its sizes are those of other tests, for which JAX has compiled
     batch, tokens = case.batch.required("input_ids").shape
     work = Workload(Preset("case", "a test", case.config, batch, tokens), kind, "ragged")

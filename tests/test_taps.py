@@ -30,7 +30,7 @@ def case_of(name, part="model", **options):
     return build_case(name, "equal", part, options={"num_layers": 1, **options})
 
 
-def oracle(case, pinned=None):
+def reference(case, pinned=None):
     return spec.reference(case.config, case.weights, case.batch, part=case.part, pinned=pinned).taps
 
 
@@ -50,16 +50,16 @@ def editing(request, open_worker):
     [("tf1-text-classifier", {"head_computation": "looped"}), ("bert-pytorch", {}), ("bert", {})],
 )
 def test_model_goes_on_with_every_tap(editing, name, options):
-    """A tap that is changed in the backend and in the oracle: the same tensors become others."""
+    """A tap that is changed in the backend and in the reference: the same tensors become others."""
     case = case_of(name, **options)
 
     def run(tap=""):
         edited = f"edit:{tap}:explicit"
         return run_case(editing, case, "float64", implementation=edited, gradients=False).taps
 
-    plain, expected = run(), oracle(case)
+    plain, expected = run(), reference(case)
     for tap in spec.taps(case.config):
-        pinned, found = oracle(case, {tap: changed(tap, expected[tap])}), run(tap)
+        pinned, found = reference(case, {tap: changed(tap, expected[tap])}), run(tap)
         kept = {name for name in expected if name != tap and np.array_equal(pinned[name], expected[name])}
         assert {name for name in found if np.array_equal(found[name], plain[name])} == kept, tap
 

@@ -1,4 +1,4 @@
-"""Training in the four frameworks: every step against the oracle, by tolerances of whole trajectories."""
+"""Training in the four frameworks: every step against the reference, by tolerances of whole trajectories."""
 
 import dataclasses
 

@@ -147,7 +147,7 @@ HEADS = {"ForSequenceClassification": "model", "Model": "encoder", "ForMaskedLM"
 
 
 def judged(checkpoint, batch, found):
-    """Return how far an output lies from the oracle's, in tolerances."""
+    """Return how far an output lies from the reference's, in tolerances."""
     expected = family.expect(checkpoint.config, checkpoint.weights(), batch, checkpoint.part, "float32")
     name = spec.output_name(checkpoint.config, checkpoint.part)
     return judge_tensor(found, expected.values[name], expected.sigmas[name], "float32").ratio

@@ -135,7 +135,7 @@ def compare(
     versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in chosen or ["again"]}
     seconds = time.perf_counter() - started
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=own)
-    title = f"{counted(len(chosen), 'candidate') if several else name} beside {reference}"
+    title = f"{counted(len(chosen), 'candidate') if several else name} compared with {reference}"
     raise typer.Exit(outputs.show_report(report, "compare", title, "reference"))
 
 

@@ -60,9 +60,7 @@ def said(proof: Proof) -> dict[str, str]:
     """Return in words which bugs the comparison would have found, and which not."""
     total = sum(proof.values(), Counter[str]())
     effective = total["tried"] - total["silent"]
-    words = {
-        "could it have failed?": f"it would have found {total['found']} of {effective} bugs in the reference"
-    }
+    words = {"sensitivity": f"{total['found']} of {effective} bugs planted in the reference would be caught"}
     missed = [bug.text for bug, of in proof.items() if of["tried"] > of["found"] + of["silent"]]
     if missed:
         words["not found"] = ", ".join(missed)

@@ -1,4 +1,4 @@
-"""The judge of the family: a run of one of its members against the oracle (SPEC PRT-2)."""
+"""The judge of the family: a run of one of its members against the reference (SPEC PRT-2)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def judge(
     dtype: str | None = None,
     end_to_end: bool = True,
 ) -> Verdict:
-    """Judge every tensor of a run against the oracle, each step alone and end to end (SPEC PRT-2).
+    """Judge every tensor of a run against the reference, each step alone and end to end (SPEC PRT-2).
 
     Args:
         config: the member of the family that the run computes.
@@ -63,7 +63,7 @@ def judge(
             :attr:`Verdict.unchecked`; if ``run.info`` declares ``not_exposed``, any other missing tap
             diverges. Gradients come all or none. ``run.info`` may also declare ``deviations``
             (:mod:`concord.spec.deviations`, SPEC PRC-4).
-        expectation: returns tensors that replace the oracle's, end to end; one may be the sum of several,
+        expectation: returns tensors that replace the reference's, end to end; one may be the sum of several,
             named by all of them (:data:`SUM`).
         dtype: the precision or mode to judge by; by default the run's.
         end_to_end: whether to judge end to end where that does not decide, too. Of a large model only the
@@ -87,7 +87,7 @@ def judge(
 
 
 class FamilyJudge(Judge):
-    """The judge of one run of the family, by the oracle or by published tensors.
+    """The judge of one run of the family, by the reference or by published tensors.
 
     Args:
         case: the problem, with all deviations that the run declares.
@@ -121,7 +121,7 @@ class FamilyJudge(Judge):
         return replace(verdict, case=case, judge=self if wrong else None)
 
     def is_explicable(self, verdict: Verdict) -> bool:
-        """Return whether the first divergence was judged by the oracle, which can recompute it."""
+        """Return whether the first divergence was judged by the reference, which can recompute it."""
         first, reference = verdict.first_divergence, self.reference
         return bool(
             first and first.deciding and not reference.published and (first.local or not reference.local)
@@ -152,7 +152,7 @@ class FamilyJudge(Judge):
 
 
 def _followed(deviations: Deviations) -> Deviations:
-    """Return the deviations that the oracle follows; those of the others are exemptions of the judge."""
+    """Return the deviations that the reference follows; those of the others are exemptions of the judge."""
     return {name: value for name, value in deviations.items() if not KNOWN_DEVIATIONS[name].excuses}
 
 

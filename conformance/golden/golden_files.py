@@ -347,7 +347,7 @@ def expectation_of(
         # that the reference computes.
         moved = sum(base.values[name] - source.values[name] for name in names)
         values[key] = published[key].astype(np.float64) + moved
-        # The source rounded as much as a backend does, and the oracle did not: both errors count.
+        # The source rounded as much as a backend does, and the reference did not: both errors count.
         sigmas[key] = reduce(np.hypot, [each.sigmas[name] for name in names for each in (base, source)])
         clauses[key] = base.clauses[names[0]]
     return replace(base, values=values, sigmas=sigmas, clauses=clauses)

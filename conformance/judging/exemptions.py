@@ -5,7 +5,7 @@ Each is the note of a row. A run with too little left is undetermined
 """
 
 # A run neither delivers a tensor nor says that it has none.
-NOT_EXPOSED = "not delivered"
+NOT_EXPOSED = "not returned"
 
 # A backend says beforehand that it has no such tensor.
 DECLARED = "declared by the backend"

@@ -39,7 +39,7 @@ from concord.spec.training.trajectory import Training, Trajectory
 UNDECIDED = 0.1
 
 
-# A gradient below this share of its sigma is zero but for the oracle's own rounding, and not a lost digit.
+# A gradient below this share of its sigma is zero but for the reference's own rounding, and not a lost digit.
 ZERO = 2.0**-24
 
 

@@ -1,6 +1,6 @@
 """The family as a reference: what a correct run of a case yields, step by step and end to end.
 
-*End to end* the oracle computes from the inputs. *Locally* it recomputes each tap from the run's own
+*End to end* the reference computes from the inputs. *Locally* it recomputes each tap from the run's own
 preceding taps; gradients then flow back through the run's own forward values, and from its own gradients by
 taps, where it delivers them.
 """
@@ -70,8 +70,8 @@ class FamilyReference:
 
     case: JudgedProblem  # what was asked of the run, with the deviations that it declares
     run: Run  # its promises: sections, taps that it has not, results beside their taps
-    excuses: frozenset[str] = frozenset()  # declarations that the judge follows, and not the oracle
-    published: Expectation | None = None  # what to compare with end to end, in place of the oracle's own
+    excuses: frozenset[str] = frozenset()  # declarations that the judge follows, and not the reference
+    published: Expectation | None = None  # what to compare with end to end, in place of the reference's own
     end_to_end: bool = True  # whether gradients of a large model are judged from the inputs too
 
     @property
@@ -124,7 +124,7 @@ class FamilyReference:
     @property
     def brief(self) -> bool:
         """Whether gradients are judged locally alone."""
-        # The oracle's own gradients of a large model are too large to be kept.
+        # The reference's own gradients of a large model are too large to be kept.
         return self.local and (not self.end_to_end or is_large(self.case))
 
     def expect(self, pin: Pin | None) -> Iterator[Expectation]:
@@ -139,15 +139,15 @@ class FamilyReference:
     def expect_steps(self, pin: Pin) -> Iterator[Expectation]:
         """Yield what is expected of each step."""
         pinned = self.pinned(pin)
-        # In a half precision a correct run may be far from the oracle, and so may the sigma of a step. Else
-        # the oracle's own steps do for a first look, which all runs of a case share.
+        # In a half precision a correct run may be far from the reference, and so may the sigma of a step.
+        # Else the reference's own steps do for a first look, which all runs of a case share.
         if not is_half(self.case.dtype):
             large = is_large(self.case)
             yield local_exactly(self.case, pinned, brief=True) if large else local(self.case, pinned)
         yield local_exactly(self.case, pinned)
 
     def compute_exactly(self, pin: Pin) -> dict[str, Array]:
-        """Return what the oracle makes of pinned tensors."""
+        """Return what the reference makes of pinned tensors."""
         return plain(self.case, self.pinned(pin))
 
     def pinned(self, pin: Pin) -> Pinned:
@@ -248,14 +248,14 @@ def outline(case: JudgedProblem) -> Expectation:
 
 
 def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]:
-    """Return the oracle's tensors, from the inputs or from pinned ones."""
+    """Return the reference's tensors, from the inputs or from pinned ones."""
     values: dict[str, Array] = {}
     case.observe(exact(case.dtype), values.__setitem__, pinned)
     return values
 
 
 def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
-    """Return what is expected of each step from the run's own taps, with the oracle's sigmas.
+    """Return what is expected of each step from the run's own taps, with the reference's sigmas.
 
     All runs of a case share these. In half precisions, near a tolerance, and of a case too large to be kept,
     :func:`local_exactly` derives sigmas from the run.

@@ -67,7 +67,7 @@ def judge_tensor(
         if np.isfinite(scores).all():
             rms = root_mean_square(errors[judged]) / root_mean_square(allowed[judged])
         if (known & ~finite).any():
-            note = "finite where the oracle is not"
+            note = "finite where the reference is not"
         elif not np.isfinite(actual_values[judged]).all():
             note = "not finite"
         elif not judged.all():

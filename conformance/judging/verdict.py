@@ -268,7 +268,7 @@ class Verdict:
         """How many delivered tensors lie beyond their tolerance, in words."""
         delivered = [row.status for row in self.table if row.note != NOT_EXPOSED]
         lost = len(self.table) - len(delivered)
-        more = f"; {lost} more {'was' if lost == 1 else 'were'} not delivered" if lost else ""
+        more = f"; {lost} more {'was' if lost == 1 else 'were'} not returned" if lost else ""
         return f"{delivered.count('diverges')} of {len(delivered)} tensors lie beyond their tolerance{more}"
 
     @property
@@ -321,7 +321,7 @@ class Verdict:
             elif missing:
                 few = f"{len(missing)} of {len(rows)} {kind}"
                 phrases.append(", ".join(missing) if len(missing) <= 3 else few)
-        lost = [f"not checked, since not delivered: {'; '.join(phrases)}"] if phrases else []
+        lost = [f"not checked, since not returned: {'; '.join(phrases)}"] if phrases else []
         others = [row.note for row in self.table if row.status == "not exposed"]
         odd = [note for note in others if note not in (NOT_EXPOSED, DECLARED, UNUSED)]
         return "; ".join([*lost, *([f"left out: {first_of(odd, 3, '; ')}"] if odd else [])])
@@ -417,7 +417,8 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         return [f"diverges{_alone(verdict)}", *lines, *_next_step(verdict)]
     nearest, count = verdict.nearest, sum(row.status == "agrees" for row in verdict.table)
     near = (
-        f": of {count} tensors {nearest.tensor} comes nearest to its tolerance, {number(nearest.ratio)}"
+        f": the closest call of {count} tensors is {nearest.tensor}, at {number(nearest.ratio)} of its "
+        "tolerance"
         if nearest
         else ""
     )
@@ -491,7 +492,7 @@ def _next_step(verdict: Verdict) -> list[str]:
     if verdict.undeclared:
         return [f"{before}{verdict.alone[1]}"]
     if verdict.cause and verdict.cause.confident:
-        return [f"{before}mend this and run it again"]
+        return [f"{before}fix this, then run again"]
     if _only_gradients(verdict):
         alone = "; with --forward-only the rest is judged without gradients" * _of_family(verdict)
         return [f"{before}look at the derivative of this step{alone}"]
@@ -525,14 +526,14 @@ def _where(row: Row, backend: str) -> str:
     note = f"; {row.note}" if row.note else ""
     beyond = f"{deciding.beyond} of {row.size} elements beyond{note}"
     if not math.isfinite(row.ratio):
-        return f", {element}: {backend} {actual}, oracle {expected} ({kind}; {beyond})"
+        return f", {element}: {backend} {actual}, reference {expected} ({kind}; {beyond})"
     if row.ratio > MEASURABLE:  # the tolerance is that of a number that is exactly zero
         return f", {element}: {backend} {actual}, where the exact value is {expected} ({kind}; {beyond})"
     if row.note.startswith(NO_ELEMENT):
         return f": {row.note} ({number(row.ratio)} tolerances, {kind})"
     if not deciding.beyond:
         beyond = f"by the root mean square of all {row.size} elements: none alone lies beyond{note}"
-    values = f"{backend} {actual}, oracle {expected}, tolerance ±{deciding.tolerance:.2g}"
+    values = f"{backend} {actual}, reference {expected}, tolerance ±{deciding.tolerance:.2g}"
     return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {beyond})"
 
 

@@ -1,4 +1,4 @@
-"""How far correct training may lie from the oracle's, step after step."""
+"""How far correct training may lie from the reference's, step after step."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ class Start:
 
 
 class Envelope:
-    """The oracle's training, and how far a correct one may lie from it.
+    """The reference's training, and how far a correct one may lie from it.
 
     Args:
         case: the training.
-        resynchronised: whether each step starts from a given state, and all arithmetics clip by the oracle's
-            norm.
+        resynchronised: whether each step starts from a given state, and all clip by the reference's norm.
     """
 
     def __init__(self, case: JudgedTraining, resynchronised: bool = False) -> None:
@@ -50,7 +49,7 @@ class Envelope:
         self.elements = 0
 
     def advance(self, start: Start) -> None:
-        """Make the oracle's step, from a given state or from where the step before ended."""
+        """Make the reference's step, from a given state or from where the step before ended."""
         self.start, self.looks, values = start, {}, dict[str, Array]()
         self.values = values
         if self.resynchronised:
@@ -64,7 +63,7 @@ class Envelope:
         )
 
     def around(self, whole: bool = True, last: bool = False) -> Expectation:
-        """Return what is expected of the oracle's last step.
+        """Return what is expected of the reference's last step.
 
         Args:
             whole: whether a first look is not enough: few samples, one low-precision run, no turned corners.
@@ -77,7 +76,7 @@ class Envelope:
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
             other = self.others.get(arithmetic)
-            if other is None:  # it begins where the oracle's began
+            if other is None:  # it begins where the reference's began
                 other = self.case.trajectory(arithmetic)
                 if self.resynchronised:
                     other.load(start.state, start.step)

@@ -92,7 +92,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Track:
-    """One backend in lockstep with the oracle."""
+    """One backend in lockstep with the reference."""
 
     as_written = also("worst", "unjudged")
 
@@ -139,8 +139,8 @@ class LockstepCase:
 class Lockstep:
     """The outcome of lockstep training."""
 
-    # Resynchronised: each step starts from the oracle's weights and state. Free-running: each backend goes on
-    # from its own, and nothing is judged.
+    # Resynchronised: each step starts from the reference's weights and state. Free-running: each backend goes
+    # on from its own, and nothing is judged.
     mode: str
     dtype: str
     about: LockstepCase

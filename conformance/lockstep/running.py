@@ -1,7 +1,7 @@
-"""Backends beside the oracle, step by step.
+"""Backends beside the reference, step by step.
 
-Each step starts from the oracle's state, and is judged. Or it starts from the backend's own, and only curves
-are kept: a right backend drifts away as far as the training is chaotic.
+Each step starts from the reference's state, and is judged. Or it starts from the backend's own, and only
+curves are kept: a right backend drifts away as far as the training is chaotic.
 """
 
 from __future__ import annotations
@@ -182,14 +182,14 @@ def in_lockstep(
     candidates: Sequence[Candidate],
     callback: Callback = lambda name, steps: None,
 ) -> list[Track]:
-    """Let backends train beside the oracle.
+    """Let backends train beside the reference.
 
     Args:
-        resynchronise: whether each step starts from the oracle's weights and state, and is judged.
+        resynchronise: whether each step starts from the reference's weights and state, and is judged.
         case: the training; its deviations are not used.
     """
-    # An envelope for each set of deviations; from the one without comes the oracle's state.
-    # From the oracle's state a bug shows at its own step, and does not drown in the rounding of those before.
+    # An envelope for each set of deviations; from the one without comes the reference's state.
+    # From the reference's state a bug shows at its own step, not in the rounding of those before.
     envelopes = {
         frozenset(one.items()): Envelope(replace(case, deviations=one), resynchronised=True)
         for one in (NONE, *(candidate.deviations for candidate in candidates))
@@ -246,7 +246,7 @@ def conduct(
     """Train in lockstep on backends in their workers.
 
     Args:
-        settings: without threads, backends and oracle share this machine's cores.
+        settings: without threads, backends and reference share this machine's cores.
         mode: one of :data:`concord.conformance.lockstep.outcome.MODES`.
     """
     heaps.share()

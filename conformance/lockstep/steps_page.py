@@ -29,7 +29,7 @@ def steps_page(record: Record) -> str:
         agree = "agree" if len(right) > 1 else "agrees"
         steps = max(track.steps for track in right)
         names = joined([track.backend for track in right])
-        headline = f"{names} {agree} with the oracle at each of {steps} steps."
+        headline = f"{names} {agree} with the reference at each of {steps} steps."
     figures = []
     for section in outcome.sections:
         curves = [(track.backend, curve) for track in tracks if (curve := track.curve(section))]

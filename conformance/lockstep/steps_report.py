@@ -47,7 +47,7 @@ def _error(curve: Curve | None, mode: str) -> Text:
 def explanation(found: Lockstep) -> str:
     """Explain the numbers of the table."""
     how = (
-        "each step starts from the oracle's weights and state"
+        "each step starts from the reference's weights and state"
         if found.mode == MODES[0]
         else "each backend goes on from its own step, and nothing is judged: right ones drift apart too"
     )

@@ -30,7 +30,7 @@ class DeliveredStep(Computation):
 
     Args:
         case: the training, with the deviations of the backend.
-        start: the step, and the oracle's state before it.
+        start: the step, and the reference's state before it.
         delivered: what the backend reported.
         looks: give what is expected, the final one last.
 

@@ -1,4 +1,4 @@
-"""What is installed here, what it would run on, and how to mend what is wrong."""
+"""What is installed here, what it would run on, and how to fix what is wrong."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def render(template: str, record: Record, *folders: Path, script: str = "", **pa
         "made": record,
         "found": record.outcome,
         "tone": {0: "good", 1: "bad"}.get(record.exit_code, "broken"),
-        "truth": "oracle",
+        "truth": "reference",
         "limits": LIMITS,
         "ticks": drawing.TICKS,
         "shown": shown,

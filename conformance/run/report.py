@@ -352,9 +352,7 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
         meaning = "Worst: the largest error of any tensor, in tolerances: up to 1 is rounding."
     else:
         console.print(table(report, title, group))
-        meaning = (
-            "A cell is the worst error in tolerances over all tensors of all cases: up to 1 is rounding."
-        )
+        meaning = "Each cell: worst error ÷ tolerance, over all tensors of all cases; at most 1 is rounding."
     console.print(meaning, style="dim")
     for result in report.results if group == "reference" else ():
         for note in result.verdict.notes if result.verdict else ():

@@ -50,7 +50,7 @@ CELLS = 15_000
 WAYS = ("local", "end_to_end")
 
 GROUPS = {"check": "variant", "golden": "source", "compare": "reference"}
-TRUTH = {"check": "oracle", "golden": "published tensors", "compare": "reference"}
+TRUTH = {"check": "reference", "golden": "published tensors", "compare": "reference"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ def results_page(record: Record) -> str:
     )
 
 
-def headline(results: Sequence[Result], truth: str = "oracle") -> str:
+def headline(results: Sequence[Result], truth: str = "reference") -> str:
     """Return the whole in one sentence."""
     counts_of = {
         name: Counter(result.status for result in of_one)

@@ -1,4 +1,4 @@
-"""The main job: the standard cases on every backend, judged against the oracle."""
+"""The main job: the standard cases on every backend, judged against the reference."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bugs of training: an edit of the step each, injected into backends and recomputed on the oracle's tape."""
+"""Bugs of training: edits of a step, injected into backends and recomputed on the reference's tape."""

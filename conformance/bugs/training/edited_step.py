@@ -1,6 +1,6 @@
 """A bug of training: a name, the run that shows it, and what it makes of one place of a step.
 
-The oracle's trajectory and a backend's trainer have the same places. An edit of one takes what is right
+The reference's trajectory and a backend's trainer have the same places. An edit of one takes what is right
 there. It is written with operators, and with the operations that both give
 (:class:`concord.backends.update_rules.Operations`).
 """
@@ -122,7 +122,7 @@ Batches = Sequence[Batch]
 
 
 class Bugged(Course):
-    """Puts a bug into the places of a step: a base before the oracle's trajectory, or a backend's trainer.
+    """Puts a bug into the places of a step: a base before the reference's trajectory, or a backend's trainer.
 
     Attributes:
         change: what the bug makes of each place.

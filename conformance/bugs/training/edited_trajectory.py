@@ -82,7 +82,7 @@ class EditedOptimizer(ReferenceOptimizer):
 
 
 class BuggedTrajectory(Bugged, Trajectory):
-    """The oracle's training with a bug.
+    """The reference's training with a bug.
 
     Attributes:
         resume: the step before which training stops and goes on from a checkpoint.
