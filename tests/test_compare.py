@@ -309,7 +309,6 @@ def test_the_command_judges_writes_and_exits(entered, tmp_path):
 
     asked, inputs = "compare tests.test_compare:table", ("--inputs", given("inputs", {"x": X.numpy()}))
     assert "sensitivity" in entered(asked, "--as", "bfloat16", "--prove", *inputs)[0]
-    assert "'attention_mask'" in entered(asked, "--alone-and-batched", *inputs, ends=2)[1][0]
     inner, outputs = arrays(["inner"]), arrays(["output[scale]", "output[y]"])
     port, page = given("port", inner), tmp_path / "page.html"
     assert "output[y] not judged (not returned)" in entered(asked, port, *inputs, "--seed", "3", ends=3)[0]

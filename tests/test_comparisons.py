@@ -56,10 +56,15 @@ def test_arrays_by_name_are_one_candidate():
 
 def test_a_verdict_tells_how_far_both_sides_lie_off_the_truth():
     right, wrong = (compare(model(), model(form), INPUTS) for form in ("none", "tanh"))
-    said = r"error of output against the truth: candidate (\S+), the reference's own arithmetic (\S+)"
+    said = (
+        r"error of output against the truth: candidate (\S+), the reference's own arithmetic ([^;]+)"
+        r"; tolerance ÷ error: median (\S+), least (\S+)"
+    )
     assert not re.search(said, str(right)), "its bits are the reference's"
-    candidate, own = map(float, re.search(said, str(wrong)).groups())
+    candidate, own, median, least = map(float, re.search(said, str(wrong)).groups())
     assert candidate > 100 * own > 0
+    assert least < 1, "it diverges"
+    assert least < median
 
 
 def test_the_list_of_activations_is_a_function_that_a_port_can_fill():

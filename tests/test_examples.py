@@ -139,3 +139,15 @@ def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path):
     labels = dict(line.split("\t") for lines in splits for line in lines)
     assert labels == {**dict.fromkeys(bad, "negative"), **dict.fromkeys(good, "positive")}
     assert (out / "LICENSE").read_text() == "MIT"
+
+
+def test_the_cost_of_a_comparison_is_measured_and_failures_are_rows(capsys, monkeypatch, open_worker):
+    open_worker("torch")  # skips where it is not installed
+    from examples import any_model
+
+    monkeypatch.setitem(any_model.MODELS, "broken", (lambda: 1 / 0, "", {}))
+    monkeypatch.setattr(sys, "argv", ["any_model", "MLP", "broken"])
+    any_model.main()
+    *_, mlp, broken = capsys.readouterr().out.splitlines()
+    assert re.match(r"\| MLP \| agrees \| 0\.\d+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \| 0\.0 \|", mlp)
+    assert "failed: KeyError: 'broken'" in broken  # its process has the models of the file

@@ -13,11 +13,11 @@ from tests.test_structure import ROOT, imports, sources, tree
 SIZES = {
     "spec": (44_000, 42_000),
     "backends": (53_500, 50_000),
-    "conformance": (168_900, 82_000),
+    "conformance": (169_000, 82_000),
     "porting": (28_500, 26_000),
     "speed": (11_500, 9_000),
     "concord": (16_000, 13_000),
-    "tests": (145_700, 90_000),
+    "tests": (146_100, 90_000),
 }
 """Tokens of Python that a folder may have, and the aim.
 

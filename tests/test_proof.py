@@ -8,6 +8,8 @@ from torch import nn
 
 from concord.conformance.compare import prepare
 from concord.conformance.compare.proof import batched, prove
+from concord.spec.errors import SpecError
+from tests.toys.kinds import Of, drawn, linear
 from tests.toys.modules import Attention, Fused, encoder, texts
 
 
@@ -44,6 +46,17 @@ def test_a_model_that_looks_at_other_samples_is_found():
     )
     assert [verdict.status for verdict in right] == ["agrees"] * 3
     assert {verdict.first for verdict in wrong} == {"output"}
+
+
+@pytest.mark.parametrize("share", [0, 1e-3])
+def test_without_a_mask_the_first_axis_holds_samples(share):
+    model = Of(lambda m, x: m.a(x) + share * m.a(x).mean(0), {"a": linear(7, 5)}).eval()
+    verdicts = dict(batched(prepare(model, None, drawn(3, 7)).reference))
+    assert [*verdicts] == [f"sample {sample}" for sample in range(3)]
+    assert all(verdict.passed == (not share) for verdict in verdicts.values())
+    several = Of(lambda m, x, y: m.a(x) + y.mean(), {"a": linear(7, 5)}).eval()
+    with pytest.raises(SpecError, match="first axes of the inputs"):
+        [*batched(prepare(several, None, (drawn(3, 7), drawn(5))).reference)]
 
 
 class Flat(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,7 @@ def compare(
         + ["--repro is given but is about one candidate alone"]
         * bool(repro and (several or alone_and_batched))
     )
+    silence_libraries()
     with optional("concord compare", "torch"):
         import torch
 
@@ -137,6 +140,13 @@ def compare(
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=own)
     title = f"{counted(len(chosen), 'candidate') if several else name} compared with {reference}"
     raise typer.Exit(outputs.show_report(report, "compare", title, "reference"))
+
+
+def silence_libraries() -> None:
+    """Keep what libraries say of other machines, while they are imported, off the terminal."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def read_names(path: Path) -> dict[str, str]:

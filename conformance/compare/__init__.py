@@ -185,6 +185,7 @@ def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **opt
     Raises:
         AssertionError: if it diverges, or nothing was judged.
     """
+    __tracebackhide__ = True  # pytest shows the caller's line alone
     verdict = compare(reference, candidate, inputs, **options)
     assert verdict.passed, str(verdict)
 

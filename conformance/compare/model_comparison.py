@@ -97,7 +97,7 @@ class ModelComparison(Judge):
         alone = tensors.keys() <= {*whole}  # then there is nothing else to follow from
         self.ops_without_rule: set[str] = set()
         self.occurred: set[str] = set()
-        self.truth_errors: dict[str, tuple[float, float]] = {}  # of outputs: the candidate's, the reference's
+        self.truth_errors: dict[str, str] = {}  # of outputs, in words
         self.local_expected: dict[str, Prediction] = {}  # of tensors that diverge locally
         super().__init__(reference, tensors, () if alone else whole)
 
@@ -237,11 +237,7 @@ class ModelComparison(Judge):
             *([f"{first_of(names, 3)}: {fast}"] if names else []),
             *(f"declared: {kernel.text}" for kernel in declared),
             # By this sentence maintainers of PyTorch tell rounding from a bug.
-            *(
-                f"error of {name} against the truth: candidate {candidate:.2g}, "
-                f"the reference's own arithmetic {own:.2g}"
-                for name, (candidate, own) in [*self.truth_errors.items()][:FEW_OUTPUTS]
-            ),
+            *[*self.truth_errors.values()][:FEW_OUTPUTS],
         )
 
     def same_bits(self, names: Iterable[str] | None = None) -> bool:
@@ -286,19 +282,26 @@ class ModelComparison(Judge):
             }
         return judgements, expected
 
-    def errors_against(self, expected: Expectation) -> dict[str, tuple[float, float]]:
-        """Return how far the outputs of the candidate, and of the reference's own run, lie off exact ones."""
-        outputs = [name for name in self.judged if is_output(name) and name in expected.values]
-        runs = {name: (self.tensors[name], numbers(self.plain[name])) for name in outputs}
-        with np.errstate(all="ignore"):
-            candidate, own = (
-                {
-                    name: float(np.nanmax(abs(run[side] - expected.values[name]), initial=0.0))
-                    for name, run in runs.items()
-                }
-                for side in (0, 1)
+    def errors_against(self, expected: Expectation) -> dict[str, str]:
+        """Say how far the outputs of both sides lie off exact ones, and how tight the tolerance is."""
+        told = {}
+        for name in self.judged:
+            if not is_output(name) or name not in expected.values:
+                continue
+            with np.errstate(all="ignore"):
+                errors, own = (
+                    abs(run - expected.values[name])
+                    for run in (self.tensors[name], numbers(self.plain[name]))
+                )
+                slack = Z * expected.sigmas[name] / errors
+            known = slack[np.isfinite(slack)]
+            told[name] = (
+                f"error of {name} against the truth: candidate {np.nanmax(errors, initial=0.0):.2g}, "
+                f"the reference's own arithmetic {np.nanmax(own, initial=0.0):.2g}"
             )
-        return {name: (candidate[name], own[name]) for name in outputs}
+            if known.size:
+                told[name] += f"; tolerance ÷ error: median {np.median(known):.2g}, least {known.min():.2g}"
+        return told
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
         """Judge divergent tensors by a kernel's errors; return those that agree then."""

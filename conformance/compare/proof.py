@@ -73,25 +73,29 @@ def said(proof: Proof) -> dict[str, str]:
 
 
 def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
-    """Judge each sample of a batch by the same sample alone, without its padding.
+    """Judge each sample of a batch by the same sample alone.
+
+    If an input ``attention_mask`` (B, T) says where padding is, the sample alone has none.
 
     Yields:
         What is judged, in words, and the verdict.
 
     Raises:
-        SpecError: if no input ``attention_mask`` (B, T) says where padding is.
+        SpecError: if the inputs have no common first axis.
     """
-    samples, tokens = reference.real.shape
+    mask = reference.real if "attention_mask" in reference.kwargs else None
+    samples, tokens = (samples_of(reference), 0) if mask is None else mask.shape
     for sample in range(samples):
-        real = torch.nonzero(reference.real[sample])[:, 0]
+        real = None if mask is None else torch.nonzero(mask[sample])[:, 0]
 
-        def cut(entry: Tensor, sample: int = sample, real: Tensor = real) -> Tensor:
+        def cut(entry: Tensor, sample: int = sample, real: Tensor | None = real) -> Tensor:
             """Return one sample's share of a tensor, without its padding."""
             if not entry.ndim or entry.shape[0] != samples:
                 return entry
             entry = entry[sample : sample + 1]
             for axis in range(1, entry.ndim):
-                entry = entry.index_select(axis, real) if entry.shape[axis] == tokens else entry
+                if real is not None and entry.shape[axis] == tokens:
+                    entry = entry.index_select(axis, real)
             return entry
 
         absent = [name for name in reference.declared if is_output(name)]
@@ -109,4 +113,17 @@ def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
             row if row.tensor in fitting or row.tensor not in tensors else replace(row, note=ANOTHER_SHAPE)
             for row in verdict.table
         ]
-        yield f"sample {sample}, {len(real)} of {tokens} tokens", replace(verdict, table=table)
+        padding = "" if real is None else f", {len(real)} of {tokens} tokens"
+        yield f"sample {sample}{padding}", replace(verdict, table=table)
+
+
+def samples_of(reference: ModelReference) -> int:
+    """Return how many samples the inputs hold.
+
+    Raises:
+        SpecError: if their first axes differ.
+    """
+    sizes = {name: len(array) for name, array in reference.inputs.items() if array.ndim}
+    if len({*sizes.values()}) != 1:
+        raise SpecError(f"the first axes of the inputs must be samples, but have lengths {sizes}")
+    return next(iter(sizes.values()))
