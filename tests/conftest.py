@@ -80,14 +80,15 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at marks
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Let backends take turns in tests that are made for each of them and for each entry of a long list,
     or of several lists.
 
     A test that is marked ``in_turn``, and each of the conformance suite, runs for every entry, or set of
     entries, on as many backends as the mark says, on one by default; on the others it is slow. Which
     backends, :func:`turns` says. A case that no other variant has is for all; of a golden file, which holds
-    the same in two precisions, those take turns too.
+    the same in two precisions, those take turns too. What a command does for every backend in less time is
+    left out where it would be slow: `concord check`, `golden` and `mutants --every`.
     """
     functions = {}
     for item in items:
@@ -111,6 +112,15 @@ def pytest_collection_modifyitems(items):
                 for item in seats[seat]:
                     if not is_the_only_one(item.callspec.params.get("concord_standard")):
                         item.add_marker("slow")
+    left_out = {item for item in items if item.get_closest_marker("slow") and has_command(item)}
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def has_command(item):
+    """Return whether a command does the same for every entry on every backend."""
+    mark = item.get_closest_marker("in_turn")
+    return item.path.name == "test_conformance.py" or bool(mark and mark.kwargs.get("command"))
 
 
 def is_the_only_one(job):

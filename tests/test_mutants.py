@@ -53,7 +53,7 @@ def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated):
     assert bits_of(run_case(worker, case)) == before
 
 
-@pytest.mark.in_turn
+@pytest.mark.in_turn(command="mutants --every")
 @pytest.mark.parametrize(
     "mutant",
     sample_of([*BUGS.values()], lambda _, mutant: mutant.name in FIRST),

@@ -27,7 +27,7 @@ SAMPLE = (
     "last_batch_dropped",
     "resumed_without_moments",
 )
-"""One bug of each operation; they are looked for in all frameworks, the others by the slow suite."""
+"""One bug of each operation; they are looked for in all frameworks, the others by the command."""
 
 CLEARLY = 4.0
 """Tolerances that a bug lies off at its first step on the reference, so that rounding does not decide it."""
@@ -60,7 +60,7 @@ def test_bugs_show_on_the_reference_in_their_runs(run):
             assert found.before * CLEARLY <= 1, bug.name
 
 
-@pytest.mark.in_turn
+@pytest.mark.in_turn(command="mutants --every")
 @pytest.mark.parametrize(("name", "bug"), on_each_backend(TRAINING, SAMPLE))
 def test_bug_is_found_at_the_first_step_that_shows_it(open_worker, name, bug):
     finding = Hunt(name, worker=open_worker(plugin(name))).find(TRAINING[bug])
