@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -111,8 +112,9 @@ def main() -> None:
 def cells(name: str, device: str, limit: float) -> list[str]:
     """Judge one model in a process of its own; return its row of the table."""
     command = [sys.executable, "-m", "examples.any_model", "--alone", "--device", device, name]
+    here = Path(__file__).parents[1]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit, cwd=here)
     except subprocess.TimeoutExpired:
         return [f"none within {limit:.0f} s", *[""] * 5]
     if done.returncode:
