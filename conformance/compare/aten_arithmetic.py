@@ -35,6 +35,7 @@ from concord.conformance.compare.decisions import Branch, Decisions, Followed, O
 from concord.conformance.compare.kernels import (
     CUDNN_RECURRENT,
     CUDNN_WINOGRAD_9X9,
+    FACTORS,
     FAST_CONVOLUTION,
     KERNELS,
     TF32,
@@ -92,13 +93,6 @@ CONSTANT = ("mul", "div")
 
 # Share by which TF32 rounds the factors of products.
 SHORTENED = precision("tf32").factors
-
-# Operands of products that are their factors.
-FACTORS = {
-    **dict.fromkeys(("mm", "bmm", "mv", "dot", "convolution"), range(2)),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv"), range(1, 3)),
-    "convolution_backward": range(3),
-}
 
 # Operations that round to another dtype, if that is narrower.
 CONVERTING = ("_to_copy", "copy")
@@ -309,19 +303,12 @@ class ExactMode(TorchDispatchMode):
         """
         return y
 
-    def summed(
-        self,
-        y: Tensor,
-        dtype: torch.dtype,
-        counted: Callable[[], Any],
-        accumulation: float = SUMMED,
-        place: int = 0,
-    ) -> Tensor:
+    def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
         """Return a sum with its error.
 
         Args:
-            counted: gives what its deviation follows from (:data:`Counted`).
             place: among the results of its operation.
+            deviation: gives that of rounding in an unknown order.
         """
         return self.erred(y, dtype, 1)
 
@@ -358,13 +345,14 @@ class ExactMode(TorchDispatchMode):
         if changing and not (args and isinstance(args[0], Tensor) and _written(func) == ["self"]):
             with self:
                 return _into(func, args, kwargs)
-        floats = [x for x in leaves((args, kwargs)) if _rounded(x)]
+        entries = leaves((args, kwargs))
+        floats = [x for x in entries if _rounded(x)]
         dtype = _resulting(args[0].dtype if changing else kwargs.get("dtype"), floats)
         if kwargs.get("dtype") in ROUNDOFF:
             kwargs["dtype"] = torch.complex128 if kwargs["dtype"].is_complex else torch.float64
         if changing and isinstance(args[0], Computed):
             args[0].value = args[0].value  # what is written to a weight lasts until the pass is over
-        (operands, named), held = self._operands(bare, dtype, tuple(args), kwargs)
+        (operands, named), held = self._operands(bare, dtype, (tuple(args), kwargs), entries)
         run = partial(self.solved, func, bare, dtype) if bare in SOLVING else func
         y = self._result(func, floats, (operands, named), held, run)
         if any(map(_rounded, y if isinstance(y, tuple) else (y,))):
@@ -382,14 +370,14 @@ class ExactMode(TorchDispatchMode):
         return return_and_correct_aliasing(func, tuple(args), kwargs, result) if is_view else result
 
     def _operands(
-        self, bare: str, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, bare: str, dtype: torch.dtype, given: Operands, entries: Sequence[Any]
     ) -> tuple[Operands, Operands]:
         """Return operands with float64 values, as they are used and with numbers as the dtype holds them."""
-        entries = leaves((args, kwargs))
         # What selects or moves numbers of weights does so before they are widened.
-        floats = [x for x in entries if _rounded(x)]
-        narrow = bare in EXACT and all(isinstance(x, Weight) and x.changed is None for x in floats)
-        operands: Operands = mapped(_numbers_of if narrow else self.operand, (args, kwargs))
+        narrow = bare in EXACT and all(
+            isinstance(x, Weight) and x.changed is None for x in entries if _rounded(x)
+        )
+        operands: Operands = mapped(_numbers_of if narrow else self.operand, given)
         if TF32 in self.kernels and dtype == torch.float32:
             factors, (positional, named) = FACTORS.get(bare, range(0)), operands
             shortened = [self.shortened(x) if place in factors else x for place, x in enumerate(positional)]
@@ -452,17 +440,7 @@ class ExactMode(TorchDispatchMode):
             unit = min(ROUNDOFF[dtype], SUMMED)
             y = self.varied(y, lambda y: unit * RESAMPLING[name](y, *args))
         if name in SUMS:
-            accumulation = ROUNDOFF[dtype] if name in IN_PLACE else SUMMED
-            counted: Any = cache(lambda: SUMS[name](y, *args, **kwargs))
-            if isinstance(y, Tensor):
-                return self.summed(y, dtype, counted, accumulation)
-            each = (
-                lambda place=place: (*(part[place] for part in counted()[:2]), 0.0) for place in range(len(y))
-            )
-            return tuple(
-                one if one is None else self.summed(one, dtype, of, place=place)
-                for place, (one, of) in enumerate(zip(y, each, strict=True))
-            )
+            return self._summed(name, y, dtype, args, kwargs)
         if isinstance(y, tuple):
             return tuple(self._elementwise(name, x, _like(x, dtype), None) if _rounded(x) else x for x in y)
         if name in ("add", "sub", "rsub") and len(args) > 1:
@@ -472,6 +450,23 @@ class ExactMode(TorchDispatchMode):
         if name in ("fmod", "remainder"):
             y = self._taken_off(y, dtype, *args)
         return self._elementwise(name, y, dtype, args[1] if len(args) > 1 else None)
+
+    def _summed(
+        self, name: str, y: Any, dtype: torch.dtype, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        accumulation = ROUNDOFF[dtype] if name in IN_PLACE else min(ROUNDOFF[dtype], SUMMED)
+        counted: Any = cache(lambda: SUMS[name](y, *args, **kwargs))
+        if isinstance(y, Tensor):
+            return self.summed(y, dtype, 0, lambda: _deviation(y, dtype, counted(), accumulation))
+
+        def deviation(place: int) -> Tensor:
+            count, total = (part[place] for part in counted()[:2])
+            return _deviation(y[place], dtype, (count, total, 0.0), accumulation)
+
+        return tuple(
+            one if one is None else self.summed(one, dtype, place, partial(deviation, place))
+            for place, one in enumerate(y)
+        )
 
     def _elementwise(self, name: str, y: Tensor, dtype: torch.dtype, other: Any) -> Tensor:
         units = UNITS.get(name, 1 if name in SOLVING else FOREIGN)
@@ -556,20 +551,8 @@ class Perturbed(ExactMode):
             held |= (_wide(y.to(dtype)) == y) & once
         return self.varied(y, lambda _: size.masked_fill_(held, 0))
 
-    def summed(
-        self,
-        y: Tensor,
-        dtype: torch.dtype,
-        counted: Callable[[], Any],
-        accumulation: float = SUMMED,
-        place: int = 0,
-    ) -> Tensor:
-        """Perturb a sum by the deviation of rounding in an unknown order."""
-        accumulation = min(ROUNDOFF[dtype], accumulation)
-
-        def deviation() -> Tensor:
-            return _deviation(y, dtype, counted(), accumulation)
-
+    def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
+        """Perturb a sum by its deviation."""
         # It takes as long as the sum, and hardly differs between samples.
         beside = self.decisions
         size = beside.share(place, y.shape, deviation) if isinstance(beside, Followed) else deviation()
@@ -796,10 +779,10 @@ def _product(y: Tensor, *given: Tensor, beta: float = 1, alpha: float = 1) -> Co
     terms: Any = max(count + len(added), 2)  # one product is rounded too
     if b.ndim > 1:
         terms = terms * _alike(a.mT, b)
-    rows = b if b.ndim > 1 else b[:, None]
-    walked = _walked(torch.matmul(a[..., at], rows[..., at, :]) for at in _blocks(count))
-    walked = alpha**2 * walked if b.ndim > 1 or isinstance(walked, float) else alpha**2 * walked[..., 0]
-    return terms, reduce(torch.add, ((beta * c) ** 2 for c in added), squares), count * walked
+    walked = _walked(
+        torch.matmul(a[..., at], b[..., at, :] if b.ndim > 1 else b[at]) for at in _blocks(count)
+    )
+    return terms, reduce(torch.add, ((beta * c) ** 2 for c in added), squares), alpha**2 * count * walked
 
 
 def _blocks(count: int) -> list[slice]:
@@ -852,8 +835,8 @@ def _sum(y: Tensor, x: Tensor, dim: Any = None, *rest: Any, **named: Any) -> Cou
     if 0 < rows < x.ndim and sorted(dim) == [*range(rows)]:  # such as the gradient of a bias
         terms = x.reshape(-1, math.prod(x.shape[rows:]))
         count = count * _alike(terms).squeeze()
-        walked = _walked(terms[at].sum(0) for at in _blocks(len(terms)))
-        walked = len(terms) * walked.view(y.shape) if isinstance(walked, Tensor) else walked
+        parts = (terms[at].sum(0).view(y.shape) for at in _blocks(len(terms)))
+        walked = len(terms) * _walked(parts)
     return count, total, walked
 
 

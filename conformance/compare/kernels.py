@@ -22,7 +22,12 @@ CUDNN_RECURRENT = "cudnn_recurrent"
 CUDNN_WINOGRAD_9X9 = "cudnn_winograd_9x9"
 TF32 = "tf32"
 
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmv", "convolution", "convolution_backward")
+# Products, and which of their operands are factors.
+FACTORS = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "convolution"), range(2)),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), range(1, 3)),
+    "convolution_backward": range(3),
+}
 
 KERNELS = {
     FAST_CONVOLUTION: Kernel("a fast convolution (Winograd or FFT)", ("convolution", "convolution_backward")),
@@ -39,7 +44,7 @@ KERNELS = {
     # Last, since its error covers those of all others.
     TF32: Kernel(
         "products in TF32, which rounds their factors to 11 bits",
-        PRODUCTS,
+        tuple(FACTORS),
         "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False",
     ),
 }

@@ -59,7 +59,8 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
     start = agreeing[-1] if agreeing else beginning
     notes = [APART if end in comparison.whole else f"made between {start} and {end}"]
     if comparison.theirs and not is_gradient(end):
-        notes += kernels(comparison.theirs, comparison.own.get(end, end), agreeing)
+        with effort.attempt("naming the kernels"):
+            notes += kernels(comparison.theirs, comparison.own.get(end, end), agreeing)
     by_kernel, switch = explain_by_kernel(comparison, first)
     if by_kernel:
         return dataclasses.replace(by_kernel, notes=(*switch, *notes))

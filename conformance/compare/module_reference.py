@@ -702,21 +702,32 @@ def recompiling() -> Iterator[None]:
         torch.compiler.reset()
 
 
+def numbers(tensor: Tensor) -> NDArray[np.floating]:
+    """Return a tensor's value as an array, half precisions as float32."""
+    with _disable_current_modes():  # an arithmetic would take it for an operand
+        tensor = parts(value_of(tensor) if isinstance(tensor, Computed) else tensor.detach()).cpu()
+        return (tensor.float() if tensor.dtype in HALF else tensor).resolve_neg().numpy()
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return a tensor's value in float64, where it lies."""
+    with _disable_current_modes():
+        return parts(value_of(tensor)).resolve_neg()
+
+
 def handing(
     observer: Observer,
     arithmetic: ExactMode,
     plain: Mapping[str, Tensor],
-    read: Callable[[Tensor], Any] | None = None,
+    read: Callable[[Tensor], Any] = numbers,
 ) -> Callable[[str, Tensor | None], None]:
     """Return an observer of tensors that passes them on as arrays, of a sample or exact.
 
     Args:
         plain: the module as it runs. A tensor of another shape is undetermined, as of an expert that gets
             other tokens.
-        read: returns a tensor's numbers; by default :func:`numbers`.
+        read: returns a tensor's numbers.
     """
-    read = read or numbers
-
     seen = set[str]()
 
     def take(name: str, tensor: Tensor | None) -> None:
@@ -735,19 +746,6 @@ def handing(
             observer(name, array[None] if arithmetic.samples else array)
 
     return take
-
-
-def numbers(tensor: Tensor) -> NDArray[np.floating]:
-    """Return a tensor's value as an array, half precisions as float32."""
-    with _disable_current_modes():  # an arithmetic would take it for an operand
-        tensor = parts(value_of(tensor) if isinstance(tensor, Computed) else tensor.detach()).cpu()
-        return (tensor.float() if tensor.dtype in HALF else tensor).resolve_neg().numpy()
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor's value in float64, where it lies."""
-    with _disable_current_modes():
-        return parts(value_of(tensor)).resolve_neg()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
