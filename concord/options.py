@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ import typer
 from concord import backends, output_files, spec
 from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
 from concord.conformance.compare import DECLARATIONS
-from concord.conformance.run import record, report
+from concord.conformance.run import junit, record, report
 from concord.conformance.run.campaign import Report, Setup
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
 from concord.terminal import Terminal
@@ -270,7 +271,7 @@ class Outputs(OptionGroup):
 
     def check(self) -> None:
         """Refuse files that cannot be written, before anything runs."""
-        output_files.check(self.json, self.html)
+        output_files.check(*(getattr(self, field.name) for field in dataclasses.fields(self)))
 
     def finish(
         self,
@@ -279,14 +280,33 @@ class Outputs(OptionGroup):
         title: str,
         show: Callable[[], None],
         problems: Sequence[str] = (),
+        others: Sequence[output_files.Output] = (),
     ) -> int:
         """Write the result of a command, show it, and return its exit code."""
         written = record.made(outcome, kind, title)
         json = self.json, lambda: record.text(written)
         html = self.html, lambda: output_files.page(written)
-        output_files.write(json, html, show=show, problems=problems)
+        output_files.write(json, html, *others, show=show, problems=problems)
         return written.exit_code
+
+
+@dataclass(frozen=True)
+class Reports(Outputs):
+    """The files that hold a report.
+
+    Attributes:
+        junit: Write the results as JUnit's XML, a test for each run.
+    """
+
+    junit: Written | None = None
 
     def show_report(self, outcome: Report, kind: str, title: str, group: str) -> int:
         """Write and show a report; ``group`` heads the lines of its table."""
-        return self.finish(outcome, kind, title, lambda: report.show(outcome, Terminal(), title, group))
+
+        def show() -> None:
+            report.show(outcome, Terminal(), title, group)
+            if os.environ.get("GITHUB_ACTIONS") == "true":
+                print(*junit.annotations(outcome), sep="\n")
+
+        file = self.junit, lambda: junit.junit(outcome, title)
+        return self.finish(outcome, kind, title, show, others=[file])

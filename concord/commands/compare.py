@@ -11,18 +11,19 @@ from typing import Any
 import typer
 
 from concord import options
+from concord.comparison_file import ComparisonFile, accept, read_comparison_file, read_names, unneeded
 from concord.conformance.compare import prepare
 from concord.conformance.judging.verdict import Result
 from concord.conformance.progress import listening
 from concord.conformance.run.campaign import Report, Setup
-from concord.conformance.wording import counted
+from concord.conformance.wording import counted, gather
 from concord.spec.errors import optional, refuse
-from concord.spec.files import read_arrays, read_text, write_text
+from concord.spec.files import read_arrays, write_text
 from concord.terminal import Terminal, bars
 
 
 def compare(
-    reference: str,
+    reference: str | None = None,
     candidate: list[str] | None = None,
     *,
     way: list[str] | None = None,
@@ -38,13 +39,13 @@ def compare(
     python: str | None = None,
     device: str = "cpu",
     repro: Path | None = None,
-    outputs: options.Outputs,
+    outputs: options.Reports,
 ) -> None:
     """Judge whether a candidate computes what a PyTorch model computes.
 
     Args:
         reference (REFERENCE): package.module:function that returns a torch.nn.Module, or a folder
-            of transformers.
+            of transformers. Default: what concord.toml, or [tool.concord] of pyproject.toml, compares.
         candidate (CANDIDATE): A graph (.onnx), arrays by name (.safetensors),
             package.module:function of any framework that takes and returns arrays by name, or a
             folder; may be repeated. Default: the reference itself, as --as says.
@@ -69,6 +70,14 @@ def compare(
         device (D): cpu, cuda or cuda:N: where the reference stands, and is computed exactly too.
     """
     outputs.check()
+    if reference is None:
+        given = {
+            **{"as": way, "inputs": inputs, "text": text, "gradients": gradients, "names": names},
+            **{"declare": declare, "seed": seed, "list": listing, "prove": prove, "python": python},
+            **{"alone-and-batched": alone_and_batched, "repro": repro},
+        }
+        refuse([f"--{name} is given but needs a REFERENCE" for name, value in given.items() if value])
+        raise typer.Exit(compare_kept(read_comparison_file(), device, outputs))
     chosen_names = [*(candidate or ()), *(way or ())]
     several, proposing = len(chosen_names) > 1, names is not None and not names.exists()
     refuse(
@@ -84,8 +93,6 @@ def compare(
     )
     silence_libraries()
     with optional("concord compare", "torch"):
-        import torch
-
         from concord.conformance.compare import candidates, proof, reproduction, ways
         from concord.conformance.compare.comparisons import compare_several
     for name in way or ():
@@ -96,7 +103,7 @@ def compare(
         arrays: Any = read_arrays(inputs) if inputs else None
         arrays = candidates.tokens(Path(reference), text) if text else arrays
         what = str(inputs) if inputs else "texts" if text else "standard texts"
-        chosen = {name: candidates.load(name) if Path(name).is_dir() else name for name in candidate or ()}
+        chosen = {name: loaded(name) for name in candidate or ()}
         chosen |= {name: name for name in way or ()}
         asked: dict[str, Any] = {
             "gradients": gradients,
@@ -135,11 +142,60 @@ def compare(
                 notes |= proof.said(proof.prove(comparison))
             if repro and results[0].verdict:
                 notes["reproduction"] = reproduction.told(comparison, results[0].verdict, repro)
-    versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in chosen or ["again"]}
-    seconds = time.perf_counter() - started
+    raise typer.Exit(show_results(results, time.perf_counter() - started, notes, own, reference, outputs))
+
+
+def show_results(
+    results: list[Result],
+    seconds: float,
+    notes: dict[str, str],
+    own: float,
+    reference: str,
+    outputs: options.Reports,
+) -> int:
+    """Write and show the results of all candidates for a reference, and return the exit code."""
+    import torch
+
+    names = [*dict.fromkeys(result.backend for result in results)]
+    versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in names}
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=own)
-    title = f"{counted(len(chosen), 'candidate') if several else name} compared with {reference}"
-    raise typer.Exit(outputs.show_report(report, "compare", title, "reference"))
+    title = f"{names[0] if len(names) == 1 else counted(len(names), 'candidate')} compared with {reference}"
+    return outputs.show_report(report, "compare", title, "reference")
+
+
+def loaded(candidate: str) -> Any:
+    """Return the module of a folder; any other candidate by its name."""
+    from concord.conformance.compare import candidates
+
+    return candidates.load(candidate) if Path(candidate).is_dir() else candidate
+
+
+def compare_kept(kept: ComparisonFile, device: str, outputs: options.Reports) -> int:
+    """Judge every candidate of a file, and return the exit code."""
+    silence_libraries()
+    with optional("concord compare", "torch"):
+        from concord.conformance.compare import candidates
+        from concord.conformance.compare.comparisons import compare_several
+    started, results, notes, own = time.perf_counter(), list[Result](), dict[str, str](), 0.0
+    with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
+        model = candidates.placed(candidates.load(kept.reference), device)
+        by_inputs = gather(kept.candidates.items(), lambda entry: entry[1].inputs or kept.inputs)
+        for inputs, entries in by_inputs.items():
+            compared = compare_several(
+                model,
+                {name: entry.way or loaded(entry.candidate) for name, entry in entries},
+                read_arrays(Path(inputs)) if inputs else None,
+                {name: entry.options for name, entry in entries},
+                gradients=kept.gradients,
+                seed=kept.seed,
+            )
+            results += compared.explained().results(kept.reference, inputs or "standard texts")
+            notes |= compared.notes
+            own = own or compared.milliseconds.get("reference", 0.0)
+    findings = {name: entry.accepted for name, entry in kept.candidates.items()}
+    notes |= {one.backend: gone for one in results if (gone := unneeded(one, findings[one.backend]))}
+    results = [accept(result, findings[result.backend]) for result in results]
+    return show_results(results, time.perf_counter() - started, notes, own, kept.reference, outputs)
 
 
 def silence_libraries() -> None:
@@ -147,18 +203,3 @@ def silence_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def read_names(path: Path) -> dict[str, str]:
-    """Read a file with lines ``candidate's = reference's``."""
-    reference_names, wrong = dict[str, str](), list[str]()
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        theirs, equals, ours = (part.strip() for part in line.partition("="))
-        if theirs.startswith("#") or not line.strip():
-            continue
-        if equals and "=" not in ours:
-            reference_names[theirs] = ours
-        else:
-            wrong.append(f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME")
-    refuse(wrong)
-    return reference_names

@@ -13,7 +13,7 @@ def golden(
     directory: Path | None = None,
     *,
     workers: options.Runs,
-    outputs: options.Outputs,
+    outputs: options.Reports,
 ) -> None:
     """Compare backends with tensors of the published sources.
 

@@ -153,7 +153,7 @@ def prepare(
         right = right.differentiated() if gradients else right
         if known is not None and "int8" not in parts:
             dtype = dtype_of(right.model) if isinstance(right, ModuleReference) else None
-            right = known.setdefault((dtype, TF32 in declared), right)
+            right = known.setdefault((dtype, frozenset(declared)), right)
         # The reference runs first: a fault of it, or of the inputs, is no fault of the candidate.
         changing = refuse_changes(right)
         outputs = [name for name in right.plain if is_output(name)]

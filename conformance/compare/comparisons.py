@@ -115,7 +115,11 @@ class Comparisons(Mapping[str, Verdict]):
 
 
 def compare_several(
-    reference: Any, candidates: Mapping[str, Any], inputs: Any = None, **options: Any
+    reference: Any,
+    candidates: Mapping[str, Any],
+    inputs: Any = None,
+    own_options: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Any,
 ) -> Comparisons:
     """Judge several candidates, and time those that agree.
 
@@ -124,6 +128,7 @@ def compare_several(
     Args:
         reference, inputs, options: as :func:`concord.conformance.compare.prepare` takes them.
         candidates: by name, each as it takes one, or the name of a way.
+        own_options: of single candidates by name, in place of ``options``.
 
     Raises:
         SpecError: if none of them can be compared.
@@ -134,9 +139,9 @@ def compare_several(
     for name, candidate in candidates.items():
         say(f"judging {name}")
         in_way = isinstance(candidate, str) and all(part in WAYS for part in candidate.split("+"))
-        chosen: dict[str, Any] = {"way": candidate} if in_way else {"candidate": candidate}
+        chosen = {**options, **(own_options or {}).get(name, {}), "way" if in_way else "candidate": candidate}
         try:
-            comparison = prepare(reference, inputs=inputs, known=known, **chosen, **options)
+            comparison = prepare(reference, inputs=inputs, known=known, **chosen)
             verdicts[name] = comparison.verdict()
         except (SpecError, WorkerFailure) as error:
             missing[name] = str(error)

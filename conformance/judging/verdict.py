@@ -32,6 +32,9 @@ FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "
 # A run that Concord failed to judge: no backend owes it.
 NOT_JUDGED = "not judged"
 
+# A divergence that a project knows, and has accepted for a reason.
+ACCEPTED = "accepted"
+
 # What can become of a run, the worst first.
 STATUSES = (
     "diverges",
@@ -40,6 +43,7 @@ STATUSES = (
     "refused",
     "nondeterministic",
     "undetermined",
+    ACCEPTED,
     "unsupported",
     "absent",
     "agrees",
@@ -344,7 +348,8 @@ class Result:
         detail: one line of explanation where there is no verdict.
         seconds: of run and judgement; 0 where the run came as a file.
         stderr: the last lines of a worker that failed, or the traceback of a bug in Concord.
-        attribution: one line that says that it diverges in this precision alone, or only when it runs again.
+        attribution: one line: it diverges in this precision alone, or only when it runs again, or why it is
+            accepted.
         times: runs on the same inputs in the same process.
         differing: tensors that did not always have the same bits, in the order of computation.
         milliseconds: of one forward pass of a candidate for any model; 0 if it was not timed.

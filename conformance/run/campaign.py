@@ -232,7 +232,9 @@ def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
     if present & {"diverges", "nondeterministic", "refused"}:
         return 1
     # A backend of which no run was judged has not agreed.
-    _, unjudged = verdicts.conclude(runs)
+    _, unjudged = verdicts.conclude(
+        (backend, "agrees" if status == verdicts.ACCEPTED else status) for backend, status in runs
+    )
     return 3 if unjudged or "undetermined" in present or not runs else 0
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from concord.conformance.explain.conclusions import Conclusion
 from concord.conformance.explain.partial_model import role_of
 from concord.conformance.judging.verdict import (
+    ACCEPTED,
     FAILED_WORKER,
     NOT_JUDGED,
     STATUSES,
@@ -65,7 +66,11 @@ class FirstDivergence:
 
 def findings_of(report: Report) -> list[FirstDivergence]:
     """Return the first divergences of all backends, alike ones together."""
-    wrong = [(result, role_of(row.tensor)) for result in report.results if (row := result.first_divergence)]
+    wrong = [
+        (result, role_of(row.tensor))
+        for result in report.results
+        if result.status != ACCEPTED and (row := result.first_divergence)
+    ]
     return [
         FirstDivergence(
             [result for result, _ in entries],
@@ -86,6 +91,7 @@ STYLES = {
     "absent": "dim",
     "unsupported": "dim",
     "undetermined": "yellow",
+    ACCEPTED: "yellow",
 }
 
 
@@ -179,7 +185,7 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
             *([Text(result.case)] * several_cases),
             Text(result.status, style=STYLES.get(result.status, "bold magenta")),
             number(result.worst) if verdict else "",
-            Text(why),
+            Text("; ".join(filter(None, (why, result.attribution)))),
             *([f"{result.milliseconds:.3g}" if result.milliseconds else ""] * bool(timed)),
         )
     return made

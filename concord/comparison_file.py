@@ -1,0 +1,128 @@
+"""Comparisons that a project keeps in git: ``concord.toml``, or ``[tool.concord]`` of ``pyproject.toml``."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from concord.conformance.judging.verdict import ACCEPTED, Result
+from concord.spec.errors import SpecError, located, refuse
+from concord.spec.files import parse_toml, read_text, typed
+
+
+class _Section(BaseModel):
+    # A misspelt key is an error, never a silent default.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Finding(_Section):
+    """Divergences that a project accepts: of tensors, for a reason, with a version of a package."""
+
+    tensor: str  # a name, or a pattern such as "layers.*.mlp"
+    reason: str = Field(min_length=1)
+    version: str = Field("", pattern=r"^(\S+ \S+)?$")  # "onnxruntime 1.22.0"; empty: any
+
+    @property
+    def outdated(self) -> str:
+        """What is installed in place of the version that it was accepted for; empty if that is installed."""
+        package, _, accepted = self.version.partition(" ")
+        try:
+            installed = importlib.metadata.version(package) if package else ""
+        except importlib.metadata.PackageNotFoundError:
+            installed = "none"
+        return "" if installed == accepted else f"{package} {installed}"
+
+
+class Entry(_Section):
+    """A candidate: what it is, or how the reference runs again, with its own options."""
+
+    candidate: str = ""
+    way: str = Field("", alias="as")
+    inputs: str = ""
+    declare: list[str] = []
+    names: str = ""
+    python: str | None = None
+    accepted: list[Finding] = []
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What :func:`concord.conformance.compare.prepare` takes of it."""
+        names = read_names(Path(self.names)) if self.names else None
+        return {"declared": self.declare, "names": names, "python": self.python}
+
+
+class ComparisonFile(_Section):
+    """A reference and its candidates; files are named from the folder of this one."""
+
+    reference: str
+    inputs: str = ""
+    gradients: bool = False
+    seed: int | None = None
+    candidates: dict[str, Entry] = Field(min_length=1)
+
+
+def read_comparison_file() -> ComparisonFile:
+    """Read the file of the current folder.
+
+    Raises:
+        SpecError: if there is none, with everything that is wrong in it.
+    """
+    for path, keys in ((Path("concord.toml"), ()), (Path("pyproject.toml"), ("tool", "concord"))):
+        content = parse_toml(read_text(path), str(path)) if path.exists() else None
+        for key in keys:
+            content = content and content.get(key)
+        if content is None:
+            continue
+        with located(str(path)):
+            kept = typed(ComparisonFile, content)
+            problems = [
+                f"'candidates.{name}' must have either 'candidate' or 'as'"
+                for name, entry in kept.candidates.items()
+                if bool(entry.candidate) == bool(entry.way)
+            ]
+            if problems:
+                raise SpecError(problems)
+        return kept
+    raise SpecError("a REFERENCE is required where neither concord.toml nor [tool.concord] holds comparisons")
+
+
+def accept(result: Result, findings: Sequence[Finding]) -> Result:
+    """Return a result: accepted if findings name every tensor that diverges."""
+    if result.status != "diverges" or not findings:
+        return result
+    wrong = [row.tensor for row in result.table if row.status == "diverges"]
+    named = {name: one for one in findings for name in fnmatch.filter(wrong, one.tensor)}
+    outdated = [f"{one.version} was accepted, not {one.outdated}" for one in named.values() if one.outdated]
+    others = [f"`{name}` diverges too, and is not accepted" for name in wrong if name not in named]
+    if problems := [*dict.fromkeys(outdated), *others[:1]]:
+        return replace(result, attribution="; ".join(problems))
+    reasons = "; ".join(dict.fromkeys(one.reason for one in named.values()))
+    return replace(result, status=ACCEPTED, attribution=f"accepted: {reasons}")
+
+
+def unneeded(result: Result, findings: Sequence[Finding]) -> str:
+    """Name the findings that a result no longer has; empty if there are none."""
+    wrong = [row.tensor for row in result.table if row.status == "diverges"]
+    gone = [one.tensor for one in findings if result.verdict and not fnmatch.filter(wrong, one.tensor)]
+    return f"accepted, but does not diverge any more: {', '.join(gone)}" if gone else ""
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """Read a file with lines ``candidate's = reference's``."""
+    reference_names, wrong = dict[str, str](), list[str]()
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        theirs, equals, ours = (part.strip() for part in line.partition("="))
+        if theirs.startswith("#") or not line.strip():
+            continue
+        if equals and "=" not in ours:
+            reference_names[theirs] = ours
+        else:
+            wrong.append(f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME")
+    refuse(wrong)
+    return reference_names

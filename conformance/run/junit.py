@@ -1,0 +1,51 @@
+"""A report for continuous integration: JUnit's XML, and annotations of GitHub's checks."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from concord.conformance.judging.verdict import ACCEPTED, FAILED_WORKER, NOT_JUDGED, Result, result_lines
+from concord.conformance.run.campaign import Report
+
+OUTCOMES = {
+    **dict.fromkeys(("diverges", "refused", "nondeterministic", "undetermined"), "failure"),
+    **dict.fromkeys((*FAILED_WORKER, NOT_JUDGED), "error"),
+    **dict.fromkeys(("unsupported", "absent", ACCEPTED), "skipped"),
+}
+
+
+def junit(report: Report, title: str) -> str:
+    """Return a report as JUnit's XML: a test for each run."""
+    suite = ElementTree.Element(
+        "testsuite", name=title, tests=str(len(report.results)), time=f"{report.seconds:.3f}"
+    )
+    for result in report.results:
+        about = {"classname": f"{result.group}.{result.backend}", "name": _name(result)}
+        test = ElementTree.SubElement(suite, "testcase", about, time=f"{result.seconds:.3f}")
+        if outcome := OUTCOMES.get(result.status):
+            lines = _lines(result)
+            ElementTree.SubElement(test, outcome, message=lines[0]).text = "\n".join(lines)
+    outcomes = [OUTCOMES.get(result.status) for result in report.results]
+    for outcome, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(count, str(outcomes.count(outcome)))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def annotations(report: Report) -> list[str]:
+    """Return a line for each run that fails, which GitHub shows beside a change."""
+    lines = []
+    for result in report.results:
+        if OUTCOMES.get(result.status) in ("failure", "error"):
+            text = "\n".join(_lines(result)).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+            lines.append(f"::error title=concord {result.backend} {_name(result)}::{text}".replace("\n", " "))
+    return lines
+
+
+def _lines(result: Result) -> list[str]:
+    # What was not compared has no verdict, and what is accepted needs no other words.
+    return [result.attribution] if result.status == ACCEPTED else result_lines(result)
+
+
+def _name(result: Result) -> str:
+    return " ".join(filter(None, (result.case, result.part, result.dtype)))

@@ -1,0 +1,131 @@
+"""Comparisons kept in git: candidates with their options, and divergences that a project accepts."""
+
+import importlib.metadata
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from torch import nn
+
+from concord import compare
+from concord.comparison_file import Finding, accept, read_comparison_file, unneeded
+from concord.conformance.judging.verdict import Result
+from concord.conformance.run.campaign import exit_code_of
+from tests.toys.surroundings import ROOT, concord, refusal
+
+MODULE = """
+import torch
+from torch import nn
+
+def build(form="none"):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 13), nn.GELU(form), nn.Linear(13, 5)).eval()
+
+def port(input):
+    return {"output": build("tanh")(torch.from_numpy(input)).detach().numpy()}
+"""
+
+COMPARISONS = """
+[tool.concord]
+reference = "kept_in_git:build"
+inputs = "inputs.safetensors"
+
+[tool.concord.candidates.half]
+as = "bfloat16"
+
+[tool.concord.candidates.known]
+candidate = "kept_in_git:port"
+
+[[tool.concord.candidates.known.accepted]]
+tensor = "*"
+reason = "the app ships tanh"
+
+[tool.concord.candidates.unknown]
+candidate = "kept_in_git:port"
+"""
+
+
+def test_a_command_without_arguments_judges_what_is_kept_in_git_and_reports_to_ci(tmp_path):
+    (tmp_path / "kept_in_git.py").write_text(MODULE)
+    (tmp_path / "pyproject.toml").write_text(COMPARISONS)
+    x = np.random.default_rng(0).standard_normal((3, 7)).astype(np.float32)
+    save_file({"input": x}, tmp_path / "inputs.safetensors")
+    surroundings = {"PYTHONPATH": str(ROOT), "GITHUB_ACTIONS": "true"}
+    done = concord("compare --junit junit.xml", folder=tmp_path, **surroundings)
+    assert done.returncode == 1, done.stderr
+    assert "1 agrees, 1 accepted, 1 diverges" in done.stdout
+    assert "the app ships tanh" in done.stdout
+    (annotation,) = (line for line in done.stdout.splitlines() if line.startswith("::error"))
+    assert "title=concord unknown" in annotation
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    outcomes = {test.get("classname"): [one.tag for one in test] for test in suite}
+    assert outcomes == {
+        "kept_in_git:build.half": [],
+        "kept_in_git:build.known": ["skipped"],
+        "kept_in_git:build.unknown": ["failure"],
+    }
+    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "3",
+        "failures": "1",
+        "errors": "0",
+        "skipped": "1",
+    }
+
+
+@pytest.fixture(scope="module")
+def result():
+    """A candidate whose activation is another, and whose last layer is wrong too."""
+    namespace = {}
+    exec(MODULE, namespace)
+    right, wrong = namespace["build"](), namespace["build"]("tanh")
+    nn.init.zeros_(wrong[2].bias)
+    verdict = compare(right, wrong, (np.random.default_rng(0).standard_normal((3, 7)).astype(np.float32),))
+    return Result("port", "model", "inputs", "float32", verdict.status, verdict=verdict)
+
+
+def test_a_divergence_is_accepted_if_every_tensor_that_diverges_is_named(result):
+    wrong = [row.tensor for row in result.table if row.status == "diverges"]
+    assert wrong[0] == "1"
+    findings = [Finding(tensor=name, reason=f"reason {name}") for name in wrong]
+    accepted = accept(result, findings)
+    assert (accepted.status, exit_code_of([("port", accepted.status)])) == ("accepted", 0)
+    assert "reason 1; reason 2" in accepted.attribution
+    partly = accept(result, findings[:1])
+    assert (partly.status, partly.attribution) == ("diverges", "`2` diverges too, and is not accepted")
+    assert accept(result, []) == result
+
+
+def test_a_finding_holds_for_its_version_alone(result):
+    installed = importlib.metadata.version("numpy")
+    accepted, other, absent = (
+        accept(result, [Finding(tensor="*", reason="why", version=version)])
+        for version in (f"numpy {installed}", "numpy 0.1", "no-such-package 1.0")
+    )
+    assert accepted.status == "accepted"
+    assert (other.status, absent.status) == ("diverges", "diverges")
+    assert other.attribution == f"numpy 0.1 was accepted, not numpy {installed}"
+    assert absent.attribution.endswith("not no-such-package none")
+
+
+def test_a_finding_that_is_gone_is_named(result):
+    there, gone = Finding(tensor="1", reason="why"), Finding(tensor="0", reason="why")
+    assert unneeded(result, [there, gone]) == "accepted, but does not diverge any more: 0"
+    assert not unneeded(result, [there])
+
+
+def test_everything_that_is_wrong_in_a_file_is_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (problem,) = refusal(read_comparison_file)
+    assert "concord.toml" in problem
+    (tmp_path / "concord.toml").write_text(
+        'refrence = "a:b"\n[candidates.x]\nas = "onnx"\n'
+        '[[candidates.x.accepted]]\ntensor = "y"\nversion = "1"\n'
+    )
+    problems = "\n".join(refusal(read_comparison_file))
+    for words in ("'refrence'", "reference", "reason", "version"):
+        assert words in problems
+    (tmp_path / "concord.toml").write_text('reference = "a:b"\n[candidates.x]\n[candidates.y]\nas = "onnx"\n')
+    assert refusal(read_comparison_file) == [
+        "concord.toml: 'candidates.x' must have either 'candidate' or 'as'"
+    ]
