@@ -1,7 +1,7 @@
 """Conversion bugs, each an edit of a right checkpoint.
 
-Each is refused or named by `diff`, and harmless edits raise no alarm. Comments name the project and issue
-in which an edit was seen.
+Each is refused or named by `diff`, and harmless edits raise no alarm. A comment names the project in which
+an edit was seen, and its number there.
 """
 
 import dataclasses

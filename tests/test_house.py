@@ -90,8 +90,7 @@ def test_no_import_goes_in_a_circle():
 
 
 def folder_of(name):
-    # Modules at the top of conformance count as one of two folders: those used by all others, and those that
-    # use them.
+    # Modules at the top of conformance are `base`, which all folders use, or `faces`, which use all folders.
     _, _, first = f"{name}.".split(".")[:3]
     if (ROOT / "conformance" / first / "__init__.py").exists():
         return first or "faces"

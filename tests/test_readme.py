@@ -1,4 +1,4 @@
-"""What the README and the guides show is true."""
+"""The README and the guides tell the truth."""
 
 import csv
 import importlib
@@ -21,7 +21,6 @@ GUIDE = (ROOT / "docs/guides/from-model-to-verdict.md").read_text()
 
 
 def blocks(text, language=""):
-    """Return the fenced blocks of a page in a language."""
     return [
         body
         for said, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -30,7 +29,7 @@ def blocks(text, language=""):
 
 
 def commands(text):
-    """Return the commands of a page, in blocks of their own and within a sentence."""
+    # In blocks of their own, and in sentences.
     shown = [
         line for block in blocks(text) for line in re.findall(r"^ *(concord [a-z-]+ .*)", block, re.MULTILINE)
     ]
@@ -42,7 +41,7 @@ def commands(text):
 
 
 def sentences(text):
-    """Return the sentences of a page: of its paragraphs, items and cells, without blocks of code."""
+    # In paragraphs, items and cells, without blocks of code.
     text = re.sub(
         r"^```.*?^```$|<!-- begin .*?<!-- end \w+ -->|^\|[ -:|]*\|$",
         "\n\n",
@@ -73,8 +72,8 @@ def test_readme_is_short_and_counts_what_there_is():
     assert re.findall(r"\| `([\w-]+)` \|", README) == list(spec.variants())
 
 
+# Pages about the present; decisions describe the past.
 CURRENT = [path for path in [*PAGES, *ROOT.glob("*/*/README.md")] if "decisions" not in path.parts]
-"""Pages that say how it is today; decisions say how it was."""
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda path: str(path.relative_to(ROOT)))
@@ -82,7 +81,7 @@ def test_names_and_counts_are_those_of_today(page):
     text = page.read_text()
     counted = re.findall(rf"(first )?\b({'|'.join(NUMBERS.values())}) (?:variants|published sources)\b", text)
     assert {number for first, number in counted if not first} <= {NUMBERS[len(spec.variants())]}
-    assert f"{DISTRIBUTION}[" not in text  # which no package index has
+    assert f"{DISTRIBUTION}[" not in text  # the project is on no index
     for name in re.findall(r"`concord ((?:case |show )?[a-z]+)[ `]", text):
         assert name in surroundings.commands() or name in ("case", "show")
 
@@ -109,7 +108,7 @@ def test_commands_that_are_shown_have_the_options_that_they_show(page, line):
     words = shlex.split(line, comments=True)[1:]
     known = surroundings.commands()
     name = next(name for name in (" ".join(words[:2]), words[0]) if name in known)
-    # Parsing refuses what it does not know, and runs nothing.
+    # Parsing refuses unknown options, and runs nothing.
     with known[name].make_context(name, words[len(name.split()) :]) as parsed:
         assert not parsed.args
 
@@ -167,7 +166,6 @@ def test_guides_to_a_verdict_and_to_speed_say_what_the_programs_say(tmp_path, ca
 
 
 def mended(program, mend):
-    """Return a program after a change that a guide shows."""
     for wrong, right in zip(
         re.findall(r"^-(.*)", mend, re.MULTILINE), re.findall(r"^\+(.*)", mend, re.MULTILINE), strict=True
     ):
@@ -177,7 +175,7 @@ def mended(program, mend):
 
 
 def without_numbers(text):
-    """Return a verdict without the numbers that another processor or version may round otherwise."""
+    # Another processor or version may round the numbers differently.
     return re.sub(r"(?<![\w.-])[-±]?\d[\d.e+-]*", "#", text)
 
 

@@ -1,4 +1,4 @@
-"""The JSON record: it is documented, comes back as it was, and refuses what cannot be."""
+"""JSON records: documented, read back unchanged, and refused if invalid."""
 
 import json
 import re
@@ -44,6 +44,7 @@ def test_the_example_of_the_guide_is_read():
     assert read.outcome.results[0].verdict.first == "layers.1.attention.scores"
 
 
+# Hides pydantic from Concord only, since Typer may need it.
 BARE = """
 import builtins
 plain = builtins.__import__
@@ -54,7 +55,6 @@ def narrow(name, given=None, *rest, **more):
     return plain(name, given, *rest, **more)
 builtins.__import__ = narrow
 """
-"""Hides pydantic from Concord; Typer may need it."""
 
 
 def test_a_machine_without_pydantic_writes_records(tmp_path):
@@ -66,7 +66,7 @@ def test_a_machine_without_pydantic_writes_records(tmp_path):
     assert result.status == "agrees"
 
 
-# What cannot be is refused.
+# Invalid records are refused.
 
 
 @pytest.mark.parametrize(
