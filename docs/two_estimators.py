@@ -31,7 +31,7 @@ EACH = (0.4, 1.05)
 PAGE = """# Sigma by two estimators
 
 A tolerance is a multiple of sigma, the standard deviation of correct results. Two estimators derive it.
-They share how errors are averaged, and nothing that computes or perturbs:
+They share only the averaging of errors, and nothing that computes or perturbs:
 
 - the family's: the reference in NumPy under Monte Carlo arithmetic, and rounded in four admissible ways;
 - that of [any model](any-model.md): the model of `backends/torch` under a dispatch mode, and rounded once.
@@ -45,11 +45,15 @@ smallest and largest median of an activation.
 {rows}
 
 The two agree within a factor of about two. The family's sigma is the larger, for it goes through every
-admissible algorithm of the [specification](../../spec/SPEC.md). The ratio is 1 where rows of a table alone
-are rounded.
+admissible algorithm of the [specification](../../spec/SPEC.md). The ratio is 1 where only rows
+of a table are rounded.
 
 The test suite holds medians of variants to {medians}, and those of activations to {each}.
 `python docs/two_estimators.py` writes this page.
+
+## What to do next
+
+Judge [any model](any-model.md), or see [why not a fixed tolerance](criteria.md).
 """
 
 
