@@ -1,6 +1,6 @@
 """The four backends, and how to find and start one.
 
-Nothing here imports a framework; that happens in a worker process (:mod:`concord.backends.worker`).
+Imports no framework; a worker process does (:mod:`concord.backends.worker`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from concord.backends.worker import Worker
 
 BUILT_IN = ("torch", "tf", "paddle", "jax")
-"""Backends of this repository."""
-
 ENTRY_POINTS = "concord.backends"
 """Entry-point group in which an installed package offers a backend."""
 
@@ -28,7 +26,7 @@ SEARCHED = "its module is looked for in the current folder, in PYTHONPATH and in
 
 
 def names() -> list[str]:
-    """Return the names of all known backends: the four, then those of installed packages."""
+    """Return the names of all known backends: the built-in ones, then those of installed packages."""
     return [*BUILT_IN, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN))]
 
 
@@ -36,7 +34,7 @@ def resolve(name: str) -> str:
     """Return the class of a backend as ``"package.module:Class"``.
 
     Args:
-        name: a known name, or such a path itself.
+        name: one of :func:`names`, or such a path.
 
     Raises:
         UnknownNameError: with the nearest names.
@@ -57,17 +55,16 @@ def resolve(name: str) -> str:
 
 
 def check_offered(found: Iterable[str], where: str, named: Collection[str] = ()) -> None:
-    """Refuse backends that a file names but nothing here offers.
+    """Refuse backends that a file names but neither this environment nor the user does.
 
     Args:
-        found: the names in the file.
         where: the file, for the message.
-        named: names that the user gave too.
+        named: names that the user gave.
 
     Raises:
         SpecError: with a line for each.
     """
-    # A name may be a path of a class, and a file must not decide what code is imported.
+    # A name may be the path of a class, and a file must not decide which code is imported.
     not_offered = [name for name in dict.fromkeys(found) if name not in (*names(), *named)]
     if not_offered:
         raise SpecError(
@@ -80,7 +77,7 @@ def check_offered(found: Iterable[str], where: str, named: Collection[str] = ())
 
 
 def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
-    """Start a backend in a process of its own.
+    """Start a backend in its own process.
 
     Args:
         name: one of :func:`names`, or ``"package.module:Class"``.

@@ -1,4 +1,4 @@
-"""The base of the four backends: from a request to a session, without a framework call."""
+"""Base of the four backends: from a request to a session; makes no framework calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from concord.spec.parameters import Weights, parameters
 from concord.spec.precision import PRECISIONS
 
 Device = Any
-"""A device of the framework."""
 
 
 class FrameworkAdapter(ABC):
@@ -42,8 +41,7 @@ class FrameworkAdapter(ABC):
         dtypes: by kind of device.
         thread_switches: environment variables that set the number of threads.
         known_deviations: declarations by kind of device (SPEC PRC-4).
-        precisions: the switches of ``strict`` and ``tf32``
-            (:data:`concord.backends.interface.PRECISION_MODES`), matrix products first.
+        precisions: the switches of ``strict`` and ``tf32``, matrix products first.
         defaults: the switches at import.
     """
 
@@ -61,7 +59,7 @@ class FrameworkAdapter(ABC):
     optimizers: ModuleType
 
     def __init__(self) -> None:
-        # Recorded at import, before anything is set: nothing tells later what the framework does unasked.
+        # Recorded before anything is set: the framework's defaults cannot be read later.
         self.naming, self.defaults = NAMINGS[self.name], self.read_switches()
 
     def describe(self) -> dict[str, Any]:
@@ -104,7 +102,7 @@ class FrameworkAdapter(ABC):
         """Return the implementation for a request.
 
         Raises:
-            Unsupported: if there is none of that name, or listing everything that prevents the request.
+            Unsupported: if there is none, or listing everything that rules the request out.
         """
         asked = f"implementation {request.implementation!r}"
         if request.implementation not in self.implementations:
@@ -120,9 +118,9 @@ class FrameworkAdapter(ABC):
         return implementation
 
     def trace(self, request: Request) -> Trace:
-        """Return how the tap of the layers follows from the recording one; here they are the same.
+        """Return how to derive the layers' tap from the recording one; here they are the same.
 
-        A subclass may change tensors in between, to put a bug in; compilers trace it like the model.
+        A subclass may change tensors, to inject a bug. Compilers trace it.
         """
         return lambda model, inputs, record: record
 
@@ -151,7 +149,7 @@ class FrameworkAdapter(ABC):
         """Return the framework's device of that name.
 
         Raises:
-            Unsupported: if this machine has none.
+            Unsupported: if there is none.
         """
         kind, _, index = name.partition(":")
         if kind == "cuda" and int(index or 0) >= self.cuda_devices():
@@ -163,7 +161,7 @@ class FrameworkAdapter(ABC):
 
     @contextmanager
     def within(self, request: Request) -> Iterator[None]:
-        """Return the context of a request, such as its device."""
+        """Enter the context of a request, such as its device."""
         yield
 
     def precision(self, mode: str) -> dict[str, Any]:
@@ -175,19 +173,19 @@ class FrameworkAdapter(ABC):
         )
 
     def set_precision(self, mode: str) -> None:
-        """Set how float32 matrices are multiplied (:data:`concord.backends.interface.PRECISION_MODES`)."""
+        """Set a mode of :data:`concord.backends.interface.PRECISION_MODES`."""
         self.put_switches(self.precision(mode))
 
     def wanted(self, request: Request) -> dict[str, Any]:
-        """Return the switches that a request sets, which must be unchanged after the run (SPEC PRC-3)."""
+        """Return the switches that a request sets; the run must not change them (SPEC PRC-3)."""
         return {**self.precision(request.precision), **(self.determinism if request.deterministic else {})}
 
     def relaid(self, array: NDArray[Any], kind: str) -> NDArray[Any]:
-        """Convert an array between the canonical and the native layout, in either direction."""
+        """Convert an array between canonical and native layout, in either direction."""
         return array.T if self.naming.transposed and kind == "kernel" else array
 
     def load(self, model: Any, config: EncoderConfig, weights: Weights, part: str) -> None:
-        """Copy canonical weights into a model, rounding each once (SPEC PRC-2, WGT-4)."""
+        """Copy canonical weights into a model, rounding once (SPEC PRC-2, WGT-4)."""
         named = self.training.named(model)
         for name, parameter in parameters(config, part).items():
             self.assign(
@@ -196,7 +194,7 @@ class FrameworkAdapter(ABC):
             )
 
     def export(self, named: Mapping[str, Tensor], config: EncoderConfig, part: str) -> Arrays:
-        """Convert tensors by native name, parameters or gradients, to canonical arrays."""
+        """Convert parameters or gradients by native name to canonical arrays."""
         arrays = {}
         for name, parameter in parameters(config, part).items():
             native = self.naming.native_name(name, parameter.kind)
@@ -205,26 +203,26 @@ class FrameworkAdapter(ABC):
         return arrays
 
     def call(self, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Call a model with each input as an argument."""
+        """Call a model with inputs by name."""
         return model(**inputs)
 
     def without_gradients(self) -> AbstractContextManager[Any]:
         """Return a context without gradients."""
         return nullcontext()
 
-    # What each framework does in its own way.
+    # Framework calls.
 
     @abstractmethod
     def cuda_devices(self) -> int:
-        """Return the number of CUDA devices that the framework sees."""
+        """Return the number of visible CUDA devices."""
 
     @abstractmethod
     def threads(self) -> int:
-        """Return the number of CPU threads of the framework."""
+        """Return the number of CPU threads."""
 
     @abstractmethod
     def place(self, kind: str, index: int) -> Device:
-        """Return the framework's device for ``"cpu"`` or ``"cuda"`` and its number."""
+        """Return a device; kind is ``"cpu"`` or ``"cuda"``."""
 
     @abstractmethod
     def construct(self, part: Callable[..., Any], request: Request, device: Device) -> Any:
@@ -232,11 +230,11 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def tensor(self, array: NDArray[Any], dtype: str, device: Device) -> Tensor:
-        """Return an input as a tensor: numbers in the run's precision, ids as int64, masks as bool."""
+        """Return an input tensor: floats in the run's precision, ids as int64, masks as bool."""
 
     @abstractmethod
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the most bytes held on a device."""
+        """Return peak bytes on a device."""
 
     @abstractmethod
     def event(self) -> Any:
@@ -256,7 +254,7 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def read_switches(self) -> dict[str, Any]:
-        """Return the current value of every switch, with what the environment sets."""
+        """Return the value of every switch, including environment variables."""
 
     @abstractmethod
     def put_switches(self, wanted: Mapping[str, Any]) -> None:
@@ -268,7 +266,7 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def has_tf32(self, device: Any) -> bool:
-        """Return whether a device has tensor cores for TF32."""
+        """Return whether a device has TF32 tensor cores."""
 
     @abstractmethod
     def assign(self, parameter: Tensor, array: NDArray[Any]) -> None:
@@ -276,11 +274,11 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
-        """Return a tensor as an array; half precisions come as float32, exactly."""
+        """Convert a tensor to an array; half precisions become float32, exactly."""
 
 
 class Product:
-    """A repeated matrix product (:class:`concord.backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
+    """A matrix product, (M, K) and (K, N) to (M, N) (:class:`concord.backends.interface.Steps`)."""
 
     def __init__(self, adapter: FrameworkAdapter, left: Tensor, right: Tensor) -> None:
         self.adapter, self.left, self.right = adapter, left, right
@@ -294,7 +292,7 @@ class Product:
         self.product = self.adapter.multiply(self.left, self.right)
 
     def synchronize(self) -> None:
-        """Wait until the device is done."""
+        """Wait for the device."""
         self.adapter.synchronize(self.product)
 
     def results(self) -> Arrays:

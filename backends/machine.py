@@ -46,7 +46,7 @@ def resident(pid: int) -> int:
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Return the CPU time of all threads of a process, or None if it has ended."""
+    """Return the CPU time of a process, or None if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -54,7 +54,7 @@ def processor_seconds(pid: int) -> float | None:
     return float(times.user + times.system)
 
 
-# Seconds for a process to come to rest after its work.
+# Seconds for a process to become idle after its work.
 REST = 0.5
 
 
@@ -80,7 +80,7 @@ def _runs(task: Path) -> bool:
 
 
 def gpus() -> list[str]:
-    """Return the names of this machine's NVIDIA GPUs, whether or not a framework sees them."""
+    """Return the names of all NVIDIA GPUs, even if no framework sees them."""
     described = [path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
     models = [
         line.partition(":")[2].strip()
@@ -95,7 +95,7 @@ def gpus() -> list[str]:
 
 
 def processor() -> str | None:
-    """Return the processor's name, where the system provides one."""
+    """Return the processor's name, if the system provides one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

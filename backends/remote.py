@@ -1,7 +1,4 @@
-"""The worker's side: objects whose methods are called from the parent process.
-
-Imported in a worker only; the framework is imported with the backend's module.
-"""
+"""The worker's side: objects whose methods the parent process calls. Imported in workers only."""
 
 from __future__ import annotations
 
@@ -42,17 +39,18 @@ LINE = 1000
 
 
 class StaysHere:
-    """An object that stays in the worker: the caller gets a number, by which it calls the methods."""
+    """An object that stays in the worker; the caller gets a number, to call its methods by."""
 
 
 def serve(descriptor: int, target: str) -> None:
     """Answer calls until the parent hangs up.
 
-    A call is ``[object number, method, arguments, named arguments]``, an answer ``[status, value]`` with
-    status ``"ok"``, ``"unsupported"``, ``"refused"``, or one of :class:`concord.backends.wire.WorkerFailure`.
+    A call is ``[object number, method, arguments, named arguments]``, an answer ``[status, value]``. The
+    status is ``"ok"``, ``"unsupported"``, ``"refused"``, or one of
+    :class:`concord.backends.wire.WorkerFailure`.
 
     Args:
-        target: what makes the first object, ``"package.module:name"``.
+        target: factory of the first object, ``"package.module:name"``.
     """
     module, _, name = target.partition(":")
     objects = [getattr(importlib.import_module(module), name)()]
@@ -85,7 +83,7 @@ def serve(descriptor: int, target: str) -> None:
 
 
 def failure(error: BaseException) -> tuple[str, Any]:
-    """Return the status and the message of an error."""
+    """Return the status and message of an error."""
     match error:
         case Unsupported():
             return "unsupported", str(error)
@@ -99,7 +97,7 @@ def failure(error: BaseException) -> tuple[str, Any]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Shorten an error to one line, and write all of it to standard error."""
+    """Shorten an error to one line, and write the traceback to standard error."""
     traceback.print_exception(error)
     return f"{type(error).__name__}: {first_line(error)}"[:LINE]
 
@@ -110,7 +108,7 @@ class Service:
     backend: Backend
 
     def introduce(self, target: str) -> tuple[dict[str, Any], float]:
-        """Import a backend; return its description and the seconds that took.
+        """Import a backend; return its description and the seconds taken.
 
         Args:
             target: ``"package.module:Class"``.
@@ -142,7 +140,7 @@ class Service:
         return Bench(self.backend)  # type: ignore[arg-type]  # it checks for optional methods
 
     def run(self, request: Request) -> Run:
-        """Compute a request, or make all steps of a training."""
+        """Compute a request, or all steps of a training."""
         if request.training:
             run = self._trained(request, request.training)
         else:
@@ -177,22 +175,20 @@ def ordered(request: Request) -> Request:
 
 
 class HeldTraining(StaysHere):
-    """An open training session (:class:`concord.backends.interface.TrainingSession`), with checks."""
+    """An open training session (:class:`concord.backends.interface.TrainingSession`) that checks inputs and
+    results.
+    """
 
     def __init__(self, name: str, request: Request, session: Any) -> None:
         self.name, self.request, self.session = name, request, session
 
     def info(self) -> dict[str, Any]:
-        """Return the session's description of itself."""
+        """Return the session's description."""
         info: dict[str, Any] = plain(self.session.info())
         return info
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
-        """Resume after a number of steps.
-
-        Args:
-            state: as from :meth:`state`; float64 is rounded to the run's precision once.
-        """
+        """Resume after ``step`` steps; float64 state is rounded to the run's precision once."""
         target = precision(self.request.dtype)
         narrow = {
             name: target.round(array) if array.dtype == np.float64 else array for name, array in state.items()
@@ -200,11 +196,11 @@ class HeldTraining(StaysHere):
         self.session.load(narrow, step)
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
-        """Make the next step.
+        """Train one step.
 
         Args:
-            report: whether to return everything that :data:`concord.spec.training.trajectory.Observer` lists,
-                not only losses and norm.
+            report: return all names of :data:`concord.spec.training.trajectory.Observer`, not only losses and
+                norm.
         """
         assert self.request.training is not None
         most = self.request.training.recipe.accumulation

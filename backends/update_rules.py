@@ -1,6 +1,6 @@
 """Optimizer updates of every recipe, written once for the four frameworks.
 
-Operators are the same in all of them; anything else is an operation.
+Frameworks share operators; everything else is one of :class:`Operations`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from concord.spec.training.recipe import Recipe
 from concord.spec.training.reference_optimizer import clipped_together
 
 Tensor = Any
-"""A tensor of the framework."""
-
 Variable = Any
-"""A parameter of a model."""
 
 
 class Operations(NamedTuple):
-    """Functions of a framework that an update needs besides operators."""
+    """The framework functions that an update needs besides operators."""
 
     value: Callable[[Variable], Tensor]  # the tensor of a parameter
     assign: Callable[[Variable, Tensor], object]
@@ -36,10 +33,11 @@ class Optimizer:
     """An optimizer of a model's parameters (SPEC OPT-2 to OPT-8).
 
     Args:
-        native: the framework's own optimizer, where it computes the recipe.
+        native: the framework's own optimizer, if it computes the recipe.
 
     Attributes:
-        state: what a step takes and returns besides variables: here ``<moment>.<native name>``.
+        state: ``<moment>.<native name>``, or the native optimizer's; passed to and returned by compiled
+            steps.
     """
 
     # Set where the framework's optimizer differs from the recipe (SPEC PRC-4).
@@ -68,7 +66,7 @@ class Optimizer:
         )
 
     def numbers(self, step: int, rate: float) -> dict[str, float]:
-        """Return the numbers of :meth:`step` that depend on the step."""
+        """Return the step-dependent numbers for :meth:`step`."""
         # Computed on the host in float64: a compiled step takes them as operands and is not compiled again.
         recipe, (first, second) = self.recipe, self.corrections(step)
         height = (
@@ -89,7 +87,7 @@ class Optimizer:
         """Update every parameter.
 
         Args:
-            rows: by native name of a lazily updated table, its looked-up rows (N, 1).
+            rows: boolean masks (N, 1) of looked-up rows, by native name of each lazily updated table.
         """
         self.state = dict(self.state)  # a copy: while tracing, the old state belongs to the compiler
         for name, variable in self.variables.items():
@@ -157,7 +155,7 @@ class Optimizer:
         return numbers["height"] * first / self.denominator(second, numbers)
 
     def denominator(self, second: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return Adam's denominator, with epsilon in its place (SPEC OPT-3)."""
+        """Return Adam's denominator with epsilon (SPEC OPT-3)."""
         root = self.operations.square_root(second)
         return (
             root if self.recipe.epsilon_placement == "uncorrected" else root / numbers["root"]
@@ -180,7 +178,7 @@ class Optimizer:
 def groups(
     recipe: Recipe, variables: Mapping[str, Variable], kinds: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return parameters in groups with and without decay, as optimizers take them."""
+    """Return parameter groups with and without decay, in the form that optimizers take."""
     decays = {name: kinds[name] not in recipe.undecayed for name in variables}
     return [
         {"params": params, "weight_decay": recipe.weight_decay if decayed else 0.0}
@@ -199,10 +197,10 @@ def clip(
     """Clip gradients (SPEC OPT-7).
 
     Args:
-        squares: returns the sum of squares that a norm sees of a gradient.
+        squares: returns the sum of squares that a gradient adds to the norm.
 
     Returns:
-        The clipped gradients, and the global norm, if there is one.
+        The clipped gradients, and the global norm, if any.
     """
     limit = recipe.clip_at
     if limit is None:
