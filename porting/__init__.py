@@ -1,7 +1,6 @@
-"""Checkpoints of many formats, in and out: configuration, weights, tokenizer and labels.
+"""Read and write checkpoints of many formats: configuration, weights, tokenizer and labels.
 
-:func:`read` returns a :class:`Checkpoint`, which reads each tensor on request. :func:`write` makes a folder
-of any format.
+:func:`read` returns a :class:`Checkpoint` of lazily read tensors; :func:`write` makes a folder.
 """
 
 from concord.porting.checkpoint import Checkpoint, LazyTensor, from_weights
