@@ -46,9 +46,7 @@ class AttentionMap:
 
     backend: str
     weights: Array  # (L, H, T, T)
-    errors: (
-        Array  # like weights; signed, end to end, in tolerances; NaN where rounding leaves them undetermined
-    )
+    errors: Array  # of the weights, signed, end to end, in tolerances; NaN where rounding leaves them open
 
 
 @dataclass(frozen=True, eq=False)

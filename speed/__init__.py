@@ -1,4 +1,4 @@
-"""How fast each framework computes the family, side by side, if its results were right in the same run."""
+"""Compares how fast each framework computes the family, among programs whose results were right."""
 
 from concord.speed.measurement import Mode, SpeedPlan, measure
 from concord.speed.measurement_record import SpeedRecord
