@@ -1,7 +1,4 @@
-"""The four backends, and how to find and start one.
-
-Imports no framework; a worker process does (:mod:`concord.backends.worker`).
-"""
+"""Finds and starts backends; a worker process imports the framework (:mod:`concord.backends.worker`)."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
 
 BUILT_IN = ("torch", "tf", "paddle", "jax")
 ENTRY_POINTS = "concord.backends"
-"""Entry-point group in which an installed package offers a backend."""
+"""Entry-point group of installed backends."""
 
 
 # Part of messages about a user's own class (docs/guides/joining.md).
@@ -26,15 +23,12 @@ SEARCHED = "its module is looked for in the current folder, in PYTHONPATH and in
 
 
 def names() -> list[str]:
-    """Return the names of all known backends: the built-in ones, then those of installed packages."""
+    """Return all known backends: built-in, then installed."""
     return [*BUILT_IN, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN))]
 
 
 def resolve(name: str) -> str:
-    """Return the class of a backend as ``"package.module:Class"``.
-
-    Args:
-        name: one of :func:`names`, or such a path.
+    """Return ``"package.module:Class"`` for a known name or such a path.
 
     Raises:
         UnknownNameError: with the nearest names.
@@ -55,11 +49,7 @@ def resolve(name: str) -> str:
 
 
 def check_offered(found: Iterable[str], where: str, named: Collection[str] = ()) -> None:
-    """Refuse backends that a file names but neither this environment nor the user does.
-
-    Args:
-        where: the file, for the message.
-        named: names that the user gave.
+    """Refuse backends named in a file but neither known here nor ``named`` by the user.
 
     Raises:
         SpecError: with a line for each.
@@ -77,15 +67,14 @@ def check_offered(found: Iterable[str], where: str, named: Collection[str] = ())
 
 
 def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
-    """Start a backend in its own process.
+    """Start a known backend or ``"package.module:Class"`` in its own process.
 
     Args:
-        name: one of :func:`names`, or ``"package.module:Class"``.
         settings: other arguments of :class:`concord.backends.worker.Worker`.
 
     Raises:
         UnknownNameError: with the nearest names.
-        WorkerFailure: if it cannot start, for example because the framework is not installed.
+        WorkerFailure: if it cannot start, for example without its framework.
     """
     from concord.backends.worker import Worker
 

@@ -1,4 +1,4 @@
-"""The worker's side of a measurement: build, step and time a session where it runs."""
+"""The worker's side of a measurement: build, step and time a session."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ class Bench:
             weights: a file; None for random ones.
 
         Returns:
-            Seconds of building, compiling and the first step; logits, or losses and :func:`moved` of
-                training.
+            Seconds of building, compiling and the first step; logits, or losses and :func:`moved`.
         """
         self.release()
         if not hasattr(self.measured, "session"):
@@ -119,7 +118,7 @@ class Bench:
         return seconds, results
 
     def repeat(self, count: int, seconds: float) -> Answer:
-        """Run at least one step, until time or count is used up; return the seconds of each."""
+        """Run at least one step, until time or count is used up; return seconds of each."""
         assert self.steps is not None, "nothing is prepared"
         self._reset_peak_memory()
         taken = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, count, seconds)
@@ -160,7 +159,7 @@ class Bench:
 
 
 def mean_seconds(steps: Steps, count: int) -> float:
-    """Return the mean time of consecutive steps, by the host's clock."""
+    """Return the mean time of consecutive steps by the host's clock."""
     steps.synchronize()
     started = time.perf_counter()
     for _ in range(count):
@@ -170,7 +169,7 @@ def mean_seconds(steps: Steps, count: int) -> float:
 
 
 def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
-    """Return the seconds of consecutive steps, by the device's events, one more than steps."""
+    """Return seconds of consecutive steps, by device events, one more than steps."""
     steps.synchronize()
     events[0].record()
     for event in events[1:]:
@@ -183,7 +182,7 @@ def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
 def moved(
     changes: Iterable[tuple[str, NDArray[Any]]], kept: Iterable[tuple[str, NDArray[Any]]]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return projections of parameter changes and first moments.
+    """Project parameter changes and first moments.
 
     Args:
         kept: optimizer state, as ``<moment>.<name>``.
@@ -202,7 +201,7 @@ def moved(
 
 
 def project(name: str, change: Array) -> NDArray[np.float64]:
-    """Return sums of an array under random signs seeded by its name, over the root of its size."""
+    """Return sums under random signs seeded by the name, over the root of the size."""
     # A few signs may miss a change of a few numbers altogether.
     if change.size <= WHOLE:
         return change.reshape(-1).astype(np.float64)
@@ -217,13 +216,13 @@ def project(name: str, change: Array) -> NDArray[np.float64]:
 
 
 def reset_peak_memory() -> None:
-    """Reset the peak resident size of this process, if the kernel allows it."""
+    """Reset this process's peak resident size, if possible."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int | None:
-    """Return the peak resident size since the last reset in bytes, if the kernel reports it."""
+    """Return the peak resident bytes since the last reset, if the kernel reports them."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

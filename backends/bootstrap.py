@@ -10,7 +10,7 @@ import sys
 
 
 def end_with_parent(connection: int) -> None:
-    """Fork a process that kills this one and its children once the parent is gone."""
+    """Fork a process that kills this one and its children when the parent ends."""
     # A thread of the worker could not: a framework may hold the interpreter's lock forever. PR_SET_PDEATHSIG
     # fires when the starting thread ends, and spares children (decision 0001). The forked process holds only
     # the connection, which hangs up however the parent ends.
@@ -25,7 +25,7 @@ def end_with_parent(connection: int) -> None:
 
 
 def search(root: str) -> None:
-    """Find this package in a folder, and everything else where it is installed."""
+    """Set the search path: this package from a folder, everything else as installed."""
     here = os.path.realpath(os.getcwd())
     # Subfolders of backends/ have the names of the frameworks and must never be imported in their place.
     shadowing = os.path.join(root, "backends")

@@ -1,4 +1,4 @@
-"""Control of memory that the C library keeps after it was freed."""
+"""Controls memory that the C library keeps after it was freed."""
 
 from __future__ import annotations
 

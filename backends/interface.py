@@ -1,4 +1,4 @@
-"""The protocol of a backend: of the four in this repository and of any plug-in (docs/guides/joining.md)."""
+"""The protocol of backends, built-in or plug-in (docs/guides/joining.md)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ IMPLEMENTATIONS = ("explicit", "library")
 UNPADDED = "unpadded"
 
 EXECUTIONS = ("eager", "compiled", UNPADDED, f"{UNPADDED}-compiled")
-"""``eager`` or ``compiled`` by the framework. The ``unpadded`` ones skip the rows of padded tokens; library
-layers only.
-"""
+"""``eager`` or ``compiled``; ``unpadded`` ones skip rows of padded tokens, with library layers only."""
 
 PRECISION_MODES = ("strict", "tf32", "default")
 """Products of float32 matrices. ``strict``: full float32. ``tf32``: 11-bit factors (SPEC PRC-1). ``default``:
@@ -40,11 +38,11 @@ WORKLOAD_KINDS = ("inference", "training")
 
 
 class Overruled(RuntimeError):
-    """A switch was reset during a run, so the run did not compute what was requested."""
+    """A switch was reset during a run, which therefore computed something else."""
 
 
 class Unsupported(RuntimeError):
-    """A backend cannot compute a request, and refuses it rather than compute another (SPEC PRC-3)."""
+    """A backend refuses a request rather than compute another (SPEC PRC-3)."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +89,9 @@ class Request(Settings, Problem):
 
     Attributes:
         taps: return every activation.
-        gradients: of the loss, by every trainable parameter.
-        tap_gradients: of the loss, by every tap; requires ``gradients``.
-        training: train the model with this instead, on a :class:`Trainable` backend.
+        gradients: of the loss, by trainable parameter.
+        tap_gradients: of the loss, by tap; requires ``gradients``.
+        training: train the model instead, on a :class:`Trainable` backend.
     """
 
     taps: bool = True
@@ -102,7 +100,7 @@ class Request(Settings, Problem):
     training: Training | None = None
 
     def zeros(self) -> Arrays:
-        """Return zeros of each tap's shape, if tap gradients are requested."""
+        """Return zeros shaped like each tap, if tap gradients are requested."""
         if not self.tap_gradients:
             return {}
         # The gradient of zeros added to a tap is that of the tap's total use (SPEC GRD-6).
@@ -148,17 +146,16 @@ class Request(Settings, Problem):
 
 @dataclass
 class Run:
-    """Results of a backend: NumPy arrays in the run's precision, bfloat16 and float16 as float32 (SPEC PRC-2,
-    PRC-3).
+    """Results in the run's precision, with bfloat16 and float16 as float32 (SPEC PRC-2, PRC-3).
 
     Attributes:
         output: (B, C) of the whole model; (B, D), (B, T, D) or (B, Q, D) of parts; the last loss of training.
         loss: scalar (SPEC LOS-2, LOS-5); may be None without gradients.
-        taps: by name, in the shapes of :func:`concord.spec.tensors.taps`; missing ones are not judged.
+        taps: in the shapes of :func:`concord.spec.tensors.taps`; missing ones are not judged.
         gradients: of the loss, by parameter and ``inputs.<name>`` (SPEC GRD-1, GRD-5).
-        info: versions, device, threads, and the precision and determinism in force after the run;
-            ``not_exposed`` may list patterns of taps hidden by a fused implementation.
-        requested: set by the caller, so that an omission is noticed.
+        info: versions, device, threads, and precision and determinism after the run; ``not_exposed`` may list
+            patterns of taps inside a fused implementation.
+        requested: set by the caller, to notice omissions.
         tap_gradients: of the loss, by tap, for its total use (SPEC GRD-6); None counts as missing.
         steps: ``steps.<step>.<name>`` of training (:data:`concord.spec.training.trajectory.Observer`).
     """
@@ -176,7 +173,7 @@ class Run:
 
     @property
     def logits(self) -> Array:
-        """The output, as the whole model names it."""
+        """The whole model's output."""
         return self.output
 
     def results(self, output: str) -> Arrays:
@@ -185,7 +182,7 @@ class Run:
 
 
 class Steps(Protocol):
-    """A computation to repeat. A step may return before it has finished on the device."""
+    """A computation to repeat; a step may return before the device is done."""
 
     def compile(self) -> None:
         """Compile before the first step, if possible."""
@@ -203,7 +200,7 @@ class Steps(Protocol):
 class Session(Steps, Protocol):
     """A model on a device, built once and stepped many times.
 
-    With :attr:`Request.training` a step trains, otherwise it is a forward pass. Inputs are the request's
+    Steps train with :attr:`Request.training`, otherwise they are forward passes. Inputs are the request's
     batch or come from :meth:`feed`, never from the steps of training.
     """
 
@@ -219,12 +216,12 @@ class Implementation:
     """One way for a backend to compute the model.
 
     Attributes:
-        parts: builders by part (:data:`concord.spec.tensors.PARTS`); each takes a configuration.
+        parts: builders by part (:data:`concord.spec.tensors.PARTS`), called with a configuration.
         unsupported_reasons: returns a line for each option that rules a request out.
         not_exposed: patterns of hidden taps.
         known_deviations: further declarations by kind of device (SPEC PRC-4).
-        context: a context for computing a request, such as a choice of kernel.
-        finish: converts a loaded model to the one that runs, for example to a kernel's weight layout.
+        context: context of a request, such as a choice of kernel.
+        finish: converts a loaded model, for example to a kernel's weight layout.
     """
 
     parts: Mapping[str, Callable[..., Any]]
@@ -236,9 +233,7 @@ class Implementation:
 
 
 def variety(implementation: str, execution: str) -> str:
-    """Return the name of an implementation in ``Adapter.implementations``; unpadded ones are listed
-    separately.
-    """
+    """Return an implementation's name in a backend's list, where unpadded ones are separate."""
     return implementation + (f" {UNPADDED}" if execution.startswith(UNPADDED) else "")
 
 
@@ -260,7 +255,7 @@ def refuse_tf32(backend: str, request: Request, able: bool) -> None:
 
 @contextmanager
 def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
-    """Turn a framework's error about a missing deterministic kernel into a refusal (SPEC PRC-3)."""
+    """Turn an error about a missing deterministic kernel into a refusal (SPEC PRC-3)."""
     try:
         yield
     except Exception as error:
@@ -278,7 +273,7 @@ class Backend(Protocol):
     def describe(self) -> dict[str, Any]:
         """Return JSON data: ``version``, ``devices``, ``dtypes``, ``threads`` and more.
 
-        ``precision_defaults`` holds the switches at import. Its ``products`` is ``"float32"`` or ``"tf32"``
+        ``precision_defaults`` holds the switches at import; its ``products`` is ``"float32"`` or ``"tf32"``
         by kind of device.
         """
 
@@ -291,7 +286,7 @@ class Backend(Protocol):
 
 
 class TrainingSession(Protocol):
-    """A model with its optimizer state, trained step by step (SPEC, section 10)."""
+    """A model with optimizer state, trained step by step (SPEC, section 10)."""
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
         """Resume after ``step`` steps, with the same bits as uninterrupted training.
@@ -324,7 +319,7 @@ class Trainable(Backend, Protocol):
     """A backend that can train."""
 
     def train(self, request: Request) -> TrainingSession:
-        """Start training from the request's weights, ignoring the steps in ``request.training``."""
+        """Start from the request's weights; the steps in ``request.training`` are ignored."""
 
 
 Trace = Callable[[Any, Mapping[str, Any], Callable[[str, Any], Any]], Callable[[str, Any], Any]]
@@ -338,10 +333,10 @@ class Measurable(Backend, Protocol):
         """Build a request's model, to run it many times."""
 
     def product(self, left: Array, right: Array, dtype: str, device: str, precision: str) -> Steps:
-        """Return the product of matrices (M, K) and (K, N), to measure the machine."""
+        """Return the product of (M, K) and (K, N), to measure the machine."""
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the framework's peak memory on a device in bytes.
+        """Return the framework's peak bytes on a device.
 
         Args:
             reset: start a new peak, if possible.

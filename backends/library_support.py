@@ -1,7 +1,7 @@
-"""Refusals and execution without padding, shared by the library implementations.
+"""Refusals, and execution without padding, of the library implementations.
 
-Nothing depends on a padded token's row, so only real tokens and each sample's first token (for pooling) are
-kept. Indices are computed on the host, so that compiled programs have static shapes.
+Nothing depends on a padded token's row: only real tokens and each sample's first one, for pooling, are kept.
+Indices are computed on the host, so that compiled programs have static shapes.
 
 Shapes: B batch, T tokens, N rows kept.
 """
@@ -26,7 +26,7 @@ NOT_EXPOSED = ("*attention.scores", "*attention.masked_scores", "*attention.weig
 """Taps inside a fused attention kernel."""
 
 NOT_EXPOSED_BY_MODELS = ("embeddings.*", "layers.*", "final_norm", "pooling", "pooler.*", "normalized")
-"""Taps inside a program of the whole model, which returns only logits."""
+"""Taps inside a whole-model program, which returns only logits."""
 
 # Adding this in float32 erases every digit of a half precision score.
 ABSORBING = 2.0**40
@@ -45,7 +45,7 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
     """Return a line for each option that library layers cannot compute.
 
     Args:
-        attention, norm: the framework's names of the layers.
+        attention, norm: names of the layers.
         float32_scores: whether half precision scores are float32.
     """
     config = request.config
@@ -82,7 +82,7 @@ def parts_of(parts: Mapping[str, Callable[..., Any]], make: Any) -> dict[str, Ca
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a model; ``dot_product`` by ``head_computation``, ``activations`` by name."""
+    """Layers of a model; ``dot_product`` by ``head_computation``, ``activations`` by name."""
 
     norm: Callable[..., Any]
     embeddings: Callable[..., Any]
@@ -100,11 +100,11 @@ class KeptRows(NamedTuple):
 
 
 def indices(request: Request) -> dict[str, Ids]:
-    """Return the indices that remove and restore padding; empty for a padded request.
+    """Return the indices that remove and restore padding; empty for padded requests.
 
     Returns:
-        ``rows`` (N,): numbers of the kept rows among B T. ``places`` (B, T): each token's index among the
-            kept rows, or 0 for dropped ones, whose value is never used.
+        ``rows`` (N,): kept rows among B T. ``places`` (B, T): each token's index among them, or 0 for dropped
+            ones, whose value is never used.
     """
     if not request.execution.startswith(UNPADDED):
         return {}
@@ -120,7 +120,7 @@ def indices(request: Request) -> dict[str, Ids]:
 
 
 def padding_reasons(request: Request) -> list[str]:
-    """Return a line for each reason why a request needs its padding."""
+    """Return a line for each reason to keep padding."""
     config, reasons = request.config, []
     if request.part != "model":
         why = (
@@ -147,11 +147,7 @@ def padding_reasons(request: Request) -> list[str]:
 def unpadded(
     implementations: Mapping[str, Implementation], model: Callable[..., Any], **others: Any
 ) -> dict[str, Implementation]:
-    """Return the unpadded implementations.
-
-    Args:
-        others: further fields that differ.
-    """
+    """Return the unpadded variants; ``others`` are further fields that differ."""
 
     def reasons(entry: Implementation, request: Request) -> list[str]:
         return entry.unsupported_reasons(request) + padding_reasons(request)

@@ -1,9 +1,4 @@
-"""Workers under supervision: started, restarted after they died, and ended together.
-
-A :class:`Supervisor` gives one worker task after task, which exposes leftovers of earlier calls. A
-:class:`Pool` runs supervisors in parallel. It ends all workers after an exception, at Ctrl-C, on request, and
-with its ``with`` block.
-"""
+"""Workers under supervision: started, restarted after they died, and ended together."""
 
 from __future__ import annotations
 
@@ -31,14 +26,13 @@ HOPELESS = ("absent", "broken", "timed out")
 GLANCE = 0.2
 
 Opening = Callable[[Callable[[Worker], None]], Worker]
-"""Starts a worker, and passes it to its argument as soon as the process exists."""
+"""Starts a worker, and passes it to its argument once the process exists."""
 
 
 class Supervisor:
     """Keeps one worker: starts it on demand, and again after it died.
 
-    Args:
-        restarts: None for no limit.
+    One worker gets task after task, which exposes leftovers of earlier calls.
 
     Attributes:
         failure: why no worker is started any more.
@@ -65,7 +59,7 @@ class Supervisor:
         """Return the worker, started if necessary.
 
         Raises:
-            WorkerFailure: if it cannot start, has died too often, or supervision has ended.
+            WorkerFailure: if it cannot start, died too often, or was ended.
         """
         worker = self.worker
         if worker and worker.dead:
@@ -86,7 +80,7 @@ class Supervisor:
         return worker
 
     def renew(self) -> None:
-        """End a worker that has grown, so that the next task starts a new one."""
+        """End a worker that has grown, to start anew with the next task."""
         worker = self.worker
         if worker and not worker.dead and worker.grown:
             self.close()
@@ -95,7 +89,7 @@ class Supervisor:
         """Run a task on the worker.
 
         Raises:
-            WorkerFailure: as :meth:`get`, or if there is no result.
+            WorkerFailure: as :meth:`get`, or without a result.
         """
         worker = self.get()
         try:
@@ -130,9 +124,7 @@ class Supervisor:
 
 
 class Pool:
-    """Supervisors that work in parallel and end together.
-
-    Use it in a ``with`` block, or call :meth:`close`.
+    """Supervisors that work in parallel, in a ``with`` block or until :meth:`close`.
 
     Args:
         width: simultaneous tasks; by default the number of cores.
@@ -155,8 +147,7 @@ class Pool:
         """Run a task for each item on threads; return results in order.
 
         Raises:
-            BaseException: the first of a task, or an interrupt such as KeyboardInterrupt; every worker is
-                ended.
+            BaseException: a task's first, or an interrupt; every worker is ended.
         """
         futures = [self._threads.submit(task, item) for item in items]
         pending = set(futures)

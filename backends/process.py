@@ -1,4 +1,4 @@
-"""A watched Python process that holds objects, whose methods the parent calls."""
+"""A watched Python process with objects whose methods the parent calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GLANCE = 0.05
 
 
 class Process:
-    """A process that holds an object; use it in a ``with`` block, or call :meth:`close`.
+    """A process that holds objects, in a ``with`` block or until :meth:`close`.
 
     Args:
         time_limit: seconds per answer.
@@ -62,7 +62,7 @@ class Process:
         """Start the process.
 
         Args:
-            target: factory of its object, ``"package.module:name"``.
+            target: factory of its first object, ``"package.module:name"``.
             environment: added to the parent's.
             opened: called once the process exists.
 
@@ -104,8 +104,8 @@ class Process:
 
         Args:
             number: of the object; the first is 0.
-            method: its name, or a path such as ``"bench.repeat"``.
-            arguments, named: values for :func:`concord.backends.wire.encode`.
+            method: a name, or a path such as ``"bench.repeat"``.
+            arguments, named: see :func:`concord.backends.wire.encode`.
 
         Raises:
             SpecError, Unsupported: if the method does.

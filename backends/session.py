@@ -1,4 +1,4 @@
-"""Base of the four frameworks' sessions; makes no framework calls."""
+"""Base of the four frameworks' sessions, without framework calls."""
 
 from __future__ import annotations
 
@@ -36,10 +36,8 @@ ASKED = ("device", "implementation", "execution", "precision", "deterministic")
 
 
 class FrameworkSession:
-    """A session of a backend (:class:`concord.backends.interface.Session`).
-
-    Attributes:
-        captured: the kernels of a step are captured as a graph.
+    """A :class:`concord.backends.interface.Session`; ``captured`` if a step's kernels are captured as a
+    graph.
     """
 
     model: Any
@@ -79,12 +77,12 @@ class FrameworkSession:
         self.inputs, self.step_inputs = self.fed(batch), None
 
     def fed(self, batch: Batch) -> dict[str, Tensor]:
-        """Return a batch on the device, with the indices of unpadded rows."""
+        """Return a batch on the device, with indices of unpadded rows."""
         arrays = {**batch.arrays(), **indices(replace(self.request, batch=batch))}
         return {name: self.tensor(array) for name, array in arrays.items()}
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
-        """Return an array on the device, floats in the run's precision."""
+        """Move an array to the device, floats in the run's precision."""
         return self.adapter.tensor(array, self.request.dtype, self.device)
 
     def fill(self, weights: Weights) -> None:
@@ -106,7 +104,7 @@ class FrameworkSession:
             self.model = model
 
     def step(self) -> None:
-        """Start a training step, or a forward pass if the request does not train."""
+        """Start a training step or a forward pass."""
         with self.context():
             if self.request.training:
                 self.computed = {"loss": self.trainer.start(self.prepared())["losses.0"]}
@@ -114,7 +112,7 @@ class FrameworkSession:
                 self.computed = {"logits": self.inferring(*self.operands)}
 
     def results(self) -> Arrays:
-        """Return the last logits (B, C), or the last loss before its update."""
+        """Return logits (B, C), or the loss before the update."""
         return {name: self.adapter.to_numpy(tensor) for name, tensor in self.computed.items()}
 
     def state(self) -> Arrays:
@@ -145,7 +143,7 @@ class FrameworkSession:
 
     @property
     def held(self) -> tuple[Any, Any]:
-        """Parameters and other state, if the framework passes them to each step."""
+        """Parameters and other state, if steps take them as operands."""
         return (), ()
 
     def model_of(self, state: Any, fixed: Any) -> Any:
@@ -153,14 +151,14 @@ class FrameworkSession:
         return self.model
 
     def held_by(self, model: Any) -> Any:
-        """Return the parameters after a step, if the framework's steps return them."""
+        """Return the parameters, if steps return them."""
         return ()
 
     def hold(self, state: Any) -> None:
         """Store the parameters that a step returned."""
 
     def number(self, value: float) -> Any:
-        """Return a number as an operand: a tensor, if whole steps are compiled."""
+        """Return a number as operand: a tensor, if whole steps are compiled."""
         # Overridden, since a compiler would build a constant into the program.
         return value
 
@@ -172,7 +170,7 @@ class FrameworkSession:
         self.adapter.synchronize(next(iter(self.computed.values()), None))
 
     def read(self) -> Run:
-        """Compute everything that the request asks for, without an update."""
+        """Compute everything requested, without an update."""
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.to_numpy
         zeros = {name: self.tensor(array) for name, array in request.zeros().items()}
         with self.context():
@@ -199,7 +197,7 @@ class FrameworkSession:
         )
 
     def confirm(self) -> None:
-        """Check that no switch was reset during the run (SPEC PRC-3).
+        """Check that no switch was reset (SPEC PRC-3).
 
         Raises:
             Overruled: naming every changed switch.
@@ -224,10 +222,8 @@ class FrameworkSession:
         recorded: bool,
         with_loss: bool = True,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return output, loss and activations. Traceable by compilers.
-
-        Args:
-            zeros: added to activations, to receive their gradients.
+        """Return output, loss and activations, plus ``zeros`` to receive their gradients; compilers trace
+        this.
         """
         # JAX's transformations return a dict in alphabetical order.
         activations: dict[str, Tensor] = OrderedDict()
@@ -258,7 +254,7 @@ class FrameworkSession:
         return self.adapter.trainer(self)
 
     def info(self) -> dict[str, Any]:
-        """Return the description of the run (:attr:`concord.backends.interface.Run.info`)."""
+        """See :attr:`concord.backends.interface.Run.info`."""
         kind = self.request.device.split(":")[0]
         about = {name: getattr(self.request, name) for name in ASKED} | self.adapter.describe()
         about["deviations"] = [
@@ -283,15 +279,15 @@ class FrameworkSession:
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Return a step, compiled if requested and if the framework compiles whole steps.
+        """Compile a step, if requested and if the framework compiles whole steps.
 
         Args:
-            replaced: indices of operands that are not used again, so that results may take their memory.
+            replaced: indices of operands whose memory results may take.
         """
         return function
 
     def evaluation(self, captured: bool) -> Callable[..., Any]:
-        """Return :meth:`evaluate`, compiled if requested, unless the framework compiles whole steps."""
+        """Return :meth:`evaluate`, compiled if requested, unless whole steps are."""
         return self.evaluate
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Taps, through which layers expose their activations, and the observation of a run."""
+"""Taps, through which layers expose activations, and the observation of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Observation(NamedTuple):
 
 
 class Tapped:
-    """A layer or loss that continues with the tensors its tap returns."""
+    """A layer or loss that continues with what its tap returns."""
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor to continue with; :func:`attach` replaces this method."""
@@ -36,7 +36,7 @@ class Tapped:
 
 
 def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] = ()) -> None:
-    """Connect tapped layers to a tap, which gets names prefixed by the layer's path.
+    """Connect tapped layers to a tap, with names prefixed by the layer's path.
 
     Args:
         hidden: activations to leave out.

@@ -1,4 +1,4 @@
-"""Training in a session: accumulation, clipping, updates and reports; makes no framework calls."""
+"""Training in a session: accumulation, clipping, updates and reports, without framework calls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Prepared(NamedTuple):
 
 
 class Trainer(Course):
-    """Trains a session's model (:class:`concord.backends.interface.TrainingSession`; SPEC, section 10)."""
+    """A :class:`concord.backends.interface.TrainingSession` (SPEC, section 10)."""
 
     def __init__(self, session: FrameworkSession) -> None:
         request = session.request
@@ -77,7 +77,7 @@ class Trainer(Course):
         self.load({f"parameters.{name}": request.weights[name] for name in self.native}, 0)
 
     def variables(self, model: Any) -> dict[str, Any]:
-        """Return the trained parameters of a model by native name."""
+        """Return trained parameters by native name."""
         named = self.adapter.training.named(model)
         return {native: named[native] for native in self.native.values()}
 
@@ -103,7 +103,7 @@ class Trainer(Course):
     # The protocol.
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
-        """Resume from parameters and moments after a number of steps."""
+        """See :meth:`concord.backends.interface.TrainingSession.load`."""
         self.session.fill(
             {
                 name: state.get(f"parameters.{name}", self.request.weights[name])
@@ -123,11 +123,11 @@ class Trainer(Course):
         self.steps = step
 
     def resume(self, kept: Mapping[str, Tensor], step: int) -> None:
-        """Restore the optimizer's moments, given by native name."""
+        """Restore moments by native name."""
         self.optimizer.resume(kept, step)
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
-        """Train one step; return losses and norm, or everything that is reported."""
+        """See :meth:`concord.backends.interface.TrainingSession.step`."""
         session = self.session
         with session.context():
             results = self.start(self.prepared(batches), report)
@@ -135,7 +135,7 @@ class Trainer(Course):
         return self.reported(results)
 
     def predict(self, batch: Batch) -> Array:
-        """Return the output for a batch, without dropout."""
+        """See :meth:`concord.backends.interface.TrainingSession.predict`."""
         session = self.session
         with session.context():
             session.trace = self.plain
@@ -145,20 +145,20 @@ class Trainer(Course):
         return np.array(self.adapter.to_numpy(output))
 
     def state(self) -> Arrays:
-        """Return parameters and moments, as :meth:`load` takes them."""
+        """See :meth:`concord.backends.interface.TrainingSession.state`."""
         parameters = self.adapter.parameters(self.session.model, self.request)
         kept = self.reported(self.optimizer.kept())
         return {f"parameters.{name}": array for name, array in parameters.items()} | kept
 
     def info(self) -> dict[str, Any]:
-        """Return the description of the session."""
+        """See :meth:`concord.backends.interface.TrainingSession.info`."""
         info = self.session.info()
         return info | {"deviations": [*info["deviations"], *self.optimizer.known_deviations]}
 
     # One step.
 
     def prepared(self, batches: Sequence[Batch]) -> Prepared:
-        """Return the operands of the next step. Without dropout, later steps may reuse them."""
+        """Return the next step's operands; without dropout they may be reused."""
         inputs = [self.inputs_of(batch, number) for number, batch in enumerate(batches)]
         weights = {
             f"batch_weight.{number}": weight
@@ -169,7 +169,7 @@ class Trainer(Course):
         return Prepared(inputs, weights, self.rows(batches))
 
     def start(self, prepared: Prepared, report: bool = False) -> dict[str, Any]:
-        """Start the next step; return its results as the framework's tensors."""
+        """Start the next step; return its results as framework tensors."""
         program, operands = self.ready(prepared, report)
         results, state, self.optimizer.state = program(*operands)
         self.session.hold(state)
@@ -177,7 +177,7 @@ class Trainer(Course):
         return cast("dict[str, Any]", results)
 
     def ready(self, prepared: Prepared, report: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the program of the next step, compiled if requested, and its operands."""
+        """Return the next step's program, compiled if requested, and operands."""
         session, optimizer, (inputs, parts, rows) = self.session, self.optimizer, prepared
         session.trace, variables, state = self.trace, optimizer.variables, optimizer.state
         numbers = {**self.numbers(), **parts}
@@ -220,10 +220,10 @@ class Trainer(Course):
         numbers: Mapping[str, Tensor],
         rows: Mapping[str, Tensor],
     ) -> tuple[dict[str, Any], Any, Any]:
-        """Compute a step. Traceable by compilers.
+        """Compute a step; compilers trace this.
 
         Returns:
-            ``<section>.<native name>`` to report; the model's parameters; the optimizer's state.
+            ``<section>.<native name>`` to report; parameters; optimizer state.
         """
         session, optimizer = self.session, self.optimizer
         model = session.model_of(held, fixed)
@@ -251,7 +251,7 @@ class Trainer(Course):
     def accumulated(
         self, model: Any, batches: Sequence[StepInputs], numbers: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Return the gradient of a step, the squares of looked-up rows, and the losses."""
+        """Return a step's gradient, squares of looked-up rows, and losses."""
         total: dict[str, Tensor] = {}
         squares_seen: dict[str, Tensor] = {}
         losses: dict[str, Tensor] = {}
@@ -272,7 +272,7 @@ class Trainer(Course):
     def added(
         self, total: Mapping[str, Tensor], piece: Mapping[str, Tensor], weight: Tensor | None
     ) -> dict[str, Tensor]:
-        """Add the weighted gradients of one more batch."""
+        """Add another batch's weighted gradients."""
         return {
             name: total[name] + gradient if name in total else gradient for name, gradient in piece.items()
         }
@@ -308,7 +308,7 @@ class Trainer(Course):
         return StepInputs(inputs, zeros, real)
 
     def slices(self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return sums of squared gradients of looked-up rows, if the norm uses those (SPEC OPT-7)."""
+        """Return sums of squared gradients of looked-up rows, if the norm uses them (SPEC OPT-7)."""
         sums = {}
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:
@@ -322,7 +322,7 @@ class Trainer(Course):
         return sums
 
     def rows(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """Return the rows of each table that a lazy step updates, by native name (SPEC OPT-8)."""
+        """Return the table rows that a lazy step updates, by native name (SPEC OPT-8)."""
         looked_up: dict[str, Tensor] = {}
         lazy = self.recipe.embedding_updates == "lazy"
         for name, rows in rows_of(self.config, batches, self.part).items() if lazy else ():
@@ -352,7 +352,7 @@ class Trainer(Course):
         return dropping
 
     def masks(self, batch: Batch, number: int) -> dict[str, Tensor]:
-        """Return the factors of each site's elements, 0 or 1 / (1 - rate) (SPEC DRP-3)."""
+        """Return factors of each site, 0 or 1 / (1 - rate) (SPEC DRP-3)."""
         if not self.sites:
             return {}
         return {
@@ -361,7 +361,7 @@ class Trainer(Course):
         }
 
     def reported(self, results: Mapping[str, Tensor | float]) -> Arrays:
-        """Convert reported tensors to arrays with canonical names and layouts."""
+        """Convert tensors to arrays with canonical names and layouts."""
         arrays: Arrays = {}
         for key, value in results.items():
             section, _, native = key.partition(".")

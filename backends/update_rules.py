@@ -1,6 +1,6 @@
-"""Optimizer updates of every recipe, written once for the four frameworks.
+"""Optimizer updates of every recipe, shared by the four frameworks.
 
-Frameworks share operators; everything else is one of :class:`Operations`.
+Operators are common to all; everything else is one of :class:`Operations`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Variable = Any
 
 
 class Operations(NamedTuple):
-    """The framework functions that an update needs besides operators."""
+    """Framework functions of an update, besides operators."""
 
     value: Callable[[Variable], Tensor]  # the tensor of a parameter
     assign: Callable[[Variable, Tensor], object]
@@ -36,8 +36,7 @@ class Optimizer:
         native: the framework's own optimizer, if it computes the recipe.
 
     Attributes:
-        state: ``<moment>.<native name>``, or the native optimizer's; passed to and returned by compiled
-            steps.
+        state: ``<moment>.<native name>``, or the native optimizer's; operand and result of compiled steps.
     """
 
     # Set where the framework's optimizer differs from the recipe (SPEC PRC-4).
@@ -66,7 +65,7 @@ class Optimizer:
         )
 
     def numbers(self, step: int, rate: float) -> dict[str, float]:
-        """Return the step-dependent numbers for :meth:`step`."""
+        """Return the step-dependent operands of :meth:`step`."""
         # Computed on the host in float64: a compiled step takes them as operands and is not compiled again.
         recipe, (first, second) = self.recipe, self.corrections(step)
         height = (
@@ -87,7 +86,7 @@ class Optimizer:
         """Update every parameter.
 
         Args:
-            rows: boolean masks (N, 1) of looked-up rows, by native name of each lazily updated table.
+            rows: masks (N, 1) of looked-up rows, by native name of lazily updated tables.
         """
         self.state = dict(self.state)  # a copy: while tracing, the old state belongs to the compiler
         for name, variable in self.variables.items():
@@ -129,7 +128,7 @@ class Optimizer:
         )
 
     def with_momentum(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return the step of a gradient, or of RMSProp's quotient, with momentum (SPEC OPT-2)."""
+        """Return the step of a gradient, or RMSProp's quotient, with momentum (SPEC OPT-2)."""
         recipe, key, rate = self.recipe, f"momentum.{name}", numbers["rate"]
         if recipe.momentum_form == "displacement":
             moved = self.state[key] = recipe.momentum * self.state[key] + rate * gradient
@@ -178,7 +177,7 @@ class Optimizer:
 def groups(
     recipe: Recipe, variables: Mapping[str, Variable], kinds: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return parameter groups with and without decay, in the form that optimizers take."""
+    """Return parameter groups with and without decay."""
     decays = {name: kinds[name] not in recipe.undecayed for name in variables}
     return [
         {"params": params, "weight_decay": recipe.weight_decay if decayed else 0.0}
@@ -197,10 +196,10 @@ def clip(
     """Clip gradients (SPEC OPT-7).
 
     Args:
-        squares: returns the sum of squares that a gradient adds to the norm.
+        squares: returns a gradient's contribution to the squared norm.
 
     Returns:
-        The clipped gradients, and the global norm, if any.
+        Clipped gradients, and the global norm, if any.
     """
     limit = recipe.clip_at
     if limit is None:

@@ -1,4 +1,4 @@
-"""Messages between processes: JSON text and arrays in the safetensors format. Nothing is pickled."""
+"""Messages between processes: JSON text and safetensors arrays; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WorkerFailure(RuntimeError):
 
     Attributes:
         status: ``"absent"`` (not installed), ``"broken"`` (cannot be imported), ``"crashed"``, ``"timed
-            out"``, ``"out of memory"``, or ``"error"`` (the backend raised an exception and lives on).
+            out"``, ``"out of memory"``, or ``"error"`` (an exception; the backend lives on).
         stderr: its last lines.
     """
 
@@ -59,7 +59,7 @@ class WorkerFailure(RuntimeError):
 
 
 def encode(value: Any) -> bytes:
-    """Encode JSON data that may hold arrays and types of :data:`MAKERS`."""
+    """Encode JSON data with arrays and types of :data:`MAKERS`."""
     arrays: Arrays = {}
 
     def plain(part: Any) -> Any:
@@ -116,7 +116,7 @@ def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> We
 
 
 def returned(run: Any) -> Run:
-    """Check and complete the run that a backend returned; None counts as no tensors.
+    """Check and complete a backend's run; None counts as no tensors.
 
     Raises:
         TypeError: naming the wrong and the expected type.
@@ -136,7 +136,7 @@ def returned(run: Any) -> Run:
 
 
 def plain(data: Any) -> Any:
-    """Return a backend's description as JSON data.
+    """Return a description as JSON data.
 
     Raises:
         TypeError, ValueError: if JSON cannot represent it.
@@ -151,7 +151,7 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
         what: the source, for messages.
 
     Raises:
-        TypeError: listing everything that is not an array of numbers.
+        TypeError: listing everything but arrays of numbers.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"{what} is a {type(tensors).__name__} but must be a dict of arrays by name")
@@ -176,16 +176,13 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
 def split_gradients(
     arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[Arrays, Arrays]:
-    """Split gradients into those by parameters and inputs, and those by taps."""
+    """Separate gradients by parameters and inputs from those by taps."""
     by_taps = section(arrays, "taps.")
     return {name: array for name, array in arrays.items() if not name.startswith("taps.")}, by_taps
 
 
 def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:
-    """Return a line for each unknown name, wrong dtype or wrong shape that keeps a run from being judged.
-
-    Tensors with the same problem share a line.
-    """
+    """Return a line for each unknown name, wrong dtype or wrong shape that keeps a run from being judged."""
     inputs = batch.arrays()
     sizes = sizes_of(config, inputs)
     shapes = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part).items()}

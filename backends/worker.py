@@ -1,6 +1,6 @@
 """The parent's side of a worker: one process per framework, in this or another environment.
 
-A signal, a hang or a lack of memory in the worker becomes a :class:`concord.backends.wire.WorkerFailure`.
+Its signals, hangs and lack of memory become a :class:`concord.backends.wire.WorkerFailure`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIME_LIMIT = 300.0
 SHARE, MUCH = 8, 1 << 31
 
 PROFILES = ("plain", "tuned")
-"""Environments of a worker. ``tuned`` adds vendors' documented speed switches; threads are the same."""
+"""Environments of a worker; ``tuned`` adds vendors' documented speed switches."""
 
 # The variables that take effect: OMP for PyTorch and Paddle, two of its own for TensorFlow, NPROC for JAX,
 # OpenBLAS for NumPy.
@@ -53,11 +53,7 @@ SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
 def environment(
     device: str, threads: int | None, profile: str = "plain", deterministic: bool = False
 ) -> dict[str, str]:
-    """Return the environment variables of a worker: threads, device, logging.
-
-    Args:
-        threads: for every framework; by default the number of cores.
-    """
+    """Return a worker's environment variables: threads (default: the number of cores), device, logging."""
     # Everything is stated: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children (decision
     # 0001).
     count = str(threads or os.cpu_count() or 1)
@@ -81,12 +77,12 @@ def environment(
 
 
 class Worker(Process):
-    """A backend in its own process; use it in a ``with`` block, or call :meth:`close`.
+    """A backend in its own process, in a ``with`` block or until :meth:`close`.
 
     Args:
         target: ``"package.module:Class"``.
-        python: interpreter of another environment, with numpy, scipy, safetensors and the framework.
-        opened: called as soon as the process exists, so that the worker can be closed while it starts.
+        python: another environment's interpreter, with numpy, scipy, safetensors and the framework.
+        opened: called once the process exists, so that the worker can be closed while starting.
 
     Raises:
         WorkerFailure: if the process does not start or the framework cannot be imported.
@@ -123,7 +119,7 @@ class Worker(Process):
 
     @property
     def grown(self) -> bool:
-        """Whether it holds much more memory than after its first run."""
+        """Whether its memory has grown much since its first run."""
         # Some frameworks keep everything that they have compiled.
         return self.settled > 0 and self.size > max(min(self.memory_limit // SHARE, MUCH), 2 * self.settled)
 
@@ -137,7 +133,7 @@ class Worker(Process):
         implementation: str = "explicit",
         **asked: Any,
     ) -> Run:
-        """Compute a part of the model, or train it.
+        """Compute or train a part of the model.
 
         Args:
             asked: other fields of :class:`concord.backends.interface.Request`.
@@ -145,7 +141,7 @@ class Worker(Process):
         Raises:
             SpecError: for invalid input, before anything is sent.
             Unsupported: if the backend cannot compute it, or does not confirm that it did.
-            WorkerFailure: if there is no answer.
+            WorkerFailure: without an answer.
         """
         asked |= {"device": self.device, "deterministic": self.deterministic}
         request = Request(config, weights, batch, part, dtype, implementation, **asked)
@@ -185,7 +181,7 @@ class Worker(Process):
         Raises:
             Unsupported: if the backend cannot be measured.
             SpecError: for an invalid configuration or size.
-            WorkerFailure: if there is no answer.
+            WorkerFailure: without an answer.
         """
         about, arrays = self.call(0, f"bench.{operation}", **asked)
         return about, arrays
@@ -219,10 +215,9 @@ class Worker(Process):
 
 
 class Remote:
-    """Proxy of an object in a worker; use it in a ``with`` block, or call its method ``close``.
+    """Proxy of an object in a worker, in a ``with`` block or until its ``close`` is called.
 
-    Every method raises :class:`concord.backends.wire.WorkerFailure` if the worker does not answer; the object
-    is then lost.
+    Without an answer, methods raise :class:`concord.backends.wire.WorkerFailure`, and the object is lost.
     """
 
     def __init__(self, worker: Worker, number: int) -> None:

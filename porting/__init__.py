@@ -1,7 +1,4 @@
-"""Read and write checkpoints of many formats: configuration, weights, tokenizer and labels.
-
-:func:`read` returns a :class:`Checkpoint` of lazily read tensors; :func:`write` makes a folder.
-"""
+"""Reads and writes checkpoints of many formats: configuration, weights, tokenizer and labels."""
 
 from concord.porting.checkpoint import Checkpoint, LazyTensor, from_weights
 from concord.porting.reading import read

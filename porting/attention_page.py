@@ -1,4 +1,4 @@
-"""Attention weights of one text from several backends, judged and drawn on a page.
+"""Attention weights of a text from several backends, judged and drawn on a page.
 
 L layers, H heads, T tokens; weights are indexed (layer, head, query, key).
 """
@@ -61,7 +61,7 @@ class Attention:
     maps: list[AttentionMap]  # of backends that expose their weights
 
     def largest(self) -> dict[str, Array]:
-        """Return the largest error (L, H) of each backend, and of the difference of the first two."""
+        """Return each backend's largest error (L, H), and that of the first two's difference."""
         errors = {one.backend: one.errors for one in self.maps}
         if len(self.maps) > 1:
             # The tolerance of a difference of two results is the root of 2 times each one's.
@@ -71,8 +71,6 @@ class Attention:
 
 @dataclass(frozen=True)
 class _Looking(Job):
-    """A job that keeps the attention weights that it judges."""
-
     names: tuple[str, ...] = ()
     seen: dict[int, AttentionMap] = field(default_factory=dict)
 
@@ -103,7 +101,7 @@ def look(
     dtype: str = "float32",
     progress: Callable[[str, str], None] = lambda backend, done: None,
 ) -> Attention:
-    """Run backends on a text, judge every tensor, and keep the attention weights."""
+    """Run and judge backends on a text, keeping attention weights."""
     config, part = model.config, model.part
     (encoded,) = model.encoder.encode([text])
     batch = completed(config, batch_of(config, [encoded]), part)

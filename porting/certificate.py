@@ -1,4 +1,4 @@
-"""Certificates of ports: how checkpoints differ, what both compute, and which bugs the judge would find."""
+"""Certificates of ports: how checkpoints differ, what they compute, and which bugs the judge finds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two checkpoints; ``files`` holds the SHA-256 of each file in its folder."""
+    """One checkpoint; ``files`` are the SHA-256 of each file in its folder."""
 
     path: str
     format: str
@@ -78,21 +78,21 @@ class PlantedBug:
 
     @classmethod
     def of(cls, wrong: tuple[str, str, Weights], result: Result) -> PlantedBug:
-        """Pair wrong weights with the verdict on their run."""
+        """Pair wrong weights with their verdict."""
         row = result.first_divergence
         return cls(*wrong[:2], result.status, *((row.tensor, row.ratio) if row else ()))
 
     @property
     def found(self) -> bool:
-        """Whether the judge, who never sees the weights, noticed the bug."""
+        """Whether the judge, who never sees the weights, noticed."""
         return self.status == "diverges"
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The evidence for a port from A, the source, to B, the target.
+    """Evidence for a port from A, the source, to B, the target.
 
-    The report groups runs as ``"source"`` and ``"target"``; both are judged by the source's weights.
+    The report groups runs as ``"source"`` and ``"target"``, both judged by the source's weights.
     """
 
     as_written = also("summary")
@@ -109,7 +109,7 @@ class Certificate:
 
     @property
     def problems(self) -> list[str]:
-        """One line for each defect of the port."""
+        """A line for each defect of the port."""
         lacking = self.comparison.alone[0]
         return [
             *([self.comparison.summary] if self.comparison.exit_code else []),
@@ -137,7 +137,7 @@ class Certificate:
 
     @property
     def exit_code(self) -> int:
-        """1: the port is wrong; 3: a run could not be judged; else 0."""
+        """1: wrong port; 3: a run could not be judged; else 0."""
         return 1 if self.problems else self.report.exit_code
 
     @property
@@ -161,12 +161,12 @@ def _run(result: Result) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PortedJob(Job):
-    """A run of the target, judged as if it were a run of the source."""
+    """A run of the target, judged as one of the source."""
 
     source: Job
 
     def judge(self, run: Run, rules: str | None = None) -> Verdict:
-        """Judge the target's activations by the source's weights."""
+        """Judge by the source's weights."""
         return replace(self.source, batch=self.batch).judge(run, rules)
 
 
@@ -184,12 +184,12 @@ def certify(
     """Run source and target, compare their tensors, and plant bugs in the target.
 
     Args:
-        table: a file with names and layouts, instead of the source format's.
+        table: a file of names and layouts that replaces the source format's.
         names: backends for both sides; by default each side's own.
         texts: encoded by the source's tokenizer; by default ids are random.
 
     Raises:
-        SpecError: if a checkpoint cannot be read, changes meanwhile, or has no tokenizer for texts.
+        SpecError: if a checkpoint cannot be read, changes meanwhile, or lacks a tokenizer for texts.
     """
     source = read(source_path, source_format, Path(table) if table else None)
     target = read(target_path, target_format)
@@ -261,7 +261,7 @@ def _ported(source: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
 
 
 def hashes(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file in a checkpoint's folder, by relative name."""
+    """Return the SHA-256 of each file of a checkpoint, by relative name."""
     folder = folder_of(path)
     files = {file.relative_to(folder).as_posix(): file for file in find(folder, "*") if file.is_file()}
     return {name: sha256_of(file) for name, file in files.items() if name not in BESIDE}
@@ -278,7 +278,7 @@ def _altered(side: Side, path: Path) -> Iterator[str]:
 
 
 def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str, Batch], dict[str, str]]:
-    """Return the inputs of a certificate and a description of each, by name."""
+    """Return inputs and their descriptions, by name."""
     config, part, batches, meanings = source.config, source.part, dict[str, Batch](), dict[str, str]()
     room = config.max_positions - config.position_start
     flat = part in POOLED and config.pooling == "flatten"  # its classifier has a weight for each position
@@ -335,14 +335,14 @@ def verify(
     tell: Tell = lambda text: None,
     named: Collection[str] = (),
 ) -> tuple[list[str], Certificate | None]:
-    """Check the files of a certificate against their hashes, then certify again.
+    """Check a certificate's files against their hashes, then certify again.
 
     Args:
-        source, target: current paths; by default those in the certificate.
-        named: plug-ins that may be imported: a foreign file must not decide which code runs here.
+        source, target: current paths; by default the certificate's.
+        named: plug-ins to allow: a foreign file must not decide which code runs.
 
     Returns:
-        One line for each difference, and the new certificate; None if the files have changed.
+        A line for each difference, and the new certificate; None if files have changed.
     """
     backends.check_offered(stated.backends, "the certificate", named)
     paths = source or Path(stated.source.path), target or Path(stated.target.path)

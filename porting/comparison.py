@@ -1,4 +1,4 @@
-"""Comparison of two checkpoints, with only two tensors in memory at a time."""
+"""Comparison of two checkpoints, with two tensors in memory at a time."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _tied(checkpoint: Checkpoint) -> bool | None:
 
 @dataclass(frozen=True)
 class Others:
-    """The comparison of tensors that are not parameters, such as heads unknown to the family."""
+    """Comparison of tensors that are not parameters, such as unknown heads."""
 
     same: int = 0  # number with the same bits
     pairs: tuple[TensorDifference, ...] = ()  # the others
@@ -137,7 +137,7 @@ class Comparison:
 
 
 def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
-    """Compare two checkpoints; A is the first, B the second."""
+    """Compare checkpoints A and B."""
     mine, theirs = ({"part": side.part, **side.config.as_dict()} for side in (first, second))
     # Only a head that outputs tokens can be tied; for a bare model the option has no effect.
     if any(_is_of_head(name, tensor) for side in (first, second) for name, tensor in side.others.items()):

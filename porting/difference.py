@@ -1,7 +1,7 @@
 """How one tensor differs from another, and the likely cause.
 
-Looks are tried in order, from the most common mistakes of ports to differences without a known cause. A is
-the first tensor, B the second, both in canonical layout and with bfloat16 widened to float32.
+Looks are tried in order, from the most common mistakes of ports to unexplained differences. A is the first
+tensor, B the second, both in canonical layout, with bfloat16 widened to float32.
 """
 
 from __future__ import annotations

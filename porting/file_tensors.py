@@ -1,4 +1,4 @@
-"""Tensors in files: dtype and shape are known, numbers are read on request."""
+"""Tensors in files, with known dtype and shape, read on request."""
 
 from __future__ import annotations
 
@@ -73,11 +73,7 @@ def widened(bits: Bits, dtype: str) -> Bits:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file.
-
-    Attributes:
-        bits: reads the stored numbers anew at each call, memory-mapped if possible.
-    """
+    """A tensor of a file; each call of ``bits`` reads it anew, memory-mapped if possible."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -108,7 +104,7 @@ class StoredTensor:
 
 
 def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...]) -> StoredTensor:
-    """Return a tensor as a view of mapped bytes; the caller checks bounds."""
+    """View mapped bytes as a tensor; the caller checks bounds."""
 
     def bits() -> Bits:
         if not math.prod(shape):
@@ -129,7 +125,7 @@ def digest(array: Bits) -> str:
 
 
 def of_framework(value: Any, name: str) -> StoredTensor:
-    """Wrap an array whose dtype may be a framework's extension of NumPy."""
+    """Wrap an array whose dtype may extend NumPy."""
     array = np.asarray(value)
     if array.dtype.name not in NUMPY or array.dtype.byteorder == ">":
         raise SpecError(f"{name[:200]!r} has dtype {str(array.dtype)[:60]}, which is not known")
@@ -137,7 +133,7 @@ def of_framework(value: Any, name: str) -> StoredTensor:
 
 
 def array_of(stored: StoredTensor) -> Any:
-    """Return an array, with dtypes of ``ml_dtypes``, as TensorFlow and JAX use."""
+    """Return an array with dtypes of ``ml_dtypes``, for TensorFlow and JAX."""
     import ml_dtypes
 
     bits = stored.array()
@@ -157,7 +153,7 @@ def tree(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(tree: Any, tensor: Callable[[Any, str], StoredTensor] = of_framework) -> dict[str, StoredTensor]:
-    """Return the arrays in nested dictionaries and lists by dotted names, skipping everything else."""
+    """Return arrays in nested dictionaries and lists by dotted names, skipping everything else."""
     tensors: dict[str, StoredTensor] = {}
     for count, (name, value) in enumerate(_entries(tree, "")):
         if count > MOST_ENTRIES:

@@ -40,7 +40,7 @@ FOREIGN = ".config.json"
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a checkpoint, given the folder or its file of weights."""
+    """Return a checkpoint's folder, given it or the weights in it."""
     if not path.exists():
         raise SpecError(f"{path}: no such file or folder")
     if is_weights(path):
@@ -49,7 +49,7 @@ def folder_of(path: Path) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a checkpoint's folder, or of a link to it."""
+    """Return the name of a checkpoint's folder or of a link to it."""
     return Path(os.path.abspath(path.parent if path.exists() and is_weights(path) else path)).name
 
 
@@ -74,7 +74,7 @@ def carried(folder: Path) -> dict[str, bytes]:
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
-    """Return path and content of the configuration in a source's terms; ``required`` names its user."""
+    """Return path and content of a source's configuration; ``required`` names its user."""
     path = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
     if path is None:
         raise SpecError(
@@ -91,7 +91,7 @@ def json_object(content: Any, where: Path | str) -> dict[str, Any]:
 
 
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the class names of ``id2label`` or ``labels.json``; None if unnamed."""
+    """Return class names of ``id2label`` or ``labels.json``; None if unnamed."""
     if LABELS in files:
         content = parse_json(files[LABELS], LABELS)
         names = content.get("names") if isinstance(content, dict) else None
@@ -106,7 +106,7 @@ def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, 
 
 
 def unnamed(count: int) -> tuple[str, ...]:
-    """Return the names that Hugging Face gives to unnamed classes."""
+    """Return Hugging Face's names of unnamed classes."""
     return tuple(f"LABEL_{number}" for number in range(count))
 
 

@@ -1,4 +1,4 @@
-"""Assigns the tensors of a file to parameters of the family, and accounts for all others."""
+"""Assigns a file's tensors to parameters of the family, and accounts for all others."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from concord.spec.text import first_of
 
 
 def contradiction(holds: str, tensor: StoredTensor) -> str:
-    """Describe how a buffer differs from the ``positions`` or ``zeros`` that it should hold; empty if it does
-    not.
-    """
+    """Describe how a buffer differs from ``positions`` or ``zeros``; empty if it does not."""
     if not holds:
         return ""
     count = math.prod(tensor.shape)
@@ -50,10 +48,10 @@ def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
 def match(
     file_tensors: Mapping[str, StoredTensor], configs: Mapping[str, EncoderConfig], form: Format
 ) -> Checkpoint:
-    """Assign the tensors of a file to parameters; numbers are read only to verify copies and buffers.
+    """Assign a file's tensors to parameters, reading numbers only to verify copies and buffers.
 
     Args:
-        configs: by part that the file may hold, the most complete first.
+        configs: by candidate part, the most complete first.
 
     Raises:
         WeightsError: for the best fitting part, listing tensors that are missing, unexpected, misshapen or
@@ -123,7 +121,7 @@ class _Matching:
     def _bind(
         self, name: str, natives: Sequence[str], layout: str, shape: tuple[int, ...]
     ) -> dict[str, LazyTensor]:
-        """Join tensors of the file into one of canonical shape; empty if they do not fit."""
+        """Join tensors into one of canonical shape; empty if they do not fit."""
         wanted, before = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
         for native in natives:
             stored, about = self.file_tensors.get(native), f"parameter={name}, "
@@ -180,7 +178,7 @@ class _Matching:
         )
 
     def _leave(self, native: str, name: str) -> None:
-        """Account for a tensor that is not a parameter of this part."""
+        """Account for a tensor outside this part."""
         stored, whole = self.file_tensors[native], parameters(self.config)
         layout = self.rules.carried[name].layout if name else UNKNOWN
         if name and name not in whole and len(stored.shape) != WEIGHT_LAYOUTS[layout].rank:
@@ -220,7 +218,7 @@ class _Matching:
 
 
 def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> StoredTensor:
-    """Return a parameter, or a piece of it, as another format stores it."""
+    """Return a parameter or a piece of it, as another format stores it."""
     return StoredTensor(
         tensor.dtype,
         place.shape,

@@ -1,4 +1,4 @@
-"""Class probabilities or embeddings of texts, computed from a checkpoint by a backend."""
+"""Class probabilities or embeddings of texts, by a checkpoint's backend."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TextModel:
 
     @classmethod
     def read(cls, path: Path, parts: Sequence[str]) -> TextModel:
-        """Read a checkpoint of any format that holds one of some parts and a tokenizer."""
+        """Read a checkpoint that holds one of some parts and a tokenizer."""
         checkpoint = reading.read(path)
         config, part = checkpoint.config, checkpoint.part
         if part not in parts:
@@ -60,12 +60,12 @@ class TextPredictor:
         self.model, self.worker, self.how = model, worker, {"dtype": dtype, **how}
 
     def __call__(self, texts: str | Iterable[str | Sequence[str]]) -> Any:
-        """Return class probabilities or the embedding of each text or pair: a dictionary for a single text,
+        """Return class probabilities or the embedding of each text or pair; for a single text a dictionary,
         else a list.
 
         Raises:
             SpecError: listing what is not a text.
-            WorkerFailure: if the worker gave no result.
+            WorkerFailure: without a result.
         """
         if isinstance(texts, str):
             return next(self.predict([Text(texts)]))
@@ -80,7 +80,7 @@ class TextPredictor:
         return list(self.predict([Text(*row) for row in rows]))
 
     def predict(self, texts: Sequence[Text], size: int = BATCH) -> Iterator[dict[str, Any]]:
-        """Yield the prediction for each text in order, computing ``size`` texts at once."""
+        """Yield each text's prediction in order, ``size`` texts at once."""
         model = self.model
         for start in range(0, len(texts), size):
             chunk = texts[start : start + size]
@@ -128,7 +128,7 @@ def load(path: str | Path, backend: str | None = None, dtype: str = "float32", *
     """Return a classifier or sentence encoder of any format, ready for texts.
 
     Args:
-        backend: by default, that of the checkpoint's format.
+        backend: by default that of the format.
         setup: fields of :class:`concord.conformance.run.campaign.Setup`, such as ``device``.
 
     Raises:

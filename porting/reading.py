@@ -22,11 +22,11 @@ from concord.spec.sources.schema import CheckpointTable, Table
 
 
 def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoint:
-    """Read a checkpoint of any format; its weights stay in the file.
+    """Read a checkpoint; its weights stay in the file.
 
     Args:
-        path: a folder, or the file of weights in it.
-        table: names, layouts and terms to use instead of the format's (:mod:`concord.spec.sources.schema`).
+        path: a folder, or the weights in it.
+        table: names, layouts and terms that replace the format's (:mod:`concord.spec.sources.schema`).
 
     Raises:
         UnknownNameError: for an unknown format.

@@ -1,4 +1,4 @@
-"""Recognises a checkpoint's format by its files and the names of its tensors."""
+"""Recognises a checkpoint's format by files and names of tensors."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Recognition:
 
 
 def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Recognition:
-    """Recognise the format of a path without reading numbers.
+    """Recognise a path's format without reading numbers.
 
     Args:
-        table: the user's names and layouts; then only the kind of file is sought.
+        table: the user's names and layouts; then only the kind of file matters.
 
     Raises:
         UnknownNameError: for an unknown format.

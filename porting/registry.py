@@ -43,7 +43,7 @@ OPTIMIZER = CheckpointTable(
 
 
 def keras_path(name: str) -> str:
-    """Return the path of a parameter of this project's Keras model in an HDF5 file."""
+    """Return a parameter's path in an HDF5 file of this project's Keras model."""
     path, _, leaf = name.rpartition(".")
     # Keras names layers in a list by class, and numbers all but the first.
     path = re.sub(
@@ -57,7 +57,7 @@ def keras_path(name: str) -> str:
 
 
 def tensorflow_key(name: str) -> str:
-    """Return the key of a parameter in a ``tf.train.Checkpoint`` of a ``model``."""
+    """Return a parameter's key in a ``tf.train.Checkpoint`` of a ``model``."""
     return f"model/{name.replace('.', '/')}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -95,7 +95,7 @@ class Format:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the model that it can hold, the most complete first."""
+        """The parts that it can hold, the most complete first."""
         if self.name == ONNX:
             return OF_IDS
         return tuple(self.table.parts) if self.table else PARTS
@@ -112,7 +112,7 @@ class Format:
         return OPTIMIZER if self.backend else CheckpointTable()
 
     def places(self, config: EncoderConfig, part: str) -> Mapping[str, Binding]:
-        """Return where each parameter is stored, by canonical name."""
+        """Return each parameter's place, by canonical name."""
         if self.table:
             return bindings(self.table.parts[part], config)
         naming, places = NAMINGS.get(self.backend), {}

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a sequence of modules that starts with a Hugging Face model."""
+"""Folders of sentence-transformers: modules in sequence, the first a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Module:
 
 
 def places(folder: Path) -> list[Path]:
-    """Return the modules' folders, the model's first; refuse modules that the family cannot express."""
+    """Return the modules' folders, the model's first; refuse unsupported modules."""
     where = folder / MODULES
     modules = read_as(where, list[Module])
     kinds = tuple(module.type.rpartition(".")[2] for module in modules)
@@ -69,7 +69,7 @@ def places(folder: Path) -> list[Path]:
 
 
 def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
-    """Return the settings of the modules after the model; ``poolings`` are those of the family."""
+    """Return the settings of modules after the model; ``poolings`` are the family's."""
     _, *behind = places(folder)
     problems, where = list[str](), behind[0] / folders.CONFIG
     stated = folders.json_object(read_json(where), where)
@@ -104,8 +104,8 @@ def files(
 
     Args:
         said: pooling and normalisation, in a table's terms.
-        carried: the checkpoint's own file :data:`concord.porting.folder.LENGTHS`.
-        bare: whether the weights lack the pooler usual for their kind.
+        carried: the checkpoint's own :data:`concord.porting.folder.LENGTHS`.
+        bare: the weights lack their kind's usual pooler.
     """
     kinds = CHAINS[said[NORMALIZE] == "true"]
     paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]

@@ -1,4 +1,4 @@
-"""Texts for a checkpoint: read from a file, encoded by its tokenizer, and batched."""
+"""Texts for a checkpoint: read, encoded by its tokenizer, and batched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENIZER, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_conf
 
 @dataclass(frozen=True)
 class Text:
-    """A text or a pair of texts, and the name of its class; an empty text is refused."""
+    """A text or pair, and the name of its class; empty texts are refused."""
 
     text_a: str
     text_b: str | None = None
@@ -38,9 +38,10 @@ class Text:
 
 
 def read_texts(path: Path) -> list[Text]:
-    """Read a text, or two separated by a tab, from each line; from ``*.jsonl``, a JSON object.
+    """Read a text, or two separated by a tab, from each line.
 
-    An object has ``text``, or ``text_a`` and optionally ``text_b``; and optionally ``label``.
+    In ``*.jsonl`` each line is an object with ``text``, or ``text_a`` and optionally ``text_b``, and
+    optionally ``label``.
     """
     parse = _of_json if path.suffix == ".jsonl" else _of_line
     texts, problems = list[Text](), list[str]()
@@ -114,7 +115,7 @@ class TextEncoder:
         self.prompt = _prompt(prompts)
 
     def encode(self, texts: Sequence[Text]) -> list[EncodedText]:
-        """Encode texts; of a pair that is too long, the longer text is cut first."""
+        """Encode texts, truncating the longer text of a pair first."""
         rows = [(self.prompt + text.text_a, text.text_b) for text in texts]
         inputs = [a if b is None else (a, b) for a, b in rows]
         try:
@@ -143,7 +144,7 @@ def batch_of(
     """Return texts as a padded batch.
 
     Args:
-        multiple: round the width up to a multiple, since frameworks compile anew for each width.
+        multiple: round the width up to one of it, since frameworks compile for each width.
     """
     longest = -(-max(len(text.ids) for text in texts) // multiple) * multiple
     width = min(longest, config.max_positions - config.position_start)

@@ -28,7 +28,7 @@ from concord.spec.sources.source_tables import POSITIONS, Binding
 
 
 def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, taps: bool = False) -> None:
-    """Write a checkpoint as a folder: complete or not at all, even if the process is killed.
+    """Write a checkpoint's folder: complete or not at all, even if the process is killed.
 
     Args:
         force: replace an existing checkpoint.
@@ -92,10 +92,10 @@ def _in_the_way(path: Path, force: bool) -> str:
 
 
 def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
-    """Return the tensors in a format's names and layouts; each is read when it is written.
+    """Return tensors in a format's names and layouts, read when written.
 
     Raises:
-        SpecError: listing parameters for which the format has no place.
+        SpecError: listing parameters without a place in the format.
     """
     if form.table is not None and checkpoint.source == form.table.source:
         return dict(checkpoint.found)  # unchanged, including heads that no table lists
@@ -181,7 +181,7 @@ CLASSES = {
 
 
 def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
-    """Return lines of Python that load the folder in its framework; none if only this project reads it."""
+    """Return Python lines that load the folder in its framework; none if only this project reads it."""
     head = "ForSequenceClassification" if checkpoint.part == "model" else ""
     code = known(format).loading
     lines = FORMATS[code].loading if code in FORMATS else code
@@ -189,7 +189,7 @@ def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
 
 
 def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the files from which ``keras.saving.load_model`` builds this project's model."""
+    """Return the files that ``keras.saving.load_model`` needs."""
     module, name = "concord.backends.tf.model", CLASSES[checkpoint.part]
     dtype = {
         "module": "keras",
@@ -215,7 +215,7 @@ def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 
 
 def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
-    """Return a configuration in a source's terms, with every key of the checkpoint that still holds."""
+    """Return a configuration in a source's terms, keeping every valid key of the checkpoint."""
     entry = tables.part_of(table, checkpoint.part)
     stated = tables.stated(table, checkpoint.config, checkpoint.part)
     before = _before(checkpoint, tables.words(table))

@@ -1,4 +1,4 @@
-"""Compares how fast each framework computes the family, among programs whose results were right."""
+"""Compares the speed of frameworks among programs with right results."""
 
 from concord.speed.measurement import Mode, SpeedPlan, measure
 from concord.speed.measurement_record import SpeedRecord

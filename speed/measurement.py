@@ -75,10 +75,10 @@ def measure(
     keep: Callable[[dict[str, Any]], None] = lambda entry: None,
     tell: Tell = lambda text: None,
 ) -> bool:
-    """Measure everything in a plan; return whether the budget sufficed.
+    """Measure a plan; return whether the budget sufficed.
 
     Args:
-        keep: receives each entry of the record once it is complete.
+        keep: receives each complete entry of the record.
     """
     deadline = math.inf if plan.budget is None else time.perf_counter() + plan.budget
     offered: dict[str, list[str]] = {}
@@ -103,7 +103,7 @@ def measure(
 
 
 def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a backend runs a mode; ``offered`` holds the implementations of known backends."""
+    """Whether a backend runs a mode; ``offered`` are known implementations."""
     if name in PEERS:
         return mode.implementation == "library" and mode.execution in PEER_EXECUTIONS[name]
     # A name with a colon is a backend's own implementation, such as library:onednn.
@@ -111,7 +111,7 @@ def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> b
 
 
 def rules_of(work: Workload, settings: Setup, description: Mapping[str, Any]) -> str | None:
-    """Return the precision whose rounding is allowed if it differs from the workload's: TF32 on a GPU."""
+    """Return the precision whose rounding is allowed, if not the workload's: TF32 on a GPU."""
     if work.dtype != "float32" or settings.device == "cpu":
         return None
     products = description.get("precision_defaults", {}).get("products", {}).get("cuda")
@@ -136,7 +136,7 @@ class Member:
             self.description = {**self.supervisor.get().description}
 
     def ask(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], dict[str, Array]] | None:
-        """Call an operation of :class:`concord.backends.bench.Bench`; record a failure in the entry."""
+        """Call an operation of :class:`concord.backends.bench.Bench`; the entry records a failure."""
         try:
             return self.supervisor.do(lambda worker: worker.bench(operation, **arguments))
         except Unsupported as reason:
@@ -170,7 +170,7 @@ class Member:
 
 
 def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:
-    """Return how many cores a process kept busy, from its CPU times."""
+    """Return the number of busy cores of a process, from CPU times."""
     return None if before is None or after is None or elapsed <= 0 else (after - before) / elapsed
 
 
@@ -284,7 +284,7 @@ class Team:
 
 
 def judged(work: Workload, rules: str | None, results: Mapping[str, Array]) -> dict[str, Any]:
-    """Return status and error in tolerances of a program's results, as fields of an entry."""
+    """Return an entry's status and error in tolerances."""
     verdict = truth.judge(truth.expected(work, rules), results)
     nearest = verdict.nearest
     entry = {

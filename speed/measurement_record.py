@@ -18,7 +18,7 @@ TUNED = "tuned"
 
 
 class SpeedRecord:
-    """A record that grows entry by entry, so that an interrupted run keeps its entries."""
+    """A record that grows entry by entry, so that interrupted runs keep theirs."""
 
     def __init__(self, plan: SpeedPlan) -> None:
         self.seconds = 0.0
@@ -78,7 +78,7 @@ def described(work: Workload) -> dict[str, Any]:
 def best_rates(
     entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]
 ) -> dict[tuple[str, str], float]:
-    """Return the best bare product's rate by backend and precision; ``""`` means all backends."""
+    """Return the best bare product rates by backend and precision; ``""`` means all backends."""
     best: dict[tuple[str, str], float] = {}
     for entry in entries:
         for key in ((name, workloads[entry["workload"]]["dtype"]) for name in (entry["backend"], "")):
@@ -120,10 +120,10 @@ def summary(
 
 
 def check(data: Mapping[str, Any]) -> None:
-    """Refuse a record that contradicts itself.
+    """Refuse a record whose exit code contradicts its entries.
 
     Raises:
-        SpecError: if the exit code does not follow from the entries.
+        SpecError: naming both.
     """
     if data["exit_code"] != (expected := exit_code(data["entries"])):
         raise SpecError(f"exit_code is {data['exit_code']} but what it holds comes to {expected}")

@@ -62,7 +62,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed: inference or training of a preset, with full or ragged lengths."""
+    """A timed workload: inference or training, of full or ragged lengths."""
 
     preset: Preset
     kind: str = "inference"  # one of WORKLOAD_KINDS
@@ -148,13 +148,13 @@ BATCH, TOKENS = 8, 128  # of a model that is no preset
 
 
 def own(name: str, source: str, config: EncoderConfig) -> Preset:
-    """Return a model that is not a preset, with a batch of the usual size."""
+    """Return another model as a preset, with the usual batch."""
     room = config.max_positions - config.position_start
     return Preset(name, source, config, BATCH, room if config.pooling == "flatten" else min(room, TOKENS))
 
 
 def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
-    """Return a preset with another batch; refuse more tokens than the model has positions."""
+    """Return a preset with another batch; refuse more tokens than positions."""
     sizes: dict[str, Any] = {"batch": batch, "tokens": tokens}
     for axis, size in sizes.items():
         if size is not None:
@@ -165,7 +165,7 @@ def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
 
 
 def named(name: str) -> Preset:
-    """Return a preset, a published variant, or the model of a TOML file."""
+    """Return a preset, a variant, or a TOML file's model."""
     if name.endswith(".toml"):
         return own(Path(name).stem, name, from_toml(read_text(Path(name)), name))
     if name in variants():

@@ -45,7 +45,7 @@ def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def spread(turns: Sequence[Sequence[float]]) -> float | None:
-    """Return the width of :func:`interval` relative to the median; None for too few turns or steps."""
+    """Return the width of :func:`interval` relative to the median; None for too few data."""
     if len(turns) < 2 or sum(map(len, _counted(turns))) < LEAST:
         return None
     low, high = interval(turns)

@@ -1,4 +1,4 @@
-"""Formats measurements as tables for a terminal and Markdown, and as figures for the page."""
+"""Formats measurements for terminal, Markdown and page."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tup
 
 
 def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]:
-    """Return backend, mode and chosen figures of each measurement of a workload."""
+    """Return backend, mode and chosen figures of a workload's measurements."""
     return [
         [entry["backend"], entry["mode"], *(figures[heading][1] for heading in headings)]
         for entry, figures in fastest_first(data, workload)
@@ -95,7 +95,7 @@ def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]
 
 
 def to_deploy(data: Entry) -> dict[str, str]:
-    """Return a sentence for each workload: the fastest mode of each framework."""
+    """Return each framework's fastest mode, a sentence for each workload."""
     doubt = ", as far as one can tell" if busy_before(data) else ""
     sentences = {}
     for workload in data["workloads"]:
@@ -144,7 +144,7 @@ def busy_before(data: Entry) -> str:
 
 
 def greedy(data: Entry) -> list[Entry]:
-    """Return the entries of backends that kept more cores busy than they had threads."""
+    """Return entries of backends that kept more cores busy than they had threads."""
     threads = data["settings"].get("threads")
     return [
         entry

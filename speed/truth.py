@@ -1,7 +1,6 @@
-"""The reference's results for timed programs, stored for the presets.
+"""The reference's results for timed programs, stored for presets.
 
-``python -m concord.speed.truth`` derives them again and writes ``speed/expected``. Other sizes are derived on
-demand.
+``python -m concord.speed.truth`` writes ``speed/expected`` again; other sizes are derived on demand.
 """
 
 from __future__ import annotations
@@ -65,19 +64,19 @@ def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
 
 
 def probe(work: Workload) -> Workload:
-    """Return the workload to check: two samples if the reference would take hours for all."""
+    """Return the workload to check: two samples if all would take the reference hours."""
     few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
     return few if flops(work) > LARGE else work
 
 
 def derive(work: Workload, rules: str | None = None) -> Expectation:
-    """Compute the expected results of a program, and one sigma for each tensor.
+    """Compute a program's expected results, with one sigma per tensor.
 
     Args:
         rules: the precision whose rounding is allowed, if not the workload's.
 
     Returns:
-        ``logits`` (B, C); or the ``loss`` of each training step, and each trained parameter's change
+        ``logits`` (B, C); or the ``loss`` of each training step, and of each parameter its change
             ``updates/NAME`` and first moment ``moments/NAME``, along a few random directions.
     """
     config = work.preset.config
@@ -162,7 +161,7 @@ def _train(
 
 
 class Averaging(Trajectory):
-    """Training whose gradients are summed over samples as in one product: rounded once, at the end."""
+    """Training whose gradients are summed over samples and rounded once, as in one product."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -176,7 +175,7 @@ class Averaging(Trajectory):
         return {name: self.a.settle(values) for name, values in total.items()}, slices
 
     def whole(self, name: str, values: Array, rows: NDArray[np.int64]) -> Array:
-        """Return only the looked-up rows of a table's gradient, and remember which they are."""
+        """Return only the looked-up rows of a table's gradient, remembering which."""
         # BERT's table has 30,522 rows, and a sample looks up a few of them.
         self.looked_up[name] = rows
         return values

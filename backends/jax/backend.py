@@ -25,7 +25,7 @@ OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 
 
 class ModelSession(FrameworkSession):
-    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
+    """A :class:`concord.backends.interface.Session`."""
 
     graph: nnx.GraphDef[Any]
     variables: nnx.State[Any, Any]
@@ -69,7 +69,7 @@ class ModelSession(FrameworkSession):
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`concord.backends.interface.Backend`)."""
+    """A :class:`concord.backends.interface.Backend`."""
 
     name = "jax"
     version = f"{jax.__version__} (jaxlib {jaxlib.version.__version__}, flax {flax.__version__})"

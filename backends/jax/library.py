@@ -1,7 +1,6 @@
-"""The same classifier and parameter names, with the layers and fused kernels of JAX and Flax.
+"""The same classifier and parameter names, with layers and fused kernels of JAX and Flax.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
-K head_dim.
+Shapes as in :mod:`concord.backends.jax.layers`, with N rows kept.
 """
 
 import functools
@@ -50,7 +49,7 @@ class LibraryLayerNorm(nnx.LayerNorm):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Embeddings by the framework's own lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
+    """Embeddings by the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
 
     def look_up(self, embedding: nnx.Embed, ids: Array) -> Array:
         return embedding(ids)
@@ -117,7 +116,7 @@ def unpad(x: Array, kept: KeptRows) -> Array:
 
 
 def pad(x: Array, kept: KeptRows) -> Array:
-    """Restore rows to their places, with any row for padding: (1, N, ...) to (B, T, ...)."""
+    """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
     return x[0].at[kept.places].get(mode="promise_in_bounds")
 
 
@@ -130,7 +129,7 @@ class UnpaddedAttention(FusedAttention):
 
 
 class UnpaddedClassifier(TextClassifier):
-    """The classifier on kept rows (part ``model``): (B, T) to (B, C)."""
+    """The classifier on kept rows: (B, T) to (B, C)."""
 
     def __call__(
         self, input_ids: Array, segment_ids: Array | None = None, *, rows: Array, places: Array

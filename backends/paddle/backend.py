@@ -18,7 +18,7 @@ from concord.spec.precision import PRECISIONS
 
 
 class ModelSession(FrameworkSession):
-    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
+    """A :class:`concord.backends.interface.Session`."""
 
     def prepare(self) -> None:
         # With in-place computation, static programs would overwrite tensors that they return.
@@ -48,7 +48,7 @@ class ModelSession(FrameworkSession):
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`concord.backends.interface.Backend`)."""
+    """A :class:`concord.backends.interface.Backend`."""
 
     name = "paddle"
     version = paddle.version.full_version

@@ -1,7 +1,6 @@
 """The same classifier and parameter names, with PaddlePaddle's own layers and fused kernels.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
-K head_dim.
+Shapes as in :mod:`concord.backends.paddle.layers`, with N rows kept.
 """
 
 import functools
@@ -48,7 +47,7 @@ class LibraryLayerNorm(nn.LayerNorm):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Embeddings by the framework's own lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
+    """Embeddings by the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
 
     def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
@@ -180,7 +179,7 @@ def unpad(x: Tensor, kept: KeptRows) -> Tensor:
 
 
 def pad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Restore rows to their places, with any row for padding: (1, N, ...) to (B, T, ...)."""
+    """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
     return x[0][kept.places]
 
 
@@ -193,7 +192,7 @@ class UnpaddedAttention(FusedAttention):
 
 
 class UnpaddedClassifier(TextClassifier):
-    """The classifier on kept rows (part ``model``): (B, T) to (B, C)."""
+    """The classifier on kept rows: (B, T) to (B, C)."""
 
     def forward(
         self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, places: Tensor

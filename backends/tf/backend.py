@@ -25,7 +25,7 @@ def _named_layers(layer: keras.Layer, path: str = "") -> Iterator[tuple[str, ker
 
 
 class ModelSession(FrameworkSession):
-    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
+    """A :class:`concord.backends.interface.Session`."""
 
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class ModelSession(FrameworkSession):
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`concord.backends.interface.Backend`)."""
+    """A :class:`concord.backends.interface.Backend`."""
 
     name = "tf"
     version = f"{tf.__version__} (keras {keras.__version__})"

@@ -25,7 +25,7 @@ MODES = {False: "default", True: "reduce-overhead"}
 
 
 class ModelSession(FrameworkSession):
-    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
+    """A :class:`concord.backends.interface.Session`."""
 
     def prepare(self) -> None:
         training = self.request.training
@@ -58,7 +58,7 @@ class ModelSession(FrameworkSession):
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`concord.backends.interface.Backend`)."""
+    """A :class:`concord.backends.interface.Backend`."""
 
     name = "torch"
     version = torch.__version__

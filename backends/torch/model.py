@@ -1,7 +1,6 @@
-"""The classifier and those of its parts that run alone.
+"""The classifier and its parts that run alone, with inputs of :func:`concord.spec.tensors.inputs`.
 
-Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes. Inputs are listed in
-:func:`concord.spec.tensors.inputs`.
+Shapes as in :mod:`concord.backends.torch.layers`, with C classes.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A kind of file: how to recognise, read and write it."""
+"""Kinds of files: how to recognise, read and write them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def stays(path: Path, folder: Path) -> bool:
-    """Whether a file is in its folder, or links to the blobs of the folder's cache."""
+    """Whether a file is in its folder, or links to the folder's cache."""
     try:
         path.exists()
         here, there = folder.resolve(), path.resolve()
@@ -47,7 +47,7 @@ def stays(path: Path, folder: Path) -> bool:
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """Resolve a relative name from a file; refuse one that leads out of the folder."""
+    """Resolve a relative name from a file, refusing one that leaves the folder."""
     parts = PurePosixPath(name).parts
     path = folder.joinpath(*parts)
     if (
@@ -66,7 +66,7 @@ INDEX = ".index.json"
 
 @dataclass(frozen=True)
 class Container:
-    """A kind of file that holds named tensors of any meaning."""
+    """A kind of file that holds named tensors."""
 
     name: str
     backend: str  # that such files belong to, unless the format names one
@@ -79,13 +79,13 @@ class Container:
     isolated: bool = True  # read in a separate process
 
     def is_one(self, path: Path) -> bool:
-        """Whether a path is a file of this kind, or an index of several."""
+        """Whether a path is such a file, or an index of several."""
         if self.looks:
             return self.looks(path)
         return path.name.removesuffix(INDEX).endswith(self.endings) and path.is_file()
 
     def write(self, path: Path, tensors: Mapping[str, StoredTensor], **about: Any) -> None:
-        """Write tensors; ``about`` must be JSON, since it may go to another process."""
+        """Write tensors; ``about`` must be JSON, to cross processes."""
         refuse(
             [
                 f"{name!r} has dtype {tensor.dtype}, which files of the kind {self.name} do not have"
@@ -99,7 +99,7 @@ class Container:
             self.save(path, tensors, **about)
 
     def read(self, path: Path) -> dict[str, StoredTensor]:
-        """Return the tensors of a file, or of all files in an index, under unwrapped names.
+        """Return the tensors of a file or of an index's files, under unwrapped names.
 
         Raises:
             SpecError: if a file is corrupt, would run code, or takes too much time or memory.

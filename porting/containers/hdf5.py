@@ -36,7 +36,7 @@ def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
 
 
 def load_keras(path: Path) -> dict[str, StoredTensor]:
-    """Return the weights of an archive; its configuration may name code, and is not read."""
+    """Return the weights of an archive, without its configuration, which may name code."""
     # An unnamed file leaves nothing behind, however this process ends.
     copy = tempfile.TemporaryFile()  # noqa: SIM115
     with zipfile.ZipFile(path) as archive:
@@ -53,7 +53,7 @@ def load_keras(path: Path) -> dict[str, StoredTensor]:
 
 
 def load_models(path: Path) -> dict[str, StoredTensor]:
-    """Return the weights of a Hugging Face model written by Keras 2."""
+    """Return the weights of a Hugging Face model from Keras 2."""
     tensors: dict[str, StoredTensor] = {}
     for name, stored in load(path).items():
         # Paths are <layer>/<model>/<name>:0, where Keras generated the names of layer and model.
@@ -129,11 +129,7 @@ def save_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def save_keras(path: Path, tensors: Mapping[str, StoredTensor], members: Mapping[str, str]) -> None:
-    """Write weights into an archive.
-
-    Args:
-        members: the other files from which Keras builds the model, by name.
-    """
+    """Write weights into an archive, with the other ``members`` from which Keras builds the model."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         save(Path(folder) / WEIGHTS, tensors)
         # Keras stores its members; load_keras refuses a compressed one.

@@ -1,7 +1,7 @@
-"""Opens untrusted files by their own libraries in a process with limits.
+"""Opens untrusted files by their own libraries in a limited process.
 
-A corrupt file may crash a C library, and only that process imports a framework. Tensors pass through a
-temporary safetensors file, which the parent maps.
+A corrupt file may crash a C library; only that process imports a framework. Tensors pass through a temporary
+safetensors file, which the parent maps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Save = Callable[..., None]
 
 
 def read(load: Load, path: Path, framework: str = "") -> dict[str, StoredTensor]:
-    """Run ``load`` on a file or folder in a framework's process.
+    """Run ``load`` on a path in a framework's process.
 
     Raises:
         SpecError: if the library refuses the file, dies, or exceeds a limit.
@@ -102,7 +102,7 @@ class Library:
     """The service of the isolated process."""
 
     def read(self, function: str, path: str, between: str) -> list[str]:
-        """Convert a file to safetensors; return the names of its tensors in order."""
+        """Convert a file to safetensors; return its names in order."""
         tensors = dict(_function(function)(Path(path)))
         safetensors.write(Path(between), tensors)
         return list(tensors)

@@ -1,7 +1,4 @@
-"""Memory-mapped safetensors (https://huggingface.co/docs/safetensors), validated by the format's library.
-
-The length of a JSON header in eight bytes, the header, the tensors.
-"""
+"""Memory-mapped safetensors (https://huggingface.co/docs/safetensors), validated by its library."""
 
 from __future__ import annotations
 
@@ -68,7 +65,7 @@ def read(path: Path) -> dict[str, StoredTensor]:
 
 
 def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors one by one; the library would need all of them in memory."""
+    """Write tensors one by one; the library would hold all in memory."""
     codes = {name: code for code, name in CODES.items()}
     # Like the library, wide dtypes first, so that each tensor starts at a multiple of its dtype's size.
     order = sorted(tensors, key=lambda name: (-np.dtype(NUMPY[tensors[name].dtype]).itemsize, name))

@@ -1,4 +1,4 @@
-"""Hugging Face's model, exported by PyTorch to ONNX, for engines that run such graphs on the CPU."""
+"""Hugging Face's model as an ONNX graph, for engines on the CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Graph:
 
 
 class Engine(ABC):
-    """An engine for ONNX graphs; it offers only sessions, and is not judged tensor by tensor."""
+    """An engine for ONNX graphs; it offers only sessions, not judged by tensor."""
 
     name = ""
     version = ""

@@ -55,7 +55,7 @@ class HuggingFaceModel:
         """Do nothing; PyTorch compiles in the first step."""
 
     def step(self) -> None:
-        """Start a training step if the request has a recipe, else a forward pass."""
+        """Start a training step or a forward pass."""
         if not self.request.training:
             # With labels the model would also compute a loss, unlike a deployed model.
             inputs = {name: tensor for name, tensor in self.inputs.items() if name != "labels"}
@@ -96,7 +96,7 @@ class HuggingFaceModel:
 
 
 class HuggingFacePeer:
-    """The peer; it offers only sessions, and is not judged tensor by tensor."""
+    """The peer; it offers only sessions, not judged by tensor."""
 
     name = "hf"
 
