@@ -36,8 +36,10 @@ ASKED = ("device", "implementation", "execution", "precision", "deterministic")
 
 
 class FrameworkSession:
-    """A :class:`concord.backends.interface.Session`; ``captured`` if a step's kernels are captured as a
-    graph.
+    """A :class:`concord.backends.interface.Session`.
+
+    Attributes:
+        captured: whether a step's kernels are captured as a graph.
     """
 
     model: Any
@@ -222,8 +224,10 @@ class FrameworkSession:
         recorded: bool,
         with_loss: bool = True,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return output, loss and activations, plus ``zeros`` to receive their gradients; compilers trace
-        this.
+        """Return output, loss and activations; compilers trace this.
+
+        Args:
+            zeros: added to activations, to receive their gradients.
         """
         # JAX's transformations return a dict in alphabetical order.
         activations: dict[str, Tensor] = OrderedDict()

@@ -46,7 +46,7 @@ DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 # XLA reads its flags once, when JAX starts; the user may have set others.
 XLA = "--xla_gpu_deterministic_ops=true"
 
-# The MKL in Paddle's wheel takes slow paths on processors of other vendors, unless this selects AVX2.
+# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2.
 SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
 
 
