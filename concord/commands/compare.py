@@ -1,4 +1,4 @@
-"""``concord compare``: a PyTorch model beside any candidate."""
+"""``concord compare``: compare any candidate with a PyTorch model."""
 
 from __future__ import annotations
 
@@ -143,14 +143,14 @@ def compare(
 
 
 def silence_libraries() -> None:
-    """Keep what libraries say of other machines, while they are imported, off the terminal."""
+    """Suppress libraries' warnings at import."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """Read a file with lines ``candidate's = reference's``."""
+    """Read a file of lines ``CANDIDATE'S NAME = REFERENCE'S NAME``."""
     reference_names, wrong = dict[str, str](), list[str]()
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         theirs, equals, ours = (part.strip() for part in line.partition("="))
