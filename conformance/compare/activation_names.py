@@ -1,4 +1,4 @@
-"""Match a candidate's tensors to the reference's activations, by given names or by content."""
+"""Match a candidate's tensors to activations, by given names or by content."""
 
 from __future__ import annotations
 
@@ -23,14 +23,10 @@ OUTLINE = 257
 
 
 def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
-    """Return a candidate's array in the reference's layout.
+    """Return an array in the reference's layout.
 
     Args:
         layout: an axis order such as ``0 2 1 3``; empty for no change.
-        shape: the final shape.
-
-    Raises:
-        ValueError: if the array lacks these axes.
     """
     return array.transpose([int(axis) for axis in layout.split()]).reshape(shape) if layout else array
 
@@ -41,9 +37,8 @@ def renamed(
     """Return a candidate's tensors by the reference's names, and the candidate's name of each.
 
     Args:
-        names: the reference's name for each of the candidate's names. ``{i}`` matches a number; a layout may
-            follow a colon.
-        plain: the reference's tensors.
+        names: the reference's names by the candidate's, with ``{i}`` for numbers and an optional layout after
+            a colon.
 
     Raises:
         SpecError: if a pattern matches no tensor, or a layout does not fit.

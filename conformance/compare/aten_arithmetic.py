@@ -1,8 +1,7 @@
 """Run any PyTorch model in exact arithmetic, in Monte Carlo arithmetic, or rounded after each operation.
 
-A :class:`Computed` tensor has the model's dtype and holds a float64 value. A dispatch mode intercepts every
-ATen operation, forward and backward, and decomposes composite ones. The error of an operation follows from
-its kind (SPEC ALG-1 to ALG-5), in the precision of its own dtype.
+A :class:`Computed` tensor has the model's dtype and a float64 value. A dispatch mode intercepts every ATen
+operation. Its error depends on the operation (SPEC ALG-1 to ALG-5) and on its dtype.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class Computed(Tensor):
 
     @classmethod
     def shaped(cls, other: Tensor, dtype: torch.dtype) -> Any:
-        """Return an instance without data in the shape of another tensor."""
+        """Return an instance without data."""
         return Tensor._make_wrapper_subclass(
             cls,
             other.size(),
@@ -168,7 +167,7 @@ class Computed(Tensor):
             return format(self.value, form)
 
     def tolist(self) -> Any:
-        """Return the float64 values as lists."""
+        """Return the float64 values."""
         with _disable_current_modes():
             return self.value.tolist()
 
@@ -196,7 +195,7 @@ class Computed(Tensor):
 
 
 class Weight(Computed):
-    """A parameter whose float64 value is computed at each use, to save memory."""
+    """A parameter whose float64 value is computed at each use, which saves memory."""
 
     numbers: Tensor
     changed: Tensor | None
@@ -218,10 +217,10 @@ class Weight(Computed):
         self.changed = value
 
     def restore(self, written: bool) -> None:
-        """Reset the value to the parameter's own.
+        """Reset the value.
 
         Args:
-            written: whether a pass may write to the parameter, which requires a copy that views can share.
+            written: whether a pass may write to it, which needs a copy that views share.
         """
         self.changed = self.numbers.to(value_of(self.numbers).dtype, copy=True) if written else None
 
@@ -262,7 +261,7 @@ def _squared(x: Tensor) -> Tensor:
 
 
 class ExactMode(TorchDispatchMode):
-    """Exact arithmetic: runs every operation in its ``with`` block in float64."""
+    """Exact arithmetic: runs operations in float64."""
 
     # `samples` and `corner` are as in concord.spec.arithmetic.Arithmetic. `backward` is True during the
     # backward pass. `blind_rows` is what softmax returns for a row that sees no key: "zero", "uniform", or
@@ -281,12 +280,12 @@ class ExactMode(TorchDispatchMode):
 
     @property
     def recorded(self) -> Decisions:
-        """Decisions that the exact run recorded."""
+        """The exact run's decisions."""
         assert isinstance(self.decisions, Decisions)
         return self.decisions
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-        """Add an error of the given size."""
+        """Add an error of a given size."""
         return y
 
     def erred(
@@ -295,7 +294,7 @@ class ExactMode(TorchDispatchMode):
         """Add an error in unit roundoffs.
 
         Args:
-            once: where the result is rounded only once, so that a representable one is exact.
+            once: where a representable result is exact.
         """
         return y
 
@@ -303,28 +302,28 @@ class ExactMode(TorchDispatchMode):
         """Add the error of a sum.
 
         Args:
-            place: the index among the operation's results.
-            deviation: returns the standard deviation of rounding in an unknown order.
+            place: its index among the results.
+            deviation: returns that of rounding in an unknown order.
         """
         return self.erred(y, dtype, 1)
 
     def shortened(self, x: Tensor) -> Tensor:
-        """Add the error of rounding a factor to TF32."""
+        """Round a factor to TF32."""
         return x
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Run an operation of linear algebra with its error."""
+        """Run linear algebra with its error."""
         return func(*args, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
-        """Note the scores of softmax weights for the backward pass."""
+        """Note the scores of weights for the backward pass."""
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Return the sums of a product's absolute terms, or its absolute values if the terms are unknown."""
+        """Return the sums of a product's absolute terms, if known."""
         return product.abs()
 
     def operand(self, x: Any) -> Any:
-        """Return the float64 value of an operand."""
+        """Return the float64 value."""
         return value_of(x) if isinstance(x, Tensor) else x
 
     def __torch_dispatch__(
@@ -495,7 +494,7 @@ class ExactMode(TorchDispatchMode):
 
 
 class Perturbed(ExactMode):
-    """Monte Carlo arithmetic: adds a random error the size of rounding to each result.
+    """Monte Carlo arithmetic: adds random errors the size of rounding.
 
     Args:
         decisions: of the exact run.
@@ -515,7 +514,7 @@ class Perturbed(ExactMode):
         self.seed, self.generators = seed, dict[torch.device, torch.Generator]()  # by device
 
     def noise(self, y: Tensor) -> Tensor:
-        """Return uniform noise in [-1, 1], for real and imaginary parts."""
+        """Return uniform noise in [-1, 1]."""
         if y.is_complex():
             return torch.complex(self.noise(y.real), self.noise(y.imag))
         if y.device.type == "cpu":
@@ -535,7 +534,7 @@ class Perturbed(ExactMode):
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
     ) -> Tensor:
-        """Perturb by unit roundoffs of the result, or of 1 for an absolute error."""
+        """Perturb by roundoffs of the result, or of 1 if absolute."""
         size = y.abs().mul_(0 if absolute else units * ROUNDOFF[dtype])
         size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
         # A representable result needs no rounding: a mask of zeros and ones stays one. Otherwise `1 - mask`
@@ -546,7 +545,7 @@ class Perturbed(ExactMode):
         return self.varied(y, lambda _: size.masked_fill_(held, 0))
 
     def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
-        """Perturb a sum by its deviation."""
+        """Perturb by the deviation."""
         # The deviation costs as much as the sum and hardly differs between samples, so they share it.
         beside = self.decisions
         size = beside.share(place, y.shape, deviation) if isinstance(beside, Followed) else deviation()
@@ -554,11 +553,11 @@ class Perturbed(ExactMode):
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
 
     def shortened(self, x: Tensor) -> Tensor:
-        """Perturb a factor by rounding or truncation."""
+        """Round or truncate a factor."""
         return self.varied(x * (1 - self.cut * SHORTENED), lambda x: SHORTENED * x)
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Perturb matrices by a unit roundoff of their norm, and solve."""
+        """Perturb the matrices, and solve."""
         unit = min(ROUNDOFF[dtype], SUMMED)
         # LAPACK is backward stable: its results are exact for a matrix that differs by a unit roundoff of the
         # norm.
@@ -569,12 +568,12 @@ class Perturbed(ExactMode):
         return func(*erring, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
-        """Note the scores of softmax weights."""
+        """Note the scores."""
         if torch.is_grad_enabled():
             self.weights[weights.untyped_storage().data_ptr()] = weights, scores
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Return the sums of absolute terms, if the product is one of the last two."""
+        """Search the last two products."""
         for y, a, b in self.products:
             same = y.untyped_storage().data_ptr() == product.untyped_storage().data_ptr()
             if same and product.is_contiguous() and y.shape[-2:] == product.shape[-2:]:
@@ -588,7 +587,7 @@ class Perturbed(ExactMode):
         return y
 
     def operand(self, x: Any) -> Any:
-        """Return an operand; in the backward pass, softmax weights of recomputed scores (SPEC ALG-2)."""
+        """Recompute softmax weights in the backward pass (SPEC ALG-2)."""
         x = super().operand(x)
         if not self.backward or not isinstance(x, Tensor):
             return x
@@ -602,7 +601,7 @@ class Perturbed(ExactMode):
 
 
 class Rounded(ExactMode):
-    """A correct low-precision run: rounds each result to its dtype."""
+    """A correct low-precision run, rounded after each operation."""
 
     def __init__(self, decisions: Runner | None = None, constants: bool = False) -> None:
         super().__init__(decisions)
@@ -615,14 +614,14 @@ class Rounded(ExactMode):
         return _wide(y.to(dtype))
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Run an operation of linear algebra in its own precision."""
+        """Run linear algebra in its own precision."""
         low = dtype if ROUNDOFF[dtype] <= SUMMED else torch.float32  # LAPACK has no half precision
         args, kwargs = mapped(lambda x: x.to(_like(x, low)) if _rounded(x) else x, (args, kwargs))
         return mapped(lambda x: _wide(x) if _rounded(x) else x, func(*args, **kwargs))
 
 
 class Traits(NamedTuple):
-    """Properties of an operation that do not depend on its operands."""
+    """Properties of an operation, whatever its operands."""
 
     bare: str  # name without the underscore of an in-place operation
     changing: bool
@@ -688,7 +687,7 @@ def plainly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unfused() -> Iterator[None]:
-    """Run TorchScript functions operation by operation."""
+    """Run TorchScript without fusion."""
     # Its fused GPU kernels read a tensor's memory, which a Computed tensor does not have.
     compiled: Any = torch.jit._state._python_cu
     for function in compiled.get_functions() if torch.cuda.is_initialized() else ():
@@ -735,10 +734,8 @@ def _like(x: Any, dtype: torch.dtype) -> torch.dtype:
 
 
 def _deviation(y: Tensor, dtype: torch.dtype, counted: Counted, accumulation: float) -> Tensor:
-    """Return the standard deviation of a sum rounded in an unknown order.
-
-    Args:
-        accumulation: the unit roundoff of each addition.
+    """Return the deviation of a sum rounded in an unknown order; ``accumulation`` is each addition's unit
+    roundoff.
     """
     (count, total, walked), square = counted, _squared(y)
     terms = torch.clamp(torch.as_tensor(count), min=1)
@@ -781,7 +778,7 @@ def _blocks(count: int) -> list[slice]:
 
 
 def _walked(parts: Iterable[Tensor]) -> Any:
-    """Return the mean square of the partial sums at the ends of blocks."""
+    """Return the mean square of partial sums."""
     # Neighbouring terms may share a sign, as gradients of a text's tokens do. Partial sums are then far
     # larger than in a random order: MiniLM's gradients were flagged before.
     total: Any = 0.0
@@ -793,10 +790,8 @@ def _walked(parts: Iterable[Tensor]) -> Any:
 
 
 def _alike(*factors: Tensor) -> Tensor:
-    """Return how many terms of a sum are rounded alike, averaged over its terms.
-
-    Args:
-        factors: the terms' factors, which are summed over the second-to-last axis.
+    """Return how many terms are rounded alike, averaged over the terms of a sum along the second-to-last
+    axis.
     """
     # Equal terms, such as rows of padding, err in one direction in a kernel that adds one by one. With 50 of
     # 148 rows equal, an H200's product erred by 31 unit roundoffs of all terms' sizes (decision 37).
@@ -841,7 +836,7 @@ def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *
 
 
 def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
-    """Return the rule of a linear operation whose coefficients sum to 1."""
+    """Return the rule of an operation whose coefficients sum to 1."""
 
     def rule(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
         return max(x.numel() / max(y.numel(), 1), 4.0), operation(x * x, *rest, **named), 0.0
@@ -850,10 +845,9 @@ def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
 
 
 def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Counted]:
-    """Return the rule of a linear operation: applied to ones it counts terms, to squares it sums them.
+    """Return the rule of an operation that is linear in ``places``, by default in all operands.
 
-    Args:
-        places: the operands that it sums; by default, all floating-point ones.
+    Applied to ones it counts terms, to squares it sums them.
     """
 
     def rule(y: Any, *args: Any, **named: Any) -> Counted:
@@ -913,12 +907,11 @@ def _around(x: Tensor) -> Tensor:
 
 
 def _spread(squares: Tensor) -> Tensor:
-    """Replace each squared weight by the mean of its filter."""
     return squares.mean(tuple(range(2, squares.ndim)), keepdim=True).expand_as(squares)
 
 
 def _by_tiles(mode: ExactMode, y: Tensor, squares: Tensor, count: float, units: float) -> Tensor:
-    """Add an error of the tile's size, not of the element's own terms."""
+    """Add an error of the tile's size."""
 
     def size(_: Tensor) -> Tensor:
         return units * SUMMED * (squares.clamp(min=0) * (1 + count / 6)).sqrt()
@@ -927,7 +920,7 @@ def _by_tiles(mode: ExactMode, y: Tensor, squares: Tensor, count: float, units: 
 
 
 def _convolved_fast(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
-    """Add the error of Winograd's algorithm or an FFT to a convolution."""
+    """Add the error of Winograd's algorithm or an FFT."""
     if not mode.samples or name not in ("convolution", "convolution_backward"):
         return y
     weight = args[1 if name == "convolution" else 2]
@@ -1031,7 +1024,7 @@ def _gru_cell(x: Tensor, hidden: Tensor, by_x: Tensor, by_h: Tensor, *biases: An
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Return the maximum over each element's neighbourhood, (N, C, *)."""
+    """Return each neighbourhood's maximum, (N, C, *)."""
     largest: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(x, 3, 1, 1)
     return largest
 
@@ -1067,7 +1060,6 @@ RESAMPLING: dict[str, Callable[..., Tensor]] = {
 
 
 def _erring(x: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-    """Add the error of an admissible algorithm."""
     if not isinstance(x, Computed):
         return x
     mode: Any = _get_current_dispatch_mode()
@@ -1080,7 +1072,7 @@ def _unit(x: Tensor) -> float:
 
 
 def _normalized(operation: Any) -> Callable[..., Any]:
-    """Return the rule of a norm that may multiply rows and mean out (SPEC ALG-5)."""
+    """Return the rule of a norm that may multiply out (SPEC ALG-5)."""
 
     def rule(x: Tensor, *rest: Any) -> Any:
         # PyTorch's CPU kernel computes `x r - m r`, and rounds both products.
@@ -1092,7 +1084,7 @@ def _normalized(operation: Any) -> Callable[..., Any]:
 def _variance(
     x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return variance and mean; the variance may be computed in one pass or in blocks (SPEC ALG-5)."""
+    """Return variance and mean, possibly in one pass or in blocks (SPEC ALG-5)."""
     dims = list(dim or range(x.ndim))
     count = math.prod(x.shape[d] for d in dims)
     mean = torch.mean(x, dims, keepdim=True)
@@ -1112,7 +1104,7 @@ def _variance(
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Return weights, possibly by the logarithm of a row's sum (SPEC ALG-1 to ALG-3)."""
+    """Compute weights, possibly by a logarithm (SPEC ALG-1 to ALG-3)."""
     y = DECOMPOSITIONS[aten._softmax.default](x, dim, half_to_float)
     if not isinstance(y, Computed) or not y.numel():
         return y
@@ -1140,7 +1132,7 @@ def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tens
 
 
 def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Return the gradient of scores, possibly by the row sum of outputs times gradients (SPEC ALG-2)."""
+    """Compute the scores' gradient, possibly from a row sum (SPEC ALG-2)."""
     product, mode = gradient * y, cast(Any, _get_current_dispatch_mode())
 
     def size(_: Tensor) -> Tensor:
@@ -1163,7 +1155,7 @@ def _dropout(x: Tensor, share: float, train: bool | None) -> tuple[Tensor, Tenso
 
 
 def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int | None = None) -> Any:
-    """Return the quantized tensor, and the mask of levels within the limits."""
+    """Return the tensor and the mask of levels within limits."""
     if axis is not None:
         shape = [-1 if place == axis else 1 for place in range(x.ndim)]
         scale, point = scale.view(shape), point.view(shape)
@@ -1173,11 +1165,6 @@ def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int |
 
 
 def _grouped_product(a: Tensor, b: Tensor, ends: Any = None, bias: Any = None, dtype: Any = None) -> Any:
-    """Multiply each group of rows by its own matrix.
-
-    Raises:
-        SpecError: for other groups, or with a bias.
-    """
     if ends is None or a.ndim != 2 or bias is not None:
         raise SpecError("a grouped product has no rule but of groups of rows, without a bias")
     with _disable_current_modes():  # ends may have been counted with a model's numbers, and so be Computed

@@ -1,4 +1,4 @@
-"""ATen operations as a module calls them, and bugs injected into a run."""
+"""ATen operations of a run, and bugs injected into them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Its name without overload and without the underscore of an in-place operation."""
+        """Name without overload and trailing underscore."""
         return str(self.func.overloadpacket.__name__).rstrip("_")
 
     @functools.cached_property
@@ -68,7 +68,7 @@ class Operation:
 
     @property
     def optional(self) -> list[str]:
-        """Names of the optional floating-point operands that are present."""
+        """Names of the optional floating-point operands present."""
         arguments = self.func._schema.arguments  # noqa: SLF001
         return [
             one.name
@@ -78,7 +78,7 @@ class Operation:
 
     @functools.cached_property
     def result(self) -> Any:
-        """Its result. Operands stay unchanged even if it works in place."""
+        """The result, without in-place changes."""
         if not self.func._schema.is_mutable:  # noqa: SLF001
             return self()
         name = self.func._schema.arguments[0].name  # noqa: SLF001
@@ -99,7 +99,7 @@ Make = Callable[[Operation], Any]
 
 
 class Watched(TorchDispatchMode):
-    """Passes each operation in its block to a function that returns the result."""
+    """Lets a function compute each operation in a block."""
 
     def __init__(self, make: Make) -> None:
         super().__init__()
@@ -116,9 +116,8 @@ class OperationBug:
     """A bug in one operation.
 
     Attributes:
-        text: the bug in words that follow "is explained by".
-        make: computes the wrong result.
-        clause: the clause of SPEC.md that it breaks in the family.
+        text: follows "is explained by".
+        clause: the clause of SPEC.md that it breaks.
     """
 
     name: str
@@ -132,7 +131,7 @@ Kinds = Callable[[Operation], Iterator[OperationBug]]
 
 
 def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds) -> Make:
-    """Return a function that injects a bug into the chosen operations of a run."""
+    """Return a function that injects a bug into the chosen operations."""
 
     def make(operation: Operation) -> Any:
         own = kinds(operation) if operation.number in chosen else ()
@@ -142,11 +141,7 @@ def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds) -> Make:
 
 
 def sites(run: Callable[[Make], Any], kinds: Kinds) -> Mapping[OperationBug, list[int]]:
-    """Return the numbers of the operations in which each bug is possible.
-
-    Args:
-        run: runs the model with a function that computes each operation.
-    """
+    """Return the operations in which each bug is possible, by number."""
     found = defaultdict[OperationBug, list[int]](list)
 
     def note(operation: Operation) -> Any:

@@ -1,4 +1,4 @@
-"""Rows that see no key: where they are, what each side holds there, and how to declare it."""
+"""Rows that see no key: their values on each side, and the declaration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HELD = {"zero": "zero weights", "uniform": "uniform weights (the mean of all val
 
 @dataclass(frozen=True)
 class BlindRows:
-    """The wrong rows of an activation, if all of them see no key."""
+    """Wrong rows of an activation that see no key."""
 
     rows: Flags  # (B, T)
     expected: str  # "zero", "uniform", or other words, like `actual`
@@ -37,7 +37,7 @@ class BlindRows:
 
     @property
     def declaration(self) -> str:
-        """The declaration that allows the candidate's values, or an empty string."""
+        """The declaration that allows the candidate's values, if any."""
         return {"zero": BLIND_ROWS_ZERO, "uniform": BLIND_ROWS_UNIFORM}.get(self.actual, "")
 
     @property
@@ -62,7 +62,7 @@ OTHER = "neither zero nor uniform weights"
 
 
 def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
-    """Return the rows that see no key, if only these are wrong at the end of a stretch."""
+    """Return the wrong rows of a stretch, if all of them see no key."""
     shape = asked.actual.shape
     if len(shape) < 2:
         return None

@@ -61,11 +61,7 @@ ARRAYS = (np.ndarray, np.generic)
 
 
 def load(reference: str) -> Any:
-    """Load a module from ``package.module:function`` or from a folder of transformers.
-
-    Raises:
-        SpecError: if there is no module.
-    """
+    """Load a module from ``package.module:function`` or a folder of transformers."""
     if ":" in reference and not Path(reference).exists():
         sys.path.insert(0, os.getcwd())
         try:
@@ -83,11 +79,7 @@ def load(reference: str) -> Any:
 
 
 def placed(model: Any, device: str) -> Any:
-    """Move a reference to a device.
-
-    Raises:
-        SpecError: if that fails.
-    """
+    """Move a reference to a device."""
     if device == "cpu":
         return model
     if not isinstance(model, nn.Module):
@@ -97,7 +89,7 @@ def placed(model: Any, device: str) -> Any:
 
 
 def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
-    """Tokenize texts with the tokenizer of a folder of transformers."""
+    """Tokenize texts with a folder's tokenizer."""
     with optional("--text", "peers"):
         from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -105,7 +97,7 @@ def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
 
 
 def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments as tensors; the default is :func:`standard`."""
+    """Return arguments as tensors, by default :func:`standard` ones."""
     if inputs is None:
         return (), standard(model)
     tensors = tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, ARRAYS) else x, inputs)
@@ -115,7 +107,7 @@ def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
 
 
 def standard(model: Any) -> dict[str, Any]:
-    """Return standard text, images or audio, according to the names of the module's parameters.
+    """Return standard text, images or audio for a module's parameters.
 
     Raises:
         SpecError: if the module requires other inputs.
@@ -174,7 +166,7 @@ PACKED = ("torch.ao.nn", "torch.nn.quantized")
 
 
 def refuse_values(model: nn.Module, role: str) -> None:
-    """Raise a :class:`SpecError` for lazy or meta weights."""
+    """Refuse lazy and meta weights."""
     # A run would fail too, with an error that blames something else.
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor):
@@ -187,7 +179,7 @@ def refuse_values(model: nn.Module, role: str) -> None:
 
 
 def refuse_kinds(model: nn.Module) -> None:
-    """Raise a :class:`SpecError` for a reference that no arithmetic can follow."""
+    """Refuse a reference that no arithmetic can follow."""
     for path, module in model.named_modules():
         kind, where = type(module).__name__, f"{path or 'the module'} of the reference"
         if isinstance(module, torch.jit.ScriptModule):
@@ -207,7 +199,7 @@ def refuse_kinds(model: nn.Module) -> None:
 
 
 def refuse_modes(model: nn.Module, seed: int | None) -> None:
-    """Raise a :class:`SpecError` for a reference in training mode or in float64."""
+    """Refuse training mode and float64."""
     for name, module in model.named_modules():
         if (
             seed is None
@@ -224,11 +216,7 @@ def refuse_modes(model: nn.Module, seed: int | None) -> None:
 
 
 def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleReference:
-    """Return the reference with the candidate's 8-bit weights.
-
-    Raises:
-        SpecError: if the candidate has none.
-    """
+    """Return the reference with the candidate's 8-bit weights."""
     # 8-bit weights make another model: compared with the original weights, every correct candidate diverges
     # (decision 32).
     model = reference.model
@@ -248,11 +236,7 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
 
 @contextlib.contextmanager
 def weights_kept(reference: ModelReference) -> Iterator[None]:
-    """Undo changes of the reference's state by a candidate.
-
-    Raises:
-        SpecError: if the candidate changes parameters of the reference.
-    """
+    """Undo a candidate's changes to the reference, and refuse changed parameters."""
     with reference.untouched() as changed:
         yield
     weights = dict(reference.model.named_parameters()) if isinstance(reference, ModuleReference) else {}
@@ -262,7 +246,7 @@ def weights_kept(reference: ModelReference) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Delivered:
-    """The tensors of a candidate's run."""
+    """A candidate's tensors."""
 
     arrays: Arrays  # by name
     # Tensors of a separate run, which therefore do not follow from these activations.
@@ -275,7 +259,7 @@ HOOKS = "a run with hooks"
 
 
 def run_module(candidate: ModuleReference) -> Delivered:
-    """Run a module twice: as its user does, and with hooks that expose its activations."""
+    """Run a module as its user does, and with hooks that expose activations."""
 
     def unhooked() -> Arrays:
         return {name: numbers(tensor) for name, tensor in candidate.watched(hooked=False).items()}
@@ -297,11 +281,7 @@ def run_module(candidate: ModuleReference) -> Delivered:
 
 
 def run(reference: ModelReference, candidate: Any, python: str | None) -> Delivered:
-    """Run a candidate that is not a module, and return its tensors.
-
-    Args:
-        python: the interpreter of another environment, for a ``package.module:function``.
-    """
+    """Run a candidate that is not a module; ``python`` is the interpreter for a function by name."""
     if isinstance(candidate, str) and ":" in candidate and not Path(candidate).exists():
         return Delivered(run_alone(reference, candidate, python))
     if isinstance(candidate, (str, Path)):
@@ -332,7 +312,7 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
-    """Add the outputs of modules to an ONNX graph; return the tensor name of each module."""
+    """Add the outputs of modules to an ONNX graph, and return their names."""
     # The output of a module is the only tensor of the module that is used outside it.
     known = {output.name for output in graph.output}
     users: Any = defaultdict(list, {name: [set()] for name in known})
@@ -353,7 +333,7 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
 
 
 def session_of(path: Path, graph: bytes = b"") -> Any:
-    """Load a graph in ONNX Runtime: the file's own, or an edited one that uses its weights."""
+    """Load a graph, or an edited version of it, in ONNX Runtime."""
     with optional("an ONNX file", "peers"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
@@ -362,14 +342,14 @@ def session_of(path: Path, graph: bytes = b"") -> Any:
 
 
 def feed(reference: ModelReference, session: Any) -> Arrays:
-    """Return the inputs that a graph takes, matched by name or else by position."""
+    """Return a graph's inputs, matched by name or position."""
     given, taken = reference.inputs, [entry.name for entry in session.get_inputs()]
     by_place = dict(zip(taken, given.values(), strict=False)) if len(taken) == len(given) else {}
     return {name: array for name, array in (by_place | given).items() if name in taken}
 
 
 def run_graph(reference: ModelReference, path: Path) -> Arrays:
-    """Run an ONNX graph in ONNX Runtime on the reference's inputs."""
+    """Run an ONNX graph in ONNX Runtime."""
     session = session_of(path)
     import onnx
 
@@ -391,7 +371,7 @@ def run_graph(reference: ModelReference, path: Path) -> Arrays:
 
 
 def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | None:
-    """Return a call that runs the candidate once without hooks, for timing; None if nothing runs here."""
+    """Return a call of the candidate for timing; None if nothing runs here."""
     if isinstance(candidate, ModuleReference):
         inputs = candidate.given(lambda x: x.to(candidate.device))
 
@@ -409,15 +389,15 @@ def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | No
 
 
 def run_alone(reference: ModelReference, target: str, python: str | None = None) -> Arrays:
-    """Call a function in its own process on the reference's inputs.
+    """Call a function in its own process.
 
     Args:
         target: ``package.module:function``; it takes arrays by keyword and returns arrays by name.
         python: an interpreter with NumPy and safetensors.
 
     Raises:
-        SpecError: if the function raises an exception.
-        WorkerFailure: if the process is killed or writes no result.
+        SpecError: if it raises an exception.
+        WorkerFailure: if the process dies.
     """
     with tempfile.TemporaryDirectory() as folder:
         input_file, output_file = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
@@ -445,7 +425,7 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
 
 
 def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
-    """Match arrays to the reference's names; if no name matches, match outputs by position."""
+    """Match arrays by name, or outputs by position."""
     arrays_by_name = {
         name: numbers(array) if isinstance(array, Tensor) else np.asarray(array)
         for name, array in arrays.items()
@@ -476,7 +456,7 @@ def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
 
 
 def stub(reference: ModelReference) -> str:
-    """Return a Python skeleton of a port, which lists every activation with shape, dtype and source."""
+    """Return a Python skeleton of a port with every activation."""
     modules = dict(reference.model.named_modules()) if isinstance(reference, ModuleReference) else {}
 
     def source(name: str) -> str:

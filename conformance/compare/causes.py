@@ -1,4 +1,4 @@
-"""Search for the cause of a wrong stretch: module differences, bugs, other numbers, other element orders."""
+"""Search for the cause of a wrong stretch."""
 
 from __future__ import annotations
 
@@ -47,11 +47,10 @@ LEAST_MOVED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Made(Hypothesis):
-    """A hypothesis that predicts the activation at the end of a stretch.
+    """A hypothesis with its prediction of an activation.
 
     Attributes:
-        made: returns the prediction.
-        own_sigma: recomputes its sigma; None keeps the sigma of the expected value.
+        own_sigma: recomputes sigma; None keeps the expected one.
     """
 
     made: Callable[[], Prediction]
@@ -59,10 +58,9 @@ class Made(Hypothesis):
 
 
 class StretchComputation(Computation):
-    """The wrong activation at the end of a stretch.
+    """The wrong end of a stretch.
 
     Args:
-        actual: the candidate's value.
         right: the expected value.
     """
 
@@ -70,7 +68,7 @@ class StretchComputation(Computation):
         self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the predicted activation, or the expected value where that is not finite."""
+        """Return the prediction, or the expected value where it is not finite."""
         return self._made(hypothesis).value
 
     def _made(self, hypothesis: Hypothesis) -> Prediction:
@@ -80,7 +78,7 @@ class StretchComputation(Computation):
         return Prediction(np.where(known, made.value, self.right.value), made.sigma)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the prediction; its own sigma is computed only if the expected one is too small."""
+        """Return the prediction; recompute sigma only if it is too small."""
         made = self._made(hypothesis)
         assert isinstance(hypothesis, Made)
         if hypothesis.own_sigma is None or self.judged(self.actual, made).status == "agrees":
@@ -99,8 +97,7 @@ def cause(
 
     Args:
         strange: tensors that only the candidate has.
-        differing: differences of the two modules.
-        effort: the budget of the search.
+        differing: differences of the modules.
     """
     within = dict(stretch.module.model.named_modules())
     active = [  # inactive dropout has no activation
@@ -130,7 +127,7 @@ def cause(
 def of_differences(
     stretch: Stretch, right: Prediction, differing: Iterable[Sequence[Difference]]
 ) -> Iterator[Made]:
-    """Yield the reference with values from the candidate's module."""
+    """Yield the reference with the candidate's values."""
 
     def made(several: Sequence[Difference]) -> Prediction:
         reference = stretch.module
@@ -152,12 +149,11 @@ def changed(
     tried: Callable[[OperationBug], bool] = lambda bug: True,
     once: bool = False,
 ) -> Iterator[Made]:
-    """Yield the stretch with each bug in all operations, then in those of a single source location.
+    """Yield each bug in all operations, then in those of one source location.
 
     Args:
-        possible: returns the bugs and the operations in which each is possible.
-        tried: selects bugs.
-        once: whether to try single operations of a location, such as one iteration of a loop.
+        possible: returns bugs and the operations that may have them.
+        once: whether to try single operations, such as one iteration of a loop.
     """
     for bug, places in possible().items():
         groups = gather(places, stretch.places.__getitem__).values()
@@ -180,7 +176,7 @@ def changed(
 
 
 def place_of(steps: Sequence[Recorded], stretch: Stretch, once: bool) -> str:
-    """Name the source line or the module that some operations share."""
+    """Name the line or module that operations share."""
     lines = {step.line for step in steps}
     inner = {path for step in steps for path in stretch.within(step)[:1]}
     if len(lines) == 1:
@@ -189,7 +185,7 @@ def place_of(steps: Sequence[Recorded], stretch: Stretch, once: bool) -> str:
 
 
 def sigma_of(stretch: Stretch, make: Make, others: Mapping[int, Tensor] | None = None) -> Array:
-    """Estimate sigma at the end of a stretch with changed operations."""
+    """Estimate sigma at the end with changed operations."""
     end, dtype = stretch.end, dtype_name(stretch.result.dtype)
 
     def compute(arithmetic: Any, observer: Observer) -> None:
@@ -216,7 +212,7 @@ def replay(
 
 
 def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
-    """Yield the last module with the parameters of each module of the same shapes."""
+    """Yield the parameters of other modules of the same shapes."""
     within, parameters = dict(stretch.module.model.named_modules()), stretch.module.parameters
     own = re.split(r"[#\[]", stretch.end)[0]
     module = within.pop(own, nn.Module())
@@ -232,7 +228,7 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
 
 
 def fitted(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
-    """Yield operations with an epsilon, scale or exponent fitted by Newton's method."""
+    """Yield numbers fitted by Newton's method."""
     groups = defaultdict[tuple[str, str, str, float], list[int]](list)
     for number, step in enumerate(stretch.steps):
         for place, value in step.operation.given.items() if step.computes else ():
@@ -258,7 +254,7 @@ def _replaced(predict: Callable[[float], Array], number: float, sigma: Array) ->
 
 
 def fit(predict: Callable[[float], Array], value: float, asked: StretchComputation) -> float | None:
-    """Return the number whose prediction is nearest to the actual value; None if none is near."""
+    """Return the number that best predicts the actual value; None if none does."""
     sigma, known = asked.right.sigma, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
     weight = np.where(known & np.isfinite(sigma) & (sigma > 0), 1 / sigma, 0.0)
     positive = 0 < value < 1e-2  # an epsilon has any magnitude, but one sign
@@ -293,7 +289,7 @@ def fit(predict: Callable[[float], Array], value: float, asked: StretchComputati
 
 
 def scaled(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
-    """Yield the expected value times a constant, with and without the last bias."""
+    """Yield the expected value times a constant, before or after the last bias."""
     right, known = asked.right, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
     for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
         base, actual = (np.where(known, x - bias, 0.0) for x in (right.value, asked.actual))
@@ -306,7 +302,7 @@ def scaled(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
 
 
 def entering(stretch: Stretch, right: Prediction) -> Iterator[Made]:
-    """Yield a stretch that continues with a tensor that is centred or rounded to a half precision."""
+    """Yield a tensor that is centred or in a half precision."""
     known = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
     known |= {f"what {step} gives": step.made for step in stretch.steps if step.computes}
     for name, x in known.items():
@@ -334,7 +330,7 @@ TERMS = {"self": "first term", "other": "second term"}
 
 
 def substituted(stretch: Stretch, right: Prediction) -> Iterator[Made]:
-    """Yield another tensor of the same shape as an operand or a result."""
+    """Yield another tensor as an operand or result."""
     known = {f"`{name}`": made for _, name, made in stretch.taken.values()}
     for number, step in enumerate(stretch.steps):
         made = {"result": step.made} if isinstance(step.made, Tensor) else {}
@@ -367,7 +363,7 @@ def _with_another(number: int, place: str, tensor: Tensor, operation: Operation)
 
 
 def reordered(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
-    """Yield the expected elements reordered along an axis, with and without the last bias."""
+    """Yield another order along an axis, before or after the last bias."""
     known = np.isfinite(asked.actual)
     for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
         base, right = np.nan_to_num(asked.actual) - bias, np.nan_to_num(asked.right.value) - bias
@@ -389,7 +385,7 @@ def reordered(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
 
 
 def of_bias(stretch: Stretch) -> Iterator[Array]:
-    """Yield the bias that the last operation adds, in a shape that broadcasts."""
+    """Yield the bias of the last operation, ready to broadcast."""
     computing = [step for step in stretch.steps if step.computes]
     last = computing[-1].operation if computing else None
     shape = tuple(stretch.result.shape)
@@ -404,7 +400,7 @@ def of_bias(stretch: Stretch) -> Iterator[Array]:
 
 
 def shifted(asked: StretchComputation) -> Iterator[Made]:
-    """Yield the expected elements shifted along an axis, with the candidate's values at the free edge."""
+    """Yield a shift along an axis; the free edge is the candidate's."""
     for axis, size in enumerate(asked.actual.shape):
         if size < 3 or asked.actual.size // size < LEAST_MOVED:
             continue

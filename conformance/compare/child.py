@@ -1,6 +1,6 @@
 """Call a function of any framework in its own process: ``child.py TARGET INPUTS OUTPUTS``.
 
-It imports only NumPy and safetensors, because the interpreter may belong to an environment without Concord.
+It does not import Concord, because the interpreter's environment may lack it.
 """
 
 import os
@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 
 def called(function: Callable[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return a function's arrays by name; a result that is not a dictionary is named ``output``."""
+    """Return a function's arrays by name; a single one is ``output``."""
     positional = [inputs.pop(key) for key in sorted(key for key in inputs if key.isdigit())]
     result = function(*positional, **inputs)
     return result if isinstance(result, dict) else {"output": result}

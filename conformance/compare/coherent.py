@@ -1,7 +1,7 @@
-"""Errors in a half precision that the elements of a row or channel share: visible only in their mean.
+"""Errors that a row or channel shares in a half precision, visible only in its mean.
 
-The errors of a group are summed as they are, which shows a wrong mean, and weighted by the expected values,
-which shows a wrong scale. The same sums of the reference's runs give the tolerance.
+A plain sum of errors shows a wrong mean; a sum weighted by the expected values shows a wrong scale. The
+reference's runs give the tolerance of both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Key = tuple[str, Axes]
 
 
 def groups(shape: Axes) -> Iterator[Axes]:
-    """Yield the axes of each kind of group: the last, all but the first two, and all but one."""
+    """Yield the axes of groups: the last, all but the first two, all but one."""
     # A tensor with one axis is a single group, whose mean is no more certain than its elements.
     axes = range(len(shape))
     kept = [axes[:-1], axes[:2], *([axis] for axis in axes)] if len(shape) > 1 else []
@@ -54,10 +54,10 @@ def _summed(key: Key, values: Array, weights: Array) -> Array:
 
 
 class Shared:
-    """The sums over groups in correct runs: sigma from samples, bounds from low-precision runs.
+    """Sums over groups in correct runs: sigma from samples, bounds from low-precision runs.
 
     Args:
-        rounded: the sums of a run that rounds only its result.
+        rounded: sums of a run that rounds only its result.
     """
 
     def __init__(self, rounded: Array) -> None:
@@ -65,24 +65,20 @@ class Shared:
         self.low, self.high = np.minimum(rounded, 0.0), np.maximum(rounded, 0.0)
 
     def take(self, arithmetic: Any, errors: Array) -> None:
-        """Add the sums of a run."""
+        """Add a run."""
         if arithmetic.samples:
             self.sigma.take(arithmetic, errors[None])
         else:
             self.low, self.high = np.minimum(self.low, errors), np.maximum(self.high, errors)
 
     def beyond(self, errors: Array) -> Array:
-        """Return the errors outside the bounds of low-precision runs."""
+        """Return the errors outside the bounds."""
         # Rounding may be coherent too: multiplied by a number near 1, each element of a row rounds to itself.
         return errors - np.clip(errors, self.low, self.high)
 
 
 class Coherent:
-    """Errors that groups share in the reference's runs; the exact run comes first.
-
-    Args:
-        dtypes: by tensor.
-    """
+    """Errors that groups share in the reference's runs, the exact one first."""
 
     def __init__(self, dtypes: Mapping[str, str]) -> None:
         of = {name: precision(dtype) for name, dtype in dtypes.items()}
@@ -96,7 +92,7 @@ class Coherent:
         self.repeats: dict[str, float] = {}
 
     def take(self, arithmetic: Any, name: str, array: Array) -> None:
-        """Add a tensor of a run; a sample has a leading axis of length 1."""
+        """Add a tensor; a sample has a leading axis of 1."""
         if name not in self.halves:
             return
         if name not in self.values:
@@ -113,7 +109,7 @@ class Coherent:
             shared.take(arithmetic, _summed(key, errors, _weights(key, self.values[name])))
 
     def repeated(self, name: str) -> float:
-        """Return how often a row of the tensor occurs, averaged over all rows."""
+        """Return how often a row occurs, averaged over rows."""
         if name not in self.repeats:
             value = on_host(self.values[name])
             rows = self.halves[name].round(value).reshape(-1, value.shape[-1])
@@ -122,12 +118,7 @@ class Coherent:
         return self.repeats[name]
 
     def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
-        """Return the judgement of the elements, or of their groups if that is worse.
-
-        Args:
-            errors, sigma: by element.
-            judged: the judgement of the elements.
-        """
+        """Return the judgement of the elements, or of their groups if that is worse."""
         known = np.isfinite(sigma) & np.isfinite(errors)
         errors, sigma = np.where(known, errors, 0.0), np.where(known, sigma, 0.0)
         worst, value = judged, on_host(self.values.get(name, errors))

@@ -1,4 +1,4 @@
-"""Compare several candidates with one reference: verdicts, and timings of those that agree."""
+"""Compare several candidates with one reference, and time those that agree."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ WIDTH = 110
 
 @dataclass(frozen=True)
 class Comparisons(Mapping[str, Verdict]):
-    """Verdicts of several candidates, by name.
+    """Verdicts by candidate.
 
     Attributes:
-        missing: why the other candidates could not be judged.
-        milliseconds: median time of a forward pass, for the reference (``"reference"``) and for each
-            candidate that agrees and runs here.
-        dtypes: dtype of the outputs by candidate.
-        notes: further remarks, by candidate and topic.
+        missing: why other candidates could not be judged.
+        milliseconds: median forward pass of the ``"reference"``, and of each candidate that agrees and runs
+            here.
+        dtypes: dtype of the outputs.
+        notes: remarks by candidate and topic.
     """
 
     verdicts: Mapping[str, Verdict]
@@ -77,12 +77,7 @@ class Comparisons(Mapping[str, Verdict]):
         return replace(self, verdicts={name: one.explained() for name, one in self.verdicts.items()})
 
     def results(self, reference: str = "", case: str = "") -> list[Result]:
-        """Return a report's result for each candidate.
-
-        Args:
-            reference: the name of the reference.
-            case: describes the inputs.
-        """
+        """Return a report's results; ``case`` describes the inputs."""
         judged = [
             Result(
                 name,
@@ -114,11 +109,9 @@ def compare_several(
 ) -> Comparisons:
     """Judge several candidates, and time those that agree.
 
-    Candidates of one dtype share what is expected from the inputs.
-
     Args:
         reference, inputs, options: see :func:`concord.conformance.compare.prepare`.
-        candidates: by name; each is a candidate or the name of a way.
+        candidates: candidates or names of ways, by name.
 
     Raises:
         SpecError: if none can be compared.
@@ -155,10 +148,7 @@ def compare_several(
 
 
 def milliseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the median time of each call in milliseconds.
-
-    The calls take turns, so that other load on the machine affects all alike.
-    """
+    """Return the median times of calls that take turns, so that other load affects all alike."""
     turns = {name: list[float]() for name in calls}
     for call in calls.values():  # a compiled program compiles at its first call
         call()

@@ -1,8 +1,7 @@
 """Discrete operations whose results rounding may change.
 
-The exact run records their decisions. Samples follow these, so that their errors are those of a continuous
-function, and note where rounding could change one. Branches are exact runs with changed decisions, which give
-the allowed alternatives (docs/decisions/0036-what-rounding-decides.md).
+Samples follow the exact run's decisions, and note where rounding could change them. Branches are exact runs
+with changed decisions: the allowed alternatives (docs/decisions/0036-what-rounding-decides.md).
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ UNFORCED = (
 
 
 def mapped(function: Callable[[Any], Any], x: Any) -> Any:
-    """Map a function over nested operands or results, in a tenth of the time of PyTorch's trees."""
+    """Map a function over nested values, ten times as fast as PyTorch's trees."""
     if isinstance(x, (tuple, list)):
         return type(x)([mapped(function, entry) for entry in x])
     if isinstance(x, dict):
@@ -81,14 +80,14 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def leaves(x: Any) -> list[Any]:
-    """Return the entries of nested operands or results."""
+    """Return the entries of nested values."""
     if isinstance(x, (tuple, list)):
         return [leaf for entry in x for leaf in leaves(entry)]
     return [leaf for entry in x.values() for leaf in leaves(entry)] if isinstance(x, dict) else [x]
 
 
 def source_line() -> str | None:
-    """Return the innermost source line outside PyTorch, or else of one of PyTorch's modules."""
+    """Return the innermost line outside PyTorch, or else in its modules."""
     inner = None
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
@@ -111,7 +110,7 @@ Operands = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 class Kind(NamedTuple):
-    """How a discrete operation decides, and how it follows a decision."""
+    """How a discrete operation decides and follows."""
 
     decide: Callable[..., Tensor]  # returns the decision
     follow: Callable[..., Any]  # returns the result by a given decision, with inexact operands
@@ -167,7 +166,7 @@ CLASSES = Kind(_classes, _distinct)
 
 
 def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | None:
-    """Return the kind of a discrete operation; None if only its result could reveal it."""
+    """Return the kind of a discrete operation, if known before it runs."""
     name = func.overloadpacket.__name__
     bare, several = name.rstrip("_"), len(func._schema.returns) > 1  # noqa: SLF001
     if not floats or bare in UNFORCED:
@@ -183,7 +182,7 @@ def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | 
 
 
 def is_discrete(y: Any) -> bool:
-    """Whether a result reveals that its operation is discrete."""
+    """Whether a result is discrete."""
     if isinstance(y, Tensor):
         return not y.is_floating_point() and not y.is_complex()
     return isinstance(y, bool)
@@ -193,13 +192,12 @@ def is_discrete(y: Any) -> bool:
 
 
 class Decision:
-    """The exact run's decision in a discrete operation, and alternatives that rounding allows.
+    """The exact run's decision in an operation, and alternatives.
 
     Attributes:
-        others: alternatives. At each element every one differs from those before it, or is the exact
-            decision.
-        rounded: the low-precision run's decision, if it differs.
-        reshaped: an alternative of another shape, if any.
+        others: alternatives; each differs from those before it, or equals the decision there.
+        rounded: the low-precision run's, if it differs.
+        reshaped: an alternative of another shape.
     """
 
     def __init__(self, func: Any, kind: Kind, operands: Operands, held: Operands, dtype: torch.dtype) -> None:
@@ -230,19 +228,19 @@ class Decision:
 
     @property
     def turned(self) -> Tensor | None:
-        """Where rounding could change it; None: nowhere."""
+        """Where rounding could change it."""
         if self.reshaped is not None:
             return torch.ones_like(self.decided, dtype=torch.bool)
         return self.differing(self.others[0]) if self.others else None
 
     @property
     def wholly(self) -> bool:
-        """Whether rounding decides most of its elements."""
+        """Whether rounding decides most of it."""
         return self.turned is not None and float(self.turned.double().mean()) >= WHOLE
 
     @property
     def groups(self) -> tuple[Tensor, int]:
-        """Group numbers of decisions that turn together (0: fixed), and the number of groups."""
+        """Groups of decisions that turn together (0: fixed), and their count."""
         # Equal operands have equal errors if one operation computed them.
         turned = self.turned
         assert turned is not None
@@ -262,7 +260,7 @@ class Decision:
 
     @property
     def by_row(self) -> bool:
-        """Whether it decides once for its whole axis."""
+        """Whether its axis is decided at once."""
         return _bare(self.func) in BY_ROW and self.decided.ndim > 0
 
     @property
@@ -279,7 +277,7 @@ class Decision:
         return differs.any().expand(differs.shape) if self.kind is CLASSES else differs
 
     def decide_again(self, args: Any, kwargs: Any) -> Tensor:
-        """Decide with other operands and the same random numbers."""
+        """Decide on other operands with the same random numbers."""
         if self.state is None:
             return self.kind.decide(self.func, *args, **kwargs)
         with torch.random.fork_rng():
@@ -288,7 +286,7 @@ class Decision:
             return self.kind.decide(self.func, *args, **kwargs)
 
     def doubt(self, operands: Operands, reach: float, rounded: bool) -> None:
-        """Note where inexact operands, or operands `reach` errors away, change the decision."""
+        """Note where operands `reach` errors away change the decision."""
         exact, form = tree_flatten(self.operands)
         errors = [_error(x, y) for x, y in zip(leaves(operands), exact, strict=True)]
         if not any(isinstance(error, Tensor) and bool(error.any()) for error in errors):
@@ -330,7 +328,7 @@ class Decision:
 
 
 class Solving(Decision):
-    """A decision of linear algebra: signs of vectors or the order of values, which are always open."""
+    """Linear algebra: signs of vectors and orders of values are always open."""
 
     def __init__(self, func: Any, results: Any) -> None:
         self.func, self.line, self.solution = func, source_line(), Solution(func, results)
@@ -341,7 +339,7 @@ class Solving(Decision):
 
 
 def rng_state() -> list[Tensor]:
-    """Return the states of PyTorch's generators, the CPU's first."""
+    """Return the states of generators, the CPU's first."""
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 
@@ -361,14 +359,14 @@ def _error(x: Any, exact: Any) -> Any:
 
 @dataclass(frozen=True)
 class ExactStep:
-    """An operation of the exact run, with its integer operands and its decision."""
+    """An operation of the exact run."""
 
     func: Any
     whole: list[int]
     decision: Decision | None
 
     def fits(self, func: Any, operands: Operands) -> bool:
-        """Whether another run computes the same operation on operands of the same shapes."""
+        """Whether another run computes the same operation on the same shapes."""
         if self.func is not func or self.whole != _whole(operands):
             return False
         if self.decision is None or isinstance(self.decision, Solving):
@@ -391,7 +389,7 @@ def _shape(x: Any) -> Any:
 
 @dataclass
 class Decisions:
-    """Records the decisions of the exact run."""
+    """The exact run's decisions."""
 
     steps: list[ExactStep] = field(default_factory=list)  # in order
     # The last operation that returned a Python number before another run left the sequence.
@@ -403,7 +401,7 @@ class Decisions:
     parted = False
 
     def lose(self, name: str) -> None:
-        """Note that a run lacks or reshapes a tensor."""
+        """Note a missing or reshaped tensor."""
         self.lost[name] = f"rounding decides {self.handed or 'its shape'}"
 
     def compute(
@@ -412,8 +410,8 @@ class Decisions:
         """Compute and record an operation.
 
         Args:
-            held: the operands with Python numbers rounded to the dtype.
-            run: computes the operation with the arithmetic's errors.
+            held: operands with Python numbers in the dtype.
+            run: computes it with the arithmetic's errors.
         """
         args, kwargs = operands
         decision: Decision | None = None
@@ -430,7 +428,7 @@ class Decisions:
         return y
 
     def branches(self) -> list[Branch]:
-        """Return exact runs with decisions that rounding could change."""
+        """Return exact runs with changed decisions."""
         turnable = {
             place: step.decision
             for place, step in enumerate(self.steps)
@@ -450,14 +448,14 @@ class Decisions:
 
 @dataclass
 class Beside:
-    """A run that follows the sequence of the exact one."""
+    """A run that follows the exact one's sequence."""
 
     record: Decisions  # the exact run's
     place: int = field(default=-1, init=False)  # the last operation's number
     another: bool = field(default=False, init=False)  # whether it has left the sequence
 
     def decision(self, func: Any, operands: Operands) -> Decision | None:
-        """Return the exact run's decision in this operation, if any."""
+        """Return the exact run's decision, if any."""
         steps = self.record.steps
         self.place += 1
         self.another = self.another or self.place >= len(steps) or not steps[self.place].fits(func, operands)
@@ -466,7 +464,7 @@ class Beside:
 
 @dataclass
 class Followed(Beside):
-    """A sample or low-precision run, which follows the exact run's decisions."""
+    """A sample or low-precision run with the exact decisions."""
 
     rounded: bool = False
     handed: str = ""
@@ -481,12 +479,7 @@ class Followed(Beside):
         self.record.lose(name)
 
     def share(self, place: int, shape: torch.Size, make: Callable[[], Tensor]) -> Tensor:
-        """Return the deviation of a result, which one sample computes for all.
-
-        Args:
-            place: the index among the operation's results.
-            shape: the result's shape.
-        """
+        """Return the deviation of a result, computed by one sample for all."""
         known = None if self.another else self.record.deviations.get((self.place, place))
         if known is None or known.shape != shape:
             made = make()
@@ -498,7 +491,7 @@ class Followed(Beside):
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Compute an operation by the exact decision, and note whether rounding could change it."""
+        """Compute by the exact decision, and note what rounding could change."""
         (args, kwargs), before = operands, self.another
         decision = self.decision(func, operands)
         if self.another and not before:
@@ -520,7 +513,7 @@ class Followed(Beside):
 
 @dataclass
 class Branch(Beside):
-    """An exact run with some decisions changed."""
+    """An exact run with changed decisions."""
 
     # By operation number: where the decision changes, and the alternative.
     turns: Mapping[int, tuple[Tensor, Tensor]]
@@ -531,7 +524,7 @@ class Branch(Beside):
     parted = False  # one that leaves the sequence, such as past an expert without tokens, is still right
 
     def lose(self, name: str) -> None:
-        """Ignore it: a branch may lack a tensor."""
+        """Ignore it: branches may lack tensors."""
 
     def compute(
         self,
@@ -541,7 +534,7 @@ class Branch(Beside):
         held: Operands,
         run: Run,
     ) -> Any:
-        """Compute an operation, by the alternative where there is one."""
+        """Compute, with the alternative if any."""
         (args, kwargs), decision = operands, self.decision(func, operands)
         if decision is None:
             return run(*args, **kwargs)
@@ -638,11 +631,7 @@ def _bare(func: Any) -> str:
 
 
 class Ties:
-    """The allowed alternatives of a tensor.
-
-    Args:
-        value, sigma: by the exact run's decisions.
-    """
+    """The allowed alternatives of a tensor."""
 
     def __init__(self, value: Array, sigma: Array) -> None:
         self.value, self.sigma = value, sigma
@@ -656,7 +645,7 @@ class Ties:
         self.nothing_of = ""
 
     def take(self, branch: Branch, array: Array) -> None:
-        """Add the tensor of a branch; NaN where it has none."""
+        """Add a branch; NaN where it has no value."""
         if branch.spoils:
             # For an ill-conditioned matrix sigma exceeds the result that it should judge.
             size = abs(self.value)
@@ -681,7 +670,7 @@ class Ties:
             self.together += apart
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
-        """Return the allowed value nearest to the actual one, and sigma; NaN where nothing is decided."""
+        """Return the nearest allowed value, and sigma (NaN: undetermined)."""
         if self.lost:
             return self.value, np.full(self.value.shape, np.nan)
         value, least = self.value, abs(actual - self.value)
@@ -697,7 +686,7 @@ class Ties:
 
     @property
     def why(self) -> str:
-        """Why elements are undetermined, or an empty string."""
+        """Why elements are undetermined."""
         words = [f"rounding decides {first_of([*self.because], 2)}"] if self.because else []
         words += [f"rounding leaves nothing of {self.nothing_of}"] if self.nothing_of else []
         return self.lost or "; ".join(words)

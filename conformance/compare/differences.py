@@ -1,7 +1,4 @@
-"""Differences of two modules in parameters, buffers, settings and kinds of layers.
-
-A copy of the reference with the candidate's value shows whether a difference explains a divergence.
-"""
+"""Differences of two modules in parameters, buffers, settings and kinds of layers."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class Difference:
         return any(isinstance(value, nn.Module) for value in self.values.values())
 
     def within(self, active: Collection[str]) -> bool:
-        """Whether it lies in one of these modules or a direct child of one."""
+        """Whether it lies in these modules or their children."""
         return any({path, path.rpartition(".")[0]} & {*active} for path, _, _ in self.values)
 
     def applied(self, reference: ModuleReference) -> ModuleReference:

@@ -1,4 +1,4 @@
-"""Detect runs that are not repeatable, and activations that do not depend on the inputs."""
+"""Detect runs that do not repeat, and activations independent of the inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPEATED = 2.0**-30
 
 
 def states(*generators: torch.Generator | None) -> list[bytes]:
-    """Return the states of all global generators, and of those given."""
+    """Return all global generators' states, and those of others."""
     tensors = rng_state()
     tensors += [generator.get_state() for generator in generators if generator is not None]
     shared = repr(random.getstate()), repr(np.random.get_state())
@@ -34,7 +34,7 @@ def states(*generators: torch.Generator | None) -> list[bytes]:
 
 
 def drawn(model: ModuleReference) -> list[str]:
-    """Return the operations that draw without a seed, with source lines."""
+    """Return operations that draw without a seed, with lines."""
     operations = dict[str, None]()
 
     def watch(operation: Operation) -> Any:
@@ -75,10 +75,10 @@ def constants(model: ModelReference) -> set[str]:
 def change(
     arrays: Mapping[str, Array], others: Mapping[str, Array], sizes: Mapping[str, Array] | None = None
 ) -> tuple[str, float]:
-    """Return the first tensor with different bits, and the largest relative difference.
+    """Return the first tensor with other bits, and the largest relative difference.
 
     Args:
-        sizes: arrays whose largest element defines the size; by default ``arrays``.
+        sizes: arrays whose largest element is the size.
     """
     first, largest, sizes = "", 0.0, sizes or arrays
     for name, array in arrays.items():
@@ -96,11 +96,7 @@ def change(
 
 
 def refuse_changes(reference: ModelReference) -> str:
-    """Refuse a reference that does not repeat; return a note if only rounding differs.
-
-    Raises:
-        SpecError: if the second run differs by more than rounding, or draws random numbers.
-    """
+    """Refuse a reference that does not repeat; return a note if only rounding differs."""
     plain, before = reference.arrays, states()
     name, share = change(plain, replace(reference).arrays)
     if states() == before and not name:
@@ -130,7 +126,7 @@ def refuse_changes(reference: ModelReference) -> str:
 
 
 def again(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
-    """Run a candidate again; return a note if the result differs by more than rounding."""
+    """Run again; return a note if more than rounding differs."""
     name, share = change(first, run())
     if share <= np.sqrt(precision(dtype).unit_roundoff):
         return ""

@@ -1,4 +1,4 @@
-"""Names of kernels with larger errors than their operations; :mod:`~.aten_arithmetic` holds the errors."""
+"""Kernels with larger errors than their operations; :mod:`~.aten_arithmetic` has the sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Bugs of operations that are not in the catalogue.
-
-Each mechanism changes one thing: it omits or repeats a step, or uses another number, operand, operation,
-mask, format, layout or border.
+"""Bugs of operations that are not in the catalogue: changes of one step, number, operand, mask, format or
+order.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ Found = Iterator[tuple[str, str, Callable[[], Any]]]
 
 
 def bugs(it: Operation) -> Iterator[OperationBug]:
-    """Yield every bug that an operation may have: the catalogue's, then each mechanism's."""
+    """Yield every bug of an operation."""
     yield from of_catalogue(it)
     for mechanism in MECHANISMS:
         yield from starmap(OperationBug, mechanism(it))
@@ -63,7 +61,7 @@ LEFT_OUT = {
 
 
 def left_out(it: Operation) -> Found:
-    """Yield omitted or repeated steps that keep the shape, and omitted optional operands."""
+    """Yield steps omitted or repeated, and omitted operands."""
     if _moves(it) or mask_of(it) or not it.floats:
         return
     for name, x in it.floats.items():
@@ -120,7 +118,7 @@ OF_NUMBERS = {"eps": "norm_epsilon", "other": "norm_epsilon", "correction": "nor
 
 
 def of_numbers(it: Operation) -> Found:
-    """Yield other arguments from a list; arbitrary values are fitted elsewhere."""
+    """Yield other arguments; arbitrary values are fitted elsewhere."""
     softmax = it.name in SOFTMAXES
     for name, value in it.given.items():
         for other in _others(it, name, value):
@@ -200,7 +198,7 @@ PARTS = 4
 
 
 def of_factors(it: Operation) -> Found:
-    """Yield transposed, reversed or shifted factors of a product."""
+    """Yield transposed, reversed or shifted factors."""
     for place, name in enumerate(FACTORS.get(it.name, ())):
         x, what = it.given[name], ("first", "second")[place]
         if place and x.shape[-1] == x.shape[-2] > 1:
@@ -235,7 +233,7 @@ def of_indices(it: Operation) -> Found:
 
 
 def of_operations(it: Operation) -> Found:
-    """Yield another operation, or exchanged operands or parts."""
+    """Yield other operations, operands and parts."""
     one: Any = it.given.get("self")
     other: Any = it.given.get("other")
     pair = isinstance(one, Tensor) and isinstance(other, Tensor)
@@ -271,7 +269,6 @@ def _another(it: Operation, function: Callable[..., Any]) -> Any:
 
 
 def _alternating(first: Tensor, second: Tensor) -> Tensor:
-    """Return a rotation of neighbours from the two parts, (-b, a), of a rotation of halves."""
     x = torch.cat([second, -first], -1)
     return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
 
@@ -289,7 +286,7 @@ CONSTANTS = (-10.0, -100.0, -1e3, -1e4)
 
 
 def of_masks(it: Operation) -> Found:
-    """Yield other masks and mask constants, and other weights of rows that see no key."""
+    """Yield other masks, constants, and rows that see no key."""
     if it.name in SOFTMAXES and (rows := blind_rows(it.given["self"], it.given["dim"])) is not None:
         for value, what in ((1 / it.result.shape[it.given["dim"]], "uniform"), (0.0, "zero")):
             filled = partial(torch.masked_fill, it.result, rows, value)
@@ -305,7 +302,7 @@ def of_masks(it: Operation) -> Found:
 
 
 def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield name, text and hidden keys of each."""
+    """Yield names, texts and masks."""
     yield "mask_of_other_tokens", "whose queries and keys are exchanged", hidden.transpose(-1, -2)
     for by, side in ((1, "right"), (-1, "left")):
         yield "mask_of_other_tokens", f"that is one key too far {side}", torch.roll(hidden, by, -1)
@@ -321,7 +318,7 @@ def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
-    """Return which softmax rows see no key; None if all see one."""
+    """Return softmax rows that see no key; None if all do."""
     with _disable_current_modes():
         rows = value_of(scores).amax(axis, keepdim=True) <= BLIND
         return rows if bool(rows.any()) else None
@@ -331,7 +328,7 @@ def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
 
 
 def of_statistics(it: Operation) -> Found:
-    """Yield n - 1 instead of n, sums instead of means, and another place of an epsilon."""
+    """Yield other counts and places of an epsilon."""
     x, epsilon = it.given.get("self"), it.given.get("other")
     if not is_float(x):
         return

@@ -1,8 +1,6 @@
 """Judge one candidate's tensors by a PyTorch module or a NumPy model.
 
-The reference runs in float64 and in Monte Carlo arithmetic (:mod:`~.aten_arithmetic`), with the family's
-constants (:mod:`~concord.conformance.judging.estimate`). Local judgement assigns an error to the stretch
-between two submodules.
+Local judgement assigns an error to the stretch between two submodules.
 """
 
 from __future__ import annotations
@@ -54,13 +52,9 @@ class ModelComparison(Judge):
         whole: tensors of a separate run, which do not follow from these activations.
         theirs: the candidate, if it is a module.
         own: the candidate's names by the reference's.
-        notes: remarks on the run, by topic.
         unsteady: why agreement would show nothing; else empty.
         check: called for each activation; may raise to stop.
         call: runs the candidate once, for timing.
-
-    Raises:
-        SpecError: if shapes differ from the reference's.
     """
 
     reference: ModelReference
@@ -102,19 +96,19 @@ class ModelComparison(Judge):
         super().__init__(reference, tensors, () if alone else whole)
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
-        """Return status and note of a missing or misshapen tensor."""
+        """Handle misshapen tensors too."""
         if name in self.misshapen:
             return "not exposed", self.misshapen[name]
         return super().unjudgeable(name)
 
     def pin(self, name: str) -> Array | None:
-        """Return the candidate's tensor that is pinned, if any."""
+        """Return the candidate's tensor, if any."""
         self.check()
         return super().pin(name)
 
     @property
     def notes(self) -> dict[str, str]:
-        """Remarks on the comparison, by topic."""
+        """Remarks by topic."""
         notes = dict(self.ran)
         if isinstance(self.reference, ModuleReference) and (apart := self.reference.quantized):
             worst = max(apart, key=apart.__getitem__)
@@ -144,7 +138,7 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def proposed(self) -> dict[str, str]:
-        """Names proposed for unmatched tensors, by their values."""
+        """Names proposed for unmatched tensors."""
         left = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.tensors}
         return proposed(self.unmatched, left)
 
@@ -181,7 +175,7 @@ class ModelComparison(Judge):
         return [self.with_exemptions(row, blind) for row in table]
 
     def with_exemptions(self, row: Row, blind: Row | None) -> Row:
-        """Add why a row is undetermined, or why its agreement shows nothing.
+        """Add why a row is undetermined, or its agreement shows nothing.
 
         Args:
             blind: the first activation that rounding decides entirely.
@@ -201,19 +195,19 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def constants(self) -> set[str]:
-        """Activations that do not depend on the inputs."""
+        """Activations independent of the inputs."""
         # Needed only if some outputs are absent, because it costs a run.
         return constants(self.reference) if self.reference.absent else set()
 
     @functools.cached_property
     def unhooked(self) -> Mapping[str, Tensor]:
-        """The reference's results without hooks, if the candidate has such results too."""
+        """The reference's results without hooks, if the candidate has such."""
         if not (self.whole and isinstance(self.reference, ModuleReference)):
             return {}
         return self.reference.watched(hooked=False)
 
     def void(self, name: str) -> str:
-        """Return why a whole tensor cannot be judged; empty if it can."""
+        """Why a whole tensor cannot be judged."""
         if not self.plain[name].numel():
             return "it has no elements"
         if bool(self.plain[name].isfinite().any()):
@@ -229,7 +223,7 @@ class ModelComparison(Judge):
         return Judgement(status, size=array.size, note=SAME_BITS)
 
     def run_notes(self, table: Iterable[Row]) -> tuple[str, ...]:
-        """List kernels with larger errors, and the outputs' exact errors."""
+        """List kernels with larger errors, and exact errors of outputs."""
         fast = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
         names = [row.tensor for row in table if row.note == fast]
         declared = [KERNELS[name] for name in KERNELS if name in self.reference.declared]
@@ -241,7 +235,7 @@ class ModelComparison(Judge):
         )
 
     def same_bits(self, names: Iterable[str] | None = None) -> bool:
-        """Whether these tensors, by default all, have the reference's bits."""
+        """Whether tensors have the reference's bits."""
         return all(
             name in self.tensors
             and np.array_equal(numbers(self.plain[name]), self.tensors[name], equal_nan=True)
@@ -273,7 +267,7 @@ class ModelComparison(Judge):
         if pin is None:
             self.truth_errors |= self.errors_against(expected)
         judgements |= self.by_kernel(FAST_CONVOLUTION, judgements, pin is not None)
-        # Other pins come from passed_by, which tries activations that the candidate may not have used.
+        # Other pins come from passed_by, which tests whether the model skips an activation.
         if pin == self.pin:
             self.local_expected = {
                 name: Prediction(expected.values[name], expected.sigmas[name])
@@ -283,7 +277,7 @@ class ModelComparison(Judge):
         return judgements, expected
 
     def errors_against(self, expected: Expectation) -> dict[str, str]:
-        """Describe the exact errors of both sides' outputs, and how tight the tolerance is."""
+        """Describe exact errors of both sides' outputs, and the tolerance."""
         told = {}
         for name in self.judged:
             if not is_output(name) or name not in expected.values:
@@ -304,7 +298,7 @@ class ModelComparison(Judge):
         return told
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
-        """Judge divergent tensors with a kernel's errors; return those that now agree."""
+        """Judge with a kernel's errors; return tensors that now agree."""
         wrong = {
             name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
         }
@@ -325,7 +319,7 @@ class ModelComparison(Judge):
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Return value and sigma, with the unhooked value where that is nearer."""
+        """Use the unhooked value where it is nearer."""
         value, sigma, why = super().settle(name, expected, actual, local)
         if not local and name in self.unhooked and self.unhooked[name].shape == value.shape:
             # A fast path, such as one that returns zeros for padding, belongs to the reference too.
@@ -335,7 +329,7 @@ class ModelComparison(Judge):
         return value, sigma, why
 
     def would_agree(self, declaration: str, check: Callable[[], None]) -> bool:
-        """Whether the forward pass would agree with one more declaration."""
+        """Whether one more declaration would suffice for the forward pass."""
         declared = [declaration, *self.reference.absent]
         forward = dataclasses.replace(self.reference, cotangents=None, declared=declared)
         tensors = {name: array for name, array in self.tensors.items() if not is_gradient(name)}
@@ -352,5 +346,5 @@ class ModelComparison(Judge):
 
 
 def is_blind(judged: Judgement) -> bool:
-    """Whether rounding decides an entire tensor, so that a wrong one may go unnoticed."""
+    """Whether rounding decides an entire tensor, and could hide a wrong one."""
     return judged.status == "undetermined" and judged.note.startswith("rounding")

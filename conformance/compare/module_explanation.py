@@ -1,4 +1,4 @@
-"""Explain a divergence: where the first error arose, and its cause or a missing declaration."""
+"""Explain a divergence: its place, its cause, or a missing declaration."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
 
 
 def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanation | None, tuple[str, ...]]:
-    """Return the kernel that explains a tensor, and how to avoid it."""
+    """Return the kernel that explains a tensor, and a way to avoid it."""
     candidate = comparison.theirs
     device = next((p.device.type for p in candidate.model.parameters()), "cpu") if candidate else ""
     if device == "cpu":  # cuDNN has not run
@@ -98,7 +98,7 @@ def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanatio
 def find_declaration(
     comparison: ModelComparison, end: str, stretch: Stretch | None, effort: Effort, notes: list[str]
 ) -> str:
-    """Return the declaration that would make the forward pass agree, or an empty string."""
+    """Return the declaration that would suffice, if any."""
     # Each declaration costs a judgement, so those that the wrong rows exclude are not tried.
     names, reference = list(ROWS), comparison.reference
     if stretch and end in comparison.local_expected:
@@ -126,7 +126,7 @@ def find_declaration(
 def find_cause(
     comparison: ModelComparison, right: Stretch, effort: Effort, notes: list[str]
 ) -> Explanation | None:
-    """Return the cause at the end of a stretch; append other observations to the notes."""
+    """Return the cause; append other observations to the notes."""
     asked, theirs, own = computation(comparison, right.end), comparison.theirs, comparison.own
     differing = list[Difference]()
     if theirs is not None:
@@ -152,6 +152,6 @@ def find_cause(
 
 
 def computation(comparison: ModelComparison, end: str) -> StretchComputation:
-    """Return a divergent tensor as the search takes it."""
+    """Return a divergent tensor for the search."""
     actual, dtype = comparison.tensors[end].astype(np.float64), comparison.reference.activations[end].dtype
     return StretchComputation(end, actual, dtype, comparison.local_expected[end])

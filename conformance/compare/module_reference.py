@@ -1,8 +1,7 @@
 """A PyTorch module as the reference: its activations by name, in any arithmetic.
 
-An activation is named after its submodule: ``encoder.layer.0.attention``. A second call adds ``norm#2``;
-several results have keys, ``lstm[1]`` or ``decoder[logits]``. A tensor that a module returns unchanged, such
-as from inactive dropout, keeps its first name.
+An activation has its submodule's path, ``encoder.layer.0.attention``. A second call is ``norm#2``; several
+results have keys, ``lstm[1]`` or ``decoder[logits]``. A tensor returned unchanged keeps its first name.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def nothing(name: str) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Seed every global generator for a block, unless the seed is None."""
+    """Seed every global generator, unless the seed is None."""
     if seed is None:
         yield
         return
@@ -124,7 +123,7 @@ class Kept:
 
 
 class Finished(Exception):
-    """Stops the run of an observer that needs no more tensors."""
+    """Stops a run when an observer has enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +141,12 @@ class ModelReference:
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
-        """One correct run in the candidate's dtypes: every tensor by name, in order."""
+        """One correct run in the candidate's dtypes."""
         raise NotImplementedError
 
     @property
     def blind_rows(self) -> str:
-        """The declared weights of rows that see no key: ``zero``, ``uniform``, or empty."""
+        """Declared weights of rows that see no key, if any."""
         held = {BLIND_ROWS_ZERO: "zero", BLIND_ROWS_UNIFORM: "uniform"}
         return next((what for name, what in held.items() if name in self.declared), "")
 
@@ -156,38 +155,34 @@ class ModelReference:
         raise NotImplementedError
 
     def runs(self, seeds: range, truth: Any) -> list[Any]:
-        """Return samples with these seeds, and low-precision runs.
-
-        Args:
-            truth: the exact arithmetic, whose decisions they share.
-        """
+        """Return samples and low-precision runs, which follow the exact decisions."""
         raise NotImplementedError
 
     def others(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return further low-precision runs, which reveal shared errors."""
+        """Return low-precision runs that reveal shared errors."""
         return []
 
     def branches(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return exact arithmetics with decisions that rounding could change."""
+        """Return exact runs with changed decisions."""
         return []
 
     def lost(self, truth: Any) -> Mapping[str, str]:  # noqa: ARG002
-        """Return why some runs lack or reshape tensors."""
+        """Return why runs lack tensors."""
         return {}
 
     def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
-        """Compute every tensor in an arithmetic."""
+        """Compute every tensor."""
         raise NotImplementedError
 
     def compute_on_device(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
-        """Compute every tensor without moving it to the host."""
+        """Compute every tensor on its device."""
         self.compute(arithmetic, observer, pin)
 
     # The protocol of the judge (:class:`concord.conformance.judging.protocol.Reference`).
 
     @functools.cached_property
     def activations(self) -> dict[str, Activation]:
-        """Every tensor that a run may have, in order."""
+        """Every tensor of a run, in order."""
         return {
             name: Activation(
                 tuple(tensor.shape),
@@ -205,12 +200,12 @@ class ModelReference:
 
     @property
     def absent(self) -> list[str]:
-        """Outputs that the candidate is declared to lack."""
+        """Outputs declared absent."""
         outputs = [name for name in self.plain if is_output(name)]
         return [name for name in outputs if {name, OUTPUT} & {*self.declared}]
 
     def expect(self, pin: Pin | None) -> Iterable[Expectation]:
-        """Yield what is expected at a first look, then in full."""
+        """Yield expectations: a first look, then in full."""
         return self._from_inputs if self.keeps and pin is None else self._expect(pin)
 
     @functools.cached_property
@@ -261,14 +256,14 @@ class ModelReference:
             )
 
     def compute_exactly(self, pin: Pin) -> dict[str, Array]:
-        """Return every tensor in exact arithmetic."""
+        """Return every exact tensor."""
         values: dict[str, Array] = {}
         self.compute(self.exact(), values.__setitem__, pin)
         return values
 
     @functools.cached_property
     def padding(self) -> NDArray[np.bool_] | None:
-        """Tokens that candidates need not compute, (B, T), if declared."""
+        """Tokens declared uncomputed, (B, T), if any."""
         return ~self.real.cpu().numpy() if UNCOMPUTED_PADDING in self.declared else None
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
@@ -279,11 +274,11 @@ class ModelReference:
         return False if uncomputed is None else uncomputed
 
     def contradiction(self, name: str) -> str:  # noqa: ARG002
-        """Return an empty string: only tensors are promised."""
+        """Return an empty string: candidates promise only tensors."""
         return ""
 
     def untouched(self) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo a block's changes to the reference; yield their names."""
+        """Undo a block's changes; yield their names."""
         return contextlib.nullcontext([])
 
     def cast(self, dtype: torch.dtype) -> Any:
@@ -291,13 +286,13 @@ class ModelReference:
         raise NotImplementedError
 
     def given(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
-        """Return the inputs by field, with a function applied to each tensor."""
+        """Map a function over input tensors; return the inputs by field."""
         given = {"args": self.args, "kwargs": dict(self.kwargs)}
         inputs: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, given)
         return inputs
 
     def given_in(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Return the inputs with floating-point tensors cast."""
+        """Return the inputs in a dtype."""
         return self.given(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     @property
@@ -312,7 +307,7 @@ class ModelReference:
 
     @property
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """Copies of the input tensors as arrays; positional ones by number."""
+        """Copies of input tensors as arrays; positional ones by number."""
         entries = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
         return {name: numbers(entry).copy() for name, entry in entries.items() if isinstance(entry, Tensor)}
 
@@ -328,11 +323,7 @@ class ModelReference:
 
     @property
     def real(self) -> Tensor:
-        """Tokens that are not padding, (B, T).
-
-        Raises:
-            SpecError: if there is no ``attention_mask`` (B, T).
-        """
+        """Tokens that are not padding, (B, T)."""
         mask = self.kwargs.get("attention_mask")
         if not isinstance(mask, Tensor) or mask.ndim != 2:
             raise SpecError(
@@ -351,7 +342,7 @@ class ModuleReference(ModelReference):
     quantized: Mapping[str, float] = field(default_factory=dict)
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
-        """Return the reference in another dtype; float64 changes nothing."""
+        """Return the reference in another dtype, except float64."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
         with running(self.role, f"cannot be copied, to run in {dtype_name(dtype)} as the candidate does"):
@@ -359,7 +350,7 @@ class ModuleReference(ModelReference):
 
     @property
     def device(self) -> torch.device:
-        """The device of its parameters, or of its inputs if it has none."""
+        """Device of its parameters, else of its inputs."""
         given = tree_leaves((self.args, dict(self.kwargs)))
         tensors = itertools.chain(self.model.parameters(), self.model.buffers(), given)
         return next((x.device for x in tensors if isinstance(x, Tensor)), torch.device("cpu"))
@@ -370,7 +361,7 @@ class ModuleReference(ModelReference):
         return self.device.type == "cpu"
 
     def on_host(self) -> ModuleReference:
-        """Return a copy on the CPU, where causes are searched."""
+        """Return a copy on the CPU."""
         if self.in_host_memory:
             return self
         moved = replace(self, model=copy.deepcopy(self.model).cpu(), **self.given(Tensor.cpu))
@@ -389,11 +380,11 @@ class ModuleReference(ModelReference):
 
     @property
     def state(self) -> list[str]:
-        """Names of the state that a forward pass changes."""
+        """State that a forward pass changes."""
         return self._as_it_is[1]
 
     def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> dict[str, Tensor]:
-        """Return the module's tensors, computed in dispatch modes."""
+        """Return tensors computed in dispatch modes."""
         return self._watched(*modes, hooked=hooked)[0]
 
     def _watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> tuple[dict[str, Tensor], list[str]]:
@@ -422,40 +413,38 @@ class ModuleReference(ModelReference):
         return Copies(wrap, known | {id(tensor): used[name] for name, tensor in parameters})
 
     def untouched(self, copied: Copies | None = None) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo a block's changes to the module; yield their names.
-
-        Args:
-            copied: makes the copies that the block uses.
-        """
+        """Undo a block's changes, where it uses ``copied``; yield their names."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         fixed = parameters | dict(self.model.named_buffers())
         return untouched(self.model, copied or self._copies(parameters, lambda x: x), fixed)
 
     def exact(self) -> ExactMode:
-        """Return exact arithmetic that records its decisions."""
+        """Return exact arithmetic."""
         return ExactMode(Decisions())
 
     def runs(self, seeds: range, truth: ExactMode) -> list[ExactMode]:
-        """Return samples; the first call adds a low-precision run."""
+        """Return samples, and at first a low-precision run."""
         samples = [Perturbed(seed, Followed(truth.recorded)) for seed in seeds]
         return [*samples, *([] if seeds.start else [Rounded(Followed(truth.recorded, rounded=True))])]
 
     def others(self, truth: ExactMode) -> list[ExactMode]:
-        """Return a low-precision run with rounded constants, an error shared by a whole tensor."""
+        """Return a run with rounded constants, an error of whole tensors."""
         return [Rounded(Followed(truth.recorded, rounded=True), constants=True)]
 
     def branches(self, truth: ExactMode) -> list[ExactMode]:
+        """Return exact runs with changed decisions."""
         return [ExactMode(branch) for branch in truth.recorded.branches()]
 
     def lost(self, truth: ExactMode) -> Mapping[str, str]:
+        """Return why runs lack tensors."""
         return truth.recorded.lost
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
-        """Compute every activation and gradient."""
+        """Compute every tensor."""
         self._compute(arithmetic, handing(observer, arithmetic, self.plain), pin)
 
     def compute_on_device(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
-        """Compute every tensor on the module's device."""
+        """Compute every tensor on its device."""
         read = numbers if self.in_host_memory else wide
         self._compute(arithmetic, handing(observer, arithmetic, self.plain, read), pin)
 
@@ -472,8 +461,8 @@ class ModuleReference(ModelReference):
         Args:
             take: receives each tensor; may raise :class:`Finished`.
             modes: dispatch modes, an arithmetic first.
-            pin: replaces an activation, and its gradient in the backward pass.
-            hooked: whether to observe activations, which disables fast paths and some compiler fusion.
+            pin: replaces activations and, in the backward pass, their gradients.
+            hooked: whether to observe activations, which disables fast paths.
 
         Raises:
             SpecError: if the module cannot run, or returns no floating-point tensor.
@@ -610,11 +599,10 @@ class ModuleReference(ModelReference):
 
 
 def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """Expand tokens to the elements of an activation; None if its shape does not fit.
+    """Expand tokens (B, T) to an activation's elements; None if its shape does not fit.
 
     Args:
-        rows: tokens, (B, T).
-        shape: (B, T, ...), (B, H, T, ...) with heads, or (B * T, ...).
+        shape: (B, T, ...), (B, H, T, ...), or (B * T, ...).
     """
     samples, tokens = rows.shape
     if shape[:2] == rows.shape:
@@ -643,12 +631,12 @@ def _take(ties: Mapping[str, Ties], compute: Callable[..., None], branch: Any) -
 
 
 def parts(tensor: Tensor) -> Tensor:
-    """View complex numbers as pairs of real ones."""
+    """View complex numbers as real pairs."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def joined(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """View pairs as complex numbers if the dtype is complex."""
+    """View pairs as complex numbers, if needed."""
     return torch.view_as_complex(tensor) if dtype.is_complex else tensor
 
 
@@ -661,7 +649,7 @@ WRAPPER = "_orig_mod"
 
 
 def without_wrappers(path: str) -> str:
-    """Remove the wrappers of ``torch.compile`` from a path."""
+    """Remove compilers' wrappers from a path."""
     return ".".join(part for part in path.split(".") if part != WRAPPER)
 
 
@@ -677,7 +665,7 @@ def submodules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Remove the wrappers of ``torch.compile`` from a module."""
+    """Remove compilers' wrappers."""
     if WRAPPER in dict(model.named_children()):
         return unwrapped(model.get_submodule(WRAPPER))
     paths = [path for path, _ in model.named_modules()]
@@ -701,14 +689,14 @@ def recompiling() -> Iterator[None]:
 
 
 def numbers(tensor: Tensor) -> NDArray[np.floating]:
-    """Return a tensor's value as an array; half precisions become float32."""
+    """Return a tensor as an array; half precisions become float32."""
     with _disable_current_modes():  # else an arithmetic would intercept this
         tensor = parts(value_of(tensor) if isinstance(tensor, Computed) else tensor.detach()).cpu()
         return (tensor.float() if tensor.dtype in HALF else tensor).resolve_neg().numpy()
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor's float64 value on its device."""
+    """Return the float64 value on its device."""
     with _disable_current_modes():
         return parts(value_of(tensor)).resolve_neg()
 
@@ -722,9 +710,7 @@ def handing(
     """Return a function that passes tensors to an observer as arrays.
 
     Args:
-        plain: the ordinary run. A tensor of another shape becomes NaN, such as that of an expert with other
-            tokens.
-        read: converts a tensor.
+        plain: an ordinary run; tensors of other shapes become NaN.
     """
     seen = set[str]()
 
@@ -747,6 +733,7 @@ def handing(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a precision."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -757,7 +744,7 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 def named(result: Any, stem: str) -> dict[str, Tensor]:
-    """Return a result's floating-point tensors by name."""
+    """Return floating-point results by name."""
     tensors = [(place, leaf) for place, leaf in _leaves(result) if is_continuous(leaf)]
     tensors_by_name = dict[str, Tensor]()
     for place, tensor in tensors:
@@ -774,7 +761,7 @@ def named(result: Any, stem: str) -> dict[str, Tensor]:
 
 
 def discrete(result: Any) -> dict[str, Tensor]:
-    """Return a result's integers and Booleans as float64."""
+    """Return integer and Boolean results as float64."""
     with _disable_current_modes():  # they are not rounded to the model's dtype
         return {
             f"{OUTPUT}[{place}]": torch.as_tensor(leaf).double()
@@ -784,7 +771,7 @@ def discrete(result: Any) -> dict[str, Tensor]:
 
 
 def is_continuous(leaf: Any) -> bool:
-    """Whether an object is a real or complex floating-point tensor."""
+    """Whether an object is a real or complex tensor."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
@@ -800,10 +787,10 @@ def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def running(what: str, why: str = "cannot be run with these inputs") -> Iterator[None]:
-    """Turn any exception of a block, or its exit, into a one-line error.
+    """Turn any error or exit of a block into one line, "``what`` ``why``: ...".
 
     Raises:
-        SpecError: "``what`` ``why``", with the original error.
+        SpecError: instead of the error.
     """
     try:
         yield
@@ -816,7 +803,7 @@ def running(what: str, why: str = "cannot be run with these inputs") -> Iterator
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type, first line, and the user's source line."""
+    """Return an error's type, first line and source."""
     lines = [
         f" ({Path(frame.f_code.co_filename).name}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)

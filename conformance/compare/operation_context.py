@@ -1,7 +1,6 @@
-"""Apply the catalogue's edits to single ATen operations, so that each bug is written once for all modules.
+"""Apply the catalogue's edits to single ATen operations.
 
-The family's options describe the operation. An edit that also needs a model or a batch fails, and does not
-apply.
+The family's options describe an operation. Edits that need a model or a batch fail, and do not apply.
 """
 
 from __future__ import annotations
@@ -49,11 +48,7 @@ HIDDEN = -1e3
 
 
 class OperationContext(TorchOperations, Context):
-    """One operation with its input, result, and mask or norm parameters.
-
-    Args:
-        options: of the family.
-    """
+    """One operation: input, result, and mask or norm parameters."""
 
     x: Array = None
     unnormalised: Array = None
@@ -71,7 +66,7 @@ class OperationContext(TorchOperations, Context):
         return {"scores": self.x}[name]
 
     def rows_of(self, table: str, ids: Ids) -> Array:  # noqa: ARG002 – there is only one table
-        """Look up rows of the input."""
+        """Look up input rows."""
         return self.x[torch.from_numpy(ids.clip(0, len(self.x) - 1))]
 
     def rounded(self, x: Array, number_format: str) -> Array:
@@ -80,7 +75,7 @@ class OperationContext(TorchOperations, Context):
 
 
 def rounded(x: Tensor, rounding: Callable[[Any], Any]) -> Tensor:
-    """Round a tensor's numbers, in any arithmetic."""
+    """Round a tensor in any arithmetic."""
     with _disable_current_modes():
         value = torch.from_numpy(np.asarray(rounding(value_of(x).numpy())))
         return Computed(value.double(), x.dtype) if isinstance(x, Computed) else value.to(x.dtype)
@@ -91,9 +86,9 @@ class Mask:
     """What an operation hides.
 
     Attributes:
-        operand: name of the operand that hides.
-        hidden: True where a score is hidden.
-        constant: replaces hidden scores, or is added to them.
+        operand: that hides.
+        hidden: True where scores are hidden.
+        constant: replaces scores, or is added.
     """
 
     operation: Operation
@@ -108,7 +103,7 @@ class Mask:
         return "replace" if self.operand == "mask" else "add"
 
     def hide(self, hidden: Tensor, constant: float | None = None) -> Any:
-        """Compute the operation with another mask or constant."""
+        """Compute with another mask or constant."""
         constant = self.constant if constant is None else constant
         if self.operand == "mask":
             return self.operation.having(mask=hidden, value=constant)
@@ -192,7 +187,7 @@ Show = Callable[[Operation], OperationContext]
 
 
 def shown(it: Operation) -> tuple[str, Show] | None:
-    """Return the family's tap that corresponds to an operation, and what makes its context."""
+    """Return the corresponding tap of the family, and what makes the context."""
     if it.name in SOFTMAXES:
         return "layers.0.attention.weights", _as_weights
     if it.name in ("native_layer_norm", "native_group_norm"):
@@ -230,7 +225,7 @@ OF_NORMS: tuple[tuple[str, str, Edit], ...] = (
 
 
 def of_catalogue(it: Operation) -> Iterator[OperationBug]:
-    """Yield the catalogue's bugs that an operation may have, and other activations."""
+    """Yield the catalogue's bugs of an operation, and other activations."""
     if (place := shown(it)) is None:
         return
     tap, show = place

@@ -1,4 +1,4 @@
-"""Prove that a comparison could have failed, and that samples do not depend on their batch."""
+"""Prove that a comparison could fail, and that samples do not depend on their batch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Proof = Mapping[OperationBug, Counter[str]]
 
 
 def prove(comparison: ModelComparison) -> Proof:
-    """Inject each bug into all possible operations, the first, and the last.
+    """Inject each bug into all operations, the first, and the last.
 
-    A mutant returns the tensors that the candidate did. It is found if it diverges locally or end to end.
+    A mutant returns the candidate's tensors, and is found if it diverges.
     """
     if not isinstance(comparison.reference, ModuleReference):
         raise SpecError("bugs are put into a torch.nn.Module, and the reference is none")
@@ -73,13 +73,10 @@ def said(proof: Proof) -> dict[str, str]:
 
 
 def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
-    """Judge each sample of a batch by the same sample alone, without its padding.
+    """Judge each sample of a batch by the same sample alone, without padding.
 
     Yields:
         A description and the verdict.
-
-    Raises:
-        SpecError: if the inputs' first axes differ.
     """
     mask = reference.real if "attention_mask" in reference.kwargs else None
     samples, tokens = (samples_of(reference), 0) if mask is None else mask.shape

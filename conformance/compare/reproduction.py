@@ -1,4 +1,4 @@
-"""Write a divergence as a script that needs only PyTorch, as maintainers prefer in reports."""
+"""Write a divergence as a script that needs only PyTorch."""
 
 from __future__ import annotations
 
@@ -50,10 +50,9 @@ print("tolerance of that element: {tolerance:.3g}")
 
 
 def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
-    """Write the stretch of the first divergence as a script, with its tensors in a ``.pt`` file.
+    """Write the stretch of the first divergence as a script, with tensors in a ``.pt`` file.
 
-    It runs the reference's operations on the candidate's tensors in float64 and in its own dtype, and the
-    candidate's operations if it is a module.
+    It runs the operations of the reference, in float64 and in its dtype, and those of a candidate module.
 
     Raises:
         SpecError: if nothing diverges, or no forward stretch produced it.
@@ -102,7 +101,7 @@ def told(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
 
 
 def steps(stretch: Stretch) -> tuple[str, list[Tensor]]:
-    """Return a stretch as lines of Python, and its input tensors."""
+    """Return a stretch in Python, and its input tensors."""
     given, names, lines = list[Tensor](), dict[int, str](), list[str]()
 
     def name_of(x: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Linear algebra: results left open by signs, orders and the condition of a matrix."""
+"""Linear algebra: what signs, orders and conditioning leave open."""
 
 from __future__ import annotations
 
@@ -41,11 +41,7 @@ LEFT = 1 / (2 * Z)
 
 
 class Solution:
-    """A result of linear algebra in the exact run.
-
-    Attributes:
-        choice: signs of its vectors, or order of its values; may be empty.
-    """
+    """An exact result of linear algebra; ``choice`` has signs of vectors or an order of values."""
 
     def __init__(self, func: Any, exact: Any) -> None:
         self.name = str(func.overloadpacket.__name__)
@@ -75,7 +71,7 @@ class Solution:
         return [self.choice * (1j if self.choice.is_complex() else -1)]
 
     def turned(self, results: Any, turn: Tensor) -> Any:
-        """Return results with the signs or order of the exact ones, changed by ``turn``."""
+        """Return results with the exact ones' signs or order, changed by ``turn``."""
         tensors = list(results) if self.several else [results]
         if self.name.endswith("_ex"):  # a sample does not decide success
             tensors[-1] = self.exact[-1].clone()
@@ -106,7 +102,7 @@ class Solution:
 
 
 def size_of(x: Tensor) -> Tensor:
-    """Return the norm of each matrix, expanded to its shape."""
+    """Return each matrix's norm, expanded."""
     return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).real.expand(x.shape)
 
 

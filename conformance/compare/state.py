@@ -1,4 +1,4 @@
-"""Copy a module's state for each run, so that the module itself stays unchanged."""
+"""Give each run copies of a module's state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIXED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.M
 
 
 class Copies:
-    """Copies of the objects in modules and inputs; shared objects are copied once.
+    """Copies of objects; shared objects are copied once.
 
     Args:
         wrap: converts copied tensors.
@@ -33,7 +33,7 @@ class Copies:
         self.wrap, self.known = wrap, dict(known)
 
     def __call__(self, value: Any) -> Any:
-        """Return a copy; objects that cannot be copied, such as locks, stay the same."""
+        """Copy a value; locks and the like stay the same."""
         return tree_map(self._copied, value)
 
     def _copied(self, x: Any) -> Any:
@@ -57,7 +57,7 @@ class Copies:
 
 @contextlib.contextmanager
 def kept(model: nn.Module, copied: Copies) -> Iterator[None]:
-    """Make a module use copies of its state within a block."""
+    """Make a module use copies within a block."""
     modules = modules_of(model)
     before = {path: _attributes(module) for path, module in modules.items()}
     try:
@@ -71,13 +71,10 @@ def kept(model: nn.Module, copied: Copies) -> Iterator[None]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, copied: Copies, fixed: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Like :func:`kept`, and undo changes of some tensors.
-
-    Args:
-        fixed: tensors, by name, that are used without a copy.
+    """Like :func:`kept`, and undo changes of ``fixed`` tensors.
 
     Yields:
-        Names of what the block changed, complete after the block.
+        Names of what changed, complete after the block.
     """
     values = {name: tensor.detach().clone() for name, tensor in fixed.items()}
     before = {path: _attributes(module) for path, module in modules_of(model).items()}

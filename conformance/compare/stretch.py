@@ -1,8 +1,4 @@
-"""The operations that lead to a divergence, recorded once and run again.
-
-Other arithmetics give each operation's tolerance, which locates the candidate's first different operation.
-Injected bugs give predictions.
-"""
+"""The operations that lead to a divergence, recorded once and run again in other arithmetics or with bugs."""
 
 from __future__ import annotations
 
@@ -43,8 +39,8 @@ class Recorded:
     Attributes:
         line: its source, ``file:line``.
         made: its result.
-        tensors: copies of the result, since later operations may work in place.
-        owners: identities of the calling modules, innermost first.
+        tensors: copies, since later operations may work in place.
+        owners: identities of the calling modules.
     """
 
     operation: Operation
@@ -64,23 +60,23 @@ class Recorded:
 
     @property
     def computes(self) -> bool:
-        """Whether it computes numbers rather than moves them."""
+        """Whether it does more than move numbers."""
         moves = self.operation.func.is_view or self.operation.name in MOVING
         return not moves and any(map(is_float, self.operation.args[:1]))
 
 
 class Stretch:
-    """The operations of a run between an activation and those before it.
+    """The operations between an activation and those before it.
 
     Args:
         end: the activation.
         known: activations at which the stretch may start.
-        pin: for an exact run with pinned activations; None: an ordinary run.
+        pin: for an exact run; None: an ordinary one.
         check: called for each operation; may raise to stop.
 
     Attributes:
-        starts: activations at which it starts; empty: the inputs.
-        active: paths of the modules that call its operations.
+        starts: where it starts; empty: at the inputs.
+        active: paths of the calling modules.
     """
 
     def __init__(
@@ -112,7 +108,7 @@ class Stretch:
         self.active = {path for step in self.steps for path in self.within(step)}
 
     def within(self, step: Recorded) -> list[str]:
-        """Return the paths of an operation's calling modules, innermost first."""
+        """Return the paths of an operation's modules, innermost first."""
         return [self.paths[owner] for owner in step.owners if owner in self.paths]
 
     def take(self, name: str, made: Tensor) -> None:
@@ -143,7 +139,7 @@ class Stretch:
         return made
 
     def between(self) -> list[Recorded]:
-        """Return the operations between the last activation and those before it."""
+        """Return the operations back to earlier activations."""
         found, wanted = list[Recorded](), {id(self.result)}
         for place, step in reversed([*enumerate(self.steps)]):
             hit = wanted & set(map(id, tree_leaves(step.made)))
@@ -167,11 +163,11 @@ class Stretch:
         """Run all operations again.
 
         Args:
-            observer: receives each result, and the last activation.
+            observer: receives each result.
             make: computes an operation.
-            others: replacements for tensors, by identity.
-            changed: numbers of operations with another result. Only what follows from them is computed, in
-                exact arithmetic, and only the last activation is observed. None: everything is.
+            others: replacements of tensors, by identity.
+            changed: numbers of changed operations. Then only what follows is computed, exactly, and only the
+                last activation is observed.
         """
         known = dict(others or {})
         named_here = self.tensors if changed is None else {self.end: self.result}
@@ -199,10 +195,7 @@ class Stretch:
 
     @functools.cached_property
     def places(self) -> list[tuple[str, int]]:
-        """Line of each operation, and its position among consecutive ones of that line.
-
-        A loop thus makes several operations in one place.
-        """
+        """Line of each operation, and its position among consecutive ones of that line, as in a loop."""
         found = list[tuple[str, int]]()
         for step in self.steps:
             line, place = found[-1] if found else ("", 0)
@@ -216,7 +209,7 @@ class Stretch:
         return made[-1] if made else None
 
     def before_end(self, ends: Callable[[Recorded], bool]) -> list[Recorded]:
-        """Return the operations that lead to the last activation, back to those where ``ends`` holds."""
+        """Return the operations before the end, back to those where ``ends`` holds."""
         if self.last is None:
             return []
         found, wanted = list[Recorded](), set(self.last.operands)
@@ -232,7 +225,7 @@ class Stretch:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All results and the last activation, by name."""
+        """All results by name."""
         made = {name: one for step in self.steps for name, one in step.tensors.items()}
         return {**made, self.end: self.result}
 
@@ -243,13 +236,13 @@ class Stretch:
 
 
 def callers() -> list[int]:
-    """Return the identities of modules whose ``forward`` is running."""
+    """Return the modules whose ``forward`` is running, by identity."""
     frames = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == "forward")
     return [id(frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))) for frame in frames]
 
 
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
-    """Describe where the candidate's operations go wrong although their inputs are right.
+    """Describe where the candidate's operations go wrong on right inputs.
 
     A candidate may correctly compute other numbers. So only operations that lead to the wrong end count, back
     to numbers that the reference has too.
@@ -308,16 +301,13 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
 
 
 def outline(array: Array) -> Array:
-    """Return some sorted elements, which are the same in every layout."""
+    """Return sorted elements, equal in every layout."""
     flat = np.sort(array, None)
     return flat[[0, len(flat) // 3, 2 * len(flat) // 3, -1]] if len(flat) else np.zeros(4)
 
 
 def layouts(array: Array, value: Array, sigma: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield an array with value and sigma in each fitting axis order.
-
-    With equal shapes another axis order would be another tensor.
-    """
+    """Yield an array with value and sigma in each fitting axis order; equal shapes have one."""
     if array.shape == value.shape:
         yield array, value, sigma
         return

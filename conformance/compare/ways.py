@@ -1,4 +1,4 @@
-"""Ways to run the reference's own module as a candidate, joined by ``+``: ``cuda+bfloat16+compile``."""
+"""Ways to run the reference's own module as a candidate, such as ``cuda+bfloat16+compile``."""
 
 from __future__ import annotations
 
@@ -54,11 +54,7 @@ MORE = 3
 
 
 def parts_of(way: str) -> list[str]:
-    """Split a joined way.
-
-    Raises:
-        SpecError: if a part is unknown or cannot be joined.
-    """
+    """Split a joined way."""
     names = way.split("+")
     for name in names:
         if name not in WAYS:
@@ -69,10 +65,7 @@ def parts_of(way: str) -> list[str]:
 
 
 def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
-    """Return the candidate for a way: a module, a graph, or a function of arrays.
-
-    Args:
-        folder: where a graph is written.
+    """Return a way's candidate: a module, a graph in ``folder``, or a function of arrays.
 
     Raises:
         SpecError: if the module cannot run that way.
@@ -88,11 +81,7 @@ def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
 
 
 def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
-    """Copy a module and configure it for several ways.
-
-    Raises:
-        SpecError: if it cannot run that way.
-    """
+    """Copy a module, and configure it for several ways."""
     dtype = next((DTYPES[name] for name in names if name in DTYPES), None)
     model: Any
     with running("the reference", f"cannot be copied, as way {way!r} needs it"):
@@ -158,7 +147,7 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
 
 
 def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
-    """Return the module converted by OpenVINO, in float32, as a function of arrays."""
+    """Return OpenVINO's module in float32, as a function of arrays."""
     with optional("way 'openvino'", "peers"):
         import openvino
     given = reference.on_host()
@@ -183,7 +172,7 @@ def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[
 def padded(reference: ModuleReference, left: bool, *_args: Any, **_inputs: Any) -> dict[str, Any]:
     """Run the module with :data:`MORE` tokens of padding, and remove them from the results.
 
-    Padding on the left changes positions, and so activations that depend on them: only outputs are returned.
+    Left padding changes positions, so only outputs are returned.
     """
     samples, tokens = reference.real.shape
     fill = {"input_ids": getattr(getattr(reference.model, "config", None), "pad_token_id", None) or 0}
@@ -206,10 +195,10 @@ def padded(reference: ModuleReference, left: bool, *_args: Any, **_inputs: Any) 
 
 
 def token_by_token(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
-    """Return a function that feeds a decoder one token at a time, with its cache.
+    """Return a function that feeds a decoder one token at a time.
 
     Raises:
-        SpecError: if the module has no tokens or cache.
+        SpecError: if it has no tokens or cache.
     """
     model, kwargs = reference.model, dict(reference.kwargs)
     ids, mask = kwargs.pop("input_ids", None), kwargs.pop("attention_mask", None)
