@@ -1,1 +1,1 @@
-"""Training in lockstep: the same batches through several backends, each step judged."""
+"""Training in lockstep: backends process the same batches, and each step is judged."""
