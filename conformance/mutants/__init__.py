@@ -1,1 +1,1 @@
-"""Mutants: bugs that are put into a backend on purpose, to prove that the judge finds and names them."""
+"""Mutants: bugs injected into a backend, to prove that the judge finds and names them."""

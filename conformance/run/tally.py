@@ -27,7 +27,7 @@ class Peak:
 class Statistics:
     """Judgements of one kind of tensor."""
 
-    tensors: Count = 0  # those that were judged
+    tensors: Count = 0  # number judged
     undetermined: Count = 0  # number not judged
     z: Peak = Peak()  # the largest error of an element, in sigma
     rms: Peak = Peak()  # the largest root mean square error of a tensor, in root mean square sigma
@@ -61,7 +61,7 @@ class Tally:
     as_written = also("cases")
 
     statuses: Counter[str] = field(default_factory=Counter)  # cases by status
-    tensors: Count = 0  # those that were judged
+    tensors: Count = 0  # number judged
     # Deciding judgements by kind.
     statistics: Annotated[dict[Kind, Statistics], Field(min_length=2)] = field(
         default_factory=lambda: {kind: Statistics() for kind in KINDS}
