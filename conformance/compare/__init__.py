@@ -62,7 +62,7 @@ def compare(
 
 
 def is_several(candidate: Any) -> bool:
-    """Whether a mapping holds several candidates rather than the arrays of one."""
+    """Whether a mapping holds several candidates, not arrays."""
     return isinstance(candidate, Mapping) and not any(
         hasattr(value, "__array__") or isinstance(value, (bool, int, float)) for value in candidate.values()
     )

@@ -1,4 +1,4 @@
-"""Match a candidate's tensors to activations, by given names or by content."""
+"""Match a candidate's tensors to activations by name or content."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ OUTLINE = 257
 
 
 def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
-    """Return an array in the reference's layout.
-
-    Args:
-        layout: an axis order such as ``0 2 1 3``; empty for no change.
-    """
+    """Return an array in a layout, an axis order such as ``0 2 1 3``."""
     return array.transpose([int(axis) for axis in layout.split()]).reshape(shape) if layout else array
 
 
@@ -63,7 +59,7 @@ def renamed(
 
 
 def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, str]:
-    """Return the nearest activation for each unmatched tensor, in the syntax of :func:`renamed`."""
+    """Propose an activation for each tensor, as :func:`renamed` takes them."""
     names, left = dict[str, str](), dict(plain)
     outlines = {name: _outline(right) for name, right in plain.items()}
     for own, array in given.items():

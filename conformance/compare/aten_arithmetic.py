@@ -126,7 +126,7 @@ Runner = Decisions | Followed | Branch
 
 
 class Computed(Tensor):
-    """A tensor with the model's dtype and a float64 value."""
+    """A tensor of any dtype with a float64 value."""
 
     value: Tensor
     __slots__ = ["value"]
@@ -172,11 +172,7 @@ class Computed(Tensor):
             return self.value.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refuse, because no arithmetic can follow NumPy.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refuse, because no arithmetic can follow NumPy."""
         raise TypeError(
             "a tensor is handed to NumPy, where no arithmetic follows it: "
             "compute that in PyTorch, or before, as an input"
@@ -195,7 +191,7 @@ class Computed(Tensor):
 
 
 class Weight(Computed):
-    """A parameter whose float64 value is computed at each use, which saves memory."""
+    """A parameter whose float64 value is computed at each use."""
 
     numbers: Tensor
     changed: Tensor | None
@@ -217,11 +213,7 @@ class Weight(Computed):
         self.changed = value
 
     def restore(self, written: bool) -> None:
-        """Reset the value.
-
-        Args:
-            written: whether a pass may write to it, which needs a copy that views share.
-        """
+        """Reset the value; ``written`` parameters get a copy that views share."""
         self.changed = self.numbers.to(value_of(self.numbers).dtype, copy=True) if written else None
 
 
@@ -291,20 +283,11 @@ class ExactMode(TorchDispatchMode):
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
     ) -> Tensor:
-        """Add an error in unit roundoffs.
-
-        Args:
-            once: where a representable result is exact.
-        """
+        """Add an error in unit roundoffs, except where a result rounded ``once`` is exact."""
         return y
 
     def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
-        """Add the error of a sum.
-
-        Args:
-            place: its index among the results.
-            deviation: returns that of rounding in an unknown order.
-        """
+        """Add the error of a sum, result number ``place`` of its operation."""
         return self.erred(y, dtype, 1)
 
     def shortened(self, x: Tensor) -> Tensor:
@@ -494,11 +477,7 @@ class ExactMode(TorchDispatchMode):
 
 
 class Perturbed(ExactMode):
-    """Monte Carlo arithmetic: adds random errors the size of rounding.
-
-    Args:
-        decisions: of the exact run.
-    """
+    """Monte Carlo arithmetic: adds random errors the size of rounding."""
 
     samples = 1
 
@@ -734,9 +713,7 @@ def _like(x: Any, dtype: torch.dtype) -> torch.dtype:
 
 
 def _deviation(y: Tensor, dtype: torch.dtype, counted: Counted, accumulation: float) -> Tensor:
-    """Return the deviation of a sum rounded in an unknown order; ``accumulation`` is each addition's unit
-    roundoff.
-    """
+    # Rounded in an unknown order; `accumulation` is the unit roundoff of each addition.
     (count, total, walked), square = counted, _squared(y)
     terms = torch.clamp(torch.as_tensor(count), min=1)
     several = (terms > 1) * 1.0  # a single term is not rounded
@@ -778,7 +755,6 @@ def _blocks(count: int) -> list[slice]:
 
 
 def _walked(parts: Iterable[Tensor]) -> Any:
-    """Return the mean square of partial sums."""
     # Neighbouring terms may share a sign, as gradients of a text's tokens do. Partial sums are then far
     # larger than in a random order: MiniLM's gradients were flagged before.
     total: Any = 0.0
@@ -790,9 +766,7 @@ def _walked(parts: Iterable[Tensor]) -> Any:
 
 
 def _alike(*factors: Tensor) -> Tensor:
-    """Return how many terms are rounded alike, averaged over the terms of a sum along the second-to-last
-    axis.
-    """
+    # How many terms are rounded alike, averaged over the terms of a sum along the second-to-last axis.
     # Equal terms, such as rows of padding, err in one direction in a kernel that adds one by one. With 50 of
     # 148 rows equal, an H200's product erred by 31 unit roundoffs of all terms' sizes (decision 37).
     *batch, count, _ = factors[0].shape
@@ -836,7 +810,7 @@ def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *
 
 
 def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
-    """Return the rule of an operation whose coefficients sum to 1."""
+    # For coefficients that sum to 1.
 
     def rule(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
         return max(x.numel() / max(y.numel(), 1), 4.0), operation(x * x, *rest, **named), 0.0
@@ -845,10 +819,8 @@ def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
 
 
 def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Counted]:
-    """Return the rule of an operation that is linear in ``places``, by default in all operands.
-
-    Applied to ones it counts terms, to squares it sums them.
-    """
+    # Applied to ones, a linear operation counts terms; applied to squares, it sums them. `places` are the
+    # operands in which it is linear, by default all.
 
     def rule(y: Any, *args: Any, **named: Any) -> Counted:
         def of(function: Callable[[Tensor], Tensor]) -> Any:
@@ -911,8 +883,6 @@ def _spread(squares: Tensor) -> Tensor:
 
 
 def _by_tiles(mode: ExactMode, y: Tensor, squares: Tensor, count: float, units: float) -> Tensor:
-    """Add an error of the tile's size."""
-
     def size(_: Tensor) -> Tensor:
         return units * SUMMED * (squares.clamp(min=0) * (1 + count / 6)).sqrt()
 
@@ -920,7 +890,6 @@ def _by_tiles(mode: ExactMode, y: Tensor, squares: Tensor, count: float, units: 
 
 
 def _convolved_fast(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
-    """Add the error of Winograd's algorithm or an FFT."""
     if not mode.samples or name not in ("convolution", "convolution_backward"):
         return y
     weight = args[1 if name == "convolution" else 2]
@@ -1072,7 +1041,7 @@ def _unit(x: Tensor) -> float:
 
 
 def _normalized(operation: Any) -> Callable[..., Any]:
-    """Return the rule of a norm that may multiply out (SPEC ALG-5)."""
+    """Allow for norms that multiply out (SPEC ALG-5)."""
 
     def rule(x: Tensor, *rest: Any) -> Any:
         # PyTorch's CPU kernel computes `x r - m r`, and rounds both products.
@@ -1084,7 +1053,7 @@ def _normalized(operation: Any) -> Callable[..., Any]:
 def _variance(
     x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return variance and mean, possibly in one pass or in blocks (SPEC ALG-5)."""
+    """Allow for one pass or blocks (SPEC ALG-5)."""
     dims = list(dim or range(x.ndim))
     count = math.prod(x.shape[d] for d in dims)
     mean = torch.mean(x, dims, keepdim=True)
@@ -1104,7 +1073,7 @@ def _variance(
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Compute weights, possibly by a logarithm (SPEC ALG-1 to ALG-3)."""
+    """Allow for algorithms with logarithms (SPEC ALG-1 to ALG-3)."""
     y = DECOMPOSITIONS[aten._softmax.default](x, dim, half_to_float)
     if not isinstance(y, Computed) or not y.numel():
         return y
@@ -1132,7 +1101,7 @@ def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tens
 
 
 def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Compute the scores' gradient, possibly from a row sum (SPEC ALG-2)."""
+    """Allow for row sums of outputs times gradients (SPEC ALG-2)."""
     product, mode = gradient * y, cast(Any, _get_current_dispatch_mode())
 
     def size(_: Tensor) -> Tensor:
@@ -1155,7 +1124,6 @@ def _dropout(x: Tensor, share: float, train: bool | None) -> tuple[Tensor, Tenso
 
 
 def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int | None = None) -> Any:
-    """Return the tensor and the mask of levels within limits."""
     if axis is not None:
         shape = [-1 if place == axis else 1 for place in range(x.ndim)]
         scale, point = scale.view(shape), point.view(shape)

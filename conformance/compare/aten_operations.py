@@ -21,7 +21,7 @@ def is_float(x: Any) -> TypeGuard[Tensor]:
 
 @dataclass(frozen=True)
 class Operation:
-    """An ATen operation with its operands and its number in a run."""
+    """An ATen operation with its operands and number."""
 
     func: Any
     args: Sequence[Any]
@@ -57,7 +57,7 @@ class Operation:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Operands that are tensors, or lists of a single tensor."""
+        """Operands that are tensors, or lists of one."""
         alone = {name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in self.given.items()}
         return {name: x for name, x in alone.items() if isinstance(x, Tensor)}
 
@@ -113,12 +113,7 @@ class Watched(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class OperationBug:
-    """A bug in one operation.
-
-    Attributes:
-        text: follows "is explained by".
-        clause: the clause of SPEC.md that it breaks.
-    """
+    """A bug in one operation; ``text`` follows "is explained by"."""
 
     name: str
     text: str
@@ -131,7 +126,7 @@ Kinds = Callable[[Operation], Iterator[OperationBug]]
 
 
 def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds) -> Make:
-    """Return a function that injects a bug into the chosen operations."""
+    """Return a function that injects a bug into chosen operations."""
 
     def make(operation: Operation) -> Any:
         own = kinds(operation) if operation.number in chosen else ()
@@ -141,7 +136,7 @@ def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds) -> Make:
 
 
 def sites(run: Callable[[Make], Any], kinds: Kinds) -> Mapping[OperationBug, list[int]]:
-    """Return the operations in which each bug is possible, by number."""
+    """Return the numbers of operations that may have each bug."""
     found = defaultdict[OperationBug, list[int]](list)
 
     def note(operation: Operation) -> Any:

@@ -1,4 +1,4 @@
-"""Rows that see no key: their values on each side, and the declaration."""
+"""Rows that see no key: values on each side, and the declaration."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ OTHER = "neither zero nor uniform weights"
 
 
 def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
-    """Return the wrong rows of a stretch, if all of them see no key."""
+    """Return a stretch's wrong rows, if all see no key."""
     shape = asked.actual.shape
     if len(shape) < 2:
         return None

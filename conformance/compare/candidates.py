@@ -107,11 +107,7 @@ def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
 
 
 def standard(model: Any) -> dict[str, Any]:
-    """Return standard text, images or audio for a module's parameters.
-
-    Raises:
-        SpecError: if the module requires other inputs.
-    """
+    """Return standard text, images or audio for a module's parameters."""
     if not isinstance(model, nn.Module):
         raise SpecError("inputs are missing but required of a reference in NumPy")
     takes, config = inspect.signature(model.forward).parameters, getattr(model, "config", None)
@@ -236,7 +232,7 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
 
 @contextlib.contextmanager
 def weights_kept(reference: ModelReference) -> Iterator[None]:
-    """Undo a candidate's changes to the reference, and refuse changed parameters."""
+    """Undo a candidate's changes to the reference; refuse changed parameters."""
     with reference.untouched() as changed:
         yield
     weights = dict(reference.model.named_parameters()) if isinstance(reference, ModuleReference) else {}
@@ -259,7 +255,7 @@ HOOKS = "a run with hooks"
 
 
 def run_module(candidate: ModuleReference) -> Delivered:
-    """Run a module as its user does, and with hooks that expose activations."""
+    """Run a module without hooks, and with hooks that expose activations."""
 
     def unhooked() -> Arrays:
         return {name: numbers(tensor) for name, tensor in candidate.watched(hooked=False).items()}
@@ -281,7 +277,7 @@ def run_module(candidate: ModuleReference) -> Delivered:
 
 
 def run(reference: ModelReference, candidate: Any, python: str | None) -> Delivered:
-    """Run a candidate that is not a module; ``python`` is the interpreter for a function by name."""
+    """Run a candidate that is not a module."""
     if isinstance(candidate, str) and ":" in candidate and not Path(candidate).exists():
         return Delivered(run_alone(reference, candidate, python))
     if isinstance(candidate, (str, Path)):
@@ -312,7 +308,7 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
-    """Add the outputs of modules to an ONNX graph, and return their names."""
+    """Add outputs of modules to an ONNX graph."""
     # The output of a module is the only tensor of the module that is used outside it.
     known = {output.name for output in graph.output}
     users: Any = defaultdict(list, {name: [set()] for name in known})
@@ -333,7 +329,7 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
 
 
 def session_of(path: Path, graph: bytes = b"") -> Any:
-    """Load a graph, or an edited version of it, in ONNX Runtime."""
+    """Load a graph in ONNX Runtime."""
     with optional("an ONNX file", "peers"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
@@ -371,7 +367,7 @@ def run_graph(reference: ModelReference, path: Path) -> Arrays:
 
 
 def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | None:
-    """Return a call of the candidate for timing; None if nothing runs here."""
+    """Return a call of the candidate for timing, if it runs here."""
     if isinstance(candidate, ModuleReference):
         inputs = candidate.given(lambda x: x.to(candidate.device))
 
@@ -389,11 +385,7 @@ def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | No
 
 
 def run_alone(reference: ModelReference, target: str, python: str | None = None) -> Arrays:
-    """Call a function in its own process.
-
-    Args:
-        target: ``package.module:function``; it takes arrays by keyword and returns arrays by name.
-        python: an interpreter with NumPy and safetensors.
+    """Call ``package.module:function`` in its own process.
 
     Raises:
         SpecError: if it raises an exception.

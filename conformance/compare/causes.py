@@ -47,28 +47,20 @@ LEAST_MOVED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Made(Hypothesis):
-    """A hypothesis with its prediction of an activation.
-
-    Attributes:
-        own_sigma: recomputes sigma; None keeps the expected one.
-    """
+    """A hypothesis with its prediction; ``own_sigma`` recomputes sigma."""
 
     made: Callable[[], Prediction]
     own_sigma: Callable[[], Array] | None = None
 
 
 class StretchComputation(Computation):
-    """The wrong end of a stretch.
-
-    Args:
-        right: the expected value.
-    """
+    """The wrong end of a stretch; ``right`` is expected."""
 
     def __init__(self, tensor: str, actual: Array, dtype: str, right: Prediction) -> None:
         self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the prediction, or the expected value where it is not finite."""
+        """Return the prediction where it is finite."""
         return self._made(hypothesis).value
 
     def _made(self, hypothesis: Hypothesis) -> Prediction:
@@ -78,7 +70,7 @@ class StretchComputation(Computation):
         return Prediction(np.where(known, made.value, self.right.value), made.sigma)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the prediction; recompute sigma only if it is too small."""
+        """Return the prediction, with its own sigma if necessary."""
         made = self._made(hypothesis)
         assert isinstance(hypothesis, Made)
         if hypothesis.own_sigma is None or self.judged(self.actual, made).status == "agrees":
@@ -97,7 +89,6 @@ def cause(
 
     Args:
         strange: tensors that only the candidate has.
-        differing: differences of the modules.
     """
     within = dict(stretch.module.model.named_modules())
     active = [  # inactive dropout has no activation
@@ -152,8 +143,8 @@ def changed(
     """Yield each bug in all operations, then in those of one source location.
 
     Args:
-        possible: returns bugs and the operations that may have them.
-        once: whether to try single operations, such as one iteration of a loop.
+        possible: returns operations by bug.
+        once: try single operations, such as one iteration of a loop.
     """
     for bug, places in possible().items():
         groups = gather(places, stretch.places.__getitem__).values()
@@ -212,7 +203,7 @@ def replay(
 
 
 def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
-    """Yield the parameters of other modules of the same shapes."""
+    """Yield parameters of other modules of equal shapes."""
     within, parameters = dict(stretch.module.model.named_modules()), stretch.module.parameters
     own = re.split(r"[#\[]", stretch.end)[0]
     module = within.pop(own, nn.Module())
@@ -254,7 +245,7 @@ def _replaced(predict: Callable[[float], Array], number: float, sigma: Array) ->
 
 
 def fit(predict: Callable[[float], Array], value: float, asked: StretchComputation) -> float | None:
-    """Return the number that best predicts the actual value; None if none does."""
+    """Return the number that best predicts the actual value, if any."""
     sigma, known = asked.right.sigma, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
     weight = np.where(known & np.isfinite(sigma) & (sigma > 0), 1 / sigma, 0.0)
     positive = 0 < value < 1e-2  # an epsilon has any magnitude, but one sign
@@ -289,7 +280,7 @@ def fit(predict: Callable[[float], Array], value: float, asked: StretchComputati
 
 
 def scaled(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
-    """Yield the expected value times a constant, before or after the last bias."""
+    """Yield multiples of the expected value."""
     right, known = asked.right, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
     for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
         base, actual = (np.where(known, x - bias, 0.0) for x in (right.value, asked.actual))
@@ -302,7 +293,7 @@ def scaled(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
 
 
 def entering(stretch: Stretch, right: Prediction) -> Iterator[Made]:
-    """Yield a tensor that is centred or in a half precision."""
+    """Yield centred and half-precision tensors."""
     known = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
     known |= {f"what {step} gives": step.made for step in stretch.steps if step.computes}
     for name, x in known.items():
@@ -363,7 +354,7 @@ def _with_another(number: int, place: str, tensor: Tensor, operation: Operation)
 
 
 def reordered(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
-    """Yield another order along an axis, before or after the last bias."""
+    """Yield other orders along an axis."""
     known = np.isfinite(asked.actual)
     for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
         base, right = np.nan_to_num(asked.actual) - bias, np.nan_to_num(asked.right.value) - bias
@@ -385,7 +376,7 @@ def reordered(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
 
 
 def of_bias(stretch: Stretch) -> Iterator[Array]:
-    """Yield the bias of the last operation, ready to broadcast."""
+    """Yield the last operation's bias, ready to broadcast."""
     computing = [step for step in stretch.steps if step.computes]
     last = computing[-1].operation if computing else None
     shape = tuple(stretch.result.shape)
@@ -400,7 +391,7 @@ def of_bias(stretch: Stretch) -> Iterator[Array]:
 
 
 def shifted(asked: StretchComputation) -> Iterator[Made]:
-    """Yield a shift along an axis; the free edge is the candidate's."""
+    """Yield shifts along an axis, with the candidate's free edge."""
     for axis, size in enumerate(asked.actual.shape):
         if size < 3 or asked.actual.size // size < LEAST_MOVED:
             continue

@@ -1,8 +1,4 @@
-"""Errors that a row or channel shares in a half precision, visible only in its mean.
-
-A plain sum of errors shows a wrong mean; a sum weighted by the expected values shows a wrong scale. The
-reference's runs give the tolerance of both.
-"""
+"""Errors that a row or channel shares in a half precision, visible only in its mean or scale."""
 
 from __future__ import annotations
 
@@ -54,11 +50,7 @@ def _summed(key: Key, values: Array, weights: Array) -> Array:
 
 
 class Shared:
-    """Sums over groups in correct runs: sigma from samples, bounds from low-precision runs.
-
-    Args:
-        rounded: sums of a run that rounds only its result.
-    """
+    """Sums over groups in correct runs: sigma from samples, bounds from low-precision runs."""
 
     def __init__(self, rounded: Array) -> None:
         self.sigma = Sigma(np.zeros_like(rounded), "float64")
@@ -78,7 +70,7 @@ class Shared:
 
 
 class Coherent:
-    """Errors that groups share in the reference's runs, the exact one first."""
+    """Errors that groups share in correct runs; the exact one comes first."""
 
     def __init__(self, dtypes: Mapping[str, str]) -> None:
         of = {name: precision(dtype) for name, dtype in dtypes.items()}
@@ -92,7 +84,7 @@ class Coherent:
         self.repeats: dict[str, float] = {}
 
     def take(self, arithmetic: Any, name: str, array: Array) -> None:
-        """Add a tensor; a sample has a leading axis of 1."""
+        """Add a tensor; samples have a leading axis."""
         if name not in self.halves:
             return
         if name not in self.values:
@@ -118,7 +110,7 @@ class Coherent:
         return self.repeats[name]
 
     def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
-        """Return the judgement of the elements, or of their groups if that is worse."""
+        """Return the worse judgement of elements and groups."""
         known = np.isfinite(sigma) & np.isfinite(errors)
         errors, sigma = np.where(known, errors, 0.0), np.where(known, sigma, 0.0)
         worst, value = judged, on_host(self.values.get(name, errors))

@@ -107,11 +107,7 @@ class Comparisons(Mapping[str, Verdict]):
 def compare_several(
     reference: Any, candidates: Mapping[str, Any], inputs: Any = None, **options: Any
 ) -> Comparisons:
-    """Judge several candidates, and time those that agree.
-
-    Args:
-        reference, inputs, options: see :func:`concord.conformance.compare.prepare`.
-        candidates: candidates or names of ways, by name.
+    """Judge several candidates, by name, and time those that agree.
 
     Raises:
         SpecError: if none can be compared.
@@ -148,7 +144,7 @@ def compare_several(
 
 
 def milliseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the median times of calls that take turns, so that other load affects all alike."""
+    """Return median times; calls take turns, so that other load affects all alike."""
     turns = {name: list[float]() for name in calls}
     for call in calls.values():  # a compiled program compiles at its first call
         call()

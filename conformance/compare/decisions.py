@@ -71,7 +71,7 @@ UNFORCED = (
 
 
 def mapped(function: Callable[[Any], Any], x: Any) -> Any:
-    """Map a function over nested values, ten times as fast as PyTorch's trees."""
+    """Map a function over nested values, faster than PyTorch's trees."""
     if isinstance(x, (tuple, list)):
         return type(x)([mapped(function, entry) for entry in x])
     if isinstance(x, dict):
@@ -87,7 +87,7 @@ def leaves(x: Any) -> list[Any]:
 
 
 def source_line() -> str | None:
-    """Return the innermost line outside PyTorch, or else in its modules."""
+    """Return the innermost line outside PyTorch, or in its modules."""
     inner = None
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
@@ -166,7 +166,7 @@ CLASSES = Kind(_classes, _distinct)
 
 
 def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | None:
-    """Return the kind of a discrete operation, if known before it runs."""
+    """Return a discrete operation's kind, if known before it runs."""
     name = func.overloadpacket.__name__
     bare, several = name.rstrip("_"), len(func._schema.returns) > 1  # noqa: SLF001
     if not floats or bare in UNFORCED:
@@ -195,8 +195,8 @@ class Decision:
     """The exact run's decision in an operation, and alternatives.
 
     Attributes:
-        others: alternatives; each differs from those before it, or equals the decision there.
-        rounded: the low-precision run's, if it differs.
+        others: alternatives, each different from those before or equal to the decision.
+        rounded: the low-precision run's, if different.
         reshaped: an alternative of another shape.
     """
 
@@ -240,7 +240,7 @@ class Decision:
 
     @property
     def groups(self) -> tuple[Tensor, int]:
-        """Groups of decisions that turn together (0: fixed), and their count."""
+        """Groups that turn together (0: fixed), and their count."""
         # Equal operands have equal errors if one operation computed them.
         turned = self.turned
         assert turned is not None
@@ -328,7 +328,7 @@ class Decision:
 
 
 class Solving(Decision):
-    """Linear algebra: signs of vectors and orders of values are always open."""
+    """Linear algebra: signs and orders are always open."""
 
     def __init__(self, func: Any, results: Any) -> None:
         self.func, self.line, self.solution = func, source_line(), Solution(func, results)
@@ -366,7 +366,7 @@ class ExactStep:
     decision: Decision | None
 
     def fits(self, func: Any, operands: Operands) -> bool:
-        """Whether another run computes the same operation on the same shapes."""
+        """Whether another run computes the same operation."""
         if self.func is not func or self.whole != _whole(operands):
             return False
         if self.decision is None or isinstance(self.decision, Solving):
@@ -407,12 +407,7 @@ class Decisions:
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Compute and record an operation.
-
-        Args:
-            held: operands with Python numbers in the dtype.
-            run: computes it with the arithmetic's errors.
-        """
+        """Compute and record an operation; ``held`` operands are in its dtype."""
         args, kwargs = operands
         decision: Decision | None = None
         kind, whole = kind_of(func, args, floats), _whole(operands)
@@ -479,7 +474,7 @@ class Followed(Beside):
         self.record.lose(name)
 
     def share(self, place: int, shape: torch.Size, make: Callable[[], Tensor]) -> Tensor:
-        """Return the deviation of a result, computed by one sample for all."""
+        """Return a deviation that one sample computes for all."""
         known = None if self.another else self.record.deviations.get((self.place, place))
         if known is None or known.shape != shape:
             made = make()
@@ -491,7 +486,7 @@ class Followed(Beside):
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Compute by the exact decision, and note what rounding could change."""
+        """Follow the exact decision; note what rounding could change."""
         (args, kwargs), before = operands, self.another
         decision = self.decision(func, operands)
         if self.another and not before:

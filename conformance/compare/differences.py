@@ -1,4 +1,4 @@
-"""Differences of two modules in parameters, buffers, settings and kinds of layers."""
+"""Differences of two modules in parameters, buffers, settings and layers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Difference:
         return any({path, path.rpartition(".")[0]} & {*active} for path, _, _ in self.values)
 
     def applied(self, reference: ModuleReference) -> ModuleReference:
-        """Copy the reference with the candidate's value; other parameters are shared."""
+        """Copy the reference, with the candidate's value."""
         known = {id(tensor): tensor for tensor in reference.model.parameters()}
         model = copy.deepcopy(reference.model, dict(known))
         for (path, inner, name), value in self.values.items():
@@ -81,11 +81,7 @@ def there(value: Any, device: torch.device) -> Any:
 
 
 def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]) -> Iterator[Difference]:
-    """Yield differences under corresponding names.
-
-    Args:
-        paths: maps a path of the reference to the candidate's.
-    """
+    """Yield differences; ``paths`` maps the reference's paths to the candidate's."""
     # Of two names of a compiled module, the later one belongs to the module itself, not to its wrapper.
     # Tensors without a counterpart of the same shape are skipped: another layout is not a difference.
     others = {

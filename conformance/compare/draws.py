@@ -1,4 +1,4 @@
-"""Detect runs that do not repeat, and activations independent of the inputs."""
+"""Detect runs that do not repeat, and activations that do not depend on inputs."""
 
 from __future__ import annotations
 
@@ -75,11 +75,7 @@ def constants(model: ModelReference) -> set[str]:
 def change(
     arrays: Mapping[str, Array], others: Mapping[str, Array], sizes: Mapping[str, Array] | None = None
 ) -> tuple[str, float]:
-    """Return the first tensor with other bits, and the largest relative difference.
-
-    Args:
-        sizes: arrays whose largest element is the size.
-    """
+    """Return the first tensor with other bits, and the largest difference relative to ``sizes``."""
     first, largest, sizes = "", 0.0, sizes or arrays
     for name, array in arrays.items():
         other = others.get(name)

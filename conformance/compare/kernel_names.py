@@ -32,7 +32,7 @@ MEANINGS = {
 
 
 def kernels(candidate: ModuleReference, end: str, starts: Collection[str]) -> list[str]:
-    """Describe the GPU kernels between activations ``starts`` and ``end`` of a candidate."""
+    """Describe a candidate's GPU kernels from ``starts`` to ``end``."""
     if candidate.device.type != "cuda":
         return []
     modules = {"": candidate.model} | submodules(candidate.model)
@@ -71,7 +71,7 @@ def _leave(entered: list[Any], *_: Any) -> None:
 
 
 def within(event: Any, others: Collection[str]) -> Iterator[str]:
-    """Yield the kernels of a profiler event, without those of other activations."""
+    """Yield a profiler event's kernels, except those of other activations."""
     yield from (kernel.name for kernel in event.kernels)
     for child in event.cpu_children:
         if child.name not in others:

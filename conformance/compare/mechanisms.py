@@ -1,6 +1,4 @@
-"""Bugs of operations that are not in the catalogue: changes of one step, number, operand, mask, format or
-order.
-"""
+"""Bugs of operations beyond the catalogue: a changed step, number, operand, mask, format or order."""
 
 from __future__ import annotations
 
@@ -318,7 +316,7 @@ def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
-    """Return softmax rows that see no key; None if all do."""
+    """Return softmax rows that see no key, if any."""
     with _disable_current_modes():
         rows = value_of(scores).amax(axis, keepdim=True) <= BLIND
         return rows if bool(rows.any()) else None

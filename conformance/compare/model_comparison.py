@@ -175,11 +175,7 @@ class ModelComparison(Judge):
         return [self.with_exemptions(row, blind) for row in table]
 
     def with_exemptions(self, row: Row, blind: Row | None) -> Row:
-        """Add why a row is undetermined, or its agreement shows nothing.
-
-        Args:
-            blind: the first activation that rounding decides entirely.
-        """
+        """Add why a row is undetermined, or its agreement shows nothing."""
         if row.status == "undetermined":
             return dataclasses.replace(row, note=self.void(row.tensor) or row.note)
         if row.status != "agrees":
@@ -201,7 +197,7 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def unhooked(self) -> Mapping[str, Tensor]:
-        """The reference's results without hooks, if the candidate has such."""
+        """The reference's results without hooks, if needed."""
         if not (self.whole and isinstance(self.reference, ModuleReference)):
             return {}
         return self.reference.watched(hooked=False)
@@ -223,7 +219,7 @@ class ModelComparison(Judge):
         return Judgement(status, size=array.size, note=SAME_BITS)
 
     def run_notes(self, table: Iterable[Row]) -> tuple[str, ...]:
-        """List kernels with larger errors, and exact errors of outputs."""
+        """List special kernels and exact errors."""
         fast = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
         names = [row.tensor for row in table if row.note == fast]
         declared = [KERNELS[name] for name in KERNELS if name in self.reference.declared]
@@ -277,7 +273,7 @@ class ModelComparison(Judge):
         return judgements, expected
 
     def errors_against(self, expected: Expectation) -> dict[str, str]:
-        """Describe exact errors of both sides' outputs, and the tolerance."""
+        """Describe exact errors of outputs."""
         told = {}
         for name in self.judged:
             if not is_output(name) or name not in expected.values:
@@ -298,7 +294,7 @@ class ModelComparison(Judge):
         return told
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
-        """Judge with a kernel's errors; return tensors that now agree."""
+        """Return tensors that agree with a kernel's errors."""
         wrong = {
             name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
         }
@@ -329,7 +325,7 @@ class ModelComparison(Judge):
         return value, sigma, why
 
     def would_agree(self, declaration: str, check: Callable[[], None]) -> bool:
-        """Whether one more declaration would suffice for the forward pass."""
+        """Whether a declaration would suffice for the forward pass."""
         declared = [declaration, *self.reference.absent]
         forward = dataclasses.replace(self.reference, cotangents=None, declared=declared)
         tensors = {name: array for name, array in self.tensors.items() if not is_gradient(name)}
@@ -346,5 +342,5 @@ class ModelComparison(Judge):
 
 
 def is_blind(judged: Judgement) -> bool:
-    """Whether rounding decides an entire tensor, and could hide a wrong one."""
+    """Whether rounding decides an entire tensor."""
     return judged.status == "undetermined" and judged.note.startswith("rounding")

@@ -81,7 +81,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
 
 
 def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanation | None, tuple[str, ...]]:
-    """Return the kernel that explains a tensor, and a way to avoid it."""
+    """Return the kernel that explains a tensor, and its switch."""
     candidate = comparison.theirs
     device = next((p.device.type for p in candidate.model.parameters()), "cpu") if candidate else ""
     if device == "cpu":  # cuDNN has not run

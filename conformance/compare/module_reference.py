@@ -155,7 +155,7 @@ class ModelReference:
         raise NotImplementedError
 
     def runs(self, seeds: range, truth: Any) -> list[Any]:
-        """Return samples and low-precision runs, which follow the exact decisions."""
+        """Return samples and low-precision runs."""
         raise NotImplementedError
 
     def others(self, truth: Any) -> list[Any]:  # noqa: ARG002
@@ -286,7 +286,7 @@ class ModelReference:
         raise NotImplementedError
 
     def given(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
-        """Map a function over input tensors; return the inputs by field."""
+        """Map a function over input tensors."""
         given = {"args": self.args, "kwargs": dict(self.kwargs)}
         inputs: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, given)
         return inputs
@@ -307,7 +307,7 @@ class ModelReference:
 
     @property
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """Copies of input tensors as arrays; positional ones by number."""
+        """Copies of input tensors; positional ones by number."""
         entries = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
         return {name: numbers(entry).copy() for name, entry in entries.items() if isinstance(entry, Tensor)}
 
@@ -413,7 +413,7 @@ class ModuleReference(ModelReference):
         return Copies(wrap, known | {id(tensor): used[name] for name, tensor in parameters})
 
     def untouched(self, copied: Copies | None = None) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo a block's changes, where it uses ``copied``; yield their names."""
+        """Undo a block's changes; yield their names."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         fixed = parameters | dict(self.model.named_buffers())
         return untouched(self.model, copied or self._copies(parameters, lambda x: x), fixed)
@@ -428,7 +428,7 @@ class ModuleReference(ModelReference):
         return [*samples, *([] if seeds.start else [Rounded(Followed(truth.recorded, rounded=True))])]
 
     def others(self, truth: ExactMode) -> list[ExactMode]:
-        """Return a run with rounded constants, an error of whole tensors."""
+        """Return a run with rounded constants."""
         return [Rounded(Followed(truth.recorded, rounded=True), constants=True)]
 
     def branches(self, truth: ExactMode) -> list[ExactMode]:
@@ -599,11 +599,7 @@ class ModuleReference(ModelReference):
 
 
 def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """Expand tokens (B, T) to an activation's elements; None if its shape does not fit.
-
-    Args:
-        shape: (B, T, ...), (B, H, T, ...), or (B * T, ...).
-    """
+    """Expand tokens (B, T) to elements (B, T, ...), (B, H, T, ...) or (B * T, ...)."""
     samples, tokens = rows.shape
     if shape[:2] == rows.shape:
         laid = rows.reshape(samples, tokens, *[1] * (len(shape) - 2))
@@ -689,7 +685,7 @@ def recompiling() -> Iterator[None]:
 
 
 def numbers(tensor: Tensor) -> NDArray[np.floating]:
-    """Return a tensor as an array; half precisions become float32."""
+    """Return an array; half precisions become float32."""
     with _disable_current_modes():  # else an arithmetic would intercept this
         tensor = parts(value_of(tensor) if isinstance(tensor, Computed) else tensor.detach()).cpu()
         return (tensor.float() if tensor.dtype in HALF else tensor).resolve_neg().numpy()
@@ -709,8 +705,7 @@ def handing(
 ) -> Callable[[str, Tensor | None], None]:
     """Return a function that passes tensors to an observer as arrays.
 
-    Args:
-        plain: an ordinary run; tensors of other shapes become NaN.
+    Tensors of other shapes than in ``plain`` become NaN.
     """
     seen = set[str]()
 
@@ -787,11 +782,7 @@ def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def running(what: str, why: str = "cannot be run with these inputs") -> Iterator[None]:
-    """Turn any error or exit of a block into one line, "``what`` ``why``: ...".
-
-    Raises:
-        SpecError: instead of the error.
-    """
+    """Turn errors and exits of a block into a one-line :class:`SpecError`."""
     try:
         yield
     except SpecError:

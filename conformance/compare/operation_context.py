@@ -1,6 +1,6 @@
 """Apply the catalogue's edits to single ATen operations.
 
-The family's options describe an operation. Edits that need a model or a batch fail, and do not apply.
+Edits that need a model or a batch fail, and do not apply.
 """
 
 from __future__ import annotations
@@ -83,13 +83,7 @@ def rounded(x: Tensor, rounding: Callable[[Any], Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class Mask:
-    """What an operation hides.
-
-    Attributes:
-        operand: that hides.
-        hidden: True where scores are hidden.
-        constant: replaces scores, or is added.
-    """
+    """What an operation hides: scores that ``constant`` replaces or is added to."""
 
     operation: Operation
     operand: str
@@ -187,7 +181,7 @@ Show = Callable[[Operation], OperationContext]
 
 
 def shown(it: Operation) -> tuple[str, Show] | None:
-    """Return the corresponding tap of the family, and what makes the context."""
+    """Return an operation's tap in the family, and its context."""
     if it.name in SOFTMAXES:
         return "layers.0.attention.weights", _as_weights
     if it.name in ("native_layer_norm", "native_group_norm"):
@@ -225,7 +219,7 @@ OF_NORMS: tuple[tuple[str, str, Edit], ...] = (
 
 
 def of_catalogue(it: Operation) -> Iterator[OperationBug]:
-    """Yield the catalogue's bugs of an operation, and other activations."""
+    """Yield the catalogue's bugs, and other activations."""
     if (place := shown(it)) is None:
         return
     tap, show = place

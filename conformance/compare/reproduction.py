@@ -52,8 +52,6 @@ print("tolerance of that element: {tolerance:.3g}")
 def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
     """Write the stretch of the first divergence as a script, with tensors in a ``.pt`` file.
 
-    It runs the operations of the reference, in float64 and in its dtype, and those of a candidate module.
-
     Raises:
         SpecError: if nothing diverges, or no forward stretch produced it.
     """

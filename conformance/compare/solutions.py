@@ -41,7 +41,7 @@ LEFT = 1 / (2 * Z)
 
 
 class Solution:
-    """An exact result of linear algebra; ``choice`` has signs of vectors or an order of values."""
+    """An exact result; ``choice`` has signs of vectors or an order."""
 
     def __init__(self, func: Any, exact: Any) -> None:
         self.name = str(func.overloadpacket.__name__)
@@ -71,7 +71,7 @@ class Solution:
         return [self.choice * (1j if self.choice.is_complex() else -1)]
 
     def turned(self, results: Any, turn: Tensor) -> Any:
-        """Return results with the exact ones' signs or order, changed by ``turn``."""
+        """Return results with exact signs or order, then changed."""
         tensors = list(results) if self.several else [results]
         if self.name.endswith("_ex"):  # a sample does not decide success
             tensors[-1] = self.exact[-1].clone()

@@ -22,7 +22,7 @@ FIXED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.M
 
 
 class Copies:
-    """Copies of objects; shared objects are copied once.
+    """Copies of objects, shared ones once.
 
     Args:
         wrap: converts copied tensors.
@@ -33,7 +33,7 @@ class Copies:
         self.wrap, self.known = wrap, dict(known)
 
     def __call__(self, value: Any) -> Any:
-        """Copy a value; locks and the like stay the same."""
+        """Copy a value, except locks and the like."""
         return tree_map(self._copied, value)
 
     def _copied(self, x: Any) -> Any:
@@ -74,7 +74,7 @@ def untouched(model: nn.Module, copied: Copies, fixed: Mapping[str, Tensor]) -> 
     """Like :func:`kept`, and undo changes of ``fixed`` tensors.
 
     Yields:
-        Names of what changed, complete after the block.
+        A list of changed names, complete after the block.
     """
     values = {name: tensor.detach().clone() for name, tensor in fixed.items()}
     before = {path: _attributes(module) for path, module in modules_of(model).items()}

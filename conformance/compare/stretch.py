@@ -1,4 +1,4 @@
-"""The operations that lead to a divergence, recorded once and run again in other arithmetics or with bugs."""
+"""The operations that lead to a divergence, recorded once and run again."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Recorded:
     """An operation of a stretch.
 
     Attributes:
-        line: its source, ``file:line``.
+        line: ``file:line``.
         made: its result.
-        tensors: copies, since later operations may work in place.
-        owners: identities of the calling modules.
+        tensors: copies, because later operations may work in place.
+        owners: identities of calling modules.
     """
 
     operation: Operation
@@ -69,14 +69,13 @@ class Stretch:
     """The operations between an activation and those before it.
 
     Args:
-        end: the activation.
         known: activations at which the stretch may start.
         pin: for an exact run; None: an ordinary one.
         check: called for each operation; may raise to stop.
 
     Attributes:
         starts: where it starts; empty: at the inputs.
-        active: paths of the calling modules.
+        active: paths of calling modules.
     """
 
     def __init__(
@@ -163,11 +162,8 @@ class Stretch:
         """Run all operations again.
 
         Args:
-            observer: receives each result.
-            make: computes an operation.
             others: replacements of tensors, by identity.
-            changed: numbers of changed operations. Then only what follows is computed, exactly, and only the
-                last activation is observed.
+            changed: compute exactly what follows from these operations, and observe only the end.
         """
         known = dict(others or {})
         named_here = self.tensors if changed is None else {self.end: self.result}
@@ -195,7 +191,7 @@ class Stretch:
 
     @functools.cached_property
     def places(self) -> list[tuple[str, int]]:
-        """Line of each operation, and its position among consecutive ones of that line, as in a loop."""
+        """Each operation's line, and position within consecutive ones of that line."""
         found = list[tuple[str, int]]()
         for step in self.steps:
             line, place = found[-1] if found else ("", 0)
@@ -209,7 +205,7 @@ class Stretch:
         return made[-1] if made else None
 
     def before_end(self, ends: Callable[[Recorded], bool]) -> list[Recorded]:
-        """Return the operations before the end, back to those where ``ends`` holds."""
+        """Return operations before the end, back to those where ``ends`` holds."""
         if self.last is None:
             return []
         found, wanted = list[Recorded](), set(self.last.operands)
@@ -244,8 +240,7 @@ def callers() -> list[int]:
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
     """Describe where the candidate's operations go wrong on right inputs.
 
-    A candidate may correctly compute other numbers. So only operations that lead to the wrong end count, back
-    to numbers that the reference has too.
+    Only operations that lead to the wrong end count, because others may correctly differ.
     """
     dtypes = {name: dtype_name(one.dtype) for name, one in right.tensors.items()}
     truth = right.module.exact()
@@ -269,7 +264,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
     met: dict[str, Recorded] = {}
 
     def same(step: Recorded) -> bool:
-        """Whether the reference has all results; constant ones say nothing."""
+        # Constant tensors say nothing.
         telling = [tensor for tensor in step.tensors.values() if tensor.unique().numel() > 1]
         names = [matching(tensor) for tensor in telling]
         met.update(dict.fromkeys(names, step))
@@ -307,7 +302,7 @@ def outline(array: Array) -> Array:
 
 
 def layouts(array: Array, value: Array, sigma: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield an array with value and sigma in each fitting axis order; equal shapes have one."""
+    """Yield an array with value and sigma in each fitting layout."""
     if array.shape == value.shape:
         yield array, value, sigma
         return

@@ -65,11 +65,7 @@ def parts_of(way: str) -> list[str]:
 
 
 def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
-    """Return a way's candidate: a module, a graph in ``folder``, or a function of arrays.
-
-    Raises:
-        SpecError: if the module cannot run that way.
-    """
+    """Return a way's candidate: a module, a graph, or a function of arrays."""
     names = parts_of(way)
     alone = [name for name in names if name not in MODULES]
     if alone:
@@ -147,7 +143,7 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
 
 
 def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
-    """Return OpenVINO's module in float32, as a function of arrays."""
+    """Return OpenVINO's function of arrays, in float32."""
     with optional("way 'openvino'", "peers"):
         import openvino
     given = reference.on_host()
@@ -170,7 +166,7 @@ def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[
 
 
 def padded(reference: ModuleReference, left: bool, *_args: Any, **_inputs: Any) -> dict[str, Any]:
-    """Run the module with :data:`MORE` tokens of padding, and remove them from the results.
+    """Run with :data:`MORE` tokens of padding, and remove them from the results.
 
     Left padding changes positions, so only outputs are returned.
     """
@@ -195,11 +191,7 @@ def padded(reference: ModuleReference, left: bool, *_args: Any, **_inputs: Any) 
 
 
 def token_by_token(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
-    """Return a function that feeds a decoder one token at a time.
-
-    Raises:
-        SpecError: if it has no tokens or cache.
-    """
+    """Return a function that feeds a decoder one token at a time."""
     model, kwargs = reference.model, dict(reference.kwargs)
     ids, mask = kwargs.pop("input_ids", None), kwargs.pop("attention_mask", None)
     takes = inspect.signature(model.forward).parameters

@@ -39,7 +39,7 @@ Function = Callable[[Arithmetic, Mapping[str, Node], Mapping[str, Array], Tap], 
 
 
 class Guarded(Arithmetic):
-    """Exact arithmetic that rejects a mask which softmax cannot tell from scores."""
+    """Exact arithmetic that rejects mask constants which hide nothing."""
 
     without_rule = ()
 
@@ -49,11 +49,7 @@ class Guarded(Arithmetic):
         self.largest = 0.5 / precision(dtype).unit_roundoff
 
     def softmax(self, a: Node, floor: Any = None, sums: Any = None) -> Node:
-        """Return the softmax.
-
-        Raises:
-            SpecError: for such a score without a mask.
-        """
+        """Return the softmax, or reject a mask-like score that is not hidden."""
         # Its tolerance would be so wide that zeros agree (decision 32).
         scores = a.value if a.hidden is None else np.where(a.hidden, 0, a.value)
         if (scores < -self.largest).any():
@@ -103,7 +99,7 @@ class Written(ModelReference):
         return Guarded(self.dtype)
 
     def runs(self, seeds: range, truth: Arithmetic) -> list[Arithmetic]:  # noqa: ARG002
-        """Return samples and low-precision runs; the first look gets one of these, the second the rest."""
+        """Return samples, with one low-precision run at first and the rest later."""
         first, *others = low_precision(self.dtype)
         samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)
         return [*samples, *(others if seeds.start else [first])]

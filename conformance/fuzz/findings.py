@@ -1,4 +1,4 @@
-"""Findings of a hunt: counts and largest errors by backend and precision, and failed cases."""
+"""Findings of a hunt: counts, largest errors and failed cases."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Failure:
 
     @property
     def name(self) -> str:
-        """A file name: backend, seed of the run, and number of the case."""
+        """Name of its files."""
         backend = re.sub("[^A-Za-z0-9]+", "-", self.result.backend).strip("-")
         return f"{backend}-{self.result.case.removeprefix('fuzz-')}"
 
 
 def explained(result: Result) -> Result:
-    """Return a result with its explanation, without the data for the search."""
+    """Explain a result, and drop the data for the search."""
     verdict = result.verdict
     if verdict is None or (verdict.judge is None and verdict.case is None):
         return result
@@ -114,7 +114,7 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing found. 1: a divergence. 3: a backend crashed, was unavailable, or was not judged."""
+        """0: nothing found. 1: a divergence or refusal. 3: not everything was judged."""
         statuses = {status for _, _, tally in self.each() for status in tally.statuses}
         if self.owed or statuses & set(FAILED_WORKER) or self.unjudged or not self.judged:
             return 3

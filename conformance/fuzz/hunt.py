@@ -165,10 +165,10 @@ def _hunt_on_dask(plan: Plan, settings: Setup, indices: Iterable[int], event: st
 
 
 def connected(address: str) -> Any:
-    """Return a Dask client; its workers need Concord and the frameworks.
+    """Return a Dask client, whose workers need Concord and the frameworks.
 
     Raises:
-        SpecError: if Dask is not installed, or no scheduler answers.
+        SpecError: if no scheduler answers.
     """
     distributed = dask()
     try:
@@ -181,10 +181,6 @@ def connected(address: str) -> Any:
 
 
 def dask() -> Any:
-    """Import Dask.
-
-    Raises:
-        SpecError: if it is not installed.
-    """
+    """Import Dask."""
     with optional("--scheduler", "dask"):
         return importlib.import_module("distributed")

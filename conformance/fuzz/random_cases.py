@@ -1,4 +1,4 @@
-"""A random case as data: a configuration, and seeds for weights and inputs."""
+"""A random case: a configuration, and seeds for weights and inputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FuzzCase:
     gradients: bool = True
 
     def build(self) -> tuple[EncoderConfig, dict[str, NDArray[np.float64]], Batch]:
-        """Return configuration, weights and inputs; real values are exact in float32."""
+        """Return configuration, weights and inputs, exact in float32."""
         return self.config, self._weights(), self._inputs()
 
     def job(self, name: str) -> Job:

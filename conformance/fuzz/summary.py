@@ -1,4 +1,4 @@
-"""Print findings, and write failures as folders that can be run again."""
+"""Print findings, and write failures as folders."""
 
 from __future__ import annotations
 
@@ -89,11 +89,7 @@ def command(failure: Failure, settings: Setup) -> str:
 
 
 def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[str]:
-    """Write each failure as a folder for ``concord case run``, and note its path.
-
-    Returns:
-        Problems that prevented writing.
-    """
+    """Write failures as folders for ``concord case run``; return problems."""
     problems: list[str] = []
     chosen = {name: getattr(settings, name) for name in SETTINGS}
     for failure in findings.failures:

@@ -1,1 +1,1 @@
-"""Training in lockstep: backends process the same batches, and each step is judged."""
+"""Lockstep training: backends process the same batches, step by step."""

@@ -1,7 +1,4 @@
-"""Find the cause of a divergent step: a catalogued bug, another field of the recipe, or a fitted number.
-
-The step is repeated with each.
-"""
+"""Find the cause of a divergent step: a bug, another field of the recipe, or a fitted number."""
 
 from __future__ import annotations
 
@@ -50,11 +47,7 @@ LONGEST = 2_000
 
 
 def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Explanation | None:
-    """Return what explains the first divergent step, and also holds in other steps.
-
-    Args:
-        others: earlier steps, which agree, and later ones, which diverge too.
-    """
+    """Return what explains the first divergent step, and holds in ``others``."""
     search, diverging = Search(first, others=others), [other for other in others if other.tensor]
     cause = search.explain((suspects(first.case.training.recipe), recovered(first)))
     for failure in search.effort.failures:
@@ -95,7 +88,7 @@ def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
 
 
 def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield alternative values, with the other fields that each requires."""
+    """Yield alternative values, with the fields that they require."""
     total, warmup, accumulation = recipe.total_steps or 0, recipe.warmup_steps, recipe.accumulation
     numbers = {
         **NUMBERS,
@@ -126,7 +119,7 @@ def _besides(recipe: Recipe, name: str, value: Any) -> dict[str, Any]:
 
 
 def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the empty set, the complement, and sets with one or two kinds toggled."""
+    # The empty set, the complement, and sets with one or two kinds toggled.
     now, kinds = set(undecayed), KINDS_OF_PARAMETERS
     toggled = [{kind, other} for place, kind in enumerate(kinds) for other in kinds[place:]]
     for changed in (now, set(kinds), *toggled):
@@ -149,7 +142,6 @@ def _number(made: DeliveredStep, name: str, value: float) -> Hypothesis:
 
 
 def _left(made: DeliveredStep, section: str, change: Callable[[float], Change]) -> Left:
-    """Return the residual of a section as a function of a number."""
     prefix = f"steps.{made.start.step}.{section}."
     wanted = {name: array for name, array in made.delivered.items() if name.startswith(prefix)}
 
@@ -244,7 +236,7 @@ SECTIONS = {
 
 
 def readings(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """Read off which parameters are wrong, and what they hold."""
+    """Yield what wrong parameters hold."""
     section = made.tensor.split(".")[2]
     if section not in SECTIONS:
         return
@@ -274,7 +266,6 @@ def _of(made: DeliveredStep, wrong: Sequence[str], like: Collection[str], every:
 
 
 def _instead(made: DeliveredStep, section: str) -> dict[str, dict[str, Array]]:
-    """Return what a section may hold instead, by description and parameter."""
     values, prefix = made.expected.values, f"steps.{made.start.step}."
 
     def of(kind: str) -> dict[str, Array]:

@@ -36,8 +36,7 @@ class Envelope:
     """The reference's training, and tolerances around it.
 
     Args:
-        resynchronised: whether each step starts from a given state, and every run clips by the reference's
-            norm.
+        resynchronised: whether each step starts from a given state, and is clipped by the reference's norm.
     """
 
     def __init__(self, case: JudgedTraining, resynchronised: bool = False) -> None:
@@ -49,7 +48,7 @@ class Envelope:
         self.elements = 0
 
     def advance(self, start: Start) -> None:
-        """Run the reference's next step, from a given state if resynchronised."""
+        """Run the reference's next step."""
         self.start, self.looks, values = start, {}, dict[str, Array]()
         self.values = values
         if self.resynchronised:
@@ -66,8 +65,8 @@ class Envelope:
         """Return what is expected of the reference's last step.
 
         Args:
-            whole: False for a first look: few samples, one low-precision run, no turned corners.
-            last: whether it is the final step, so that no training has to stay in memory.
+            whole: False for a first look with few runs.
+            last: whether no step follows, which saves memory.
         """
         if whole in self.looks:
             return self.looks[whole]
@@ -98,7 +97,7 @@ class Envelope:
         return expected
 
     def of_run(self, delivered: Mapping[str, Array], whole: bool = True) -> Expectation:
-        """Return what is expected of a run's step, clipped by its own norm."""
+        """Return what is expected of a run, clipped by its own norm."""
         expected, prefix = self.around(whole), f"steps.{self.start.step}."
         # The norm is judged separately. Its error is the same in every clipped gradient, not noise per
         # element (decision 24).
@@ -132,11 +131,7 @@ def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str
 
 
 def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
-    """Mark results of out-of-range numbers as undetermined.
-
-    Args:
-        state: before the step.
-    """
+    """Mark results of out-of-range numbers as undetermined."""
     # A number that is not finite passes a closed ReLU in frameworks that multiply by 0, but not in those that
     # select. From there on, whether an element is finite is not a question of correctness.
     largest, sigmas = precision(expected.dtype).largest, dict(expected.sigmas)
@@ -176,7 +171,7 @@ _derived = Cache()
 
 
 def of_training(case: JudgedTraining) -> Expectation:
-    """Return what correct training reports, with rounding carried through all steps."""
+    """Return what correct training reports over all steps."""
     expected: Expectation = _derived.get(case.key, lambda: _of_training(case))
     return expected
 

@@ -1,7 +1,7 @@
 """Run backends in lockstep with the reference.
 
-If steps start from the reference's state, they are judged. If they start from the backend's own, only curves
-are kept, because even a correct backend drifts as far as the training is chaotic.
+From the reference's state, each step is judged. From a backend's own state only curves are kept, because even
+a correct backend drifts as far as the training is chaotic.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Candidate:
     def step(
         self, state: Mapping[str, Array] | None, step: int, batches: Sequence[Batch]
     ) -> dict[str, Array]:
-        """Run a step, from a given state or its own; return the report."""
+        """Run a step, and return its report."""
         started = time.perf_counter()
         try:
             if state is not None:
@@ -112,7 +112,7 @@ class Candidate:
             self.fail(f"judging step {start.step + 1}", error)
 
     def judge(self, delivered: dict[str, Array], envelope: Envelope, start: Start) -> None:
-        """Judge a step, in full if it comes near a tolerance."""
+        """Judge a step."""
         start = replace(start, resumed=start.step)
         # After a divergence a first look is enough: the verdict stands.
         looks = (False, True) if self.judged and not self.diverging else (False,)
@@ -163,7 +163,7 @@ class Candidate:
 
 
 def misfits(delivered: Mapping[str, Array], expected: Mapping[str, Array]) -> str:
-    """Describe unknown or misshapen tensors; empty if there are none."""
+    """Describe unknown or misshapen tensors."""
     problems = list[str]()
     for name, array in delivered.items():
         quoted, right = repr(shown(name.split(".", 2)[2])), expected.get(name)
@@ -186,7 +186,6 @@ def in_lockstep(
 
     Args:
         resynchronise: whether each step starts from the reference's state, and is judged.
-        case: its deviations are ignored.
     """
     # One envelope per set of deviations; the one without deviations gives the reference's state. Starting
     # from that, a bug shows at its own step, not through the rounding of earlier steps.
@@ -241,12 +240,7 @@ def conduct(
     mode: str = MODES[0],
     callback: Callback = lambda name, steps: None,
 ) -> Lockstep:
-    """Train backends in lockstep in their workers.
-
-    Args:
-        settings: without threads, backends and reference share the cores.
-        mode: one of :data:`concord.conformance.lockstep.outcome.MODES`.
-    """
+    """Train backends in lockstep in their workers; without a number of threads they share the cores."""
     heaps.share()
     started, cores = time.perf_counter(), os.cpu_count() or 1
     # With more threads than cores, small products take ten times as long.
@@ -270,11 +264,7 @@ def conduct(
 
 
 def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -> Candidate | Track:
-    """Open a training session, or return the track of a backend that cannot train.
-
-    Args:
-        stack: closes the worker.
-    """
+    """Open a training session, or return a failed track."""
     try:
         worker = stack.enter_context(settings.open(name))
         request = Request(
@@ -318,9 +308,8 @@ def judged_steps(
     """Yield the steps of a separate run, up to the first divergence.
 
     Args:
-        case: reports every step, with the backend's deviations.
-        made: each step's report.
-        resumed: the step at which it resumed from its checkpoint; 0: never.
+        case: with the backend's deviations; reports every step.
+        resumed: the step at which it resumed from a checkpoint; 0: never.
 
     Raises:
         SpecError: at the end, if a section was never judged.
@@ -354,7 +343,7 @@ def judged_steps(
 def first_divergence(
     case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0, explaining: bool = True
 ) -> Divergence | None:
-    """Return where training first left its tolerance, and the cause if ``explaining``."""
+    """Return where training first diverges, and perhaps the cause."""
     *agreed, last = judged_steps(case, made, resumed)
     if not last.tensor:
         return None

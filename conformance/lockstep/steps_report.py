@@ -1,4 +1,4 @@
-"""Print lockstep training: largest errors by section, and first divergences."""
+"""Print lockstep training."""
 
 from __future__ import annotations
 

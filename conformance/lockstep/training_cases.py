@@ -1,4 +1,4 @@
-"""Cases of lockstep training: example batches and the standard case."""
+"""Example batches and the standard case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend's training step, and the same step with a bug."""
+"""A backend's training step, and the same with a bug."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from concord.spec.arrays import Array
 class DeliveredStep(Computation):
     """A backend's step, explained by repeating it with a bug.
 
-    A bug explains it if the whole report lies within the tolerances of training with that bug.
+    A bug explains it if the whole report lies within tolerance of training with that bug.
 
     Args:
-        case: the training, with the backend's deviations.
         start: the step, and the reference's state before it.
         delivered: the backend's report.
         looks: return what is expected, the final look last.
@@ -66,7 +65,7 @@ class DeliveredStep(Computation):
     def trajectory(
         self, change: Change, arithmetic: Arithmetic, known: Any = None, earlier: Start | None = None
     ) -> BuggedTrajectory:
-        """Return training with a bug, before the step; first repeat the ``earlier`` one, if given."""
+        """Return training with a bug, before the step."""
         start, resumed = self.start, self.start.resumed
         trajectory = BuggedTrajectory(self.case, arithmetic, change, resumed, known)
         trajectory.place.resumed = resumed if resumed < start.step else 0
@@ -84,7 +83,7 @@ class DeliveredStep(Computation):
         return trajectory
 
     def step(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> dict[str, Array]:
-        """Run the step with a bug, and return its tensors."""
+        """Run the step with a bug."""
         tensors, prefix = dict[str, Array](), f"steps.{self.start.step}."
         # The previous step is repeated only for a bug that remembers it.
         for earlier in (None, self.start.earlier) if self.start.earlier else (None,):
@@ -101,11 +100,7 @@ class DeliveredStep(Computation):
         return self.step(change, exact(self.dtype), self.known)
 
     def tried(self, hypothesis: Hypothesis) -> dict[str, Array]:
-        """Return the exact step under a hypothesis.
-
-        Raises:
-            LookupError: if it reports other tensors than the backend.
-        """
+        """Return the exact step under a hypothesis, if its report has the same tensors."""
         tensors = self.exactly(hypothesis.change)
         reported, shapes = (
             {name: array.shape for name, array in arrays.items() if name in self.asked}
@@ -171,7 +166,7 @@ class DeliveredStep(Computation):
         }
 
     def judged(self, actual: Array, prediction: Prediction) -> Judgement:
-        """Judge a tensor; elements that are NaN or infinite on both sides agree."""
+        """Judge a tensor; equal NaN or infinite elements agree."""
         value = prediction.value
         alike = ~np.isfinite(value) & (np.isnan(value) == np.isnan(actual)) & ~np.isfinite(actual)
         finite_actual, value, sigma = (
@@ -185,7 +180,7 @@ class DeliveredStep(Computation):
         return shown and self.distance(prediction) <= 1
 
     def one_cause(self, one: Hypothesis, other: Hypothesis) -> bool:
-        """Whether two hypotheses are the same cause, such as a recipe's field and its bug."""
+        """Whether two hypotheses are one cause."""
         recipes = one.change.places == other.change.places == {"recipe"}
         return super().one_cause(one, other) or (recipes and not {one.name, other.name}.isdisjoint(CLAUSE_OF))
 

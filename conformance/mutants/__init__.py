@@ -1,1 +1,1 @@
-"""Mutants: bugs injected into a backend, to prove that the judge finds and names them."""
+"""Mutants: injected bugs, which prove that the judge finds and names them."""

@@ -17,7 +17,7 @@ STYLES = {"found": "green", "absent": "dim", "failed": "bold magenta"}
 
 
 def matrix_table(matrix: Matrix) -> Table:
-    """Return a row per mutant, with its margin by backend."""
+    """Return a row per mutant."""
     names = ordered(finding.backend for finding in matrix.findings)
     table = Table(
         title="Mutants: first error in tolerances", title_justify="left", title_style="bold", padding=(0, 1)
@@ -41,7 +41,7 @@ def matrix_table(matrix: Matrix) -> Table:
 
 
 def summary(matrix: Matrix, backend: str) -> str:
-    """Return a backend's shares of found mutants and correct explanations."""
+    """Return shares of found mutants and correct explanations."""
     asked = [finding for finding in matrix.findings if finding.backend == backend]
     found = [finding for finding in asked if finding.status in ("found", "misplaced")]
     parts = [f"{backend}: found {len(found)} of {len(asked)}"]
@@ -56,7 +56,7 @@ def summary(matrix: Matrix, backend: str) -> str:
 
 
 def show(matrix: Matrix, console: Console) -> None:
-    """Print the matrix, missed mutants, wrong explanations, and a summary."""
+    """Print matrix, failures and summary."""
     console.print(matrix_table(matrix))
     told = list[tuple[str, str, object]]()
     absent = dict[str, str]()

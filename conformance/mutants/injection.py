@@ -1,4 +1,4 @@
-"""Inject a bug by editing the taps of a framework's model."""
+"""Inject a bug by editing the taps of a model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ Tap = Callable[[str, Array], Array]
 
 
 class Injection(Context):
-    """One run of a model with the edits of a change.
+    """One run of a model with edits.
 
     Args:
         memory: state that edits keep between runs.
 
     Attributes:
         libraries: namespaces of the framework, searched in order.
-        seen: the edited taps.
     """
 
     libraries: tuple[Any, ...] = ()
@@ -51,21 +50,14 @@ class Injection(Context):
 
     @abstractmethod
     def held(self, layer: Any, kind: str) -> Array:
-        """Return a layer's parameter in canonical layout; None if absent.
-
-        Args:
-            kind: see :class:`concord.spec.parameters.Parameter`.
-        """
+        """Return a layer's parameter in canonical layout, if any."""
 
     def submodule(self, owner: Any, name: str) -> Any:
         """Return a submodule by part of its canonical name."""
         return getattr(owner, name)
 
     def given(self, model: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return inputs and parameters by canonical name.
-
-        Parameters in a framework's own form are missing.
-        """
+        """Return inputs and parameters by canonical name, as far as available."""
         tensors = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
         for name, parameter in parameters(self.config, self.part).items():
             owner = model

@@ -94,11 +94,7 @@ def plugin(backend: str) -> str:
 
 
 def mutable(names: Sequence[str] | None) -> list[str]:
-    """Return the named built-in backends; all by default.
-
-    Raises:
-        SpecError: for unknown names, with suggestions.
-    """
+    """Return the named built-in backends; all by default."""
     problems = unknowns("backend", names or [], backends.BUILT_IN)
     if problems:
         raise SpecError(problems)
@@ -106,11 +102,7 @@ def mutable(names: Sequence[str] | None) -> list[str]:
 
 
 def chosen(names: Sequence[str] | None) -> list[Bug]:
-    """Return mutants by name or operation, in the catalogue's order; all by default.
-
-    Raises:
-        SpecError: for unknown names, with suggestions.
-    """
+    """Return mutants by name or operation; all by default."""
     asked = set(names or OPERATIONS)
     problems = unknowns("mutant", names or [], [*KNOWN, *OPERATIONS])
     if problems:
@@ -134,12 +126,7 @@ def conduct(
     progress: Progress = lambda backend, done: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Matrix:
-    """Run mutants on several backends in parallel.
-
-    Args:
-        asked: mutants by backend.
-        stopped: see :func:`concord.conformance.run.campaign.conduct`.
-    """
+    """Run mutants on several backends in parallel."""
     with Pool(halted=stopped) as pool:
         hunts = [Hunt(name, settings, progress, pool) for name in asked]
         findings = pool.map(lambda hunt: hunt.all(asked[hunt.backend]), hunts)
@@ -152,7 +139,6 @@ class Hunt:
     """Runs mutants on one backend.
 
     Args:
-        pool: supervises the worker; a new one by default.
         worker: an existing worker of the plugin.
         diagnosing: whether to explain findings, the slowest part.
     """
@@ -241,12 +227,7 @@ class Hunt:
         return found(right, row.tensor, row.ratio, detail=detail, row=row, **named)
 
     def verdict(self, mutant: Bug, dtype: str) -> Verdict:
-        """Judge a mutant's run in its standard case.
-
-        Raises:
-            WorkerFailure: if there is no result.
-            Misfit: if tensors do not fit the case.
-        """
+        """Judge a mutant's run in its standard case."""
 
         def run(case: Case) -> Run:
             how = (dtype, f"mutant:{mutant.name}")

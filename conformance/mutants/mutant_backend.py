@@ -1,4 +1,4 @@
-"""A backend with a bug on request: the base class of the plugins."""
+"""A backend with a bug on request: base class of the plugins."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ class Mutating:
         """Run a request, with the change that its implementation names.
 
         Raises:
-            UnknownNameError: for an unknown change.
-            Unsupported: if the model lacks a tap that the change edits or needs.
+            Unsupported: if the model lacks a tap that the change needs.
         """
         kind, colon, name = request.implementation.partition(":")
         name, _, implementation = name.partition("@")
@@ -61,11 +60,7 @@ class Mutating:
             self.injection = None
 
     def train(self, request: Request) -> TrainingSession:
-        """Open a training session, possibly with a bug.
-
-        Raises:
-            UnknownNameError: for an unknown bug.
-        """
+        """Open a training session, possibly with a bug."""
         _, colon, name = request.implementation.partition(":")
         if colon and name not in TRAINING:
             raise unknown("bug of training", name, list(TRAINING))

@@ -1,4 +1,4 @@
-"""A trainer with a bug: each part of a step is a method that the bug may change."""
+"""A trainer with a bug."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 
 class MutatedTrainer(Bugged, Trainer):
-    """A trainer with a bug.
+    """A trainer whose steps consist of methods that a bug may change.
 
     Args:
         session: for a request with the bug's recipe.
-        change: edits of a step.
         rounding: the framework's operations.
     """
 
@@ -44,7 +43,7 @@ class MutatedTrainer(Bugged, Trainer):
         return TrainingStep(self.operations, self.shortened, self.recipe, self.kinds)
 
     def shortened(self, tensor: Any, number_format: str) -> Any:
-        """Round a tensor, or an array of the state, to a shorter format."""
+        """Round a tensor or array to a shorter format."""
         if not isinstance(tensor, np.ndarray):
             return self.rounding.rounded(tensor, number_format)
         exact = tensor.astype(np.float64)

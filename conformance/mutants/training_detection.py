@@ -1,4 +1,4 @@
-"""Detect a training bug at the first step where the reference shows it."""
+"""Detect a training bug at the step where the reference shows it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,7 @@ class Shown:
 
 @functools.cache
 def shown(name: str, dtype: str) -> Shown:
-    """Return where a bug first exceeds the tolerances of correct training.
-
-    Raises:
-        SpecError: if it does not, and a section was never judged.
-    """
+    """Return where a bug first exceeds the tolerances of correct training."""
     bug, before = TRAINING[name], 0.0
     training, resume = shown_by(bug)
     right = JudgedTraining(*model(), training, dtype=dtype)
@@ -67,9 +63,7 @@ def divergence_of(
     """Run a bug's training on a backend, and return its first divergence.
 
     Args:
-        worker: of a backend with bugs on request.
-        right: whether to train without the bug.
-        explaining: whether to search for the cause.
+        right: train without the bug.
     """
     training, resume = shown_by(bug)
     config, weights = model()

@@ -1,4 +1,4 @@
-"""Run many jobs on many backends; the death of a worker is a result like any other."""
+"""Run many jobs on many backends. The death of a worker is a result."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Job:
         return left
 
     def independent(self) -> Job | None:
-        """Return the job with a loss independent of padding; None if no sample is left."""
+        """Return the job with a loss independent of padding, if samples are left."""
         batch = independent_batch(self.config, self.batch, self.part)
         if batch is None:
             return None
@@ -291,7 +291,7 @@ def conduct(
 
 
 def unseen(environment: Mapping[str, Any], device: str) -> str:
-    """Say that a backend does not see a device; empty if it does, or does not say."""
+    """Say that a backend does not see a device, if so."""
     seen = environment.get("devices", [])
     if not seen or (f"{device}:0" if device == "cuda" else device) in seen:
         return ""
@@ -340,7 +340,7 @@ def _verb(status: str) -> str:
 
 
 def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
-    """Repeat each job in place until it occurs at least ``least`` times, and count it."""
+    """Repeat each job in place at least ``least`` times, and count it."""
     listed, counted, turns = Counter(map(id, jobs)), dict[int, Job](), list[Job]()
     for job in jobs:
         added = 0
@@ -352,12 +352,7 @@ def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
 
 
 class Runner:
-    """Runs one backend's jobs in sequence on one worker.
-
-    Args:
-        pool: supervises the worker.
-        environments: receives the backend's description.
-    """
+    """Runs one backend's jobs in sequence on one worker."""
 
     def __init__(
         self,
@@ -375,7 +370,7 @@ class Runner:
         self.supervisor = pool.supervise(partial(settings.open, name), started=self.started)
 
     def attempt(self, job: Job) -> Result:
-        """Run and judge a job; return the result of all its runs so far."""
+        """Run and judge a job; return the result of all runs so far."""
         self.turn += 1
         started, before = time.perf_counter(), self.earlier.pop(id(job), None)
         if before is None:
@@ -444,7 +439,7 @@ class Runner:
         return earlier, before.result.attribution
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
-        """Note if a divergent run agrees in the strict precision."""
+        """Note agreement in the strict precision."""
         if verdict.status != "diverges" or self.settings.precision == "strict":
             return ""
         try:
@@ -519,7 +514,7 @@ class Runner:
 
 
 def failure_of(error: Exception) -> tuple[str, str, str] | None:
-    """Return status, detail and output of a failed worker; None for other errors."""
+    """Return a worker failure's status, detail and output; None for other errors."""
     if isinstance(error, WorkerFailure):
         return error.status, error.detail, error.stderr
     if isinstance(error, SpecError):

@@ -30,7 +30,7 @@ TICKS = [(round(100 * (DECADES[1] - i) / (DECADES[1] - DECADES[0]), 1), f"{10.0*
 
 
 def level(row: Row, way: str) -> int | None:
-    """Return a tensor's error level; one that cannot be compared has the last."""
+    """Return a tensor's error level, the last if it cannot be compared."""
     judgement = row.judged(way)
     if judgement is None:
         return len(LEVELS) if row.status == "diverges" and row.deciding is None else None
@@ -40,7 +40,7 @@ def level(row: Row, way: str) -> int | None:
 
 
 def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence[int] = ()) -> dict[str, Any]:
-    """Return a logarithmic line chart of errors by tensor or step.
+    """Return a logarithmic line chart of errors.
 
     Args:
         lines: errors in tolerances; None interrupts a line.
@@ -68,11 +68,7 @@ def summed(histograms: Iterable[Sequence[int]]) -> list[int]:
 
 
 def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
-    """Return a histogram of errors in sigma; both axes are logarithmic.
-
-    Args:
-        filled, outlined: counts per bin, drawn as bars and as an outline.
-    """
+    """Return a logarithmic histogram of errors in sigma, as bars and an outline."""
     below, over = Z_BINS.index(1.0) + 1, Z_BINS.index(Z) + 1
     elements, beyond = sum(filled), sum(filled[over:])
     largest = math.log10(1 + max([1, *filled, *outlined]))

@@ -103,11 +103,7 @@ def case_files(job: Job) -> dict[str, bytes]:
 
 
 def read_jobs(folder: Path) -> list[Job]:
-    """Read every case in a folder.
-
-    Raises:
-        SpecError: if there is none, or for missing or corrupt files.
-    """
+    """Read every case in a folder."""
     return collect(*(partial(read_job, path) for path in _cases(folder)))
 
 
@@ -194,11 +190,7 @@ def read_run(folder: Path, job: Job) -> Run:
 
 
 def judge_dumps(folder: Path) -> Report:
-    """Judge every run in a folder; a case without a run is ``missing``.
-
-    Raises:
-        SpecError: if there is no case, or for corrupt files.
-    """
+    """Judge every run in a folder; a case without a run is ``missing``."""
     judged = collect(*(partial(_judge_dump, path) for path in _cases(folder)))
     return Report([result for result, _ in judged], {one.backend: info for one, info in judged}, Setup())
 

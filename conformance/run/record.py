@@ -55,7 +55,7 @@ class Record:
 
 
 def made(outcome: Any, kind: str, title: str = "") -> Record:
-    """Return a record of an outcome that has an exit code."""
+    """Return a record of an outcome."""
     if isinstance(outcome, Report):
         outcome = outcome.explained()
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -76,7 +76,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to JSON types, without fields that have their default."""
+    """Convert a value to JSON types, without defaults."""
     # Without pydantic, which some measuring machines lack.
     if isinstance(value, EncoderConfig):
         return value.as_dict()
@@ -136,11 +136,7 @@ def _scalar(value: Any) -> Any:
 
 
 def write(path: Path, record: Record) -> None:
-    """Write a record atomically.
-
-    Raises:
-        SpecError: if the file cannot be written.
-    """
+    """Write a record atomically."""
     write_text(path, text(record))
 
 

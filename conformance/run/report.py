@@ -1,4 +1,4 @@
-"""Print results: a table of verdicts, and the first divergence of each failure."""
+"""Print results: a table of verdicts, and first divergences."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def gravity(result: Result) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class FirstDivergence:
-    """Runs of one backend whose first divergence is the same tensor, in any layer."""
+    """Runs of a backend that first diverge at the same tensor."""
 
     results: list[Result]
     together: list[Conclusion]  # conclusions from several cases
 
     @cached_property
     def result(self) -> Result:
-        """The run with a known cause, or else with the largest error."""
+        """The run with a known cause, or the largest error."""
 
         def order(result: Result) -> tuple[bool, bool, float]:
             cause = result.verdict.cause if result.verdict else None
@@ -114,7 +114,7 @@ def select(report: Report, **fields: str) -> list[Result]:
 
 
 def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
-    """Return the worst result by group, backend and dtype; None if there is none."""
+    """Return the worst result by group, backend and dtype."""
     groups, names, dtypes = (
         ordered(getattr(result, key) for result in report.results) for key in ("group", "backend", "dtype")
     )
@@ -155,11 +155,7 @@ def table(report: Report, title: str, group: str = "variant") -> Table:
 
 
 def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table:
-    """Return a table with a row per candidate.
-
-    Args:
-        reference: milliseconds of its forward pass; 0 if not timed.
-    """
+    """Return a table of candidates; ``reference`` is the reference's time in milliseconds."""
     timed = reference or any(result.milliseconds for result in results)
     several_cases = len({result.case for result in results}) > 1
     columns = ["candidate", *(["inputs"] * several_cases), "verdict", "worst", "first wrong, and why"]
@@ -217,11 +213,7 @@ def runs(report: Report) -> str:
 
 
 def within(path: Path, name: str, text: str) -> str:
-    """Replace the text between a file's markers.
-
-    Raises:
-        SpecError: if the file or a marker is missing.
-    """
+    """Replace the text between a file's markers."""
     before, after = around(path, name)
     return before + (text.replace("\n", "\r\n") if before.endswith("\r\n") else text) + after
 
@@ -306,7 +298,7 @@ def declarations(report: Report) -> list[str]:
 
 
 def repeated(results: Sequence[Result]) -> str:
-    """Say whether a backend's repeated runs have the same bits; empty if none were repeated."""
+    """Say whether a backend's repeated runs have the same bits."""
     runs = [result for result in results if result.verdict and result.times > 1]
     if not runs:
         return ""

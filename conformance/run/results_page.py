@@ -1,4 +1,4 @@
-"""The page of a check, of golden files, or of a comparison."""
+"""The page of a check, golden files, or a comparison."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class CaseResults:
 
     @property
     def chips(self) -> list[Result]:
-        """Each backend's worst result; of a failed case, only bad ones."""
+        """Each backend's worst result; only bad ones of a failed case."""
         fine = ("absent", "unsupported", *(["agrees"] if self.order < 2 else []))
         shown = [result for result in self.results if result.status not in fine]
         return [min(results, key=gravity) for results in gather(shown, lambda one: one.backend).values()]
 
     @property
     def silent(self) -> list[tuple[Result, str]]:
-        """Results without a chart, with the dtypes that share a reason."""
+        """Results without a chart, grouped by reason."""
         mute = [result for result in self.results if not result.verdict or result.status == "undetermined"]
         gathered = gather(mute, lambda result: (result.backend, result.status, result.detail))
         return [(results[0], ", ".join(result.dtype for result in results)) for results in gathered.values()]

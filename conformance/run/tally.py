@@ -1,4 +1,4 @@
-"""Counts and largest errors over many runs of one backend in one precision."""
+"""Counts and largest errors of one backend in one precision."""
 
 from __future__ import annotations
 
