@@ -341,7 +341,7 @@ class ExactMode(TorchDispatchMode):
                 (args[0].value if isinstance(args[0], Computed) else args[0]).copy_(erred)
                 return args[0]
             y = erred
-        elif changing and isinstance(y, Tensor) and y is not args[0]:
+        elif changing and isinstance(y, Tensor) and y is not args[0]:  # cast in place
             return args[0].copy_(y)
         result = mapped(lambda x: _wrapped(x, dtype), y)
         is_view = about.views and isinstance(args[0], Computed)
@@ -552,7 +552,7 @@ class Perturbed(ExactMode):
             self.weights[weights.untyped_storage().data_ptr()] = weights, scores
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Search the last two products."""
+        """Use the factors, if it is one of the last two products."""
         for y, a, b in self.products:
             same = y.untyped_storage().data_ptr() == product.untyped_storage().data_ptr()
             if same and product.is_contiguous() and y.shape[-2:] == product.shape[-2:]:

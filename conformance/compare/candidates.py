@@ -407,7 +407,7 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
             check=False,
         )
         words = done.stderr.strip().splitlines()
-        if done.returncode == 1 and words:  # the function raised an exception
+        if done.returncode == 1 and words:  # Python ended with an exception
             raise SpecError(f"{target} gave no result: {words[-1]}")
         if done.returncode or not output_file.is_file():
             killed = signal.Signals(-done.returncode).name if done.returncode < 0 else ""

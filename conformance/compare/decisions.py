@@ -407,7 +407,7 @@ class Decisions:
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Compute and record an operation; ``held`` operands are in its dtype."""
+        """Compute and record an operation; ``held`` operands have numbers rounded to the dtype."""
         args, kwargs = operands
         decision: Decision | None = None
         kind, whole = kind_of(func, args, floats), _whole(operands)
@@ -512,7 +512,7 @@ class Branch(Beside):
 
     # By operation number: where the decision changes, and the alternative.
     turns: Mapping[int, tuple[Tensor, Tensor]]
-    share: float  # effect of all turns together, relative to this branch's
+    share: float  # largest effect of all turns together, relative to this branch's
     wholly: bool  # whether rounding decides nearly all elements
     because: str  # describes the decisions
     spoils: bool = False  # whether it replaces results of linear algebra by NaN

@@ -46,7 +46,7 @@ def _moves(it: Operation) -> bool:
     return it.func.is_view or it.name in ("clone", "_unsafe_view", "copy", "where", "detach", "alias")
 
 
-# Left out, or done twice.
+# Omitted or repeated steps.
 
 # Names of bugs by what is omitted.
 LEFT_OUT = {

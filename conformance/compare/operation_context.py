@@ -59,7 +59,7 @@ class OperationContext(TorchOperations, Context):
 
     def __init__(self, x: Tensor, y: Tensor, **options: Any) -> None:
         self.x, self.unnormalised, self.y = x, x, y
-        self.config = SimpleNamespace(**options)  # type: ignore[assignment]  # those of one step
+        self.config = SimpleNamespace(**options)  # type: ignore[assignment]  # only the options of this step
 
     def beside(self, name: str) -> Array:
         """Return the scores of a mask."""

@@ -69,7 +69,7 @@ class Mutating:
             request = dataclasses.replace(request, implementation="explicit")
             self.trainer = partial(MutatedTrainer, change=change, rounding=self.context(change, request, {}))
         try:
-            # Defined by the adapter, the next base.
+            # Defined by the adapter, the next base class.
             session: TrainingSession = super().train(request)  # type: ignore[misc]
         finally:
             self.__dict__.pop("trainer", None)
@@ -77,9 +77,9 @@ class Mutating:
 
     def trace(self, request: Request) -> Trace:
         """Return the injection's trace, if any."""
-        traced: Trace = super().trace(request)  # type: ignore[misc]  # of the adapter, the next base
+        traced: Trace = super().trace(request)  # type: ignore[misc]  # defined by the adapter
         return self.injection.trace if self.injection else traced
 
     def _untouched(self, request: Request) -> Run:
-        run: Run = super().run(request)  # type: ignore[misc]  # of the adapter, the next base
+        run: Run = super().run(request)  # type: ignore[misc]  # defined by the adapter
         return run

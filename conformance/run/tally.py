@@ -27,10 +27,10 @@ class Peak:
 class Statistics:
     """Judgements of one kind of tensor."""
 
-    tensors: Count = 0  # number judged
-    undetermined: Count = 0  # number not judged
+    tensors: Count = 0  # number of judged tensors
+    undetermined: Count = 0  # number of undetermined tensors
     z: Peak = Peak()  # the largest error of an element, in sigma
-    rms: Peak = Peak()  # the largest root mean square error of a tensor, in root mean square sigma
+    rms: Peak = Peak()  # the largest RMS error of a tensor, in RMS sigma
     # Elements by bin of Z_BINS, and beyond the last.
     histogram: Annotated[list[Count], Field(min_length=BINS, max_length=BINS)] = field(
         default_factory=lambda: [0] * BINS
@@ -61,7 +61,7 @@ class Tally:
     as_written = also("cases")
 
     statuses: Counter[str] = field(default_factory=Counter)  # cases by status
-    tensors: Count = 0  # number judged
+    tensors: Count = 0  # number of judged tensors
     # Deciding judgements by kind.
     statistics: Annotated[dict[Kind, Statistics], Field(min_length=2)] = field(
         default_factory=lambda: {kind: Statistics() for kind in KINDS}
