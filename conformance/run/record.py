@@ -1,4 +1,4 @@
-"""Records: results as JSON, read back into the objects that were written (docs/guides/json.md)."""
+"""Records: results as JSON, read back into the objects that were written (docs/reference/json.md)."""
 
 from __future__ import annotations
 
