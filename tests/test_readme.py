@@ -152,21 +152,12 @@ def folder(tmp_path, monkeypatch):
 
 def test_guide_to_any_model_says_what_the_command_and_its_script_say(folder, entered):
     pytest.importorskip("torch")
-    (program,) = [block for block in blocks(ANY_MODEL, "python") if "def port(" in block]
-    (folder / "mine.py").write_text(program)
-    (line,) = [line for line in commands(ANY_MODEL) if line.endswith("--repro report.py")]
-    (output, _) = entered(line.removeprefix("concord "), ends=1)
-    verdict, script = (
-        block for block in blocks(ANY_MODEL) if block.startswith(("mine:port diverges", "reference in"))
-    )
-    assert words_of(verdict) in words_of(output)
-    done = surroundings.python(folder / "report.py", folder=folder)
-    assert words_of(script) == words_of(done.stdout)
-
-
-def words_of(text):
-    """Return a text without its numbers and line breaks."""
-    return " ".join(without_numbers(text).split())
+    (folder / "mine.py").write_text(blocks(ANY_MODEL, "python")[1])
+    line, verdict, script, *_ = blocks(ANY_MODEL)
+    output, _ = entered(line.removeprefix("concord "), ends=1)
+    assert without_numbers(verdict) in without_numbers(output)
+    done = surroundings.python("report.py", folder=folder)
+    assert without_numbers(done.stdout) == without_numbers(script)
 
 
 def test_guides_to_a_verdict_and_to_speed_say_what_the_programs_say(folder, capsys, monkeypatch, entered):

@@ -26,31 +26,13 @@ def test_what_was_written_is_read_back(tmp_path):
             assert one.verdict.first == other.verdict.first
 
 
-FREE = ("environments", "machine", "notes")
-"""Keys whose objects have any names."""
-
-
-def keys(value):
-    """Yield every key of a record, and of the objects in it."""
-    if isinstance(value, list):
-        for entry in value:
-            yield from keys(entry)
-    if isinstance(value, dict):
-        for key, entry in value.items():
-            yield key
-            yield from keys(entry) if key not in FREE else ()
-
-
 def test_the_reference_has_every_key_of_a_record_and_what_stands_at_its_field():
     page = runpy.run_path(str(ROOT / "docs/record_keys.py"))["tables"]()
-    written = set(keys(json.loads(record.text(record.made(reports.mixed(), "check")))))
+    report = replace(reports.mixed(), environments={}, notes={})  # whose keys are anybody's
+    written = set(re.findall(r'"(\w+)": ', json.dumps(record.plain(report))))
     assert len(written) >= 38
-    assert {key for key in written if f"\n| `{key}` | " not in page} == set()
-    assert "\n| `z` | number | `0.0` | the largest error, in sigma; " in page
-    assert "\n| `group` | text |  | the variant; " in page
-    linked, headings = set(re.findall(r"\(#(\w+)\)", page)), re.findall(r"^### (\w+)$", page, re.MULTILINE)
-    assert linked <= {name.lower() for name in headings}
-    assert len(set(headings)) == len(headings)
+    assert written <= set(re.findall(r"^\| `(\w+)` \| ", page, re.MULTILINE))
+    assert "| `z` | number | `0.0` | the largest error, in sigma; " in page
 
 
 BARE = """
