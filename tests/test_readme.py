@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 NUMBERS = dict(enumerate(["six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=6))
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs/guides/from-model-to-verdict.md").read_text()
+ANY_MODEL = (ROOT / "docs/guides/any-model.md").read_text()
 
 
 def blocks(text, language=""):
@@ -138,30 +139,47 @@ def test_tables_of_a_gpu_hold_the_runs_that_are_said():
     assert sum(path.stat().st_size for path in (results / "gpu").iterdir()) < 500_000
 
 
-def test_guides_to_a_verdict_and_to_speed_say_what_the_programs_say(tmp_path, capsys, monkeypatch, entered):
-    pytest.importorskip("torch")
-    model, *parts = blocks(GUIDE, "python")
-    (timed,) = blocks((ROOT / "docs/guides/speed.md").read_text(), "python")
-    (tmp_path / "verdict.py").write_text("\n".join(parts))
-    (tmp_path / "timed.py").write_text(timed)
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return the working folder, from which modules are imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+def test_guide_to_any_model_says_what_the_command_and_its_script_say(folder, entered):
+    pytest.importorskip("torch")
+    (folder / "mine.py").write_text(blocks(ANY_MODEL, "python")[1])
+    line, verdict, script, *_ = blocks(ANY_MODEL)
+    output, _ = entered(line.removeprefix("concord "), ends=1)
+    assert without_numbers(verdict) in without_numbers(output)
+    done = surroundings.python("report.py", folder=folder)
+    assert without_numbers(done.stdout) == without_numbers(script)
+
+
+def test_guides_to_a_verdict_and_to_speed_say_what_the_programs_say(folder, capsys, monkeypatch, entered):
+    pytest.importorskip("torch")
+    model = (ROOT / "examples/encoder/mine.py").read_text()
+    (timed,) = blocks((ROOT / "docs/guides/speed.md").read_text(), "python")
+    (folder / "verdict.py").write_text((ROOT / "examples/encoder/verdict.py").read_text())
+    (folder / "timed.py").write_text(timed)
     monkeypatch.setattr(sys, "argv", ["verdict.py"])
     shown = [block for block in blocks(GUIDE) if block.startswith("generic: ")]
     for output, mend in zip(shown, ["", *blocks(GUIDE, "diff")], strict=True):
         model = mended(model, mend)
-        (tmp_path / "mine.py").write_text(model)
+        (folder / "mine.py").write_text(model)
         sys.modules.pop("mine", None)
         importlib.invalidate_caches()
-        defined = runpy.run_path(str(tmp_path / "verdict.py"), run_name="__main__")
+        defined = runpy.run_path(str(folder / "verdict.py"), run_name="__main__")
         assert without_numbers(capsys.readouterr().out) == without_numbers(output)
-    (tmp_path / "mine.toml").write_text(defined["config"].to_toml())
+    (folder / "mine.toml").write_text(defined["config"].to_toml())
     entered(
         "speed --backend timed:Backend --preset mine.toml --quick --implementation explicit "
         "--execution eager --kind training --threads 1 --json speed.json"
     )
-    (entry,) = json.loads((tmp_path / "speed.json").read_text())["entries"]
+    (entry,) = json.loads((folder / "speed.json").read_text())["entries"]
     assert (entry["status"], entry["checked_samples"]) == ("measured", 8)
 
 

@@ -1,4 +1,4 @@
-"""Records: results as JSON, and read back into objects (docs/guides/json.md)."""
+"""Records: results as JSON, and read back into objects (docs/reference/json.md)."""
 
 from __future__ import annotations
 
