@@ -1,4 +1,4 @@
-"""Where the parts of the one package that is installed lie in a checkout; all else is in pyproject.toml."""
+"""Locates the parts of the installed package in a checkout; everything else is in pyproject.toml."""
 
 from setuptools import find_namespace_packages, setup
 

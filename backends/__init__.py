@@ -1,7 +1,4 @@
-"""The four backends, and how to find and start one.
-
-Nothing here imports a framework; that happens in a worker process (:mod:`concord.backends.worker`).
-"""
+"""Finds and starts backends; a worker process imports the framework (:mod:`concord.backends.worker`)."""
 
 from __future__ import annotations
 
@@ -17,10 +14,8 @@ if TYPE_CHECKING:
     from concord.backends.worker import Worker
 
 BUILT_IN = ("torch", "tf", "paddle", "jax")
-"""Backends of this repository."""
-
 ENTRY_POINTS = "concord.backends"
-"""Entry-point group in which an installed package offers a backend."""
+"""Entry-point group of installed backends."""
 
 
 # Part of messages about a user's own class (docs/guides/joining.md).
@@ -28,15 +23,12 @@ SEARCHED = "its module is looked for in the current folder, in PYTHONPATH and in
 
 
 def names() -> list[str]:
-    """Return the names of all known backends: the four, then those of installed packages."""
+    """Return all known backends: built-in, then installed."""
     return [*BUILT_IN, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN))]
 
 
 def resolve(name: str) -> str:
-    """Return the class of a backend as ``"package.module:Class"``.
-
-    Args:
-        name: a known name, or such a path itself.
+    """Return ``"package.module:Class"`` for a known name or such a path.
 
     Raises:
         UnknownNameError: with the nearest names.
@@ -57,17 +49,12 @@ def resolve(name: str) -> str:
 
 
 def check_offered(found: Iterable[str], where: str, named: Collection[str] = ()) -> None:
-    """Refuse backends that a file names but nothing here offers.
-
-    Args:
-        found: the names in the file.
-        where: the file, for the message.
-        named: names that the user gave too.
+    """Refuse backends named in a file but neither known here nor ``named`` by the user.
 
     Raises:
         SpecError: with a line for each.
     """
-    # A name may be a path of a class, and a file must not decide what code is imported.
+    # A name may be the path of a class, and a file must not decide which code is imported.
     not_offered = [name for name in dict.fromkeys(found) if name not in (*names(), *named)]
     if not_offered:
         raise SpecError(
@@ -80,15 +67,14 @@ def check_offered(found: Iterable[str], where: str, named: Collection[str] = ())
 
 
 def open(name: str, device: str = "cpu", **settings: Any) -> Worker:
-    """Start a backend in a process of its own.
+    """Start a known backend or ``"package.module:Class"`` in its own process.
 
     Args:
-        name: one of :func:`names`, or ``"package.module:Class"``.
         settings: other arguments of :class:`concord.backends.worker.Worker`.
 
     Raises:
         UnknownNameError: with the nearest names.
-        WorkerFailure: if it cannot start, for example because the framework is not installed.
+        WorkerFailure: if it cannot start, for example without its framework.
     """
     from concord.backends.worker import Worker
 

@@ -1,4 +1,4 @@
-"""The base of the four backends: from a request to a session, without a framework call."""
+"""Base of the four backends, without framework calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from concord.spec.parameters import Weights, parameters
 from concord.spec.precision import PRECISIONS
 
 Device = Any
-"""A device of the framework."""
 
 
 class FrameworkAdapter(ABC):
@@ -40,10 +39,9 @@ class FrameworkAdapter(ABC):
 
     Attributes:
         dtypes: by kind of device.
-        thread_switches: environment variables that set the number of threads.
+        thread_switches: environment variables for the number of threads.
         known_deviations: declarations by kind of device (SPEC PRC-4).
-        precisions: the switches of ``strict`` and ``tf32``
-            (:data:`concord.backends.interface.PRECISION_MODES`), matrix products first.
+        precisions: the switches of ``strict`` and ``tf32``, matrix products first.
         defaults: the switches at import.
     """
 
@@ -61,11 +59,11 @@ class FrameworkAdapter(ABC):
     optimizers: ModuleType
 
     def __init__(self) -> None:
-        # Recorded at import, before anything is set: nothing tells later what the framework does unasked.
+        # Recorded before anything is set: the framework's defaults cannot be read later.
         self.naming, self.defaults = NAMINGS[self.name], self.read_switches()
 
     def describe(self) -> dict[str, Any]:
-        """Return versions, devices, dtypes, threads and precision switches."""
+        """Describe versions, devices, threads and switches."""
         products, full = next(iter(self.precisions["strict"].items()))
         on_gpus = "float32" if self.defaults[products] == full else "tf32"
         return {
@@ -86,17 +84,17 @@ class FrameworkAdapter(ABC):
         }
 
     def run(self, request: Request) -> Run:
-        """Compute a request (:meth:`concord.backends.interface.Backend.run`)."""
+        """See :meth:`concord.backends.interface.Backend.run`."""
         run: Run = self.session_type(self, request).read()
         return run
 
     def session(self, request: Request) -> Session:
-        """Build a request's model, to run it many times."""
+        """See :meth:`concord.backends.interface.Measurable.session`."""
         session: Session = self.session_type(self, request)
         return session
 
     def train(self, request: Request) -> TrainingSession:
-        """Open a training session (:meth:`concord.backends.interface.Trainable.train`)."""
+        """See :meth:`concord.backends.interface.Trainable.train`."""
         session: TrainingSession = self.session_type(self, request).trainer
         return session
 
@@ -104,7 +102,7 @@ class FrameworkAdapter(ABC):
         """Return the implementation for a request.
 
         Raises:
-            Unsupported: if there is none of that name, or listing everything that prevents the request.
+            Unsupported: if there is none, or listing what rules the request out.
         """
         asked = f"implementation {request.implementation!r}"
         if request.implementation not in self.implementations:
@@ -120,26 +118,26 @@ class FrameworkAdapter(ABC):
         return implementation
 
     def trace(self, request: Request) -> Trace:
-        """Return how the tap of the layers follows from the recording one; here they are the same.
+        """Return how to derive the layers' tap from the recording one; compilers trace it.
 
-        A subclass may change tensors in between, to put a bug in; compilers trace it like the model.
+        Overridden to inject bugs.
         """
         return lambda model, inputs, record: record
 
     def product(self, left: Array, right: Array, dtype: str, device: str, precision: str) -> Steps:
-        """Return the product of two matrices (:meth:`concord.backends.interface.Measurable.product`)."""
+        """See :meth:`concord.backends.interface.Measurable.product`."""
         place = self.device(device)
         self.set_precision(precision)
         return Product(self, self.tensor(left, dtype, place), self.tensor(right, dtype, place))
 
     def build(self, request: Request, device: Device) -> Any:
-        """Return a part of the model with its weights."""
+        """Build a part with its weights."""
         model = self.construct(self.implementation(request).parts[request.part], request, device)
         self.load(model, request.config, request.weights, request.part)
         return model
 
     def parameters(self, model: Any, request: Request) -> Weights:
-        """Return the parameters of a model by canonical name."""
+        """Return parameters by canonical name."""
         exported = self.export(self.training.named(model), request.config, request.part)
         return {
             # Copies: the array may be the framework's own memory, which the next step changes.
@@ -148,10 +146,10 @@ class FrameworkAdapter(ABC):
         }
 
     def device(self, name: str) -> Device:
-        """Return the framework's device of that name.
+        """Return a device by name.
 
         Raises:
-            Unsupported: if this machine has none.
+            Unsupported: if there is none.
         """
         kind, _, index = name.partition(":")
         if kind == "cuda" and int(index or 0) >= self.cuda_devices():
@@ -163,7 +161,7 @@ class FrameworkAdapter(ABC):
 
     @contextmanager
     def within(self, request: Request) -> Iterator[None]:
-        """Return the context of a request, such as its device."""
+        """Enter a request's context, such as its device."""
         yield
 
     def precision(self, mode: str) -> dict[str, Any]:
@@ -175,19 +173,19 @@ class FrameworkAdapter(ABC):
         )
 
     def set_precision(self, mode: str) -> None:
-        """Set how float32 matrices are multiplied (:data:`concord.backends.interface.PRECISION_MODES`)."""
+        """Set a mode of :data:`concord.backends.interface.PRECISION_MODES`."""
         self.put_switches(self.precision(mode))
 
     def wanted(self, request: Request) -> dict[str, Any]:
-        """Return the switches that a request sets, which must be unchanged after the run (SPEC PRC-3)."""
+        """Return the switches that must hold throughout a run (SPEC PRC-3)."""
         return {**self.precision(request.precision), **(self.determinism if request.deterministic else {})}
 
     def relaid(self, array: NDArray[Any], kind: str) -> NDArray[Any]:
-        """Convert an array between the canonical and the native layout, in either direction."""
+        """Convert between canonical and native layout, either way."""
         return array.T if self.naming.transposed and kind == "kernel" else array
 
     def load(self, model: Any, config: EncoderConfig, weights: Weights, part: str) -> None:
-        """Copy canonical weights into a model, rounding each once (SPEC PRC-2, WGT-4)."""
+        """Copy canonical weights into a model, rounding once (SPEC PRC-2, WGT-4)."""
         named = self.training.named(model)
         for name, parameter in parameters(config, part).items():
             self.assign(
@@ -196,7 +194,7 @@ class FrameworkAdapter(ABC):
             )
 
     def export(self, named: Mapping[str, Tensor], config: EncoderConfig, part: str) -> Arrays:
-        """Convert tensors by native name, parameters or gradients, to canonical arrays."""
+        """Convert native parameters or gradients to canonical arrays."""
         arrays = {}
         for name, parameter in parameters(config, part).items():
             native = self.naming.native_name(name, parameter.kind)
@@ -205,58 +203,58 @@ class FrameworkAdapter(ABC):
         return arrays
 
     def call(self, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Call a model with each input as an argument."""
+        """Call a model with inputs by name."""
         return model(**inputs)
 
     def without_gradients(self) -> AbstractContextManager[Any]:
         """Return a context without gradients."""
         return nullcontext()
 
-    # What each framework does in its own way.
+    # Framework calls.
 
     @abstractmethod
     def cuda_devices(self) -> int:
-        """Return the number of CUDA devices that the framework sees."""
+        """Count visible CUDA devices."""
 
     @abstractmethod
     def threads(self) -> int:
-        """Return the number of CPU threads of the framework."""
+        """Count CPU threads."""
 
     @abstractmethod
     def place(self, kind: str, index: int) -> Device:
-        """Return the framework's device for ``"cpu"`` or ``"cuda"`` and its number."""
+        """Return a device of kind ``"cpu"`` or ``"cuda"``."""
 
     @abstractmethod
     def construct(self, part: Callable[..., Any], request: Request, device: Device) -> Any:
-        """Return a part of the model in the request's dtype, without weights."""
+        """Build a part in the request's dtype, without weights."""
 
     @abstractmethod
     def tensor(self, array: NDArray[Any], dtype: str, device: Device) -> Tensor:
-        """Return an input as a tensor: numbers in the run's precision, ids as int64, masks as bool."""
+        """Return an input tensor: floats in ``dtype``, ids in int64, masks in bool."""
 
     @abstractmethod
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the most bytes held on a device."""
+        """See :meth:`concord.backends.interface.Measurable.peak_memory`."""
 
     @abstractmethod
     def event(self) -> Any:
-        """Return an event of the device's clock, or None."""
+        """See :meth:`concord.backends.interface.Measurable.event`."""
 
     @abstractmethod
     def layers(self, model: Any) -> Iterable[tuple[str, Any]]:
-        """Return a model and all its layers with paths such as ``layers.0.attention``."""
+        """Return a model and its layers by paths such as ``layers.0.attention``."""
 
     @abstractmethod
     def synchronize(self, computed: Any) -> None:
-        """Wait until tensors are computed."""
+        """Wait for tensors."""
 
     @abstractmethod
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
-        """Start a matrix product: (M, K) and (K, N) to (M, N)."""
+        """Start a product of (M, K) and (K, N)."""
 
     @abstractmethod
     def read_switches(self) -> dict[str, Any]:
-        """Return the current value of every switch, with what the environment sets."""
+        """Read every switch, including environment variables."""
 
     @abstractmethod
     def put_switches(self, wanted: Mapping[str, Any]) -> None:
@@ -268,19 +266,19 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def has_tf32(self, device: Any) -> bool:
-        """Return whether a device has tensor cores for TF32."""
+        """Whether a device has TF32 tensor cores."""
 
     @abstractmethod
     def assign(self, parameter: Tensor, array: NDArray[Any]) -> None:
-        """Copy an array in native layout into a parameter, rounding once."""
+        """Copy a native array into a parameter, rounding once."""
 
     @abstractmethod
     def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
-        """Return a tensor as an array; half precisions come as float32, exactly."""
+        """Convert to NumPy; half precisions become float32, exactly."""
 
 
 class Product:
-    """A repeated matrix product (:class:`concord.backends.interface.Steps`): (M, K) and (K, N) to (M, N)."""
+    """A product of (M, K) and (K, N) (:class:`concord.backends.interface.Steps`)."""
 
     def __init__(self, adapter: FrameworkAdapter, left: Tensor, right: Tensor) -> None:
         self.adapter, self.left, self.right = adapter, left, right
@@ -294,7 +292,7 @@ class Product:
         self.product = self.adapter.multiply(self.left, self.right)
 
     def synchronize(self) -> None:
-        """Wait until the device is done."""
+        """Wait for the device."""
         self.adapter.synchronize(self.product)
 
     def results(self) -> Arrays:

@@ -1,4 +1,4 @@
-"""The worker's side of a measurement: a session is built, stepped and timed where it runs."""
+"""The worker's side of a measurement: build, step and time a session."""
 
 from __future__ import annotations
 
@@ -29,15 +29,12 @@ VECTORS = 4
 WHOLE = 16
 
 MOMENT = "first_moment."
-"""Prefix of Adam's first moments."""
-
-
 Answer = tuple[dict[str, Any], Arrays]
 """JSON data, and arrays by name."""
 
 
 class Bench:
-    """The session or product that a worker measures."""
+    """Measures one session or product at a time."""
 
     def __init__(self, measured: Measurable) -> None:
         self.measured = measured
@@ -48,11 +45,10 @@ class Bench:
         """Build a model and run it once.
 
         Args:
-            weights: a file; None to draw them.
+            weights: a file; None for random ones.
 
         Returns:
-            Seconds of building, compiling and the first step; logits, or losses and :func:`moved` of
-                training.
+            Seconds of building, compiling and the first step; logits, or losses and :func:`moved`.
         """
         self.release()
         if not hasattr(self.measured, "session"):
@@ -122,7 +118,7 @@ class Bench:
         return seconds, results
 
     def repeat(self, count: int, seconds: float) -> Answer:
-        """Run steps until time or count is used up, at least one; return the seconds of each."""
+        """Run at least one step, until time or count is used up; return seconds of each."""
         assert self.steps is not None, "nothing is prepared"
         self._reset_peak_memory()
         taken = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, count, seconds)
@@ -135,8 +131,8 @@ class Bench:
         return taken
 
     def _on_device(self, steps: Steps, count: int, seconds: float) -> list[float]:
-        # Steps are started without waiting for each other, as in real use; the device's clock times each, or
-        # the mean of all is returned.
+        # Start steps without waiting for each other, as in real use. The device's clock times each one;
+        # without events, return the mean.
         single = mean_seconds(steps, 1)
         count = max(1, min(count, int(seconds / max(single, 1e-6))))
         events = (
@@ -163,7 +159,7 @@ class Bench:
 
 
 def mean_seconds(steps: Steps, count: int) -> float:
-    """Return the mean seconds of consecutive steps, by the host's clock."""
+    """Return the mean time of consecutive steps by the host's clock."""
     steps.synchronize()
     started = time.perf_counter()
     for _ in range(count):
@@ -173,7 +169,7 @@ def mean_seconds(steps: Steps, count: int) -> float:
 
 
 def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
-    """Return the seconds of consecutive steps, by the device's events, one more than steps."""
+    """Return seconds of consecutive steps, by device events, one more than steps."""
     steps.synchronize()
     events[0].record()
     for event in events[1:]:
@@ -186,7 +182,7 @@ def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
 def moved(
     changes: Iterable[tuple[str, NDArray[Any]]], kept: Iterable[tuple[str, NDArray[Any]]]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return projections of parameter changes and first moments of training.
+    """Project parameter changes and first moments.
 
     Args:
         kept: optimizer state, as ``<moment>.<name>``.
@@ -194,8 +190,8 @@ def moved(
     Returns:
         ``updates/<name>`` and ``moments/<name>``.
     """
-    # A few numbers stand for millions. First moments have a gradient's errors in proportion; those of second
-    # moments show in the changes.
+    # A few numbers stand for millions. Errors of a gradient show in first moments in proportion; errors of
+    # second moments show in the changes.
     projections = {f"updates/{name}": project(name, array) for name, array in changes}
     return projections | {
         f"moments/{name.removeprefix(MOMENT)}": project(name.removeprefix(MOMENT), array)
@@ -205,7 +201,7 @@ def moved(
 
 
 def project(name: str, change: Array) -> NDArray[np.float64]:
-    """Return sums of an array under random signs that follow from its name, over the root of its size."""
+    """Return sums under random signs seeded by the name, over the root of the size."""
     # A few signs may miss a change of a few numbers altogether.
     if change.size <= WHOLE:
         return change.reshape(-1).astype(np.float64)
@@ -213,20 +209,20 @@ def project(name: str, change: Array) -> NDArray[np.float64]:
     signs = generator.integers(0, 2, (VECTORS, change.size), dtype=np.int8)
     flat = change.reshape(-1).astype(np.float64, copy=False)
     total = flat.sum()
-    # Twice the positive terms minus all of them: no array of signs in float64.
+    # Twice the positive terms minus the total, which saves an array of signs in float64.
     sums = [2 * flat[signed.view(bool)].sum() - total for signed in signs]
     projected: NDArray[np.float64] = np.array(sums) / np.sqrt(change.size)
     return projected
 
 
 def reset_peak_memory() -> None:
-    """Reset the peak resident size of this process, where the kernel allows it."""
+    """Reset this process's peak resident size, if possible."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int | None:
-    """Return the peak resident size since the last reset in bytes, if the kernel reports it."""
+    """Return the peak resident bytes since the last reset, if the kernel reports them."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

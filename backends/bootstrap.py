@@ -1,6 +1,6 @@
-"""The first lines of a worker, run by its own interpreter: ``bootstrap.py ROOT TARGET``.
+"""Entry point of a worker, run by its own interpreter: ``bootstrap.py ROOT TARGET``.
 
-They import nothing of ours before they have decided where modules are found.
+Imports nothing from concord until the search path is set.
 """
 
 import contextlib
@@ -10,10 +10,10 @@ import sys
 
 
 def end_with_parent(connection: int) -> None:
-    """Fork a process that kills this one and its children once the parent is gone."""
-    # No thread of the worker can do this, since a framework may hold the interpreter's lock for good.
-    # PR_SET_PDEATHSIG fires when the starting thread ends, and spares children (decision 0001). The forked
-    # process holds only the connection, which hangs up however the parent ends.
+    """Fork a process that kills this one and its children when the parent ends."""
+    # A thread of the worker could not: a framework may hold the interpreter's lock forever. PR_SET_PDEATHSIG
+    # fires when the starting thread ends, and spares children (decision 0001). The forked process holds only
+    # the connection, which hangs up however the parent ends.
     if os.fork() != 0:
         return
     os.dup2(connection, 0)
@@ -25,7 +25,7 @@ def end_with_parent(connection: int) -> None:
 
 
 def search(root: str) -> None:
-    """Find this package in a folder, and everything else where it is installed."""
+    """Set the search path: this package from a folder, everything else as installed."""
     here = os.path.realpath(os.getcwd())
     # Subfolders of backends/ have the names of the frameworks and must never be imported in their place.
     shadowing = os.path.join(root, "backends")
@@ -34,7 +34,7 @@ def search(root: str) -> None:
     ]
     others = [entry for entry in searched if os.path.realpath(entry) not in (shadowing, root, here)]
     sys.path[:] = [root, *others]
-    # Imported now, from the checkout: the package index has another "concord", which may be installed.
+    # Import it now, from the checkout: an unrelated "concord" may be installed.
     import concord  # noqa: F401
 
     # The user's current folder may hold a torch.py: installed packages come first.

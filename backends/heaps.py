@@ -1,4 +1,4 @@
-"""Memory that the C library keeps after it was freed."""
+"""Controls memory that the C library keeps after it was freed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 # From malloc.h.
 M_ARENA_MAX = -8
 
-# Below this many bytes giving memory back is not worth the call.
+# Returning fewer bytes is not worth the call.
 LARGE = 64 << 20
 
 
 def share() -> None:
-    """Let all threads of this process share two heaps."""
-    # By default glibc gives each thread a heap, and each heap keeps what it once held.
+    """Limit this process to two heaps for all threads."""
+    # By default glibc gives each thread a heap, and each heap keeps its peak size.
     _call("mallopt", M_ARENA_MAX, 2)
 
 

@@ -1,4 +1,4 @@
-"""The protocol of a backend: the four of this repository, and any other (docs/guides/joining.md)."""
+"""The protocol of backends, built-in or plug-in (docs/guides/joining.md)."""
 
 from __future__ import annotations
 
@@ -21,20 +21,16 @@ from concord.spec.text import first_line
 from concord.spec.training.trajectory import Training
 
 IMPLEMENTATIONS = ("explicit", "library")
-"""``explicit``: written out as the sources write it. ``library``: the framework's own layers and fused
-kernels.
-"""
+"""``explicit``: written out as in the sources. ``library``: the framework's own layers and fused kernels."""
 
 UNPADDED = "unpadded"
 
 EXECUTIONS = ("eager", "compiled", UNPADDED, f"{UNPADDED}-compiled")
-"""``eager``, or ``compiled`` by the framework. ``unpadded`` and ``unpadded-compiled`` leave out the rows of
-padded tokens (:mod:`concord.backends.library_support`); library layers only.
-"""
+"""``eager`` or ``compiled``; ``unpadded`` ones skip rows of padded tokens, with library layers only."""
 
 PRECISION_MODES = ("strict", "tf32", "default")
-"""How to multiply float32 matrices. ``strict``: full float32. ``tf32``: factors of 11 bits (SPEC PRC-1).
-``default``: as the framework does unless told otherwise.
+"""Products of float32 matrices. ``strict``: full float32. ``tf32``: 11-bit factors (SPEC PRC-1). ``default``:
+the framework's default.
 """
 
 WORKLOAD_KINDS = ("inference", "training")
@@ -42,11 +38,11 @@ WORKLOAD_KINDS = ("inference", "training")
 
 
 class Overruled(RuntimeError):
-    """Something reset a switch during a run, which therefore was not computed as requested."""
+    """A switch was reset during a run, which therefore computed something else."""
 
 
 class Unsupported(RuntimeError):
-    """The backend refuses a request that it cannot compute, instead of computing another one (SPEC PRC-3)."""
+    """A backend refuses a request rather than compute another (SPEC PRC-3)."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,8 @@ class Problem:
     """What to compute.
 
     Attributes:
-        weights: canonical names, any floating dtype, linear weights as (in, out); rounded once (SPEC WGT-1,
-            WGT-2, PRC-2).
+        weights: by canonical name, in any floating dtype; linear weights are (in, out). Rounded once (SPEC
+            WGT-1, WGT-2, PRC-2).
         batch: the inputs of the part (SPEC INP-1).
         part: one of :data:`concord.spec.tensors.PARTS` (SPEC PRT-1).
     """
@@ -72,11 +68,11 @@ class Settings:
 
     Attributes:
         dtype: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"`` (SPEC PRC-1).
-        implementation: one of :data:`IMPLEMENTATIONS`, or one of the backend's own, with a colon.
+        implementation: one of :data:`IMPLEMENTATIONS`, or the backend's own, with a colon in its name.
         execution: one of :data:`EXECUTIONS`.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        precision: one of :data:`PRECISION_MODES`, for float32 products.
-        deterministic: whether to allow only kernels that give the same bits each time.
+        precision: one of :data:`PRECISION_MODES`.
+        deterministic: allow only kernels that return the same bits each time.
     """
 
     dtype: str = "float32"
@@ -89,13 +85,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request(Settings, Problem):
-    """One run: a problem, settings, and what to return besides output and loss.
+    """One run: a problem, its settings, and what to return besides output and loss.
 
     Attributes:
-        taps: every intermediate tensor.
-        gradients: of the loss, by every trainable parameter.
-        tap_gradients: of the loss, by every tap; needs ``gradients``.
-        training: how to train the model instead, for a :class:`Trainable` backend.
+        taps: return every activation.
+        gradients: of the loss, by trainable parameter.
+        tap_gradients: of the loss, by tap; requires ``gradients``.
+        training: train the model instead, on a :class:`Trainable` backend.
     """
 
     taps: bool = True
@@ -104,10 +100,10 @@ class Request(Settings, Problem):
     training: Training | None = None
 
     def zeros(self) -> Arrays:
-        """Return zeros in the shape of each tap whose gradient is wanted."""
+        """Return zeros shaped like each tap, if tap gradients are requested."""
         if not self.tap_gradients:
             return {}
-        # Added to a tap, zeros have the gradient of its total use (SPEC GRD-6).
+        # The gradient of zeros added to a tap is that of the tap's total use (SPEC GRD-6).
         inputs = self.batch.arrays()
         sizes = sizes_of(self.config, inputs)
         return {
@@ -120,10 +116,10 @@ class Request(Settings, Problem):
         """Refuse a request that no backend could answer.
 
         Args:
-            where: context of the messages, for example ``"backend=torch"``.
+            where: prefix of messages, such as ``"backend=torch"``.
 
         Raises:
-            UnknownNameError, WeightsError, BatchError, SpecError: naming what is wrong.
+            UnknownNameError, WeightsError, BatchError, SpecError: naming the problem.
         """
         check_part(self.part)
         if self.tap_gradients and not self.gradients:
@@ -150,18 +146,16 @@ class Request(Settings, Problem):
 
 @dataclass
 class Run:
-    """The results of a backend: NumPy arrays in the run's precision (SPEC PRC-2, PRC-3).
-
-    bfloat16 and float16 come as float32 arrays with the same values.
+    """Results in the run's precision, with bfloat16 and float16 as float32 (SPEC PRC-2, PRC-3).
 
     Attributes:
-        output: (B, C) of the whole model, (B, D), (B, T, D) or (B, Q, D) of parts; the last loss of training.
+        output: (B, C) of the whole model; (B, D), (B, T, D) or (B, Q, D) of parts; the last loss of training.
         loss: scalar (SPEC LOS-2, LOS-5); may be None without gradients.
-        taps: by name and in the shapes of :func:`concord.spec.tensors.taps`; missing ones are not judged.
+        taps: in the shapes of :func:`concord.spec.tensors.taps`; missing ones are not judged.
         gradients: of the loss, by parameter and ``inputs.<name>`` (SPEC GRD-1, GRD-5).
-        info: versions, device, threads, and precision and determinism as they were after the run;
-            ``not_exposed`` may list patterns of taps that a fused implementation hides.
-        requested: what the caller asked for, set by the caller so that an omission is noticed.
+        info: versions, device, threads, and precision and determinism after the run; ``not_exposed`` may list
+            patterns of taps inside a fused implementation.
+        requested: set by the caller, to notice omissions.
         tap_gradients: of the loss, by tap, for its total use (SPEC GRD-6); None counts as missing.
         steps: ``steps.<step>.<name>`` of training (:data:`concord.spec.training.trajectory.Observer`).
     """
@@ -179,7 +173,7 @@ class Run:
 
     @property
     def logits(self) -> Array:
-        """The output, by its name in the whole model."""
+        """The whole model's output."""
         return self.output
 
     def results(self, output: str) -> Arrays:
@@ -188,30 +182,30 @@ class Run:
 
 
 class Steps(Protocol):
-    """A computation that runs many times; a step may still run after it was started."""
+    """A computation to repeat; a step may return before the device is done."""
 
     def compile(self) -> None:
-        """Do ahead of the first step what can be done ahead."""
+        """Compile before the first step, if possible."""
 
     def step(self) -> None:
         """Start one step."""
 
     def synchronize(self) -> None:
-        """Wait until the device is done."""
+        """Wait for the device."""
 
     def results(self) -> Arrays:
-        """Return the last step's ``logits`` (B, C), the ``loss`` before an update, or ``product``."""
+        """Return the last step's ``logits`` (B, C), ``loss`` before the update, or ``product``."""
 
 
 class Session(Steps, Protocol):
-    """A model that is built once on a device and stepped many times.
+    """A model on a device, built once and stepped many times.
 
-    A step is a training step if the request has :attr:`Request.training`, otherwise a forward pass. Inputs
-    come from :meth:`feed`, never from the steps of training.
+    Steps train with :attr:`Request.training`, otherwise they are forward passes. Inputs are the request's
+    batch or come from :meth:`feed`, never from the steps of training.
     """
 
     def feed(self, batch: Batch) -> None:
-        """Take other inputs of the same shapes, already rounded to the precision (SPEC PRC-2)."""
+        """Set inputs of the same shapes, already rounded to the precision (SPEC PRC-2)."""
 
     def state(self) -> Mapping[str, Array]:
         """Return the state of training (:meth:`TrainingSession.state`)."""
@@ -219,16 +213,15 @@ class Session(Steps, Protocol):
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way in which a backend computes the model.
+    """One way for a backend to compute the model.
 
     Attributes:
-        parts: builds each part (:data:`concord.spec.tensors.PARTS`) from a configuration.
-        unsupported_reasons: returns a line for each option that prevents a request.
-        not_exposed: patterns of taps that it does not expose.
-        known_deviations: declarations besides the backend's own, by kind of device (SPEC PRC-4).
-        context: the context to compute a request in, for example the choice of a kernel.
-        finish: turns a model with weights into the one that runs, for example with weights in a kernel's own
-            layout.
+        parts: builders by part (:data:`concord.spec.tensors.PARTS`), called with a configuration.
+        unsupported_reasons: returns a line for each option that rules a request out.
+        not_exposed: patterns of hidden taps.
+        known_deviations: further declarations by kind of device (SPEC PRC-4).
+        context: context of a request, such as a choice of kernel.
+        finish: converts a loaded model, for example to a kernel's weight layout.
     """
 
     parts: Mapping[str, Callable[..., Any]]
@@ -240,12 +233,12 @@ class Implementation:
 
 
 def variety(implementation: str, execution: str) -> str:
-    """Return the name under which a backend lists an implementation; unpadded ones have their own."""
+    """Return an implementation's name in a backend's list, where unpadded ones are separate."""
     return implementation + (f" {UNPADDED}" if execution.startswith(UNPADDED) else "")
 
 
 def refuse_tf32(backend: str, request: Request, able: bool) -> None:
-    """Refuse TF32 products where the device has none (SPEC PRC-3)."""
+    """Refuse TF32 products if the device has none (SPEC PRC-3)."""
     if request.precision != "tf32" or request.dtype != "float32":
         return
     if not able:
@@ -262,7 +255,7 @@ def refuse_tf32(backend: str, request: Request, able: bool) -> None:
 
 @contextmanager
 def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
-    """Turn a framework's report of a missing deterministic kernel into a refusal (SPEC PRC-3)."""
+    """Turn an error about a missing deterministic kernel into a refusal (SPEC PRC-3)."""
     try:
         yield
     except Exception as error:
@@ -273,15 +266,15 @@ def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
 
 
 class Backend(Protocol):
-    """A backend in its worker process, constructed without arguments."""
+    """A backend in its worker process; constructed without arguments."""
 
     name: str
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON data about itself: ``version``, ``devices``, ``dtypes``, ``threads`` and more.
+        """Return JSON data: ``version``, ``devices``, ``dtypes``, ``threads`` and more.
 
-        ``precision_defaults`` are the switches at import; its ``products`` says for each kind of device
-        whether float32 products are then ``"float32"`` or ``"tf32"``.
+        ``precision_defaults`` holds the switches at import; its ``products`` is ``"float32"`` or ``"tf32"``
+        by kind of device.
         """
 
     def run(self, request: Request) -> Run:
@@ -293,21 +286,19 @@ class Backend(Protocol):
 
 
 class TrainingSession(Protocol):
-    """A model and its optimizer state, trained step by step (SPEC, section 10)."""
+    """A model with optimizer state, trained step by step (SPEC, section 10)."""
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
-        """Resume after a number of steps, with the bits of uninterrupted training.
+        """Resume after ``step`` steps, with the same bits as uninterrupted training.
 
         Args:
             state: ``parameters.<canonical name>`` and ``<moment>.<canonical name>``
                 (:func:`concord.spec.training.reference_optimizer.moments`), in the stored dtype or a wider
-                one; missing ones are as at the start.
+                one. Missing entries keep their initial values.
         """
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Mapping[str, Array]:
-        """Make the next step from batches of any shapes.
-
-        Known shapes cause no new compilation.
+        """Train one step on batches of any shapes; known shapes are not compiled again.
 
         Returns:
             ``losses.<number>`` of each batch, and the clipping ``norm``, if any; with ``report``, all names
@@ -315,40 +306,40 @@ class TrainingSession(Protocol):
         """
 
     def predict(self, batch: Batch) -> Array:
-        """Return the output (B, C) without dropout; labels are ignored."""
+        """Return the output (B, C) without dropout, ignoring labels."""
 
     def state(self) -> Mapping[str, Array]:
         """Return a copy of the state, as :meth:`load` takes it."""
 
     def info(self) -> dict[str, Any]:
-        """Return the session's description (:attr:`Run.info`)."""
+        """Return the description of the session (:attr:`Run.info`)."""
 
 
 class Trainable(Backend, Protocol):
-    """A backend with training sessions."""
+    """A backend that can train."""
 
     def train(self, request: Request) -> TrainingSession:
-        """Start training from the request's weights; the steps in ``request.training`` are ignored."""
+        """Start from the request's weights; the steps in ``request.training`` are ignored."""
 
 
 Trace = Callable[[Any, Mapping[str, Any], Callable[[str, Any], Any]], Callable[[str, Any], Any]]
-"""From a model, its inputs and the recording tap to the tap that the layers call."""
+"""Wraps the recording tap of a model and its inputs; layers call the result."""
 
 
 class Measurable(Backend, Protocol):
-    """A backend with sessions, whose speed can be measured."""
+    """A backend whose speed can be measured."""
 
     def session(self, request: Request) -> Session:
         """Build a request's model, to run it many times."""
 
     def product(self, left: Array, right: Array, dtype: str, device: str, precision: str) -> Steps:
-        """Return the product of matrices (M, K) and (K, N), which measures the machine."""
+        """Return the product of (M, K) and (K, N), to measure the machine."""
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the most bytes that the framework has held on a device.
+        """Return the framework's peak bytes on a device.
 
         Args:
-            reset: whether to start over, if possible.
+            reset: start a new peak, if possible.
         """
 
     def event(self) -> Any:

@@ -1,7 +1,7 @@
-"""What the library implementations share: refusals, and execution without padding.
+"""Refusals, and execution without padding, of the library implementations.
 
-Nothing depends on the row of a padded token, so only real tokens and the first token of each sample, for
-pooling, are kept. Indices are computed on the host: compiled programs then have static shapes.
+Nothing depends on a padded token's row: only real tokens and each sample's first one, for pooling, are kept.
+Indices are computed on the host, so that compiled programs have static shapes.
 
 Shapes: B batch, T tokens, N rows kept.
 """
@@ -26,15 +26,15 @@ NOT_EXPOSED = ("*attention.scores", "*attention.masked_scores", "*attention.weig
 """Taps inside a fused attention kernel."""
 
 NOT_EXPOSED_BY_MODELS = ("embeddings.*", "layers.*", "final_norm", "pooling", "pooler.*", "normalized")
-"""Taps inside a program of the whole model; only its logits are visible."""
+"""Taps inside a whole-model program, which returns only logits."""
 
-# Added in float32, this leaves no digit of a half precision score.
+# Adding this in float32 erases every digit of a half precision score.
 ABSORBING = 2.0**40
 
 # Rows of a compiled program are padded to a multiple of this, so that few programs serve all batches.
 MULTIPLE = 64
 
-# From this mask constant on, the weight of a padded key is zero beside any other.
+# Beyond this mask constant, the weight of a padded key vanishes compared with any other.
 CERTAIN = 1e8
 
 NOT_EXPOSED_UNPADDED = ("embeddings.*", "layers.*", "final_norm")
@@ -42,11 +42,11 @@ NOT_EXPOSED_UNPADDED = ("embeddings.*", "layers.*", "final_norm")
 
 
 def library_reasons(request: Request, attention: str, norm: str, float32_scores: bool) -> list[str]:
-    """Return what prevents library layers from computing a request, a line for each option.
+    """Return a line for each option that library layers cannot compute.
 
     Args:
-        attention, norm: the framework's names for them.
-        float32_scores: whether scores of half precisions are float32.
+        attention, norm: names of the layers.
+        float32_scores: whether half precision scores are float32.
     """
     config = request.config
     refused = {
@@ -76,13 +76,13 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
 
 
 def parts_of(parts: Mapping[str, Callable[..., Any]], make: Any) -> dict[str, Callable[..., Any]]:
-    """Return the builders of all parts, made of these layers."""
+    """Return the builders of all parts from these layers."""
     return {name: partial(part, make=make) for name, part in parts.items()}
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a model; ``dot_product`` by ``head_computation``, ``activations`` by name."""
+    """Layers of a model; ``dot_product`` by ``head_computation``, ``activations`` by name."""
 
     norm: Callable[..., Any]
     embeddings: Callable[..., Any]
@@ -91,7 +91,7 @@ class Layers:
 
 
 class KeptRows(NamedTuple):
-    """What layers get instead of the mask."""
+    """Replaces the mask of the layers."""
 
     # Real tokens (B, T), kept rows (N,), and the place of each token among them (B, T).
     real: Any
@@ -100,11 +100,11 @@ class KeptRows(NamedTuple):
 
 
 def indices(request: Request) -> dict[str, Ids]:
-    """Return the indices that remove and restore padding; nothing for a padded request.
+    """Return the indices that remove and restore padding; empty for padded requests.
 
     Returns:
-        ``rows`` (N,): the number of each kept row among B T. ``places`` (B, T): where each token is among the
-            kept rows; 0 for dropped ones, whose value is never used.
+        ``rows`` (N,): kept rows among B T. ``places`` (B, T): each token's index among them, or 0 for dropped
+            ones, whose value is never used.
     """
     if not request.execution.startswith(UNPADDED):
         return {}
@@ -113,14 +113,14 @@ def indices(request: Request) -> dict[str, Ids]:
     rows = np.flatnonzero(kept)
     places = np.where(kept, np.cumsum(kept).reshape(kept.shape) - 1, 0)
     if request.execution.endswith("compiled"):
-        # Fill up with the first row. No place refers to the copies, so nothing depends on them.
+        # Fill up with copies of the first row. No place refers to them.
         filled = min(-(-len(rows) // MULTIPLE) * MULTIPLE, kept.size)
         rows = np.concatenate([rows, np.full(filled - len(rows), rows[0])])
     return {"rows": rows.astype(np.int64), "places": places.astype(np.int64)}
 
 
 def padding_reasons(request: Request) -> list[str]:
-    """Return what prevents computing a request without padding, a line for each reason."""
+    """Return a line for each reason to keep padding."""
     config, reasons = request.config, []
     if request.part != "model":
         why = (
@@ -147,11 +147,7 @@ def padding_reasons(request: Request) -> list[str]:
 def unpadded(
     implementations: Mapping[str, Implementation], model: Callable[..., Any], **others: Any
 ) -> dict[str, Implementation]:
-    """Return the unpadded implementations.
-
-    Args:
-        others: further fields that differ.
-    """
+    """Return the unpadded variants; ``others`` are further fields that differ."""
 
     def reasons(entry: Implementation, request: Request) -> list[str]:
         return entry.unsupported_reasons(request) + padding_reasons(request)

@@ -1,4 +1,4 @@
-"""The machine and the Python that a result comes from."""
+"""The machine and Python behind a result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concord import DISTRIBUTION
 
 
 def describe() -> dict[str, Any]:
-    """Return JSON data about the machine and this process."""
+    """Describe the machine and this process as JSON data."""
     try:
         installed = version(DISTRIBUTION)
     except PackageNotFoundError:  # a checkout that is not installed
@@ -32,13 +32,13 @@ def describe() -> dict[str, Any]:
 
 
 def memory() -> tuple[int, int]:
-    """Return the machine's total and available memory in bytes."""
+    """Return total and available bytes."""
     memory = psutil.virtual_memory()
     return int(memory.total), int(memory.available)
 
 
 def resident(pid: int) -> int:
-    """Return the resident size of a process in bytes; 0 if it has ended."""
+    """Return a process's resident bytes; 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
@@ -46,7 +46,7 @@ def resident(pid: int) -> int:
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Return the CPU time of all threads of a process, or None if it has ended."""
+    """Return a process's CPU time; None if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -54,12 +54,12 @@ def processor_seconds(pid: int) -> float | None:
     return float(times.user + times.system)
 
 
-# Seconds for a process to come to rest after its work.
+# Seconds for a process to become idle after its work.
 REST = 0.5
 
 
 def cores_busy(seconds: float = 0.5) -> float:
-    """Return the number of busy cores while this process waits."""
+    """Count busy cores while this process waits."""
     return float(psutil.cpu_percent(interval=seconds)) / 100 * (os.cpu_count() or 1)
 
 
@@ -80,7 +80,7 @@ def _runs(task: Path) -> bool:
 
 
 def gpus() -> list[str]:
-    """Return the names of this machine's NVIDIA GPUs, whether or not a framework sees them."""
+    """Return names of all NVIDIA GPUs, even if no framework sees them."""
     described = [path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
     models = [
         line.partition(":")[2].strip()
@@ -95,7 +95,7 @@ def gpus() -> list[str]:
 
 
 def processor() -> str | None:
-    """Return the processor's name, where the system provides one."""
+    """Return the processor's name, if the system provides one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,9 +1,4 @@
-"""Workers under supervision: started, restarted after they died, and ended together.
-
-A :class:`Supervisor` keeps one worker and gives it one task after the other, so that leftovers of an earlier
-call show. A :class:`Pool` holds the supervisors of a job and works on as many cores as there are. It ends all
-workers at once: after an exception, at Ctrl-C, when told to, and with its ``with`` block.
-"""
+"""Workers under supervision: started, restarted after they died, and ended together."""
 
 from __future__ import annotations
 
@@ -26,19 +21,18 @@ RESTARTS = 2
 # After these failures another worker would fail too.
 HOPELESS = ("absent", "broken", "timed out")
 
-# Seconds between looks at whether to end. A thread that waits without a limit does not wake at Ctrl-C, if
-# another one gets the signal.
+# Seconds between checks for an end. A thread that waits without a limit does not wake at Ctrl-C if another
+# one gets the signal.
 GLANCE = 0.2
 
 Opening = Callable[[Callable[[Worker], None]], Worker]
-"""Starts a worker, and calls its argument with it as soon as there is a process."""
+"""Starts a worker, and passes it to its argument once the process exists."""
 
 
 class Supervisor:
-    """Keeps one worker: starts it when first needed, and again after it died.
+    """Keeps one worker: starts it on demand, and again after it died.
 
-    Args:
-        restarts: the number of restarts; None for no limit.
+    One worker gets task after task, which exposes leftovers of earlier calls.
 
     Attributes:
         failure: why no worker is started any more.
@@ -65,7 +59,7 @@ class Supervisor:
         """Return the worker, started if necessary.
 
         Raises:
-            WorkerFailure: if it cannot start, has died too often, or supervision has ended.
+            WorkerFailure: if it cannot start, died too often, or was ended.
         """
         worker = self.worker
         if worker and worker.dead:
@@ -86,17 +80,16 @@ class Supervisor:
         return worker
 
     def renew(self) -> None:
-        """End a worker that has grown, so that the next task gets a new one."""
+        """End a worker that has grown, to start anew with the next task."""
         worker = self.worker
         if worker and not worker.dead and worker.grown:
             self.close()
 
     def do(self, work: Callable[[Worker], T]) -> T:
-        """Have the worker do a task.
+        """Run a task on the worker.
 
         Raises:
-            WorkerFailure: as :meth:`get`, and if there is no result; the next task gets a new worker if this
-                one died.
+            WorkerFailure: as :meth:`get`, or without a result.
         """
         worker = self.get()
         try:
@@ -119,25 +112,23 @@ class Supervisor:
                 self.failure = failure
 
     def close(self) -> None:
-        """End the worker, if there is one. Safe in any thread."""
+        """End the worker, if any. Thread-safe."""
         worker, self.worker = self.worker, None
         if worker:
             worker.close()
 
     def end(self) -> None:
-        """End the worker, and start no other. Safe in any thread."""
+        """End the worker for good. Thread-safe."""
         self._ended = True
         self.close()
 
 
 class Pool:
-    """Supervisors that work at the same time and end together.
-
-    Use it in a ``with`` block, or call :meth:`close`.
+    """Supervisors that work in parallel, in a ``with`` block or until :meth:`close`.
 
     Args:
         width: simultaneous tasks; by default the number of cores.
-        halted: asked while tasks run; True ends every worker.
+        halted: polled while tasks run; True ends every worker.
     """
 
     def __init__(self, width: int | None = None, halted: Callable[[], bool] = lambda: False) -> None:
@@ -147,17 +138,16 @@ class Pool:
         self._threads = ThreadPoolExecutor(width or os.cpu_count() or 1)
 
     def supervise(self, opening: Opening, **how: Any) -> Supervisor:
-        """Return a new supervisor; arguments as of :class:`Supervisor`."""
+        """Return a new :class:`Supervisor`."""
         supervisor = Supervisor(opening, **how)
         self._supervisors.append(supervisor)
         return supervisor
 
     def map(self, task: Callable[[U], T], items: Iterable[U]) -> list[T]:
-        """Do a task for each item, on threads; return the results in order.
+        """Run a task for each item on threads; return results in order.
 
         Raises:
-            BaseException: the first of a task, or one that ends the waiting, such as KeyboardInterrupt; every
-                worker is then ended.
+            BaseException: a task's first, or an interrupt; every worker is ended.
         """
         futures = [self._threads.submit(task, item) for item in items]
         pending = set(futures)
@@ -175,7 +165,7 @@ class Pool:
         return [future.result() for future in futures]
 
     def _look(self) -> None:
-        # Not each time: asking may take a message to another host.
+        # Not each time: the check may send a message to another host.
         now = time.monotonic()
         if not self.stopped and now - self._looked >= GLANCE:
             self._looked = now
@@ -183,7 +173,7 @@ class Pool:
                 self.stop()
 
     def stop(self) -> None:
-        """End every worker at once, and start none any more. Safe in any thread."""
+        """End every worker for good. Thread-safe."""
         self.stopped = True
         for supervisor in self._supervisors:
             supervisor.end()

@@ -1,4 +1,4 @@
-"""A watched Python process that holds objects, whose methods are called from here."""
+"""A watched Python process with objects whose methods the parent calls."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from concord.spec.errors import SpecError
 # Folder from which a worker imports this package: a checkout, or site-packages.
 ROOT = Path(concord.__file__).resolve().parent.parent
 
-# Bytes that are read from the end of standard error, lines that are shown, and characters of a line.
+# Of the end of standard error: bytes to read, lines to show, and characters of a line.
 LAST_WORDS, LINES, WIDTH = 1 << 16, 10, 1000
 
-# Seconds between looks at a working process.
+# Seconds between checks of a working process.
 GLANCE = 0.05
 
 
 class Process:
-    """A process that holds an object; use it in a ``with`` block, or call :meth:`close`.
+    """A process that holds objects, in a ``with`` block or until :meth:`close`.
 
     Args:
         time_limit: seconds per answer.
-        memory_limit: bytes; by default four fifths of the machine's.
+        memory_limit: bytes; by default 80 % of the machine's.
 
     Attributes:
-        peak_memory: the most bytes that it has held.
+        peak_memory: bytes.
         dead: how it ended, if it has.
     """
 
@@ -62,9 +62,9 @@ class Process:
         """Start the process.
 
         Args:
-            target: what makes its object, ``"package.module:name"``.
-            environment: on top of the parent's.
-            opened: called once there is a process.
+            target: factory of its first object, ``"package.module:name"``.
+            environment: added to the parent's.
+            opened: called once the process exists.
 
         Raises:
             WorkerFailure: if there is no such interpreter.
@@ -75,11 +75,9 @@ class Process:
             with other:
                 self._process = subprocess.Popen(
                     [program, bootstrap.__file__, str(ROOT), target],
-                    # Otherwise a file in the user's current folder could replace a module of the standard
-                    # library.
+                    # Otherwise a file in the current folder could replace a module of the standard library.
                     env={**os.environ, **environment, "PYTHONSAFEPATH": "1"},
-                    # A group of its own: Ctrl-C goes to the parent alone, and children of the worker end with
-                    # it.
+                    # Its own group: Ctrl-C goes to the parent alone, and children of the worker end with it.
                     process_group=0,
                     stdin=other.fileno(),
                     stdout=self._stderr,
@@ -93,7 +91,7 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """Process id, if it has started."""
+        """Process id, once started."""
         return self._process.pid if self._process else None
 
     @property
@@ -106,8 +104,8 @@ class Process:
 
         Args:
             number: of the object; the first is 0.
-            method: its name, or a path such as ``"bench.repeat"``.
-            arguments, named: values for :func:`concord.backends.wire.encode`.
+            method: a name, or a path such as ``"bench.repeat"``.
+            arguments, named: see :func:`concord.backends.wire.encode`.
 
         Raises:
             SpecError, Unsupported: if the method does.
@@ -200,11 +198,11 @@ class Process:
         return ""
 
     def close(self) -> None:
-        """End the process at once. Safe in any thread."""
+        """End the process at once. Thread-safe."""
         self._kill()
         if self._process:
-            # A killed process is gone at once, but a machine with much else to do tells so seconds later;
-            # one that nobody has waited for stays as a zombie, and warns when it is forgotten.
+            # A busy machine may report the end of a killed process seconds later. Without this wait it would
+            # stay a zombie and cause a ResourceWarning.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=15.0)
         self._stderr.close()

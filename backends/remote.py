@@ -1,7 +1,4 @@
-"""The worker's side: objects whose methods are called from the parent process.
-
-Imported in a worker only; the framework is imported with the backend's module.
-"""
+"""The worker's side: objects whose methods the parent calls. Imported in workers only."""
 
 from __future__ import annotations
 
@@ -42,17 +39,14 @@ LINE = 1000
 
 
 class StaysHere:
-    """An object that stays in the worker: the caller gets a number, by which it calls the methods."""
+    """An object that stays in the worker; the caller gets its number."""
 
 
 def serve(descriptor: int, target: str) -> None:
-    """Answer calls until the parent hangs up.
+    """Answer calls to an object of ``target``, ``"package.module:name"``, until the parent hangs up.
 
     A call is ``[object number, method, arguments, named arguments]``, an answer ``[status, value]`` with
     status ``"ok"``, ``"unsupported"``, ``"refused"``, or one of :class:`concord.backends.wire.WorkerFailure`.
-
-    Args:
-        target: what makes the first object, ``"package.module:name"``.
     """
     module, _, name = target.partition(":")
     objects = [getattr(importlib.import_module(module), name)()]
@@ -85,7 +79,7 @@ def serve(descriptor: int, target: str) -> None:
 
 
 def failure(error: BaseException) -> tuple[str, Any]:
-    """Return the status and the message of an error."""
+    """Return an error's status and message."""
     match error:
         case Unsupported():
             return "unsupported", str(error)
@@ -99,21 +93,18 @@ def failure(error: BaseException) -> tuple[str, Any]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Shorten an error to one line, and write all of it to standard error."""
+    """Return an error as one line; print its traceback to standard error."""
     traceback.print_exception(error)
     return f"{type(error).__name__}: {first_line(error)}"[:LINE]
 
 
 class Service:
-    """The object of a worker that holds a backend."""
+    """The first object of a backend's worker."""
 
     backend: Backend
 
     def introduce(self, target: str) -> tuple[dict[str, Any], float]:
-        """Import a backend; return its description and the seconds that took.
-
-        Args:
-            target: ``"package.module:Class"``.
+        """Import ``"package.module:Class"``; return its description and the seconds taken.
 
         Raises:
             WorkerFailure: if it is not installed or cannot be imported.
@@ -138,11 +129,11 @@ class Service:
 
     @cached_property
     def bench(self) -> Bench:
-        """The measurement of the backend."""
+        """The backend's measurement."""
         return Bench(self.backend)  # type: ignore[arg-type]  # it checks for optional methods
 
     def run(self, request: Request) -> Run:
-        """Compute a request, or make all steps of a training."""
+        """Compute a request or a whole training."""
         if request.training:
             run = self._trained(request, request.training)
         else:
@@ -169,7 +160,7 @@ class Service:
 
 
 def ordered(request: Request) -> Request:
-    """Return a request with weights in canonical order and in its precision."""
+    """Return a request with weights in canonical order and its precision."""
     weights = in_order(request.weights, request.config, request.part)
     if request.dtype == "float64":  # float32 numbers are sent as such
         weights = {name: array.astype(np.float64, copy=False) for name, array in weights.items()}
@@ -177,22 +168,18 @@ def ordered(request: Request) -> Request:
 
 
 class HeldTraining(StaysHere):
-    """An open training session (:class:`concord.backends.interface.TrainingSession`), with checks."""
+    """A :class:`concord.backends.interface.TrainingSession` that checks inputs and results."""
 
     def __init__(self, name: str, request: Request, session: Any) -> None:
         self.name, self.request, self.session = name, request, session
 
     def info(self) -> dict[str, Any]:
-        """Return the session's description of itself."""
+        """Return the session's description."""
         info: dict[str, Any] = plain(self.session.info())
         return info
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
-        """Resume after a number of steps.
-
-        Args:
-            state: as from :meth:`state`; float64 is rounded to the run's precision once.
-        """
+        """Resume; float64 state is rounded to the run's precision once."""
         target = precision(self.request.dtype)
         narrow = {
             name: target.round(array) if array.dtype == np.float64 else array for name, array in state.items()
@@ -200,11 +187,8 @@ class HeldTraining(StaysHere):
         self.session.load(narrow, step)
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
-        """Make the next step.
-
-        Args:
-            report: whether to return everything that :data:`concord.spec.training.trajectory.Observer` lists,
-                not only losses and norm.
+        """Train one step; return losses and norm, or with ``report`` all of
+        :data:`concord.spec.training.trajectory.Observer`.
         """
         assert self.request.training is not None
         most = self.request.training.recipe.accumulation
@@ -215,14 +199,14 @@ class HeldTraining(StaysHere):
         return arrays_of("step()", self.session.step([self._fit(batch) for batch in batches], report))
 
     def predict(self, batch: Batch) -> Array:
-        """Return the logits (B, C) of a batch, without dropout."""
+        """Return logits (B, C), without dropout."""
         # Validation asks for labels, which a prediction does not need.
         if batch.labels is None and batch.input_ids is not None:
             batch = dataclasses.replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))
         return arrays_of("predict()", {"output": self.session.predict(self._fit(batch))})["output"]
 
     def state(self) -> Arrays:
-        """Return ``parameters.<name>`` of all parameters, and ``<moment>.<name>``."""
+        """Return ``parameters.<name>`` and ``<moment>.<name>``."""
         return arrays_of("state()", self.session.state())
 
     def close(self) -> None:

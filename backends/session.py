@@ -1,4 +1,4 @@
-"""The base of the sessions of the four frameworks, without a framework call."""
+"""Base of the four frameworks' sessions, without framework calls."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from concord.spec.batch import Batch
 from concord.spec.parameters import Weights
 from concord.spec.tensors import taps
 
-# A run repeats these settings, so that nobody has to take them on trust (SPEC PRC-3).
+# Settings that a run reports back, for the caller to check (SPEC PRC-3).
 ASKED = ("device", "implementation", "execution", "precision", "deterministic")
 
 
 class FrameworkSession:
-    """A session of a backend (:class:`concord.backends.interface.Session`).
+    """A :class:`concord.backends.interface.Session`.
 
     Attributes:
-        captured: whether the kernels of a step are captured as a graph.
+        captured: whether a step's kernels are captured as a graph.
     """
 
     model: Any
@@ -74,17 +74,17 @@ class FrameworkSession:
             _ = self.trainer  # build it now, as part of the model
 
     def feed(self, batch: Batch) -> None:
-        """Take other inputs of the same shapes."""
+        """Set inputs of the same shapes."""
         self.request = replace(self.request, batch=batch)
         self.inputs, self.step_inputs = self.fed(batch), None
 
     def fed(self, batch: Batch) -> dict[str, Tensor]:
-        """Return a batch on the device, with the indices of unpadded rows."""
+        """Return a batch on the device, with indices of unpadded rows."""
         arrays = {**batch.arrays(), **indices(replace(self.request, batch=batch))}
         return {name: self.tensor(array) for name, array in arrays.items()}
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
-        """Return an array on the device, numbers in the run's precision."""
+        """Move an array to the device, floats in the run's precision."""
         return self.adapter.tensor(array, self.request.dtype, self.device)
 
     def fill(self, weights: Weights) -> None:
@@ -106,7 +106,7 @@ class FrameworkSession:
             self.model = model
 
     def step(self) -> None:
-        """Start a training step, or a forward pass if the request does not train."""
+        """Start a training step or a forward pass."""
         with self.context():
             if self.request.training:
                 self.computed = {"loss": self.trainer.start(self.prepared())["losses.0"]}
@@ -114,7 +114,7 @@ class FrameworkSession:
                 self.computed = {"logits": self.inferring(*self.operands)}
 
     def results(self) -> Arrays:
-        """Return the last step's logits (B, C), or its loss before the update."""
+        """Return logits (B, C), or the loss before the update."""
         return {name: self.adapter.to_numpy(tensor) for name, tensor in self.computed.items()}
 
     def state(self) -> Arrays:
@@ -128,7 +128,7 @@ class FrameworkSession:
 
     def prepared(self) -> Prepared:
         """Return the inputs of a training step."""
-        # With dropout every step has masks of its own.
+        # With dropout every step has its own masks.
         if self.step_inputs is None or self.trainer.sites:
             self.step_inputs = self.trainer.prepared([self.request.batch])
         return self.step_inputs
@@ -145,7 +145,7 @@ class FrameworkSession:
 
     @property
     def held(self) -> tuple[Any, Any]:
-        """The model's parameters and other state, for frameworks whose steps take them as operands."""
+        """Parameters and other state, if steps take them as operands."""
         return (), ()
 
     def model_of(self, state: Any, fixed: Any) -> Any:
@@ -153,26 +153,26 @@ class FrameworkSession:
         return self.model
 
     def held_by(self, model: Any) -> Any:
-        """Return the parameters after a step, for frameworks whose steps return them."""
+        """Return the parameters, if steps return them."""
         return ()
 
     def hold(self, state: Any) -> None:
-        """Keep the parameters that a step returned."""
+        """Store the parameters that a step returned."""
 
     def number(self, value: float) -> Any:
-        """Return a number as an operand: a tensor, where whole steps are compiled."""
+        """Return a number as operand: a tensor, if whole steps are compiled."""
         # Overridden, since a compiler would build a constant into the program.
         return value
 
     def forget(self) -> None:
-        """Free compiled programs, where the framework keeps them."""
+        """Free compiled programs, if the framework keeps them."""
 
     def synchronize(self) -> None:
-        """Wait until the device is done."""
+        """Wait for the device."""
         self.adapter.synchronize(next(iter(self.computed.values()), None))
 
     def read(self) -> Run:
-        """Compute everything that the request asks for, without an update."""
+        """Compute everything requested, without an update."""
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.to_numpy
         zeros = {name: self.tensor(array) for name, array in request.zeros().items()}
         with self.context():
@@ -199,7 +199,7 @@ class FrameworkSession:
         )
 
     def confirm(self) -> None:
-        """Check that nothing has reset a switch meanwhile (SPEC PRC-3).
+        """Check that no switch was reset (SPEC PRC-3).
 
         Raises:
             Overruled: naming every changed switch.
@@ -224,16 +224,16 @@ class FrameworkSession:
         recorded: bool,
         with_loss: bool = True,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return output, loss and activations; compilers may trace this.
+        """Return output, loss and activations; compilers trace this.
 
         Args:
-            zeros: added to activations, whose gradients they receive.
+            zeros: added to activations, to receive their gradients.
         """
         # JAX's transformations return a dict in alphabetical order.
         activations: dict[str, Tensor] = OrderedDict()
 
         def record(name: str, tensor: Tensor) -> Tensor:
-            # A bug may change the shape of an activation, which then gets no zeros.
+            # An injected bug may change the shape of an activation; zeros no longer fit it then.
             if name in zeros and zeros[name].shape == tensor.shape:
                 tensor = tensor + zeros[name]
             if recorded:
@@ -258,7 +258,7 @@ class FrameworkSession:
         return self.adapter.trainer(self)
 
     def info(self) -> dict[str, Any]:
-        """Return the run's description of itself."""
+        """See :attr:`concord.backends.interface.Run.info`."""
         kind = self.request.device.split(":")[0]
         about = {name: getattr(self.request, name) for name in ASKED} | self.adapter.describe()
         about["deviations"] = [
@@ -269,7 +269,7 @@ class FrameworkSession:
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Return the context of the request and its implementation."""
+        """Enter the contexts of the request and its implementation."""
         with (
             refusing_nondeterminism(self.adapter.name, self.request),
             self.adapter.within(self.request),
@@ -283,20 +283,20 @@ class FrameworkSession:
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Return a step, compiled for its operands if requested and if the framework compiles whole steps.
+        """Compile a step, if requested and if the framework compiles whole steps.
 
         Args:
-            replaced: indices of operands that are not used afterwards, so that results may take their memory.
+            replaced: indices of operands whose memory results may take.
         """
         return function
 
     def evaluation(self, captured: bool) -> Callable[..., Any]:
-        """Return :meth:`evaluate`, compiled if requested, unless the framework compiles whole steps."""
+        """Return :meth:`evaluate`, compiled if requested, unless whole steps are."""
         return self.evaluate
 
     @cached_property
     def evaluating(self) -> Callable[..., Any]:
-        """The :meth:`evaluation` of steps."""
+        """The :meth:`evaluation` of training and inference steps."""
         return self.evaluation(self.captured)
 
     def infer(self, held: Any, fixed: Any, inputs: Mapping[str, Tensor]) -> Tensor:

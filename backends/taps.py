@@ -1,4 +1,4 @@
-"""Taps, by which layers expose their activations, and what is observed of a run."""
+"""Taps, through which layers expose activations, and the observation of a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Tap = Callable[[str, Tensor], Tensor]
 TARGETS = ("labels", "cotangent")
 """Inputs of the loss, not of the model."""
 
-# Prefix of inputs that a trace takes, not the model: the factors of a site's elements.
+# Prefix of inputs for a trace, not the model: the factors of a site's elements.
 DROPOUT = "dropout."
 
 
 class Observation(NamedTuple):
-    """Tensors of the framework from one evaluation."""
+    """The framework's tensors from one evaluation."""
 
     output: Tensor
     loss: Tensor
@@ -28,7 +28,7 @@ class Observation(NamedTuple):
 
 
 class Tapped:
-    """A layer or loss with taps: it continues with what its tap returns."""
+    """A layer or loss that continues with what its tap returns."""
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor to continue with; :func:`attach` replaces this method."""
@@ -36,10 +36,10 @@ class Tapped:
 
 
 def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] = ()) -> None:
-    """Connect tapped layers to a tap, which gets names that begin with the layer's path.
+    """Connect tapped layers to a tap, with names prefixed by the layer's path.
 
     Args:
-        hidden: activations that are not exposed.
+        hidden: activations to leave out.
     """
 
     def show(place: str, name: str, tensor: Tensor) -> Tensor:
@@ -47,6 +47,6 @@ def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] 
 
     for path, layer in layers:
         if isinstance(layer, Tapped):
-            # The specification names no such layer: its taps belong to the attention around it.
+            # The specification assigns the taps of this layer to the attention around it.
             place = path.removesuffix(".dot_product")
             layer.tap = partial(show, place and f"{place}.")  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Training in a session: accumulation, clipping, updates and reports, without a framework call."""
+"""Training in a session: accumulation, clipping, updates and reports, without framework calls."""
 
 from __future__ import annotations
 
@@ -26,29 +26,27 @@ if TYPE_CHECKING:
     from concord.backends.session import FrameworkSession
 
 Tensor = Any
-"""A tensor of the framework."""
-
-# The tap with the rows that were looked up in each table.
+# The tap that holds the rows looked up in each table.
 LOOKUPS = {
     "embeddings.token.weight": "embeddings.token",
     "embeddings.position.weight": "embeddings.position",
     "embeddings.segment.weight": "embeddings.segment",
 }
 
-# Compiled programs, one for each tuple of batch shapes, that are kept at a time.
+# Compiled programs to keep, one for each tuple of batch shapes.
 MOST = 24
 
 
 class StepInputs(NamedTuple):
-    """What a step takes of one batch."""
+    """Operands of a step from one batch."""
 
     inputs: dict[str, Tensor]  # of the model, its loss and dropout
-    zeros: dict[str, Tensor]  # added to taps, whose gradients they receive
+    zeros: dict[str, Tensor]  # added to taps, to receive their gradients
     real: dict[str, Tensor]  # by tap, the looked-up rows that have a gradient
 
 
 class Prepared(NamedTuple):
-    """What a step takes of its batches."""
+    """Operands of a step from all its batches."""
 
     batches: list[StepInputs]
     weights: dict[str, float]  # batch_weight.<number> of each batch's gradient, where it is not 1
@@ -56,7 +54,7 @@ class Prepared(NamedTuple):
 
 
 class Trainer(Course):
-    """Trains a session's model (:class:`concord.backends.interface.TrainingSession`; SPEC, section 10)."""
+    """A :class:`concord.backends.interface.TrainingSession` (SPEC, section 10)."""
 
     def __init__(self, session: FrameworkSession) -> None:
         request = session.request
@@ -79,7 +77,7 @@ class Trainer(Course):
         self.load({f"parameters.{name}": request.weights[name] for name in self.native}, 0)
 
     def variables(self, model: Any) -> dict[str, Any]:
-        """Return the trained parameters of a model by native name."""
+        """Return trained parameters by native name."""
         named = self.adapter.training.named(model)
         return {native: named[native] for native in self.native.values()}
 
@@ -105,7 +103,7 @@ class Trainer(Course):
     # The protocol.
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
-        """Resume from parameters and moments after a number of steps."""
+        """See :meth:`concord.backends.interface.TrainingSession.load`."""
         self.session.fill(
             {
                 name: state.get(f"parameters.{name}", self.request.weights[name])
@@ -125,11 +123,11 @@ class Trainer(Course):
         self.steps = step
 
     def resume(self, kept: Mapping[str, Tensor], step: int) -> None:
-        """Give the optimizer its moments by native name."""
+        """Restore moments by native name."""
         self.optimizer.resume(kept, step)
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
-        """Make the next step; return losses and norm, or everything that is reported."""
+        """See :meth:`concord.backends.interface.TrainingSession.step`."""
         session = self.session
         with session.context():
             results = self.start(self.prepared(batches), report)
@@ -137,7 +135,7 @@ class Trainer(Course):
         return self.reported(results)
 
     def predict(self, batch: Batch) -> Array:
-        """Return the output for a batch, without dropout."""
+        """See :meth:`concord.backends.interface.TrainingSession.predict`."""
         session = self.session
         with session.context():
             session.trace = self.plain
@@ -147,20 +145,20 @@ class Trainer(Course):
         return np.array(self.adapter.to_numpy(output))
 
     def state(self) -> Arrays:
-        """Return parameters and moments, as :meth:`load` takes them."""
+        """See :meth:`concord.backends.interface.TrainingSession.state`."""
         parameters = self.adapter.parameters(self.session.model, self.request)
         kept = self.reported(self.optimizer.kept())
         return {f"parameters.{name}": array for name, array in parameters.items()} | kept
 
     def info(self) -> dict[str, Any]:
-        """Return the run's description of itself."""
+        """See :meth:`concord.backends.interface.TrainingSession.info`."""
         info = self.session.info()
         return info | {"deviations": [*info["deviations"], *self.optimizer.known_deviations]}
 
     # One step.
 
     def prepared(self, batches: Sequence[Batch]) -> Prepared:
-        """Return what the next step takes of its batches; without dropout, later steps may reuse it."""
+        """Return the next step's operands; without dropout they may be reused."""
         inputs = [self.inputs_of(batch, number) for number, batch in enumerate(batches)]
         weights = {
             f"batch_weight.{number}": weight
@@ -171,7 +169,7 @@ class Trainer(Course):
         return Prepared(inputs, weights, self.rows(batches))
 
     def start(self, prepared: Prepared, report: bool = False) -> dict[str, Any]:
-        """Start the next step; return what it reports, as the framework's tensors."""
+        """Start the next step; return its results as framework tensors."""
         program, operands = self.ready(prepared, report)
         results, state, self.optimizer.state = program(*operands)
         self.session.hold(state)
@@ -179,7 +177,7 @@ class Trainer(Course):
         return cast("dict[str, Any]", results)
 
     def ready(self, prepared: Prepared, report: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the program of the next step, compiled if requested, and its operands."""
+        """Return the next step's program, compiled if requested, and operands."""
         session, optimizer, (inputs, parts, rows) = self.session, self.optimizer, prepared
         session.trace, variables, state = self.trace, optimizer.variables, optimizer.state
         numbers = {**self.numbers(), **parts}
@@ -196,13 +194,13 @@ class Trainer(Course):
         return program, operands
 
     def numbers(self) -> dict[str, float]:
-        """Return the numbers of an update that depend on the step."""
+        """Return the step-dependent numbers of an update."""
         return self.optimizer.numbers(self.steps, self.rate())
 
     def program(
         self, key: Any, function: Callable[..., Any], operands: Sequence[Any], replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Return the program for operands of these shapes, new or among the :data:`MOST` used last."""
+        """Return the program for these shapes; the :data:`MOST` last used are cached."""
         if key not in self.programs:
             # Batches of texts come in many lengths, and frameworks keep every program until told otherwise.
             if len(self.programs) >= MOST:
@@ -222,10 +220,10 @@ class Trainer(Course):
         numbers: Mapping[str, Tensor],
         rows: Mapping[str, Tensor],
     ) -> tuple[dict[str, Any], Any, Any]:
-        """Make a step; a compiler may trace this.
+        """Compute a step; compilers trace this.
 
         Returns:
-            ``<section>.<native name>`` to report; the model's parameters; the optimizer's state.
+            ``<section>.<native name>`` to report; parameters; optimizer state.
         """
         session, optimizer = self.session, self.optimizer
         model = session.model_of(held, fixed)
@@ -253,7 +251,7 @@ class Trainer(Course):
     def accumulated(
         self, model: Any, batches: Sequence[StepInputs], numbers: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Return the gradient of a step, the squares of looked-up rows, and the losses."""
+        """Return a step's gradient, squares of looked-up rows, and losses."""
         total: dict[str, Tensor] = {}
         squares_seen: dict[str, Tensor] = {}
         losses: dict[str, Tensor] = {}
@@ -274,7 +272,7 @@ class Trainer(Course):
     def added(
         self, total: Mapping[str, Tensor], piece: Mapping[str, Tensor], weight: Tensor | None
     ) -> dict[str, Tensor]:
-        """Add the weighted gradients of one more batch."""
+        """Add another batch's weighted gradients."""
         return {
             name: total[name] + gradient if name in total else gradient for name, gradient in piece.items()
         }
@@ -282,7 +280,7 @@ class Trainer(Course):
     def limited(
         self, gradients: Mapping[str, Tensor], squares: Callable[[str], Tensor]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return clipped gradients, and the global norm, if there is one."""
+        """Return clipped gradients, and the global norm, if any."""
         return clip(self.operations, self.recipe, gradients, self.kinds, squares)
 
     def update(
@@ -292,7 +290,7 @@ class Trainer(Course):
         self.optimizer.step(gradients, numbers, rows)
 
     def inputs_of(self, batch: Batch, number: int) -> StepInputs:
-        """Return what a step takes of one batch."""
+        """Return the operands of one batch."""
         inputs = self.session.fed(batch) | self.masks(batch, number)
         if self.recipe.embedding_gradients != "slices" or self.recipe.clipping == "none":
             return StepInputs(inputs, {}, {})
@@ -310,7 +308,7 @@ class Trainer(Course):
         return StepInputs(inputs, zeros, real)
 
     def slices(self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sums of squared gradients of looked-up rows, if the norm sees those (SPEC OPT-7)."""
+        """Return sums of squared gradients of looked-up rows, if the norm uses them (SPEC OPT-7)."""
         sums = {}
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:
@@ -324,7 +322,7 @@ class Trainer(Course):
         return sums
 
     def rows(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """Return which rows of each table a lazy step updates, by native name (SPEC OPT-8)."""
+        """Return the table rows that a lazy step updates, by native name (SPEC OPT-8)."""
         looked_up: dict[str, Tensor] = {}
         lazy = self.recipe.embedding_updates == "lazy"
         for name, rows in rows_of(self.config, batches, self.part).items() if lazy else ():
@@ -342,7 +340,7 @@ class Trainer(Course):
         def dropping(
             model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]
         ) -> Callable[[str, Tensor], Tensor]:
-            # Each site lies right behind a tap, so no model has a line of dropout (decision 0023).
+            # Each site directly follows a tap, so the models need no dropout of their own (decision 0023).
             tap = trace(model, inputs, record)
 
             def dropped(name: str, tensor: Tensor) -> Tensor:
@@ -354,7 +352,7 @@ class Trainer(Course):
         return dropping
 
     def masks(self, batch: Batch, number: int) -> dict[str, Tensor]:
-        """Return the factors of each site's elements, 0 or 1 / (1 - rate) (SPEC DRP-3)."""
+        """Return factors of each site, 0 or 1 / (1 - rate) (SPEC DRP-3)."""
         if not self.sites:
             return {}
         return {
@@ -363,11 +361,11 @@ class Trainer(Course):
         }
 
     def reported(self, results: Mapping[str, Tensor | float]) -> Arrays:
-        """Return reported tensors as arrays, by canonical names and in canonical layouts."""
+        """Convert tensors to arrays with canonical names and layouts."""
         arrays: Arrays = {}
         for key, value in results.items():
             section, _, native = key.partition(".")
-            # Some frameworks take numbers as they are and round them once.
+            # Some frameworks take numbers as Python floats and round them once.
             array = (
                 precision(self.request.dtype).round(value)
                 if isinstance(value, float)

@@ -1,6 +1,6 @@
-"""Optimizer updates of every recipe, written once for the four frameworks.
+"""Optimizer updates of every recipe, shared by the four frameworks.
 
-Operators are the same in all of them; anything else is an operation.
+Operators are common to all; everything else is one of :class:`Operations`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from concord.spec.training.recipe import Recipe
 from concord.spec.training.reference_optimizer import clipped_together
 
 Tensor = Any
-"""A tensor of the framework."""
-
 Variable = Any
-"""A parameter of a model."""
 
 
 class Operations(NamedTuple):
-    """Functions of a framework that an update needs besides operators."""
+    """Framework functions of an update, besides operators."""
 
     value: Callable[[Variable], Tensor]  # the tensor of a parameter
     assign: Callable[[Variable, Tensor], object]
@@ -36,10 +33,10 @@ class Optimizer:
     """An optimizer of a model's parameters (SPEC OPT-2 to OPT-8).
 
     Args:
-        native: the framework's own optimizer, where it computes the recipe.
+        native: the framework's own optimizer, if it computes the recipe.
 
     Attributes:
-        state: what a step takes and returns besides variables: here ``<moment>.<native name>``.
+        state: ``<moment>.<native name>``, or the native optimizer's; operand and result of compiled steps.
     """
 
     # Set where the framework's optimizer differs from the recipe (SPEC PRC-4).
@@ -68,7 +65,7 @@ class Optimizer:
         )
 
     def numbers(self, step: int, rate: float) -> dict[str, float]:
-        """Return the numbers of :meth:`step` that depend on the step."""
+        """Return the step-dependent operands of :meth:`step`."""
         # Computed on the host in float64: a compiled step takes them as operands and is not compiled again.
         recipe, (first, second) = self.recipe, self.corrections(step)
         height = (
@@ -89,7 +86,7 @@ class Optimizer:
         """Update every parameter.
 
         Args:
-            rows: by native name of a lazily updated table, its looked-up rows (N, 1).
+            rows: masks (N, 1) of looked-up rows, by native name of lazily updated tables.
         """
         self.state = dict(self.state)  # a copy: while tracing, the old state belongs to the compiler
         for name, variable in self.variables.items():
@@ -131,7 +128,7 @@ class Optimizer:
         )
 
     def with_momentum(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return the step of a gradient, or of RMSProp's quotient, with momentum (SPEC OPT-2)."""
+        """Return the step of a gradient, or RMSProp's quotient, with momentum (SPEC OPT-2)."""
         recipe, key, rate = self.recipe, f"momentum.{name}", numbers["rate"]
         if recipe.momentum_form == "displacement":
             moved = self.state[key] = recipe.momentum * self.state[key] + rate * gradient
@@ -157,7 +154,7 @@ class Optimizer:
         return numbers["height"] * first / self.denominator(second, numbers)
 
     def denominator(self, second: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return Adam's denominator, with epsilon in its place (SPEC OPT-3)."""
+        """Return Adam's denominator with epsilon (SPEC OPT-3)."""
         root = self.operations.square_root(second)
         return (
             root if self.recipe.epsilon_placement == "uncorrected" else root / numbers["root"]
@@ -180,7 +177,7 @@ class Optimizer:
 def groups(
     recipe: Recipe, variables: Mapping[str, Variable], kinds: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return parameters in groups with and without decay, as optimizers take them."""
+    """Return parameter groups with and without decay."""
     decays = {name: kinds[name] not in recipe.undecayed for name in variables}
     return [
         {"params": params, "weight_decay": recipe.weight_decay if decayed else 0.0}
@@ -199,10 +196,10 @@ def clip(
     """Clip gradients (SPEC OPT-7).
 
     Args:
-        squares: returns the sum of squares that a norm sees of a gradient.
+        squares: returns a gradient's contribution to the squared norm.
 
     Returns:
-        The clipped gradients, and the global norm, if there is one.
+        Clipped gradients, and the global norm, if any.
     """
     limit = recipe.clip_at
     if limit is None:

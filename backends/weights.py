@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 Tensor = Any
-"""A tensor or parameter of the framework."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Naming:
         return f"{name.rpartition('.')[0]}.{leaf}"
 
 
-# Known without the frameworks, since files of weights are read where none is installed (decision 0027).
+# Independent of the frameworks: weights are also read where none is installed (decision 0027).
 NAMINGS = {
     "torch": Naming("weight", "weight", "weight", "bias", transposed=True),
     "tf": Naming("embeddings", "kernel", "gamma", "beta"),

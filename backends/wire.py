@@ -1,4 +1,4 @@
-"""Messages between processes: JSON text among arrays, in the safetensors format. Nothing is pickled."""
+"""Messages between processes: JSON text and safetensors arrays; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -29,15 +29,13 @@ from concord.spec.training.trajectory import Training
 # Fields of a run that hold tensors by name.
 NAMED = ("taps", "gradients", "tap_gradients", "steps")
 
-# The name of the JSON text in a message, and the keys of objects that stand for an array and for a value of
-# our types.
+# The JSON text's name in a message, and the keys of objects that represent an array and a value of our types.
 TEXT, ARRAY, KIND = "text", "__array__", "__kind__"
 
 # Kinds of dtypes that arrays may have.
 NUMBERS = "fiub"
 
-# Our types that may be sent, and what builds each from its fields. A pickle would let a worker run code here
-# (decision 0001).
+# Our types that may be sent, with constructors. A pickle would let a worker run code here (decision 0001).
 MAKERS: dict[type, Callable[..., Any]] = {
     EncoderConfig: lambda **fields: from_mapping(fields),
     Recipe: lambda **fields: recipe_from_mapping(fields),
@@ -51,8 +49,8 @@ class WorkerFailure(RuntimeError):
 
     Attributes:
         status: ``"absent"`` (not installed), ``"broken"`` (cannot be imported), ``"crashed"``, ``"timed
-            out"``, ``"out of memory"``, or ``"error"`` (the backend raised an exception and lives on).
-        stderr: the last lines of the worker.
+            out"``, ``"out of memory"``, or ``"error"`` (an exception; the backend lives on).
+        stderr: its last lines.
     """
 
     def __init__(self, status: str, detail: str, stderr: str = "") -> None:
@@ -61,7 +59,7 @@ class WorkerFailure(RuntimeError):
 
 
 def encode(value: Any) -> bytes:
-    """Encode JSON data, with arrays and types of :data:`MAKERS` in it."""
+    """Encode JSON data with arrays and types of :data:`MAKERS`."""
     arrays: Arrays = {}
 
     def plain(part: Any) -> Any:
@@ -82,8 +80,7 @@ def encode(value: Any) -> bytes:
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return arrays as safetensors bytes."""
-    # safetensors writes memory as it is, so arrays must be in C order. np.ascontiguousarray would lose rank
-    # 0.
+    # safetensors writes raw memory, so arrays must be in C order. np.ascontiguousarray would lose rank 0.
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
 
@@ -119,10 +116,10 @@ def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> We
 
 
 def returned(run: Any) -> Run:
-    """Check and complete the run that a backend returned; None counts as no tensors.
+    """Check and complete a backend's run; None counts as no tensors.
 
     Raises:
-        TypeError: naming what it has and what it must have.
+        TypeError: naming the wrong and the expected type.
     """
     if not isinstance(run, Run):
         raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
@@ -139,10 +136,10 @@ def returned(run: Any) -> Run:
 
 
 def plain(data: Any) -> Any:
-    """Return a backend's description as JSON data.
+    """Return a description as JSON data.
 
     Raises:
-        TypeError, ValueError: if JSON cannot hold it.
+        TypeError, ValueError: if JSON cannot represent it.
     """
     return legibly(json.loads(json.dumps(data)))
 
@@ -154,7 +151,7 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
         what: the source, for messages.
 
     Raises:
-        TypeError: listing everything that is no array of numbers.
+        TypeError: listing everything but arrays of numbers.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"{what} is a {type(tensors).__name__} but must be a dict of arrays by name")
@@ -179,16 +176,13 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
 def split_gradients(
     arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[Arrays, Arrays]:
-    """Split gradients into those by parameters and inputs, and those by taps."""
+    """Separate gradients by parameters and inputs from those by taps."""
     by_taps = section(arrays, "taps.")
     return {name: array for name, array in arrays.items() if not name.startswith("taps.")}, by_taps
 
 
 def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:
-    """Return a line for each problem that keeps a run from being judged.
-
-    These are unknown names and wrong dtypes or shapes; tensors with the same problem share a line.
-    """
+    """Return a line for each unknown name, wrong dtype or wrong shape that keeps a run from being judged."""
     inputs = batch.arrays()
     sizes = sizes_of(config, inputs)
     shapes = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part).items()}
@@ -235,10 +229,10 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def check_info(info: Any) -> None:
-    """Refuse a run's description that cannot be understood."""
+    """Refuse a malformed description of a run."""
     if not isinstance(info, dict):
         raise SpecError(f"'info' is {repr(info)[:40]} but must be an object")
-    # A string instead of a list would match every tensor, and excuse it.
+    # A string instead of a list would match, and so exempt, every tensor.
     lists = {"not_exposed": (str, "strings"), "deviations": (dict, "objects [clause=PRC-4]")}
     for name, (kind, what) in lists.items():
         if not _is_list_of(kind, info.get(name, [])):
@@ -250,7 +244,7 @@ def check_info(info: Any) -> None:
 
 
 def check_description(described: Any) -> dict[str, Any]:
-    """Check a backend's description and return it."""
+    """Return a backend's description, or refuse a malformed one."""
     if not isinstance(described, dict):
         raise SpecError(f"describe() returned a {type(described).__name__} but must return a dict")
     further = described.get("implementation_deviations", {})

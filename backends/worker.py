@@ -1,7 +1,6 @@
 """The parent's side of a worker: one process per framework, in this or another environment.
 
-The parent imports NumPy and no framework. A signal, a hang or a lack of memory in the worker comes back as a
-:class:`concord.backends.wire.WorkerFailure`.
+Its signals, hangs and lack of memory become a :class:`concord.backends.wire.WorkerFailure`.
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ TIME_LIMIT = 300.0
 SHARE, MUCH = 8, 1 << 31
 
 PROFILES = ("plain", "tuned")
-"""Environments of a worker. Threads are the same in both; ``tuned`` adds the switches that vendors document
-for speed.
-"""
+"""Environments of a worker; ``tuned`` adds vendors' documented speed switches."""
 
-# What really sets the threads: OMP for PyTorch and Paddle, two of its own for TensorFlow, NPROC for JAX,
+# The variables that take effect: OMP for PyTorch and Paddle, two of its own for TensorFlow, NPROC for JAX,
 # OpenBLAS for NumPy.
 THREADS = (
     "OMP_NUM_THREADS",
@@ -43,25 +40,20 @@ THREADS = (
     "NPROC",
 )
 
-# cuBLAS sums in another order in workspaces of other sizes.
+# The order of cuBLAS' sums depends on the size of its workspace.
 DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 # XLA reads its flags once, when JAX starts; the user may have set others.
 XLA = "--xla_gpu_deterministic_ops=true"
 
-# The version of MKL in Paddle's wheel takes slow paths on processors that are not Intel's, unless this says
-# AVX2.
+# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2.
 SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
 
 
 def environment(
     device: str, threads: int | None, profile: str = "plain", deterministic: bool = False
 ) -> dict[str, str]:
-    """Return the environment variables of a worker: threads, device, logging.
-
-    Args:
-        threads: of every framework; by default the number of cores.
-    """
+    """Return a worker's environment variables: threads (default: the number of cores), device, logging."""
     # Everything is stated: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children (decision
     # 0001).
     count = str(threads or os.cpu_count() or 1)
@@ -85,12 +77,12 @@ def environment(
 
 
 class Worker(Process):
-    """A backend in a process of its own; use it in a ``with`` block, or call :meth:`close`.
+    """A backend in its own process, in a ``with`` block or until :meth:`close`.
 
     Args:
-        target: its class, ``"package.module:Class"``.
-        python: interpreter of another environment, with numpy, scipy, safetensors and the framework.
-        opened: called with the worker once it has a process, so that it can be closed while it starts.
+        target: ``"package.module:Class"``.
+        python: another environment's interpreter, with numpy, scipy, safetensors and the framework.
+        opened: called once the process exists, so that the worker can be closed while starting.
 
     Raises:
         WorkerFailure: if the process does not start or the framework cannot be imported.
@@ -127,7 +119,7 @@ class Worker(Process):
 
     @property
     def grown(self) -> bool:
-        """Whether it holds much more memory than after its first run."""
+        """Whether its memory has grown much since its first run."""
         # Some frameworks keep everything that they have compiled.
         return self.settled > 0 and self.size > max(min(self.memory_limit // SHARE, MUCH), 2 * self.settled)
 
@@ -141,22 +133,22 @@ class Worker(Process):
         implementation: str = "explicit",
         **asked: Any,
     ) -> Run:
-        """Compute a part of the model in the backend, or train it.
+        """Compute or train a part of the model.
 
         Args:
             asked: other fields of :class:`concord.backends.interface.Request`.
 
         Raises:
-            SpecError: for input that does not fit, before anything is sent.
-            Unsupported: if the backend cannot do it, or does not confirm that it did.
-            WorkerFailure: if there is no answer.
+            SpecError: for invalid input, before anything is sent.
+            Unsupported: if the backend cannot compute it, or does not confirm that it did.
+            WorkerFailure: without an answer.
         """
         asked |= {"device": self.device, "deterministic": self.deterministic}
         request = Request(config, weights, batch, part, dtype, implementation, **asked)
         run: Run = self.call(0, "run", self._fitting(request))
         self._confirm(request, run.info)
         self.settled = self.settled or self.size
-        # Set here and not by the backend: one that leaves something out must not pass.
+        # Set here, not by the backend: a backend that omits a result must not pass.
         run.backend, run.dtype = self.name, request.dtype
         wanted = ("steps",) if request.training else ("taps", "gradients")
         run.requested = tuple(name for name in wanted if getattr(request, name, True))
@@ -188,8 +180,8 @@ class Worker(Process):
 
         Raises:
             Unsupported: if the backend cannot be measured.
-            SpecError: for a configuration or sizes that do not fit.
-            WorkerFailure: if there is no answer.
+            SpecError: for an invalid configuration or size.
+            WorkerFailure: without an answer.
         """
         about, arrays = self.call(0, f"bench.{operation}", **asked)
         return about, arrays
@@ -201,9 +193,7 @@ class Worker(Process):
             request: with ``training``, whose steps may be empty.
 
         Raises:
-            SpecError: for input that does not fit, before anything is sent.
-            Unsupported: if the backend cannot do it.
-            WorkerFailure: if there is no answer.
+            SpecError, Unsupported, WorkerFailure: as :meth:`run`.
         """
         if request.training is None:
             raise SpecError("'training' is missing but is required [clause=OPT-1]")
@@ -225,10 +215,9 @@ class Worker(Process):
 
 
 class Remote:
-    """An object in a worker: its methods are called there.
+    """Proxy of an object in a worker, in a ``with`` block or until its ``close`` is called.
 
-    Use it in a ``with`` block, or call its method ``close``. Every method raises
-    :class:`concord.backends.wire.WorkerFailure` if the worker gives no answer; the object is then gone.
+    Without an answer, methods raise :class:`concord.backends.wire.WorkerFailure`, and the object is lost.
     """
 
     def __init__(self, worker: Worker, number: int) -> None:

@@ -1,16 +1,16 @@
-"""One Transformer-encoder text classifier in four frameworks, and the proof that they compute the same.
+"""One Transformer-encoder text classifier in four frameworks, with proof that they compute the same.
 
-Public names: ``from concord import spec, backends, conformance, compare, load, show``. Only :func:`compare`
-imports a framework, PyTorch, and only when it is called.
+Public: ``from concord import spec, backends, conformance, compare, load, show``. Only a call of
+:func:`compare` imports a framework, PyTorch.
 """
 
 from pathlib import Path
 from typing import Any
 
-# The package index has another ``concord``.
+# The name ``concord`` belongs to another distribution.
 DISTRIBUTION = "concord-conformance"
 
-# In a checkout the parts of the package stand beside its folder, in an installation inside it.
+# In a checkout the parts of the package are next to its folder, in an installation inside it.
 CHECKOUT = not (Path(__file__).parent / "spec").is_dir()
 
 if CHECKOUT:
@@ -20,7 +20,7 @@ if CHECKOUT:
 def installation(extra: str) -> str:
     """Return the command that installs an extra."""
     return (
-        # By path: the distribution is on no index.
+        # By path: the distribution is not published.
         f"pip install -e '.[{extra}]' -c constraints/py311.txt"
         if CHECKOUT
         else f"pip install '.[{extra}]' in a checkout"
@@ -28,7 +28,7 @@ def installation(extra: str) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on request: a command that is refused, or asked for its help, needs no judge.
+    # Imported on request: refusing a command or printing its help needs no judge.
     if name in ("compare", "assert_same"):
         from concord.conformance import compare
 

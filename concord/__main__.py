@@ -6,12 +6,12 @@ from concord.exit_codes import end
 
 
 def main() -> NoReturn:
-    """Run the command line; signals end it in an orderly way from the first moment."""
+    """Run the command line, handling signals from the start."""
     end(_command, last=True)
 
 
 def _command() -> object:
-    from concord.cli import run  # takes a while, in which a signal may come
+    from concord.cli import run  # slow, and a signal may arrive meanwhile
 
     return run()
 

@@ -1,4 +1,4 @@
-"""The command line: it reads options, calls the packages and prints.
+"""The command line.
 
 Exit codes: 0 agrees; 1 diverges; 2 bad usage or input; 3 a backend crashed, is missing or was not judged; 130
 interrupted.
@@ -72,12 +72,12 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def about(
-    version: Annotated[  # noqa: ARG001 - its callback has done it
+    version: Annotated[  # noqa: ARG001 - its callback prints it
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """One model in four frameworks, and the proof that they compute the same."""
-    # In one process, as in a test or a notebook, commands follow each other.
+    # A test or a notebook runs several commands in one process.
     output_files.READ.clear()
 
 
@@ -95,5 +95,5 @@ run = partial(app, standalone_mode=False, prog_name="concord")
 
 
 def main() -> None:
-    """Run the command line; refused input gives one line for each problem and exit code 2."""
+    """Run the command line; refused input prints one line for each problem and exits with 2."""
     end(run)

@@ -114,7 +114,7 @@ def unneeded(result: Result, findings: Sequence[Finding]) -> str:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """Read a file with lines ``candidate's = reference's``."""
+    """Read a file of lines ``CANDIDATE'S NAME = REFERENCE'S NAME``."""
     reference_names, wrong = dict[str, str](), list[str]()
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         theirs, equals, ours = (part.strip() for part in line.partition("="))

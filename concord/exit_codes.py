@@ -1,6 +1,6 @@
-"""Exit codes, and the line that a command ends with if it fails.
+"""Exit codes, and the message of a command that fails.
 
-A signal may come at once, so nothing that takes a while is imported here.
+Nothing slow is imported here, because a signal may come at once.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ REFUSED, FAULT, INTERRUPTED = 2, 3, 130
 
 Handler = Any  # a function of a signal and a frame, or a constant of signal
 
-# Ctrl-C, ``kill`` and a closed terminal end a command after it has let its workers go.
+# Ctrl-C, ``kill`` and a closed terminal end a command after it has ended its workers.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
-# Seconds in which a second signal changes nothing: one reason may send several.
+# Seconds in which further signals are ignored: one event may send several.
 PATIENCE = 3.0
 
 
 @contextmanager
 def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callable[[], None]]:
-    """Install a handler, and yield what restores the former ones; ``after`` replaces them at the end."""
-    # Python lets only the main thread set handlers. What is ignored from the start stays so, as under nohup.
+    """Install a handler, and yield a function that restores the former ones; ``after`` replaces them at the
+    end.
+    """
+    # Python lets only the main thread set handlers. Signals ignored from the start stay so, as under nohup.
     main = threading.current_thread() is threading.main_thread()
     former = {number: signal.getsignal(number) for number in SIGNALS if main}
     former = {number: handler for number, handler in former.items() if handler is not signal.SIG_IGN}
@@ -51,7 +53,7 @@ def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callab
 
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
-    """Let the first signal only be noted, until the work is done; a later one ends the command at once."""
+    """Only note the first signal until the work is done; a later one ends the command at once."""
     seen = list[tuple[int, float]]()
 
     def note(number: int, _frame: object) -> None:
@@ -69,13 +71,13 @@ def halting() -> Iterator[Callable[[], bool]]:
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
-    """Run a command and exit with its code; ``last`` says that the process ends after it.
+    """Run a command and exit with its code; ``last`` means that the process ends afterwards.
 
     2: refused input, a line for each problem; 3: a bug in Concord; 128 plus the number of a signal.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # it was closed from the start
+        if stream is None:  # closed from the start
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays open
         elif isinstance(stream, io.TextIOWrapper):
             # A file name may hold bytes that the terminal's encoding lacks; printing it must not crash.
@@ -88,7 +90,7 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
             came.append((number, now))
             raise KeyboardInterrupt
 
-    # At exit Python restores every handler but an ignored one, and the default of these signals kills.
+    # At exit Python restores all handlers but ignored ones, and the default of these signals kills.
     with _handling(interrupt, signal.SIG_IGN if last else None):
         try:
             code = command()
@@ -99,7 +101,7 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
             code = end.code if isinstance(end.code, int) else REFUSED if end.code else 0
         except Exception as error:
             code = _failed(error)
-        if code == INTERRUPTED:  # also if typer has caught KeyboardInterrupt
+        if code == INTERRUPTED:  # even if typer has caught KeyboardInterrupt
             number = signal.Signals(came[0][0]) if came else signal.SIGINT
             words = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
             code = _said(128 + number, words)
@@ -113,7 +115,7 @@ def _said(code: int, *lines: str) -> int:
 
 
 def _failed(error: Exception) -> int:
-    # Here, since a command that succeeds needs none of it.
+    # Imported here because a command that succeeds needs none of it.
     import traceback
 
     from typer.exceptions import TyperException

@@ -12,11 +12,11 @@ from concord.conformance.run.results_page import results_page
 
 
 class Page(str):
-    """An HTML page, which a notebook shows in a frame."""
+    """An HTML page that a notebook shows in a frame."""
 
     def _repr_html_(self) -> str:
         frame = "width:100%;height:40em;border:1px solid #8884"
-        # A frame, since the page's styles and scripts would change the notebook's own.
+        # Without a frame the page's styles and scripts would affect the notebook.
         return f'<iframe style="{frame}" srcdoc="{html.escape(self)}"></iframe>'
 
 

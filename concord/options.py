@@ -1,4 +1,4 @@
-"""Options that commands share, each defined once, in groups."""
+"""Options that commands share, in groups."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ MOST_MEMORY = 2.0**30  # MiB: a pebibyte, more than any machine has
 
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
-# What a command writes; any other Path is read, and must not be replaced.
+# A file to write; any other Path is read, and must not be replaced.
 Written = Annotated[Path, output_files.output]
 
 
 def named(text: str) -> str:
-    """Take a name; one that ends in ``.toml`` is a file that the command reads."""
+    """Parse a name; one that ends in ``.toml`` is a file to read."""
     return str(output_files.path(text)) if text.endswith(".toml") else text
 
 
-# The name of something known, or a TOML file that describes another.
+# A known name, or a TOML file.
 Named = Annotated[str, named]
 
 PLUGIN = "torch, tf, paddle, jax, an installed plug-in, or package.module:Class"
@@ -56,15 +56,15 @@ VALUES: dict[str, Iterable[str]] = {
     "precision": PRECISION_MODES,
 }
 
-# An entry of a docstring: a name; in brackets its metavar and names on the command line; its help.
+# An entry of a docstring: name (metavar and command-line names): help.
 ENTRY = re.compile(r"^    (\w+)(?: \((.*?)\))?: (.*\n(?: {5,}.*\n)*)", re.M)
 
 
 class OptionGroup:
-    """Options that commands share: a dataclass whose fields become options, in a panel of the help.
+    """A dataclass whose fields become options of several commands, in one panel of the help.
 
-    A field ``checkpoint`` becomes an argument. The docstring of a group, like that of a command, gives each
-    field's metavar, its names on the command line, and its help. These are the common ones:
+    A field ``checkpoint`` becomes an argument. Docstrings of groups and commands hold each field's metavar,
+    command-line names and help. The common ones:
 
     Attributes:
         case (C): A standard case by name; may be repeated. Default: all.
@@ -86,10 +86,10 @@ class OptionGroup:
 
 
 def command(function: Callable[..., T]) -> Callable[..., T]:
-    """Turn a function into a command: its docstring is the help.
+    """Turn a function into a command, with its docstring as help.
 
-    Positional parameters become arguments, others options; a group of options becomes options of its own.
-    A value of a group that is repeated counts once.
+    Positional parameters become arguments, others options; a group becomes options of its own. Repeated
+    values count once.
     """
     parameters, groups = list[inspect.Parameter](), dict[str, Any]()
     hints, entries = get_type_hints(function, include_extras=True), _entries(OptionGroup, function)
@@ -123,11 +123,11 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-Entry = tuple[list[str], str]  # what stands in brackets, and the help
+Entry = tuple[list[str], str]  # the names in brackets, and the help
 
 
 def _entries(*documented: Any) -> dict[str, Entry]:
-    """Return the entries of docstrings; a later one replaces an earlier one."""
+    """Return the entries of docstrings; later ones replace earlier ones."""
     entries = {}
     for owner in documented:
         for name, brackets, text in ENTRY.findall(inspect.cleandoc(owner.__doc__ or "") + "\n"):
@@ -145,7 +145,7 @@ def _parameter(
     names = [each for each in brackets if each.startswith("-")]
     metavar = next((each for each in brackets if each not in names), "FILE" if parser else None)
     about: dict[str, Any] = {"metavar": metavar, "help": text, "parser": parser, "rich_help_panel": panel}
-    # With a name of its own a switch gets no --no- opposite.
+    # A switch with an explicit name gets no --no- opposite.
     if hint is bool and not names:
         names = [f"--{name.replace('_', '-')}"]
     option = typer.Argument(**about) if positional else typer.Option(*names, **about)
@@ -183,7 +183,7 @@ class Workers(OptionGroup):
     python: list[str] | None = None
 
     def settings(self) -> Setup:
-        """Check the options, all at once, and return the settings of the same names."""
+        """Check all options at once, and return the settings of the same names."""
         fields = {field.name for field in dataclasses.fields(Setup)}
         values: dict[str, Any] = {name: value for name, value in vars(self).items() if name in fields}
         values["python"] = dict(value.partition("=")[::2] for value in self.python or ())
@@ -210,7 +210,7 @@ class Workers(OptionGroup):
         return Setup(**values, asked=tuple(self.backend or ()))
 
     def names(self) -> list[str]:
-        """Return the backends to run: those asked for, or all known ones."""
+        """Return the backends to run: the requested ones, or all known ones."""
         chosen, problems = list(self.backend or backends.names()), list[str]()
         placed = [value.partition("=")[0] for value in self.python or () if all(value.partition("="))]
         for name in dict.fromkeys([*chosen, *placed]):
@@ -224,7 +224,7 @@ class Workers(OptionGroup):
         return chosen
 
     def one(self, why: str) -> str:
-        """Return the one backend that runs; ``why`` explains in a refusal why there must be one."""
+        """Return the single backend to run; ``why`` explains in a refusal why there must be one."""
         if (count := len(self.backend or ())) != 1:
             raise SpecError(f"--backend is given {count} times but must be given once: {why}")
         return self.names()[0]
@@ -251,7 +251,7 @@ class Runs(Workers):
 
 
 def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
-    """Return a problem for each option, value, least and most where the value is out of range."""
+    """Return a problem for each (option, value, least, most) out of range."""
     return [
         f"--{option} is {size:.15g} but must be at least {least:g}"
         + ("" if most == inf else f" and at most {most:.15g}")
@@ -262,7 +262,7 @@ def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
 
 @dataclass(frozen=True)
 class Outputs(OptionGroup):
-    """The files that hold a command's results."""
+    """The files for a command's results."""
 
     panel = "Output"
 

@@ -1,4 +1,4 @@
-"""Output files: checked before a command works, and written whole when it is done."""
+"""Output files: checked before a command works, and written whole afterwards."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from concord.spec.errors import SpecError, collecting, located, refuse
 from concord.spec.files import obstacle, read_json, same_file, write_text
 from concord.terminal import Terminal
 
-Output = tuple[Path | None, Callable[[], str]]  # a file, if one was asked for, and what makes its text
+Output = tuple[Path | None, Callable[[], str]]  # a file, if requested, and a function that returns its text
 
 
-# What the command reads (path()), which its output must not replace.
+# Files that the command reads (path()), which its output must not replace.
 READ: list[Path] = []
 
 
 def path(text: str) -> Path:
-    """Parse the name of a file or folder to read, and note it."""
+    """Parse and note the name of a file or folder to read."""
     READ.append(output(text))
     return READ[-1]
 
@@ -35,7 +35,7 @@ def output(text: str) -> Path:
 
 
 def check(*paths: Path | None) -> None:
-    """Refuse files that cannot be written, are one and the same, or would replace what the command reads."""
+    """Refuse files that cannot be written, are identical, or would replace what the command reads."""
     named = [path for path in paths if path is not None]
     problems = [problem for path in named if (problem := obstacle(path))]
     problems += [f"{b}: is named twice" for a, b in combinations(named, 2) if same_file(a, b)]
@@ -44,7 +44,7 @@ def check(*paths: Path | None) -> None:
 
 
 def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: Sequence[str] = ()) -> None:
-    """Write each file even if another fails, show the result, then refuse all ``problems`` together."""
+    """Write each file even if another fails, show the result, then raise all ``problems`` together."""
     problems, console, written = list(problems), Terminal(), list[Path]()
     for path, make in outputs:
         if path is not None:
@@ -63,7 +63,7 @@ KINDS = {  # the type of each kind of record
     "certificate": "concord.porting.certificate:Certificate",
 }
 
-PAGES = {  # kinds with a page of their own
+PAGES = {  # the page of each kind that has one
     **dict.fromkeys(("check", "golden", "compare"), "concord.conformance.run.results_page:results_page"),
     "fuzz": "concord.conformance.fuzz.findings_page:findings_page",
     "mutants": "concord.conformance.mutants.detection_page:detection_page",
@@ -86,12 +86,12 @@ def read_page(path: Path) -> tuple[record.Record, str]:
         return earlier, page(earlier)
 
 
-# No command reads such files, so they may be replaced inside a folder that is read.
+# No command reads such files, so they may be replaced even inside a folder that is read.
 PICTURES = (".html", ".svg", ".png", ".pdf", ".md")
 
 
 def _is_read(written: Path) -> bool:
-    # Both the link and its target may lie in a folder that is read.
+    # Either the link or its target may be in a folder that is read.
     names = (written.resolve(), written.parent.resolve() / written.name)
     inside = any(name.is_relative_to(read.resolve()) for name in names for read in READ)
     return any(same_file(written, read) for read in READ) or (
@@ -100,7 +100,7 @@ def _is_read(written: Path) -> bool:
 
 
 def _made(path: Path) -> bool:
-    """Whether a file is an earlier output: a page, a picture, a record."""
+    """Whether a file is an earlier output: a page, a picture or a record."""
     try:
         return path.resolve().suffix in PICTURES or read_json(path).get("schema") == record.SCHEMA
     except (SpecError, AttributeError):
@@ -108,7 +108,7 @@ def _made(path: Path) -> bool:
 
 
 def check_apart(folder: Path) -> None:
-    """Refuse to replace a folder that is, holds or lies in what the command reads."""
+    """Refuse to replace a folder that is, contains or is inside what the command reads."""
     target = folder.resolve()
     for read in READ:
         held = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))
@@ -119,7 +119,7 @@ def check_apart(folder: Path) -> None:
 
 
 def check_folder(folder: Path, empty: bool = True) -> None:
-    """Refuse a folder that cannot be written, or that is not empty but must be."""
+    """Refuse a folder that cannot be written, or that must be empty but is not."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if problem := obstacle(there / "one"):
         raise SpecError(f"{folder}: cannot be written: {problem.rpartition(': ')[2]}")

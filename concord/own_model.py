@@ -1,4 +1,4 @@
-"""The user's model: a checkpoint of any format, with texts or inputs, in place of standard cases."""
+"""The user's model: a checkpoint of any format, with texts or inputs, instead of standard cases."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from concord.terminal import Terminal
 if TYPE_CHECKING:
     from concord.porting import Checkpoint
 
-# What libraries call inputs.
+# Libraries' names of inputs.
 ALIASES = {"token_type_ids": "segment_ids", "attention_mask": "key_mask"}
 
-MOST_SHOWN = 5  # truncated texts that are named one by one
+MOST_SHOWN = 5  # truncated texts to list one by one
 
 TEXTS = 8  # in a case
 
-TOKENS = 11  # of drawn texts, if there is room
+TOKENS = 11  # of random texts, if there is room
 
-# The parts of the model that take ids, as which a checkpoint can run.
+# The parts that take ids, and that a checkpoint can therefore run as.
 PARTS = ("model", "pooled", "encoder")
 
 JUDGED = {  # of a checkpoint without a classifier
@@ -45,7 +45,7 @@ JUDGED = {  # of a checkpoint without a classifier
 
 @dataclass(frozen=True)
 class Own:
-    """A checkpoint as jobs need it: one part of the model, and its inputs."""
+    """One part of a checkpoint with its inputs, ready for jobs."""
 
     name: str  # of the group of results
     config: EncoderConfig
@@ -74,7 +74,7 @@ class OwnModel(OptionGroup):
     inputs: Path | None = None
 
     def check(self, **instead: Any) -> bool:
-        """Return whether there is a checkpoint; refuse options that exclude each other, or lack one."""
+        """Return whether there is a checkpoint; refuse options that exclude each other or need one."""
         wrong, why = instead, "beside CHECKPOINT, which takes its place; leave one out"
         if self.checkpoint is None:
             why = "but CHECKPOINT is not: whose weights?"
@@ -89,8 +89,8 @@ class OwnModel(OptionGroup):
         """Read the checkpoint and its inputs.
 
         Args:
-            part: one of :data:`PARTS`; ``"model"`` is whatever the checkpoint holds.
-            gradients: draw labels or cotangents that are missing.
+            part: one of :data:`PARTS`; ``"model"`` means all that the checkpoint holds.
+            gradients: generate missing labels or cotangents.
             size: texts in a batch.
         """
         from concord import porting
@@ -193,7 +193,7 @@ class OwnModel(OptionGroup):
 
 
 def legible(text: str) -> str:
-    """Turn a name into one that any file system takes."""
+    """Turn a name into one that any file system accepts."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "checkpoint"
 
 
@@ -229,7 +229,7 @@ def _renamed(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
-    # The family masks by id, so a mask that hides anything else would be ignored silently.
+    # The family masks by id: any other mask would be silently ignored.
     if mask.shape != ids.shape:
         raise SpecError(f"the mask has shape {mask.shape} but must be {ids.shape}, as 'input_ids' is")
     apart = np.argwhere(mask.astype(bool) != (ids != pad_id))
@@ -245,7 +245,7 @@ def _part(checkpoint: Checkpoint, asked: str, remarks: list[str]) -> str:
     if asked not in PARTS:
         raise SpecError(f"--part is {asked!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
     part = checkpoint.part if asked == "model" else asked
-    # A checkpoint may run as a smaller part of itself, not as a larger one.
+    # A checkpoint may run as a smaller part, not as a larger one.
     lacking = [name for name in parameters(checkpoint.config, part) if name not in checkpoint.tensors]
     if lacking:
         raise SpecError(

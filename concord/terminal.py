@@ -18,12 +18,12 @@ from rich.text import Text
 
 from concord.spec.text import shown
 
-# Columns below which nothing can be read, and of a terminal that does not say its width.
+# Columns: the least that is legible, and the default for terminals of unknown width.
 NARROWEST, USUAL = 20, 80
 
 
 class Terminal(Console):
-    """A console that escapes text (:func:`~concord.spec.text.shown`); brackets are no markup."""
+    """A console that escapes text (:func:`~concord.spec.text.shown`) and has no markup."""
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
@@ -31,13 +31,13 @@ class Terminal(Console):
             self.width = USUAL
 
     def on_broken_pipe(self) -> None:
-        """Go on silently."""
-        # As in ``| head``: the work is done, and its exit code holds.
+        """Continue silently."""
+        # As with ``| head``: the work is done, and its exit code is valid.
         self.quiet = True
         discard(self.file)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Escape a string; tables measure its width here."""
+        """Escape a string before its width is measured."""
         return super().render_str(shown(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -47,13 +47,13 @@ class Terminal(Console):
         return super().render(renderable, options)
 
     def tell(self, text: str, style: str | None = None) -> None:
-        """Print a text as one line; a narrow terminal breaks it."""
+        """Print a text as one line, wrapped only by the terminal."""
         self.print(shown(text), style=style, soft_wrap=True)
 
 
 def discard(stream: IO[str]) -> None:
-    """Send to nowhere what is still written to a stream."""
-    # Python flushes at exit, and a closed pipe would raise once more.
+    """Discard all further output to a stream."""
+    # Python flushes at exit, where a closed pipe would raise again.
     with suppress(OSError, io.UnsupportedOperation), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
@@ -63,16 +63,16 @@ def complain(problem: str) -> None:
     print(f"concord: error: {shown(problem)}", file=sys.stderr)
 
 
-# Progress: bars on a terminal, else a line now and then.
+# Progress: bars on a terminal, otherwise a line from time to time.
 
 EVERY = 10.0  # seconds between lines
 
-Advance = Callable[[str, int, str], None]  # a name, how much of its work is done, what was done last
+Advance = Callable[[str, int, str], None]  # a name, the amount of work done, the last step
 
 
 @contextmanager
 def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Advance]:
-    """Show the progress of each name, by ``unit``, towards a total that may be unknown."""
+    """Show the progress of each name in ``unit``, towards a total that may be unknown."""
     console = Terminal(stderr=True)
     if not console.is_terminal:
         yield _lines(console, total, unit)
@@ -91,7 +91,7 @@ def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Ad
 
 @contextmanager
 def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], None]]:
-    """Show progress by counting the jobs of each name; ``"started"`` is not counted."""
+    """Count the finished jobs of each name; ``"started"`` does not count."""
     from concord.conformance.progress import Underway  # imports the judge, which a refusal does not need
 
     done = dict.fromkeys(names, 0)
@@ -105,7 +105,7 @@ def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], 
 
 
 def telling() -> Callable[[str], None]:
-    """Return a function that prints each step of the work with the time so far."""
+    """Return a function that prints each step of the work with the elapsed time."""
     console, started = Terminal(stderr=True), time.perf_counter()
     return lambda text: console.tell(f"{time.perf_counter() - started:4.0f} s  {text}")
 

@@ -1,7 +1,4 @@
-"""The site begins with the README, and has every file of the repository to which a page links.
-
-A Markdown file becomes a page, any other file is copied as it is; so no link of the site is dead.
-"""
+"""Adds the README and every linked file of the repository to the site, so that no link is dead."""
 
 import posixpath
 import re
@@ -16,19 +13,19 @@ OURS = "docs/"
 
 
 def in_repository(page: str) -> str:
-    """Return where a page of the site lies in the repository."""
+    """Return the path in the repository of a page of the site."""
     return OURS + page if (ROOT / OURS / page).is_file() else page
 
 
 def targets(text: str, page: str) -> dict[str, str]:
-    """Return the files of the repository to which a page of the site links: each link, and its path."""
+    """Return the path of each link from a page of the site to a file of the repository."""
     folder = posixpath.dirname(in_repository(page))
     paths = {match[2]: posixpath.normpath(posixpath.join(folder, match[2])) for match in LINK.finditer(text)}
     return {link: path for link, path in paths.items() if (ROOT / path).is_file()}
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the README, what pages link to, and what those link to."""
+    """Add the README, and recursively all linked files."""
     files.append(File.generated(config, "README.md", abs_src_path=str(ROOT / "README.md")))
     waiting = [file.src_uri for file in files if file.is_documentation_page()]
     while waiting:
@@ -46,7 +43,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turn links into the repository to their places on the site."""
+    """Point links into the repository to their places on the site."""
     here = page.file.src_uri
     known = targets(markdown, here)
 

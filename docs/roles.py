@@ -1,4 +1,4 @@
-"""The site's reading of docstrings: a role of reStructuredText is code."""
+"""Renders reStructuredText roles in docstrings as code on the site."""
 
 import re
 from typing import Any
@@ -10,6 +10,6 @@ class Roles(griffe.Extension):
     """Rewrites each docstring as it is loaded."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Make ``:func:`name``` of a docstring `name`."""
+        """Replace ``:func:`name``` in a docstring by `name`."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r":\w+:`~?\.?([^`]+)`", r"`\1`", obj.docstring.value)

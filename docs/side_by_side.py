@@ -1,7 +1,7 @@
-"""The same model in four frameworks, side by side: pages of the site, made from the sources.
+"""Pages of the site that show the same model in four frameworks, made from the sources.
 
-``python docs/side_by_side.py FOLDER`` writes them alone; ``make site`` writes them into the site. A row has a
-line of each framework; what is not in all of them is marked.
+``python docs/side_by_side.py FOLDER`` writes only these; ``make site`` includes them. Each row aligns one
+line per framework, and marks words that differ.
 """
 
 import ast
@@ -27,26 +27,26 @@ PAGES = {
     ),
 }
 SYNONYMS = {"Array": "Tensor", "call": "forward", "__call__": "forward"}
-"""Words that differ from framework to framework and mean the same."""
+"""Framework-specific words of equal meaning."""
 
 LEAST = 0.4
-"""The share of words that two lines have in common at least, to stand in one row."""
+"""Minimum share of common words for two lines in one row."""
 
 CLAUSE = r"\b[A-Z]{3}-\d+\b"
 WORDS = re.compile(r"\w+|\s+|[^\w\s]")
 
 Cell = tuple[int, str, bool]
-"""The number of a line, the line, and whether it is prose: a comment, or in a docstring."""
+"""Line number, line, and whether it is prose: a comment or docstring."""
 Row = list[Cell | None]
 
 
 def words(line: str) -> list[str]:
-    """Return the words of a line; those that mean the same are the same."""
+    """Return the words of a line, with synonyms unified."""
     return [SYNONYMS.get(word, word) for word in WORDS.findall(line) if not word.isspace()]
 
 
 def units(path: Path) -> dict[str, list[Cell]]:
-    """Return the parts of a file by name, and their lines: functions, heads of classes, methods."""
+    """Return the lines of a file by function, class head or method."""
     text = path.read_text()
     tree, lines, found, before = ast.parse(text), text.splitlines(), dict[str, list[Cell]](), 0
     prose = {
@@ -88,12 +88,12 @@ def units(path: Path) -> dict[str, list[Cell]]:
 
 
 def decorators(node: ast.stmt) -> list[ast.expr]:
-    """Return the decorators of a function or class; of anything else none."""
+    """Return the decorators of a function or class; otherwise none."""
     return getattr(node, "decorator_list", [])
 
 
 def in_order(named: list[list[str]]) -> list[str]:
-    """Return all names of several lists in an order that is each one's."""
+    """Merge lists of names into one that keeps each list's order."""
     order: list[str] = []
     for names in named:
         place = 0
@@ -107,7 +107,7 @@ def in_order(named: list[list[str]]) -> list[str]:
 
 
 def alike(line: str, row: Row) -> float:
-    """Return the largest share of words that a line has in common with a line of a row."""
+    """Return the largest share of words that a line has in common with a cell of a row."""
     mine, best = Counter(words(line)), 0.0
     for cell in row:
         if cell is not None:
@@ -117,7 +117,7 @@ def alike(line: str, row: Row) -> float:
 
 
 def joined(rows: list[Row], lines: list[Cell], column: int) -> list[Row]:
-    """Return rows with the lines of one more column, where they share most words, all in their order."""
+    """Align the lines of another column with rows, maximising common words and keeping the order."""
     empty: Row = [None] * len(FRAMEWORKS)
     score = [[0.0] * (len(lines) + 1) for _ in range(len(rows) + 1)]
     near = [[alike(line, row) for _, line, _ in lines] for row in rows]
@@ -160,7 +160,7 @@ def clauses() -> dict[str, str]:
 
 
 def marked(line: str, common: set[str], known: dict[str, str]) -> str:
-    """Return a line as HTML: words that are not common are marked, clauses lead to the specification."""
+    """Return a line as HTML, with uncommon words marked and clauses linked to the specification."""
     made = []
     for piece in re.split(f"({CLAUSE})", line.strip()):
         if piece in known:
@@ -265,7 +265,7 @@ tbody th{display:block}form{position:sticky;top:0;background:var(--page);padding
 
 
 def on_post_build(config: dict[str, str]) -> None:
-    """Write the pages into the site, when MkDocs has built it."""
+    """Write the pages into the site after MkDocs has built it."""
     write(Path(config["site_dir"]) / "side-by-side")
 
 

@@ -1,7 +1,7 @@
-"""Sigma of the family by its two estimators, that of any model being one: ``python docs/two_estimators.py``.
+"""Compares the family's sigma with that of any model, and writes ``docs/guides/two-estimators.md``.
 
-One is the family's: the reference in NumPy under Monte Carlo arithmetic. The other is that of any model: this
-project's own model in PyTorch under a dispatch mode. It writes ``docs/guides/two-estimators.md``.
+The family's comes from the NumPy reference under Monte Carlo arithmetic, the other from this project's
+PyTorch model under a dispatch mode. Run ``python docs/two_estimators.py``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from concord.spec.cases import build_case
 
 VARIANTS = ("bert-pytorch", "vanilla-encoder", "nndl-paddle", "roberta", "distilbert")
 MEDIANS = (0.55, 0.8)
-"""Within which the median ratio of the two sigmas over a variant's elements lies."""
+"""Bounds of a variant's median ratio of the two sigmas."""
 
 EACH = (0.4, 1.05)
-"""Within which the median ratio over each activation's elements lies."""
+"""Bounds of an activation's median ratio."""
 
 PAGE = """# Sigma by two estimators
 
 A tolerance is a multiple of sigma, the standard deviation of correct results. Two estimators derive it.
-They share how errors are averaged, and nothing that computes or perturbs:
+They share only the averaging of errors, and nothing that computes or perturbs:
 
 - the family's: the reference in NumPy under Monte Carlo arithmetic, and rounded in four admissible ways;
 - that of [any model](any-model.md): the model of `backends/torch` under a dispatch mode, and rounded once.
@@ -45,16 +45,20 @@ smallest and largest median of an activation.
 {rows}
 
 The two agree within a factor of about two. The family's sigma is the larger, for it goes through every
-admissible algorithm of the [specification](../../spec/SPEC.md). The ratio is 1 where rows of a table alone
-are rounded.
+admissible algorithm of the [specification](../../spec/SPEC.md). The ratio is 1 where only rows
+of a table are rounded.
 
 The test suite holds medians of variants to {medians}, and those of activations to {each}.
 `python docs/two_estimators.py` writes this page.
+
+## What to do next
+
+Judge [any model](any-model.md), or see [why not a fixed tolerance](criteria.md).
 """
 
 
 def ratios(variant: str) -> dict[str, np.ndarray]:
-    """Return sigma of any model by sigma of the family, for each element of each activation."""
+    """Return any model's sigma divided by the family's, for each element of each activation."""
     case = build_case(variant, "ragged")
     model = TextClassifier(case.config).eval()
     Adapter().load(model, case.config, case.weights, "model")
@@ -79,7 +83,7 @@ def ratios(variant: str) -> dict[str, np.ndarray]:
 
 
 def figures(found: dict[str, np.ndarray]) -> tuple[float, list[float]]:
-    """Return the median ratio over all elements, and that of each activation in order of size."""
+    """Return the median ratio over all elements, and the sorted medians of the activations."""
     everything = np.concatenate([ratio.reshape(-1) for ratio in found.values()])
     return float(np.median(everything)), sorted(float(np.median(ratio)) for ratio in found.values())
 

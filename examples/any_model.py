@@ -1,6 +1,6 @@
-"""What a comparison of any model costs: ``make any`` on a processor, ``make gpu-any`` on a GPU.
+"""Measure the cost of comparing any model: ``make any`` on a CPU, ``make gpu-any`` on a GPU.
 
-Each model, with random weights, is judged in a process of its own, where its peak of memory is its own:
+Each model has random weights, and a process of its own, because peak memory is measured by process:
 
     python -m examples.any_model [--device cuda] [MODEL …]
 """
@@ -49,7 +49,7 @@ def recurrent(kind):
     return getattr(torch.nn, kind)(11, 13, 2, batch_first=True), torch.randn(3, 36, 11)
 
 
-# By name: what makes the model and its inputs, the way in which it runs again, and options.
+# By name: a function that makes the model and its inputs, the way in which it runs again, and options.
 MODELS = {
     "MLP": (mlp, "float32", {}),
     "GRU, 36 steps": (lambda: recurrent("GRU"), "float32", {}),
@@ -65,19 +65,19 @@ MODELS = {
     "decoder of 7 billion, 1 x 64": (lambda: decoder(64, 32, 32, **SEVEN), "eager", {}),
 }
 
+# Judged only on a GPU, in bfloat16.
 LARGE = "decoder of 7 billion, 1 x 64"
-"""It is judged on a GPU alone, in bfloat16."""
 
 
 def judge(name: str, device: str) -> dict[str, object]:
-    """Judge one model in this process; return its verdict, seconds and gigabytes."""
+    """Return verdict, seconds and gigabytes of a model judged in this process."""
     make, way, options = MODELS[name]
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16 if name == LARGE else torch.float32)
     with torch.device(device):
         model, inputs = make()
     torch.set_default_dtype(torch.float32)
-    if way == "float32":  # the same module: its bits are equal, and are judged all the same
+    if way == "float32":  # the same module, whose bits are equal, is judged nevertheless
         way, options = "", {**options, "candidate": model}
     started, used = time.perf_counter(), time.process_time()
     comparison = prepare(model.eval(), inputs=inputs, way=way, **options)
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def cells(name: str, device: str, limit: float) -> list[str]:
-    """Judge one model in a process of its own; return its row of the table."""
+    """Return the table row of a model judged in its own process."""
     command = [sys.executable, "-m", "examples.any_model", "--alone", "--device", device, name]
     here = Path(__file__).parents[1]
     try:

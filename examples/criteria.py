@@ -1,8 +1,8 @@
-"""Why not a fixed tolerance? ``make criteria`` measures the table of its guide again.
+"""Why not a fixed tolerance? ``make criteria`` measures the table of the guide again.
 
-The usual criteria compare outputs with the float64 reference, beside derived tolerances on the same runs.
-Bugs are the mutants, each in the standard case that shows it. Right runs are allowed alternatives, and random
-cases on unchanged backends.
+The usual criteria and Concord's tolerances judge the same runs against the float64 reference. Bugs are the
+mutants, each in the case that shows it. Right runs are allowed alternatives, and random cases on unchanged
+backends.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from concord.spec.tensors import output_name
 from tests.toys import alternatives
 
 SEED = 2026
-# Standard and random cases for each alternative; random cases in float32 and in bfloat16.
+# Standard and random cases for each alternative, then random cases in float32 and in bfloat16.
 CASES, SINGLE_CASES, HALF_CASES = 4, 200, 100
 
 GROUPS = BUGGY, RIGHT, SINGLE, HALF = (
@@ -51,7 +51,7 @@ def correlation(actual, value):
 
 
 def log_probabilities(logits):
-    # A single logit is that of one class of two.
+    # A single logit belongs to one of two classes; the other has zero.
     pairs = np.concatenate([logits, np.zeros_like(logits)], -1) if logits.shape[-1] == 1 else logits
     shifted = pairs - pairs.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
@@ -76,12 +76,12 @@ CRITERIA = {
     "NMSE 1e-2": lambda actual, value: np.square(actual - value).sum() <= 1e-2 * np.square(value).sum(),
     "KL 1e-3": lambda actual, value: divergence(actual, value) <= 1e-3,
 }
-# KL compares probabilities, so it has nothing to say of other tensors.
+# KL compares probabilities, so it applies to logits only.
 OF_LOGITS = "KL 1e-3"
 
 
 def passes(criterion, actual, value):
-    # What is missing, misshapen, or not finite where the reference is, fails every criterion.
+    # Tensors that are missing, misshapen, or not finite where the reference is, fail every criterion.
     if actual is None or actual.shape != value.shape:
         return False
     wide, finite = np.asarray(actual, np.float64), np.isfinite(value)
@@ -92,7 +92,7 @@ def passes(criterion, actual, value):
 
 
 def flags_of(job, run):
-    """Return for each criterion whether it flags a run's output, and whether any of its tensors."""
+    """For each criterion, return whether it flags the output of a run, and whether it flags any tensor."""
     truth = reference(job.config, job.weights, job.batch, True, job.part, job.dtype)
     wanted = {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
     actual = {**run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
@@ -114,7 +114,7 @@ def flags_of(job, run):
 
 def random_jobs(dtype, count, seed):
     drawn = sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count))
-    # Judged end to end too, as the usual criteria judge outputs.
+    # Judged end to end too, like the usual criteria.
     return [replace(case.job(f"random {i}"), end_to_end=True) for i, case in enumerate(drawn)]
 
 
@@ -132,13 +132,12 @@ def of_bug(worker, bug):
     except WorkerFailure as failure:
         if failure.status != "error":
             raise
-        # The framework itself refuses to run the bug, which anybody would notice.
+        # The framework itself refuses to run the bug, which nobody would overlook.
         return {name: (True, None if name == OF_LOGITS else True) for name in (*CRITERIA, OURS)}
 
 
 def of_backend(place, names):
-    """Yield group, name and flags of each run in a backend's share of bugs and random cases."""
-    # The runs are spread over the backends, so that each is made once.
+    # Each run is made once, by one of the backends.
     mutants = [*BUGS.values()]
     drawn = {
         SINGLE: random_jobs("float32", SINGLE_CASES, SEED),
@@ -159,7 +158,6 @@ def of_backend(place, names):
 
 
 def of_alternatives(cases=CASES, seed=SEED):
-    """Yield group, name and flags of allowed alternatives, each on cases of its own."""
     standard = [job_of(case, "float32") for case in standard_cases()]
     np.random.default_rng(seed).shuffle(standard)
     turns = itertools.cycle(standard), itertools.cycle(random_jobs("float32", 2 * cases, seed + 1))
@@ -184,7 +182,7 @@ def percent(some, of):
 
 
 def table(flagged):
-    """Return the share of each group that each criterion flags, by outputs and by any tensor, as Markdown."""
+    """The share of each group that each criterion flags, by outputs and by any tensor."""
 
     def cell(group, name):
         counts = [[flags[name][side] for flags in flagged[group].values()] for side in (0, 1)]

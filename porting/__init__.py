@@ -1,8 +1,4 @@
-"""Checkpoints of many formats, in and out: configuration, weights, tokenizer and labels.
-
-:func:`read` returns a :class:`Checkpoint`, which reads each tensor on request. :func:`write` makes a folder
-of any format.
-"""
+"""Reads and writes checkpoints of many formats: configuration, weights, tokenizer and labels."""
 
 from concord.porting.checkpoint import Checkpoint, LazyTensor, from_weights
 from concord.porting.reading import read

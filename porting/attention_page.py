@@ -1,6 +1,6 @@
-"""Attention weights of one text, computed by several backends, judged, and drawn on a page.
+"""Attention weights of a text from several backends, judged and drawn on a page.
 
-L layers, H heads, T tokens; a weight is at (layer, head, query, key).
+L layers, H heads, T tokens; weights are indexed (layer, head, query, key).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class AttentionMap:
 
     backend: str
     weights: Array  # (L, H, T, T)
-    errors: Array  # of each, signed, end to end, in tolerances; NaN where rounding leaves it undetermined
+    errors: Array  # of the weights, signed, end to end, in tolerances; NaN where rounding leaves them open
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """What a model attends to in a text, or a pair."""
+    """What a model attends to in a text or a pair."""
 
     title: str
     tokens: list[str]
@@ -61,18 +61,16 @@ class Attention:
     maps: list[AttentionMap]  # of backends that expose their weights
 
     def largest(self) -> dict[str, Array]:
-        """Return the largest error of each backend, and of the first two's difference: (L, H)."""
+        """Return each backend's largest error (L, H), and that of the first two's difference."""
         errors = {one.backend: one.errors for one in self.maps}
         if len(self.maps) > 1:
-            # Two right results differ by the root of 2 times what each may err.
+            # The tolerance of a difference of two results is the root of 2 times each one's.
             errors["difference"] = (self.maps[0].errors - self.maps[1].errors) / math.sqrt(2)
         return {name: np.fmax.reduce(abs(error), axis=(-2, -1)) for name, error in errors.items()}
 
 
 @dataclass(frozen=True)
 class _Looking(Job):
-    """A job that keeps the attention weights that it judges."""
-
     names: tuple[str, ...] = ()
     seen: dict[int, AttentionMap] = field(default_factory=dict)
 
@@ -103,7 +101,7 @@ def look(
     dtype: str = "float32",
     progress: Callable[[str, str], None] = lambda backend, done: None,
 ) -> Attention:
-    """Run backends on a text, judge every tensor, and keep the attention weights."""
+    """Run and judge backends on a text, keeping attention weights."""
     config, part = model.config, model.part
     (encoded,) = model.encoder.encode([text])
     batch = completed(config, batch_of(config, [encoded]), part)
@@ -117,7 +115,7 @@ def look(
     ]
     case = (config, model.weights, batch)
     large = family.is_large(JudgedProblem(*case, part, dtype=dtype, gradients=False))
-    # The expectation of a large case is not kept, so judging it end to end would derive it a second time.
+    # The expectation of a large case is not cached: judging end to end would derive it again.
     about = ("text", "text", dtype, part, *case)
     job = _Looking(*about, end_to_end=not large, gradients=False, names=tuple(tensors))
     report = conduct([job], names, settings, progress)
@@ -181,7 +179,7 @@ def _coded(maps: Sequence[AttentionMap]) -> list[tuple[list[str], list[str]]]:
     coded = []
     for place, one in enumerate(maps):
         weights = _halves(one.weights)
-        # Backends agree in most bits: XOR with the first leaves zeros, which deflate well.
+        # Backends agree in most bits: XOR with the first yields zeros, which compress well.
         weights = weights ^ _halves(maps[0].weights) if place else weights
         coded.append(([*map(_packed, weights)], [*map(_packed, _halves(one.errors))]))
     return coded

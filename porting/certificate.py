@@ -1,4 +1,4 @@
-"""Certificates of ports: how two checkpoints differ, what both compute, which bugs would have shown."""
+"""Certificates of ports: how checkpoints differ, what they compute, and which bugs the judge finds."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from concord.spec.tensors import POOLED, taps
 
 KIND = "certificate"
 
-# A certificate may lie beside the weights, and cannot contain its own hash.
+# A certificate may be in the weights' folder, and cannot contain its own hash.
 BESIDE = ("certificate.json", "certificate.html")
 
 SENTENCES = "sentences"
 
-# Samples, tokens and padding of each input. Padding before the text and a single token are inputs that ports
-# get wrong and ordinary sentences never show. Gradients are judged on the first alone.
+# Samples, tokens and padding of each input. Ports get left padding and single tokens wrong, which ordinary
+# sentences never contain. Gradients are judged only on the first input.
 DRAWN = {SENTENCES: (4, 11, "ragged"), "padding first": (5, 7, "left"), "one token": (1, 1, "none")}
 
-# Bytes of expectations kept from one run for the next. Source and target are judged by the same one on each
-# input: without this the reference would derive it twice.
+# Bytes of expectations to cache. Source and target share one for each input; without the cache the reference
+# would derive it twice.
 KEPT = 400 << 20
 
-# How backends ran belongs to the proof and is repeated by --verify; threads and limits belong to the machine.
+# Settings that --verify repeats, because they belong to the proof; threads and limits belong to the machine.
 STATED = ("device", "implementation", "execution", "precision", "deterministic")
 
 Tell = Callable[[str], None]
@@ -56,7 +56,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two checkpoints; ``files`` has the SHA-256 of each file in its folder."""
+    """One checkpoint; ``files`` are the SHA-256 of each file in its folder."""
 
     path: str
     format: str
@@ -66,50 +66,50 @@ class Side:
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """Wrong weights put into the target on purpose, and the verdict on their run."""
+    """Wrong weights planted in the target, and the verdict on their run."""
 
     as_written = also("found")
 
     bug: str  # in words
-    difference: str  # what the comparison of checkpoints says of it; empty: nothing
+    difference: str  # its line in the comparison of checkpoints; empty: none
     status: str
     tensor: str = ""  # the first that diverges, and by how many tolerances
     ratio: Number = 0.0
 
     @classmethod
     def of(cls, wrong: tuple[str, str, Weights], result: Result) -> PlantedBug:
-        """Pair wrong weights with the verdict on their run."""
+        """Pair wrong weights with their verdict."""
         row = result.first_divergence
         return cls(*wrong[:2], result.status, *((row.tensor, row.ratio) if row else ()))
 
     @property
     def found(self) -> bool:
-        """Whether the judge, who never sees the weights, noticed the bug."""
+        """Whether the judge, who never sees the weights, noticed."""
         return self.status == "diverges"
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The evidence for a port. A is the source, B the target.
+    """Evidence for a port from A, the source, to B, the target.
 
-    The report groups runs as ``"source"`` and ``"target"``; the source's weights judge both.
+    The report groups runs as ``"source"`` and ``"target"``, both judged by the source's weights.
     """
 
     as_written = also("summary")
 
     source: Side
     target: Side
-    table: str | None  # names and layouts that replaced the source format's own
-    backends: tuple[str, ...]  # computed both sides; empty: each ran on the backend of its format
-    texts: tuple[Text, ...]  # empty: ids were drawn
-    inputs: Mapping[str, str]  # what each input is, in words
+    table: str | None  # names and layouts that replaced the source format's
+    backends: tuple[str, ...]  # that computed both sides; empty: each ran on the backend of its format
+    texts: tuple[Text, ...]  # empty: ids were random
+    inputs: Mapping[str, str]  # descriptions
     comparison: Comparison
     report: Report
     bugs: tuple[PlantedBug, ...]  # empty unless the target agrees
 
     @property
     def problems(self) -> list[str]:
-        """One line for each defect of the port."""
+        """A line for each defect of the port."""
         lacking = self.comparison.alone[0]
         return [
             *([self.comparison.summary] if self.comparison.exit_code else []),
@@ -124,7 +124,7 @@ class Certificate:
                 if result.first_divergence
             ),
             *(
-                # A proof that finds no planted bug would not have found a real one (decision 0030).
+                # A judge that finds no planted bug would not find a real one (decision 0030).
                 ["the judge finds no bug at all"]
                 if self.bugs and not any(bug.found for bug in self.bugs)
                 else []
@@ -137,7 +137,7 @@ class Certificate:
 
     @property
     def exit_code(self) -> int:
-        """1: the port is wrong; 3: a run could not be judged; else 0."""
+        """1: wrong port; 3: a run could not be judged; else 0."""
         return 1 if self.problems else self.report.exit_code
 
     @property
@@ -161,12 +161,12 @@ def _run(result: Result) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PortedJob(Job):
-    """A run of the target, judged as if it were a run of the source."""
+    """A run of the target, judged as one of the source."""
 
     source: Job
 
     def judge(self, run: Run, rules: str | None = None) -> Verdict:
-        """Judge the target's activations by the source's weights."""
+        """Judge by the source's weights."""
         return replace(self.source, batch=self.batch).judge(run, rules)
 
 
@@ -184,12 +184,12 @@ def certify(
     """Run source and target, compare their tensors, and plant bugs in the target.
 
     Args:
-        table: a file with names and layouts that replaces the source format's own.
-        names: backends that compute both sides; empty: each side runs on the backend of its format.
-        texts: encoded by the source's tokenizer; empty: ids are drawn.
+        table: a file of names and layouts that replaces the source format's.
+        names: backends for both sides; by default each side's own.
+        texts: encoded by the source's tokenizer; by default ids are random.
 
     Raises:
-        SpecError: if a checkpoint cannot be read or changes meanwhile, or has no tokenizer for texts.
+        SpecError: if a checkpoint cannot be read, changes meanwhile, or lacks a tokenizer for texts.
     """
     source = read(source_path, source_format, Path(table) if table else None)
     target = read(target_path, target_format)
@@ -201,7 +201,7 @@ def certify(
     comparison = compare(source, target)
     batches, meanings = inputs_of(source, texts)
     homes = [names or (known(side.format).home,) for side in (source, target)]
-    # Asked for by name, a backend that is not installed fails the run instead of being left out.
+    # A backend that was requested by name must fail the run if it is not installed, not be skipped.
     settings = replace(settings or Setup(), asked=(*homes[0], *homes[1]))
 
     def run(jobs: Sequence[Job], names: Sequence[str]) -> Report:
@@ -209,7 +209,7 @@ def certify(
 
     with family.keeping(KEPT):
         report, bugs = _run_both(source, target, batches, homes, run)
-    # Hashes were taken before the runs: a file that changed meanwhile was not what ran.
+    # Hashes were taken before the runs: a file that has changed since may not be what ran.
     refuse([*_altered(first, source_path), *_altered(second, target_path)])
     return Certificate(
         first, second, table, (*names,), (*texts,), meanings, comparison, report.explained(), bugs
@@ -229,7 +229,7 @@ def _run_both(
         for case, batch in batches.items()
     ]
     report = run(jobs, homes[0])
-    # Other shapes cannot run in the source's place; the comparison of tensors already says what is wrong.
+    # Other shapes cannot be judged as the source; the comparison of tensors already reports them.
     if source.part != target.part or _shapes(weights) != _shapes(right):
         return report, ()
     ported = run([_ported(job, target.config, weights) for job in jobs], homes[1])
@@ -239,7 +239,7 @@ def _run_both(
         environments={**report.environments, **ported.environments},
         seconds=report.seconds + ported.seconds,
     )
-    # In a port that already diverges nobody could tell a planted bug from the port's own.
+    # In a port that already diverges, planted bugs could not be told from the port's own.
     if ported.exit_code:
         return report, ()
     wrong = [*_wrong_weights(jobs[0], source, target)]
@@ -261,14 +261,14 @@ def _ported(source: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
 
 
 def hashes(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file in a checkpoint's folder, by relative name."""
+    """Return the SHA-256 of each file of a checkpoint, by relative name."""
     folder = folder_of(path)
     files = {file.relative_to(folder).as_posix(): file for file in find(folder, "*") if file.is_file()}
     return {name: sha256_of(file) for name, file in files.items() if name not in BESIDE}
 
 
 def _altered(side: Side, path: Path) -> Iterator[str]:
-    # Files that were added since are no alteration.
+    # Files added since do not count as alterations.
     now = hashes(path)
     for name, digest in side.files.items():
         if name not in now:
@@ -278,7 +278,7 @@ def _altered(side: Side, path: Path) -> Iterator[str]:
 
 
 def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str, Batch], dict[str, str]]:
-    """Return the inputs of a certificate and a description of each, by name."""
+    """Return inputs and their descriptions, by name."""
     config, part, batches, meanings = source.config, source.part, dict[str, Batch](), dict[str, str]()
     room = config.max_positions - config.position_start
     flat = part in POOLED and config.pooling == "flatten"  # its classifier has a weight for each position
@@ -294,11 +294,11 @@ def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str,
     return batches, meanings
 
 
-# Bugs that are put into the target.
+# Bugs to plant in the target.
 
 
 def _wrong_weights(model: Job, source: Checkpoint, target: Checkpoint) -> Iterator[tuple[str, str, Weights]]:
-    """Yield a bug of each kind in words, what ``concord diff`` says of it, and the changed parameters."""
+    """Yield a bug of each kind in words, its line in ``concord diff``, and the changed parameters."""
     case = JudgedProblem(model.config, model.weights, model.batch, model.part, model.dtype)
     names = taps(model.config, model.part, list(model.batch.arrays()))
     kinds = gather((wrong for tap in names for wrong in wrong_weights(case, tap)), lambda wrong: wrong.name)
@@ -316,7 +316,7 @@ def _wrong_weights(model: Job, source: Checkpoint, target: Checkpoint) -> Iterat
 
 def _trial(model: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
 
-    # Judged end to end from the inputs, all bugs share one expectation; judged locally, each needs its own.
+    # End to end, all bugs share one expectation; a local judgement would need one for each.
     def expected(deviations: Deviations) -> Expectation:
         about = (model.config, model.weights, model.batch, model.part, model.dtype, deviations)
         return family.end_to_end(JudgedProblem(*about, gradients=False))
@@ -335,14 +335,14 @@ def verify(
     tell: Tell = lambda text: None,
     named: Collection[str] = (),
 ) -> tuple[list[str], Certificate | None]:
-    """Check the files of a certificate against their hashes, then make the certificate again.
+    """Check a certificate's files against their hashes, then certify again.
 
     Args:
-        source, target: where the checkpoints lie now; default: where the certificate says.
-        named: plug-ins that may be imported: a foreign file must not decide which code runs here.
+        source, target: current paths; by default the certificate's.
+        named: plug-ins to allow: a foreign file must not decide which code runs.
 
     Returns:
-        One line for each difference, and the new certificate; None if the files have changed.
+        A line for each difference, and the new certificate; None if files have changed.
     """
     backends.check_offered(stated.backends, "the certificate", named)
     paths = source or Path(stated.source.path), target or Path(stated.target.path)
@@ -363,7 +363,7 @@ def verify(
 
 
 def _differing(stated: Certificate, again: Certificate) -> Iterator[str]:
-    # Statuses must be the same; measured errors may differ from machine to machine.
+    # Statuses must be equal; measured errors may differ between machines.
     if stated.comparison != again.comparison:
         yield f"the comparison said: {stated.comparison.summary}; now: {again.comparison.summary}"
     for before, now in (

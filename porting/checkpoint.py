@@ -1,4 +1,4 @@
-"""A checkpoint of any format in the family's terms: configuration, and tensors by canonical name."""
+"""A checkpoint of any format: a configuration, and tensors by canonical name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from concord.spec.errors import WeightsError
 from concord.spec.parameters import validate_weights
 from concord.spec.sources.layouts import contiguous
 
-# read: a parameter; ignored: no parameter of this part; tied: a copy of another tensor; computed: in no file,
-# follows from the configuration.
+# read: a parameter; ignored: not a parameter of this part; tied: a copy of another tensor; computed: from the
+# configuration, in no file.
 Status = Literal["read", "ignored", "tied", "computed"]
 
 # The layout of a tensor that no table names.
@@ -25,15 +25,15 @@ UNKNOWN = "as it is"
 
 @dataclass(frozen=True)
 class LazyTensor(StoredTensor):
-    """A tensor in the canonical layout (SPEC WGT-2), read from its file on request.
+    """A tensor in canonical layout (SPEC WGT-2), read on request.
 
     Attributes:
-        foreign: its name in the file; pieces of one parameter are joined by ``" + "``.
-        transform: its layout in the file, one of :data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`.
-        name: the canonical name of the parameter that it is or copies.
-        reason: why the status is not simply ``read``.
-        owner: for tied tensors, the tensor that a model uses in its place.
-        redundant: whether it only repeats other tensors, or numbers positions.
+        foreign: name in the file; pieces of one parameter are joined by ``" + "``.
+        transform: layout in the file (:data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`).
+        name: the parameter that it is or copies.
+        reason: of a status other than plain ``read``.
+        owner: for tied tensors, the one that a model uses instead.
+        redundant: only repeats other tensors, or numbers positions.
     """
 
     foreign: str
@@ -45,25 +45,22 @@ class LazyTensor(StoredTensor):
     redundant: bool = False
 
     def read(self) -> NDArray[Any]:
-        """Return the numbers in C order, in the file's dtype; bfloat16 becomes float32, exactly.
-
-        Nothing is cached: a second call reads the file again.
-        """
+        """Read the file anew; return a C-ordered array, bfloat16 as float32, exactly."""
         return contiguous(widened(self.bits(), self.dtype))
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model that lies in files.
+    """A model stored in files.
 
     Attributes:
-        part: one of :data:`concord.spec.tensors.PARTS`; a model without a head is an ``encoder``.
-        tensors: every parameter by canonical name, in the order of computation.
-        found: every tensor of the file, by its name and in its layout there.
-        files: files copied as they are: tokenizer, labels, ``config.json``.
-        source: the table that names the file's tensors; empty: a backend or the specification does.
-        words: the table whose terms ``config.json`` uses.
-        others: tensors that are no parameter of this part, such as a pooler without a classifier.
+        part: one of :data:`concord.spec.tensors.PARTS`; without a head, ``encoder``.
+        tensors: parameters by canonical name, in the order of computation.
+        found: every tensor of the file, by its name and layout there.
+        files: to copy unchanged: tokenizer, labels, ``config.json``.
+        source: table of the file's names; empty if they are a backend's or the specification's.
+        words: table of the terms in ``config.json``.
+        others: tensors outside this part, such as a pooler without a classifier.
     """
 
     config: EncoderConfig
@@ -79,21 +76,21 @@ class Checkpoint:
 
     @property
     def ledger(self) -> tuple[LazyTensor, ...]:
-        """Every tensor, also computed ones: parameters first, then the others."""
+        """Every tensor, including computed ones, parameters first."""
         return (*self.tensors.values(), *self.others.values())
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Read all parameters, by canonical name, in the file's dtypes (:meth:`LazyTensor.read`).
+        """Read all parameters in the file's dtypes (:meth:`LazyTensor.read`).
 
         Raises:
-            WeightsError: listing what is not finite, or does not fit the configuration (SPEC WGT-1 to WGT-3).
+            WeightsError: listing what is not finite or does not fit the configuration (SPEC WGT-1 to WGT-3).
         """
         weights = {name: tensor.read() for name, tensor in self.tensors.items()}
         validate_weights(self.config, weights, self.part)
         return weights
 
     def checked(self) -> None:
-        """Read each parameter once, keeping one in memory at a time.
+        """Read each parameter once, one in memory at a time.
 
         Raises:
             WeightsError: listing parameters with NaN or infinity (SPEC WGT-3).
@@ -117,7 +114,7 @@ def from_weights(
     part: str = "model",
     files: Mapping[str, bytes] | None = None,
 ) -> Checkpoint:
-    """Wrap weights in memory, by canonical name and in canonical layouts, as a checkpoint.
+    """Wrap canonical weights in memory as a checkpoint.
 
     Raises:
         WeightsError: listing what does not fit the configuration (SPEC WGT-1 to WGT-3).
@@ -128,6 +125,6 @@ def from_weights(
 
 
 def in_canonical_layout(name: str, array: NDArray[Any]) -> LazyTensor:
-    """Wrap a parameter in memory as a checkpoint's tensor."""
+    """Wrap a parameter in memory as a tensor."""
     stored = in_memory(array)
     return LazyTensor(stored.dtype, stored.shape, stored.bits, name, "as canonical", name)

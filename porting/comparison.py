@@ -1,4 +1,4 @@
-"""Two checkpoints, tensor by tensor, with only two tensors in memory at a time."""
+"""Comparison of two checkpoints, with two tensors in memory at a time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from concord.spec.errors import SpecError
 from concord.spec.files import parse_json
 from concord.spec.text import first_of, shown
 
-# Labels are compared by what they are: a configuration may hold them as well as a file.
+# Labels are compared separately: they may be in a configuration instead of a file.
 BESIDE = tuple(name for name in (*CARRIED, *SENTENCES) if name != LABELS)
 
-# Entries named for each file, and characters shown of each.
+# Differing entries to name for each file, and characters of each to show.
 MOST, LONGEST = 3, 60
 
-# These entries say how a library loads the files, and which version wrote them, not what the model computes.
+# These entries say how a library loads the files or which version wrote them, not what the model computes.
 SILENT = {LENGTHS: (ARGUMENTS,), PROMPTS: ("__version__",)}
 
 
 def _beside(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
-    """Return labels and the contents of files, each entry or line by its place."""
     labels = {f"{number}": json.dumps(label) for number, label in enumerate(checkpoint.labels or ())}
     files = {name: _entries_of(name, checkpoint.files[name]) for name in BESIDE if name in checkpoint.files}
     return {**({"labels": labels} if labels else {}), **files}
@@ -70,7 +69,7 @@ def _apart(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
     return first_of(apart, MOST, "; ")
 
 
-# Whether a head takes the embeddings in place of a table of its own.
+# Whether a head uses the embeddings instead of its own table.
 TIED = "tie_word_embeddings"
 
 
@@ -85,11 +84,11 @@ def _tied(checkpoint: Checkpoint) -> bool | None:
 
 @dataclass(frozen=True)
 class Others:
-    """The comparison of tensors that are no parameters, such as heads that the family does not have."""
+    """Comparison of tensors that are not parameters, such as unknown heads."""
 
-    same: int = 0  # how many have the same bits
-    pairs: tuple[TensorDifference, ...] = ()  # those that do not
-    apart: Mapping[str, str] = field(default_factory=dict)  # why a tensor could not be compared, by its name
+    same: int = 0  # number with the same bits
+    pairs: tuple[TensorDifference, ...] = ()  # the others
+    apart: Mapping[str, str] = field(default_factory=dict)  # why a tensor could not be compared, by name
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,9 @@ class Comparison:
 
     as_written = also("exit_code", "summary")
 
-    same: int  # how many parameters have the same bits
-    pairs: tuple[TensorDifference, ...]  # those that do not, in the order of computation
-    missing: tuple[str, ...]  # in B
+    same: int  # number of parameters with the same bits
+    pairs: tuple[TensorDifference, ...]  # the others, in the order of computation
+    missing: tuple[str, ...]  # from B
     extra: tuple[str, ...]  # in B alone
     config: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # fields that differ, and ``part``
     files: Mapping[str, str] = field(default_factory=dict)  # how files of both, and labels, differ
@@ -109,8 +108,8 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing that both have differs; else 1."""
-        # Files of one side alone do not count: a format without a place for a tokenizer is no wrong port.
+        """0 if everything that both have is equal, else 1."""
+        # Files of one side alone do not count: some formats have no place for a tokenizer.
         apart = (self.pairs, self.missing, self.extra, self.config, self.files, self.others.pairs)
         return int(any(apart))
 
@@ -138,9 +137,9 @@ class Comparison:
 
 
 def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
-    """Compare two checkpoints; A is the first, B the second."""
+    """Compare checkpoints A and B."""
     mine, theirs = ({"part": side.part, **side.config.as_dict()} for side in (first, second))
-    # Only a head that puts out tokens can be tied: a bare model has none, and is the same either way.
+    # Only a head that outputs tokens can be tied; for a bare model the option has no effect.
     if any(_is_of_head(name, tensor) for side in (first, second) for name, tensor in side.others.items()):
         ties = _tied(first), _tied(second)
         if None not in ties:
@@ -184,8 +183,8 @@ def _compare_others(first: Checkpoint, second: Checkpoint) -> Others:
         if len(tensors) == 1:
             (here,) = there
             other, lacking = ("B", second) if here == "A" else ("A", first)
-            # A side that has the rest of this head would silently use the embeddings in its place. A side
-            # without the whole head has lost nothing that a tie would give back.
+            # A side that has the rest of this head would silently use the embeddings instead. A side without
+            # the whole head is not affected.
             if tensor.owner and any(one.startswith(name.rsplit(".", 2)[0]) for one in lacking.others):
                 words = f"is in {here} alone, where it is no copy of {tensor.owner!r}"
                 words += f"; {TIED} is {_tied(lacking)} in {other}"

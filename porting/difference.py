@@ -1,7 +1,7 @@
 """How one tensor differs from another, and the likely cause.
 
-A list of looks is tried in order, from the mistakes that ports make most to those that nobody can name.
-A is the first tensor, B the second; both are in canonical layout, and bfloat16 is widened to float32.
+Looks are tried in order, from the most common mistakes of ports to unexplained differences. A is the first
+tensor, B the second, both in canonical layout, with bfloat16 widened to float32.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from concord.spec.sources.source_tables import POSITIONS
 
 Array = NDArray[Any]
 
-# Rows. RoBERTa's positions are shifted by 2, a table with a row for padding in front by 1.
+# Rows. RoBERTa shifts positions by 2; a leading row for padding shifts a table by 1.
 FARTHEST = 8
 
 LOWER = ("bfloat16", "float16", "float32")  # a bfloat16 number is also a float32 number
 
-# Units in the last place that pass as rounding: another product or a way there and back.
+# Units in the last place that pass as rounding: from another product, or a round trip through a precision.
 LAST_DIGITS = 8
 
-# With more rows than this share different, the tensor differs as a whole.
+# If more than this share of the rows differ, the tensor differs as a whole.
 FEW_ROWS = 0.25
 
-# Numbers compared at once: tables of embeddings have tens of millions, and float64 copies fill the memory.
+# Numbers to compare at once: embeddings have tens of millions, whose float64 copies would fill the memory.
 WHOLE = 2**22
 
 
@@ -44,12 +44,12 @@ class TensorDifference:
     kind: str
     words: str
     cause: str = ""  # empty: unknown
-    name: str = ""  # canonical; of a tensor that is no parameter, the name in A's file
+    name: str = ""  # canonical; if it is not a parameter, the name in A's file
     other: str = ""  # the parameter of A whose bits B has here
 
     @property
     def reason(self) -> tuple[str, str, str]:
-        """Equal for tensors that a report may tell of together."""
+        """Key by which a report groups tensors."""
         return self.kind, self.cause, self.other
 
     @property
@@ -67,18 +67,17 @@ class _Both:
 
     @property
     def sides(self) -> tuple[tuple[Array, Array, str], ...]:
-        """B against A, then A against B, each with the name of the side that may be at fault."""
         return (self.second, self.first, "B"), (self.first, self.second, "A")
 
 
-# Kind, words and cause. Words that end in a colon are followed by how much differs.
+# Kind, words and cause. After words that end in a colon, sizes of the difference are added.
 Finding = tuple[str, str, str]
 
 Look = Callable[[_Both], Iterator[Finding]]
 
 
 def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> TensorDifference:
-    """Say how a tensor differs from another whose bits or dtype are not the same."""
+    """Classify the difference between tensors whose bits or dtypes differ."""
     both, alike = _Both(first, second, name, config), first.dtype == second.dtype
     with np.errstate(all="ignore"):
         if first.shape != second.shape:
@@ -99,7 +98,7 @@ def _not_finite(both: _Both) -> Iterator[Finding]:
     for one, other, which in both.sides:
         places = np.argwhere(~np.isfinite(one) & np.isfinite(other))
         fewer = np.isfinite(one).sum() < np.isfinite(other).sum()
-        # If no more are non-finite, they only stand elsewhere; if all are, a later look finds a constant.
+        # Unless one has more of them, they have only moved; if all of one are non-finite, _constant applies.
         if not fewer or not np.isfinite(one).any():
             continue
         place = tuple(places[0].tolist())
@@ -135,7 +134,6 @@ def _longer(both: _Both) -> Iterator[Finding]:
 
 
 def _head_axis(name: str) -> int | None:
-    """Return the axis along which attention heads stand in blocks; None: no heads."""
     _, inside, rest = name.rpartition("attention.")
     place, _, leaf = rest.partition(".")
     if not inside or place not in ("query", "key", "value", "output"):
@@ -157,7 +155,7 @@ def _of_shift(name: str, sign: str, shift: int) -> Finding:
     cause = "rows before the first were added to one of them, such as one for padding"
     if name == POSITIONS:
         cause = f"positions counted from {shift} in one and from 0 in the other"
-        # RoBERTa counts from pad_id + 1 (SPEC POS-6).
+        # As RoBERTa counts, from pad_id + 1 (SPEC POS-6).
         if shift == 2:
             cause = "positions counted from the padding id: the first token has position 2"
     return "rows shifted", f"rows are shifted by {shift}: row i of B is row i {sign} {shift} of A", cause
@@ -165,7 +163,7 @@ def _of_shift(name: str, sign: str, shift: int) -> Finding:
 
 PERMUTED: dict[int, tuple[str, ...]] = {1: ("elements",), 2: ("rows", "columns")}  # by rank
 
-# Hidden units of the feed-forward may be permuted without effect, if these three tensors are permuted alike.
+# Permuting hidden units of the feed-forward has no effect if these three tensors are permuted alike.
 HIDDEN = (
     ("feed_forward.inner.weight", "columns"),
     ("feed_forward.inner.bias", "elements"),
@@ -266,8 +264,8 @@ def _rows(both: _Both) -> Iterator[Finding]:
         yield "some rows", words, f"the row of padding is zeroed in {zeroed[0]}" if padding else ""
 
 
-# For tensors of one shape; the first finding wins. NaN hides every other difference, so it comes first. Exact
-# looks come before approximate ones: a tensor rounded to float32 also differs in its last digits alone.
+# For tensors of equal shape; the first finding wins. NaN hides every other difference, so it comes first.
+# Exact looks precede approximate ones: a tensor rounded to float32 also differs only in its last digits.
 LOOKS: tuple[Look, ...] = (
     _not_finite,
     _transposed,
@@ -297,14 +295,13 @@ def _alike(one: Array, other: Array) -> NDArray[np.bool_]:
 
 def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
     first, second = np.atleast_1d(first, second)
-    # Strips of rows, so that a comparison can stop at the first that differs.
+    # Strips of rows, so that a comparison can stop at the first difference.
     step = max(1, WHOLE // max(first[:1].size, 1))
     for begin in range(0, len(first), step):
         yield first[begin : begin + step], second[begin : begin + step]
 
 
 def _near(both: _Both, factor: float = 1.0) -> bool:
-    """Whether the first, times a factor, is the second up to the last digits."""
     digits = max(precision(array.dtype.name).unit_roundoff for array in (both.first, both.second))
     for one, other in _strips(both.first, both.second):
         mine, theirs = one.astype(np.float64) * factor, other.astype(np.float64)

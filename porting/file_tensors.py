@@ -1,4 +1,4 @@
-"""Tensors that lie in files: dtype and shape are known, numbers are read on request."""
+"""Tensors in files, with known dtype and shape, read on request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from concord.spec.errors import SpecError
 from concord.spec.sources.layouts import contiguous
 
-# NumPy has no bfloat16 and no 8-bit floats: their bits come as unsigned integers.
+# NumPy lacks bfloat16 and 8-bit floats: their bits are unsigned integers.
 Bits = NDArray[Any]
 
-# The dtypes that files may hold, and the NumPy dtype that holds their bits; little-endian in every format.
+# The dtypes of files, and the NumPy dtype of their bits; little-endian in every format.
 NUMPY: dict[str, str] = {
     "float64": "<f8",
     "float32": "<f4",
@@ -39,19 +39,19 @@ NUMPY: dict[str, str] = {
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")  # those of weights
 
-# Entries of nested dictionaries, counted as often as they are met. A pickle of a few bytes may refer to one
-# dictionary again and again, and so unfold into more entries than there is time for.
+# Entries of nested dictionaries, including repetitions. A pickle of a few bytes may refer to the same
+# dictionary many times and so expand without practical limit.
 MOST_ENTRIES = 1 << 18
 
 
 def shape_of(axes: Any) -> tuple[int, ...]:
-    """Return a shape that a file states.
+    """Return the shape stated by a file.
 
     Raises:
-        ValueError: if NumPy cannot have such an array.
+        ValueError: if no NumPy array can have it.
     """
     shape = tuple(axes) if isinstance(axes, (list, tuple)) else (None,)
-    # NumPy's arrays had at most 32 axes until version 2; sizes are limited even where another axis is 0.
+    # Before version 2, NumPy arrays had at most 32 axes. Sizes are limited even if another axis is 0.
     whole = len(shape) <= 32 and all(type(axis) is int and axis >= 0 for axis in shape)
     if not whole or math.prod(axis or 1 for axis in shape) > 1 << 40:
         raise ValueError(f"{repr(axes)[:60]} is no shape of a tensor")
@@ -59,12 +59,12 @@ def shape_of(axes: Any) -> tuple[int, ...]:
 
 
 def size(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes that a tensor takes in a file."""
+    """Return the size of a tensor in bytes."""
     return math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize
 
 
 def widened(bits: Bits, dtype: str) -> Bits:
-    """Return bfloat16 as float32, exactly; anything else as it is."""
+    """Return bfloat16 as float32, exactly; other dtypes unchanged."""
     if dtype != "bfloat16":
         return bits
     # bfloat16 is the upper half of a float32.
@@ -73,11 +73,7 @@ def widened(bits: Bits, dtype: str) -> Bits:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file.
-
-    Attributes:
-        bits: reads the numbers as stored, memory-mapped where possible; each call reads anew.
-    """
+    """A tensor of a file; each call of ``bits`` reads it anew, memory-mapped if possible."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -108,7 +104,7 @@ class StoredTensor:
 
 
 def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...]) -> StoredTensor:
-    """Return a tensor as a view of mapped bytes; the caller has checked that it ends inside them."""
+    """View mapped bytes as a tensor; the caller checks bounds."""
 
     def bits() -> Bits:
         if not math.prod(shape):
@@ -119,7 +115,7 @@ def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, 
 
 
 def in_memory(array: Bits, dtype: str | None = None) -> StoredTensor:
-    """Wrap an array, whose bits may be those of another dtype."""
+    """Wrap an array whose bits may represent another dtype."""
     return StoredTensor(dtype or array.dtype.name, array.shape, lambda: array)
 
 
@@ -129,7 +125,7 @@ def digest(array: Bits) -> str:
 
 
 def of_framework(value: Any, name: str) -> StoredTensor:
-    """Wrap an array whose dtype may be one that a framework adds to NumPy."""
+    """Wrap an array whose dtype may extend NumPy."""
     array = np.asarray(value)
     if array.dtype.name not in NUMPY or array.dtype.byteorder == ">":
         raise SpecError(f"{name[:200]!r} has dtype {str(array.dtype)[:60]}, which is not known")
@@ -137,7 +133,7 @@ def of_framework(value: Any, name: str) -> StoredTensor:
 
 
 def array_of(stored: StoredTensor) -> Any:
-    """Return a tensor as an array of the dtypes that TensorFlow and JAX add to NumPy."""
+    """Return an array with dtypes of ``ml_dtypes``, for TensorFlow and JAX."""
     import ml_dtypes
 
     bits = stored.array()
@@ -145,7 +141,7 @@ def array_of(stored: StoredTensor) -> Any:
 
 
 def tree(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest tensors in dictionaries, by the parts of their names between dots."""
+    """Nest tensors in dictionaries at the dots of their names."""
     root: dict[str, Any] = {}
     for name, tensor in tensors.items():
         *outer, last = name.split(".")
@@ -157,7 +153,7 @@ def tree(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(tree: Any, tensor: Callable[[Any, str], StoredTensor] = of_framework) -> dict[str, StoredTensor]:
-    """Return the arrays in nested dictionaries and lists, by names joined by dots; skip everything else."""
+    """Return arrays in nested dictionaries and lists by dotted names, skipping everything else."""
     tensors: dict[str, StoredTensor] = {}
     for count, (name, value) in enumerate(_entries(tree, "")):
         if count > MOST_ENTRIES:

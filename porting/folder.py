@@ -1,4 +1,4 @@
-"""A checkpoint's folder: where weights and configuration lie, and which other files come along."""
+"""A checkpoint's folder: its weights, configuration and accompanying files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from concord.porting.containers.container import stays
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import LARGEST, parse_json, read_bytes, read_json
 
-# Class names, where no configuration states them.
+# Class names, if no configuration states them.
 LABELS = "labels.json"
 
-CARRIED = (  # copied as they are
+CARRIED = (  # copied unchanged
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -27,20 +27,20 @@ CARRIED = (  # copied as they are
     LABELS,
 )
 
-# Of sentence-transformers alone: how long texts may be, and the prompt before each.
+# Only of sentence-transformers: the maximum length of texts, and the prompt before each.
 LENGTHS, PROMPTS = SENTENCES = ("sentence_bert_config.json", "config_sentence_transformers.json")
 
 CONFIG = "config.json"  # in the source's terms
 
-# Also as Google's folders call it, and as PaddleNLP's did.
+# The other names are Google's and PaddleNLP's.
 CONFIGS = (CONFIG, "bert_config.json", "model_config.json")
 
-# The source's config.json beside the family's config.toml, kept for the way back as SOURCE.config.json.
+# The source's config.json, kept next to the family's config.toml as SOURCE.config.json for the way back.
 FOREIGN = ".config.json"
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a checkpoint, given it or the file of weights in it."""
+    """Return a checkpoint's folder, given it or the weights in it."""
     if not path.exists():
         raise SpecError(f"{path}: no such file or folder")
     if is_weights(path):
@@ -49,17 +49,17 @@ def folder_of(path: Path) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a checkpoint's folder, or of the link that leads to it."""
+    """Return the name of a checkpoint's folder or of a link to it."""
     return Path(os.path.abspath(path.parent if path.exists() and is_weights(path) else path)).name
 
 
 def is_weights(path: Path) -> bool:
-    """Whether a path is a file of weights, or the folder that Orbax has in its place."""
+    """Whether a path is a file of weights, or Orbax' folder of them."""
     return not path.is_dir() or orbax.is_folder(path)
 
 
 def carried(folder: Path) -> dict[str, bytes]:
-    """Return the files that are copied as they are, by name."""
+    """Return the files to copy unchanged, by name."""
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
     there = {name: folder / name for name in (*CARRIED, *SENTENCES, *foreign) if (folder / name).exists()}
     refuse(
@@ -74,7 +74,7 @@ def carried(folder: Path) -> dict[str, bytes]:
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
-    """Return the file of the configuration in a source's terms, which ``required`` needs, and its content."""
+    """Return path and content of a source's configuration; ``required`` names its user."""
     path = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
     if path is None:
         raise SpecError(
@@ -84,14 +84,14 @@ def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
 
 
 def json_object(content: Any, where: Path | str) -> dict[str, Any]:
-    """Return the content of a JSON file if it is an object, and refuse anything else."""
+    """Return a JSON file's content, refusing anything but an object."""
     if not isinstance(content, dict):
         raise SpecError(f"{where}: holds a {type(content).__name__} but must hold a JSON object")
     return content
 
 
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the class names of ``id2label`` or this project's ``labels.json``; None: unnamed."""
+    """Return class names of ``id2label`` or ``labels.json``; None if unnamed."""
     if LABELS in files:
         content = parse_json(files[LABELS], LABELS)
         names = content.get("names") if isinstance(content, dict) else None
@@ -106,7 +106,7 @@ def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, 
 
 
 def unnamed(count: int) -> tuple[str, ...]:
-    """Return the names that Hugging Face gives to classes without any."""
+    """Return Hugging Face's names of unnamed classes."""
     return tuple(f"LABEL_{number}" for number in range(count))
 
 

@@ -1,4 +1,4 @@
-"""The tensors of a file as parameters of the family, by a table, and what becomes of the others."""
+"""Assigns a file's tensors to parameters of the family, and accounts for all others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from concord.spec.text import first_of
 
 
 def contradiction(holds: str, tensor: StoredTensor) -> str:
-    """Return how a buffer contradicts the ``positions`` or ``zeros`` that it should hold, in words."""
+    """Describe how a buffer differs from ``positions`` or ``zeros``; empty if it does not."""
     if not holds:
         return ""
     count = math.prod(tensor.shape)
@@ -36,29 +36,29 @@ def contradiction(holds: str, tensor: StoredTensor) -> str:
     return "".join(f"element {i} is {actual[i]} but must be {expected[i]}" for i in wrong)
 
 
-# Lines about the tensors of a file. A wrong table misnames all of them, and the first lines tell enough.
+# Lines about the tensors of a file. A wrong table misnames all of them; a few lines suffice.
 MOST = 20
 
 
 def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
-    """Replace the first prefix of a table by another; a name without that prefix stays."""
+    """Replace a table's first prefix by another; names without it are unchanged."""
     return prefix + name.removeprefix(prefixes[0]) if prefixes and name.startswith(prefixes[0]) else name
 
 
 def match(
     file_tensors: Mapping[str, StoredTensor], configs: Mapping[str, EncoderConfig], form: Format
 ) -> Checkpoint:
-    """Assign the tensors of a file to parameters; numbers are read only to verify copies and buffers.
+    """Assign a file's tensors to parameters, reading numbers only to verify copies and buffers.
 
     Args:
-        configs: a configuration for each part that the file may hold, the most complete part first.
+        configs: by candidate part, the most complete first.
 
     Raises:
-        WeightsError: for the part that fits best, listing every tensor that is missing, unexpected, misshapen
-            or of no floating-point type.
+        WeightsError: for the best fitting part, listing tensors that are missing, unexpected, misshapen or
+            not floating-point.
     """
     candidates = [_Matching(file_tensors, config, part, form) for part, config in configs.items()]
-    best = min(candidates, key=lambda candidate: len(candidate.problems))  # of equals the most complete part
+    best = min(candidates, key=lambda candidate: len(candidate.problems))  # on a tie, the most complete part
     if best.problems:
         raise WeightsError([*_lines(best.problems)][:MOST])
     return Checkpoint(best.config, best.part, best.tensors, file_tensors, others=best.others)
@@ -82,7 +82,7 @@ class _Matching:
         self.context = f"source={form.title}, part={part}"
         self.places = form.places(config, part)
         wanted = [name for place in self.places.values() for name in place.names]
-        # A model may lie bare or inside another; the prefix that most names have is the file's.
+        # A model may be bare or inside another; take the prefix that fits most names.
         self.prefix = max(
             self.rules.prefixes,
             key=lambda prefix: sum(
@@ -121,7 +121,7 @@ class _Matching:
     def _bind(
         self, name: str, natives: Sequence[str], layout: str, shape: tuple[int, ...]
     ) -> dict[str, LazyTensor]:
-        """Join tensors of the file into one of a canonical shape; empty if they do not fit."""
+        """Join tensors into one of canonical shape; empty if they do not fit."""
         wanted, before = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
         for native in natives:
             stored, about = self.file_tensors.get(native), f"parameter={name}, "
@@ -146,7 +146,7 @@ class _Matching:
         place, kept = self.places.get(name), self.rules.positions if name == POSITIONS else None
         natives = [self._spelled(native) for native in place.names] if place else []
         layout = place.layout if place else ""
-        # Fixed positions are no weights of the source, but some of its files keep them as a buffer.
+        # Fixed positions are not weights of the source, but some files keep them as a buffer.
         if not place and kept and (native := self._named(kept.name)) in self.file_tensors:
             natives, layout = [native], kept.layout
         if natives:
@@ -161,14 +161,13 @@ class _Matching:
             self.tensors[name] = replace(table, status="computed", reason=reason)
 
     def _original(self, native: str) -> str:
-        """Return the tensor that another is tied to; empty: none."""
         owners = (
             self._spelled(owner) for copy, owner in self.rules.tied.items() if native == self._named(copy)
         )
         return next((owner for owner in owners if owner in self.file_tensors), "")
 
     def _ignored(self, native: str) -> Ignored | None:
-        # Heads stand beside the bare model: they have no prefix, whatever it has.
+        # Heads are outside the bare model, and never have its prefix.
         return next(
             (
                 why
@@ -179,7 +178,7 @@ class _Matching:
         )
 
     def _leave(self, native: str, name: str) -> None:
-        """Account for a tensor that is no parameter of this part."""
+        """Account for a tensor outside this part."""
         stored, whole = self.file_tensors[native], parameters(self.config)
         layout = self.rules.carried[name].layout if name else UNKNOWN
         if name and name not in whole and len(stored.shape) != WEIGHT_LAYOUTS[layout].rank:
@@ -195,11 +194,11 @@ class _Matching:
         if wrong := contradiction(ignored.holds if ignored else "", stored):
             self._problem(native, f"{wrong}: otherwise it is not what it is said to be, {reason}")
             return
-        # A head that a model ties may have been trained apart; only the bits say whether it is a copy.
+        # A tied head may have been trained separately; only the bits show whether it is a copy.
         reason += f"; it is no copy of {original!r}" if original else ""
         if name:
             reason += "; it is carried over to files that have a place for it"
-            # The shapes of a head that the family does not have are the file's own.
+            # Heads unknown to the family keep the file's shapes.
             shape = WEIGHT_LAYOUTS[layout].shape(stored.shape, self.config.num_heads)
             shape = shape_of(self.config, whole[name]) if name in whole else shape
             left = self._bind(name, [native], layout, shape)
@@ -219,7 +218,7 @@ class _Matching:
 
 
 def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> StoredTensor:
-    """Return a parameter, or one of its pieces, as another kind of file stores it."""
+    """Return a parameter or a piece of it, as another format stores it."""
     return StoredTensor(
         tensor.dtype,
         place.shape,

@@ -1,4 +1,4 @@
-"""A checkpoint at work: a backend computes class probabilities or embeddings of texts."""
+"""Class probabilities or embeddings of texts, by a checkpoint's backend."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from concord.spec.parameters import Weights
 
 BATCH = 32  # texts computed at once
 
-# JAX compiles every operation anew for each width, so widths are multiples of this.
+# Widths are multiples of this, because JAX compiles every operation anew for each width.
 PAD_TO = 16
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """A checkpoint that takes texts; unnamed classes are called by their numbers."""
+    """A checkpoint that takes texts; unnamed classes are named by their numbers."""
 
     name: str
     config: EncoderConfig
@@ -42,7 +42,7 @@ class TextModel:
 
     @classmethod
     def read(cls, path: Path, parts: Sequence[str]) -> TextModel:
-        """Read a checkpoint of any format that holds one of some parts and a tokenizer."""
+        """Read a checkpoint that holds one of some parts and a tokenizer."""
         checkpoint = reading.read(path)
         config, part = checkpoint.config, checkpoint.part
         if part not in parts:
@@ -54,19 +54,18 @@ class TextModel:
 
 
 class TextPredictor:
-    """A checkpoint and the backend that computes it: what :func:`load` returns."""
+    """A checkpoint and its backend, as returned by :func:`load`."""
 
     def __init__(self, model: TextModel, worker: Worker, dtype: str = "float32", **how: Any) -> None:
         self.model, self.worker, self.how = model, worker, {"dtype": dtype, **how}
 
     def __call__(self, texts: str | Iterable[str | Sequence[str]]) -> Any:
-        """Return the class probabilities, or the embedding, of each text or pair of texts.
-
-        A single text gives one dictionary, several give a list of them.
+        """Return class probabilities or the embedding of each text or pair; for a single text a dictionary,
+        else a list.
 
         Raises:
-            SpecError: listing what is no text.
-            WorkerFailure: if the worker gave no result.
+            SpecError: listing what is not a text.
+            WorkerFailure: without a result.
         """
         if isinstance(texts, str):
             return next(self.predict([Text(texts)]))
@@ -81,7 +80,7 @@ class TextPredictor:
         return list(self.predict([Text(*row) for row in rows]))
 
     def predict(self, texts: Sequence[Text], size: int = BATCH) -> Iterator[dict[str, Any]]:
-        """Yield the prediction for each text in order, computing ``size`` texts at once."""
+        """Yield each text's prediction in order, ``size`` texts at once."""
         model = self.model
         for start in range(0, len(texts), size):
             chunk = texts[start : start + size]
@@ -95,7 +94,7 @@ class TextPredictor:
                 yield {"text_a": text.text_a, **pair, **self._prediction(output), "truncated": ids.truncated}
 
     def _prediction(self, output: Array) -> dict[str, Any]:
-        # JSON has no NaN: None says that the model gave no number.
+        # JSON has no NaN; None stands for it.
         finite = bool(np.isfinite(output).all())
         if self.model.part == "pooled":
             return {"embedding": output.tolist() if finite else None}
@@ -126,10 +125,10 @@ def read_model(path: Path) -> TextModel:
 
 
 def load(path: str | Path, backend: str | None = None, dtype: str = "float32", **setup: Any) -> TextPredictor:
-    """Return a classifier or a sentence encoder of any format, ready for texts.
+    """Return a classifier or sentence encoder of any format, ready for texts.
 
     Args:
-        backend: default: that of the checkpoint's format.
+        backend: by default that of the format.
         setup: fields of :class:`concord.conformance.run.campaign.Setup`, such as ``device``.
 
     Raises:
@@ -142,5 +141,5 @@ def load(path: str | Path, backend: str | None = None, dtype: str = "float32", *
 
 
 def framework_of(path: Path) -> str:
-    """Return the backend that computes a checkpoint's format."""
+    """Return the backend of a checkpoint's format."""
     return known(recognise(path).format).home

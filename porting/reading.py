@@ -22,17 +22,16 @@ from concord.spec.sources.schema import CheckpointTable, Table
 
 
 def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoint:
-    """Read a checkpoint of any format; of its weights, only where they lie.
+    """Read a checkpoint; its weights stay in the file.
 
     Args:
-        path: a folder, or the file of weights in it.
-        table: names, layouts and terms of the configuration that replace the format's
-            (:mod:`concord.spec.sources.schema`).
+        path: a folder, or the weights in it.
+        table: names, layouts and terms that replace the format's (:mod:`concord.spec.sources.schema`).
 
     Raises:
         UnknownNameError: for an unknown format.
-        SpecError: listing what is wrong: spoilt files, a model that the family cannot express, and tensors
-            that are missing, unexpected or misshapen.
+        SpecError: listing corrupt files, what the family cannot express, and tensors that are missing,
+            unexpected or misshapen.
     """
     own = tables.read(table) if table else None
     recognition = recognise(path, table, format)
@@ -63,7 +62,7 @@ def _of_source(
             configs[part] = tables.configure(
                 table, {**_sized(stated, found, entry.checkpoint), **more}, part, str(path)
             )
-        except SpecError as error:  # parts of a source may have configurations of their own
+        except SpecError as error:  # parts of a source may have their own configurations
             refused.append(error)
     if not configs:
         raise refused[0]
@@ -87,7 +86,7 @@ def _sized(stated: dict[str, Any], found: dict[str, StoredTensor], rules: Checkp
 def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
     path = folder / checkpoints.CONFIG
     if form.name == OWN:
-        # Our own checkpoints list the SHA-256 of every file: each must be what was written.
+        # Our own checkpoints list the SHA-256 of every file, which must match.
         contents = checkpoints.read_contents(folder)
         weights, part = folder / checkpoints.WEIGHTS, contents.part
         lacking = [one.name for one in (path, weights) if one.name not in contents.sha256]

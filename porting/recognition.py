@@ -1,4 +1,4 @@
-"""Which format a checkpoint has, by its files and the names of its tensors; and what a stranger is."""
+"""Recognises a checkpoint's format by files and names of tensors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from concord.spec.text import shown
 
 AUTO = "auto"
 
-# Share of a table's names, heads not counted, that make a file one of that source.
+# Share of a table's names, without heads, by which a file is recognised.
 ALIKE = 0.5
 
-# Folders of Hugging Face's hub have several of these files side by side, with the same weights. The first is
-# read, as by transformers.
+# Folders of Hugging Face's hub may have several of these files with the same weights. As in transformers, the
+# first is read.
 HUB = tuple(dict.fromkeys(form.weights for form in FORMATS.values() if form.name.startswith("hugging-face")))
 
-# The keys by which Hugging Face knows a model's kind and the classes that it was saved from.
+# Hugging Face's keys for a model's kind and the classes that it was saved from.
 KIND, CLASSES = "model_type", "architectures"
 
 LONGEST = 200  # characters shown of what a configuration says
@@ -46,14 +46,14 @@ class Recognition:
 
 
 def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Recognition:
-    """Say which format a path holds, without reading numbers.
+    """Recognise a path's format without reading numbers.
 
     Args:
-        table: the user's own names and layouts: only the kind of file is looked for.
+        table: the user's names and layouts; then only the kind of file matters.
 
     Raises:
         UnknownNameError: for an unknown format.
-        SpecError: if nothing is there, or nothing known.
+        SpecError: if nothing known is there.
     """
     folder, marks = folders.folder_of(path), (checkpoints.CONTENTS, checkpoints.CONFIG)
     chosen = known(format) if format != AUTO else None

@@ -1,4 +1,4 @@
-"""The formats, as a table: a container, a naming, and the file of weights."""
+"""The formats, as a table of container, naming and file of weights."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ OPTIMIZER = CheckpointTable(
 
 
 def keras_path(name: str) -> str:
-    """Return the path of a parameter of this project's Keras model in an HDF5 file."""
+    """Return a parameter's path in an HDF5 file of this project's Keras model."""
     path, _, leaf = name.rpartition(".")
-    # Keras names layers in a list by their class, numbered from the second one on.
+    # Keras names layers in a list by class, and numbers all but the first.
     path = re.sub(
         r"^layers\.(\d+)",
         lambda match: f"blocks.encoder_layer{'' if match[1] == '0' else f'_{match[1]}'}",
@@ -57,7 +57,7 @@ def keras_path(name: str) -> str:
 
 
 def tensorflow_key(name: str) -> str:
-    """Return the key of a parameter in a ``tf.train.Checkpoint`` of a ``model``."""
+    """Return a parameter's key in a ``tf.train.Checkpoint`` of a ``model``."""
     return f"model/{name.replace('.', '/')}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -67,7 +67,7 @@ SPELLED: dict[str, Callable[[str], str]] = {"": str, "keras": keras_path, "tenso
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of checkpoint. ``formats.toml`` explains each field."""
+    """A kind of checkpoint. ``formats.toml`` explains the fields."""
 
     name: str
     meaning: str
@@ -85,17 +85,17 @@ class Format:
 
     @cached_property
     def table(self) -> Table | None:
-        """The table that names the tensors; None: a backend does."""
+        """The table that names the tensors; None if a backend does."""
         return self.own or (tables.load(self.source) if self.source else None)
 
     @property
     def title(self) -> str:
-        """Whose names the tensors have, for messages."""
+        """The owner of the tensors' names, for messages."""
         return self.table.source if self.table else self.backend or OWN
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the model that it can hold, the most complete first."""
+        """The parts that it can hold, the most complete first."""
         if self.name == ONNX:
             return OF_IDS
         return tuple(self.table.parts) if self.table else PARTS
@@ -112,7 +112,7 @@ class Format:
         return OPTIMIZER if self.backend else CheckpointTable()
 
     def places(self, config: EncoderConfig, part: str) -> Mapping[str, Binding]:
-        """Return where each parameter is kept, by canonical name."""
+        """Return each parameter's place, by canonical name."""
         if self.table:
             return bindings(self.table.parts[part], config)
         naming, places = NAMINGS.get(self.backend), {}
@@ -126,7 +126,7 @@ class Format:
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """Files beside the weights that are copied as they are."""
+        """Accompanying files that are copied unchanged."""
         # Other projects' folders have no place for the files of sentence-transformers.
         return (*CARRIED, *(SENTENCES if self.modules or not self.source else ()))
 
@@ -154,7 +154,7 @@ def formats() -> tuple[str, ...]:
 
 
 def known(name: str) -> Format:
-    """Return a format, by its name or that of its framework.
+    """Return a format by its name or that of its framework.
 
     Raises:
         UnknownNameError: with the nearest names.

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: modules in sequence, the first a model of Hugging Face."""
+"""Folders of sentence-transformers: modules in sequence, the first a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from concord.spec.text import shown
 
 MODULES = "modules.json"
 
-# Keys for what the modules behind a model say: how tokens become a vector, and whether that is normalised.
+# Keys for settings of the modules after the model: how tokens become a vector, and whether it is normalised.
 POOLING, NORMALIZE = "pooling_mode", "normalize"
 
 CHAINS = (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize"))  # that the family can express
 
-# A flag for each pooling, from before there was pooling_mode. Every version reads flags, so they are written.
+# A flag for each pooling, older than pooling_mode. Every version reads flags, so these are written.
 OLDER = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -32,9 +32,9 @@ OLDER = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
-WRITTEN = 4  # of these flags; older versions know no others
+WRITTEN = 4  # of these flags; older versions do not know the others
 
-# The pooler that models of this kind have and nobody uses; and the arguments of the model's class in LENGTHS.
+# The unused pooler of such models, and the key of the model's arguments in LENGTHS.
 POOLER, ARGUMENTS = "pooler.*", "model_args"
 
 LONGEST = 400  # characters shown of a list of modules
@@ -51,7 +51,7 @@ class Module:
 
 
 def places(folder: Path) -> list[Path]:
-    """Return the folders of the modules, the model's first; refuse modules that the family cannot express."""
+    """Return the modules' folders, the model's first; refuse unsupported modules."""
     where = folder / MODULES
     modules = read_as(where, list[Module])
     kinds = tuple(module.type.rpartition(".")[2] for module in modules)
@@ -69,7 +69,7 @@ def places(folder: Path) -> list[Path]:
 
 
 def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
-    """Return what the modules behind the model say; ``poolings`` are those that the family can express."""
+    """Return the settings of modules after the model; ``poolings`` are the family's."""
     _, *behind = places(folder)
     problems, where = list[str](), behind[0] / folders.CONFIG
     stated = folders.json_object(read_json(where), where)
@@ -100,12 +100,12 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
 def files(
     said: Mapping[str, Any], config: EncoderConfig, carried: bytes | None, bare: bool
 ) -> dict[str, bytes]:
-    """Return the files that make a folder one of sentence-transformers, by name.
+    """Return the files of a sentence-transformers folder, by name.
 
     Args:
-        said: pooling and normalisation, in the words of a table.
-        carried: the file :data:`concord.porting.folder.LENGTHS` that came with the checkpoint.
-        bare: the weights have no pooler although models of their kind do.
+        said: pooling and normalisation, in a table's terms.
+        carried: the checkpoint's own :data:`concord.porting.folder.LENGTHS`.
+        bare: the weights lack their kind's usual pooler.
     """
     kinds = CHAINS[said[NORMALIZE] == "true"]
     paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
@@ -123,7 +123,7 @@ def files(
         else parse_json(carried, folders.LENGTHS)
     )
     if bare and isinstance(lengths, dict):
-        # Otherwise the library makes a pooler from random numbers, with a warning.
+        # Otherwise the library adds a random pooler, with a warning.
         before = lengths.get(ARGUMENTS)
         lengths[ARGUMENTS] = {**(before if isinstance(before, dict) else {}), "add_pooling_layer": False}
     contents = {MODULES: modules, f"{paths[1]}/{folders.CONFIG}": pooling, folders.LENGTHS: lengths}
@@ -133,7 +133,7 @@ def files(
 def _modes(said: Mapping[str, Any]) -> list[Any]:
     if POOLING in said:
         return said[POOLING] if isinstance(said[POOLING], list) else [said[POOLING]]
-    # Several flags concatenate the poolings; without any flag the library takes the mean.
+    # Several flags concatenate the poolings; without a flag the library takes the mean.
     return [mode for key, mode in OLDER.items() if said.get(key)] or ["mean"]
 
 

@@ -1,4 +1,4 @@
-"""Texts as a checkpoint takes them: read from a file, encoded by its own tokenizer, put into batches."""
+"""Texts for a checkpoint: read, encoded by its tokenizer, and batched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENIZER, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_conf
 
 @dataclass(frozen=True)
 class Text:
-    """A text, or a pair of texts, and the name of its class; an empty text is refused."""
+    """A text or pair, and the name of its class; empty texts are refused."""
 
     text_a: str
     text_b: str | None = None
@@ -38,9 +38,10 @@ class Text:
 
 
 def read_texts(path: Path) -> list[Text]:
-    """Read a text, or two with a tab between them, from each line; or a JSON object from each of ``*.jsonl``.
+    """Read a text, or two separated by a tab, from each line.
 
-    An object has ``text``, or ``text_a`` and optionally ``text_b``; and optionally ``label``.
+    In ``*.jsonl`` each line is an object with ``text``, or ``text_a`` and optionally ``text_b``, and
+    optionally ``label``.
     """
     parse = _of_json if path.suffix == ".jsonl" else _of_line
     texts, problems = list[Text](), list[str]()
@@ -80,7 +81,7 @@ def _of_json(line: str) -> Text:
 
 
 class EncodedText(NamedTuple):
-    """A text, or a pair, as token ids."""
+    """A text or a pair as token ids."""
 
     ids: list[int]
     segment_ids: list[int]
@@ -102,23 +103,23 @@ class TextEncoder:
         with optional("A checkpoint's tokenizer", "porting"):
             from tokenizers.normalizers import Lowercase, Sequence
         self.tokenizer = _tokenizer(files, settings)
-        # A tokenizer.json may carry both; batches are padded, and texts cut, by the model's own sizes.
+        # A tokenizer.json may set both; padding and truncation here follow the model's own sizes.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         if sentences.get("do_lower_case") is True:
             before = [] if self.tokenizer.normalizer is None else [self.tokenizer.normalizer]
             self.tokenizer.normalizer = Sequence([Lowercase(), *before])
-        # sentence-transformers does not ask the tokenizer where its own file says a length.
+        # Like sentence-transformers, prefer the length in its own file to the tokenizer's.
         stated = (sentences.get("max_seq_length"), settings.get("model_max_length"))
         self.max_tokens = min(room, next((n for n in stated if type(n) is int and n > 0), room))
         self.prompt = _prompt(prompts)
 
     def encode(self, texts: Sequence[Text]) -> list[EncodedText]:
-        """Encode texts; of a pair that is too long, the longer text is cut first."""
+        """Encode texts, truncating the longer text of a pair first."""
         rows = [(self.prompt + text.text_a, text.text_b) for text in texts]
         inputs = [a if b is None else (a, b) for a, b in rows]
         try:
-            # Once whole: the difference says how many tokens are cut off.
+            # Encode without truncation too: the difference is the number of truncated tokens.
             whole = self.tokenizer.encode_batch(inputs)
             self.tokenizer.enable_truncation(self.max_tokens, strategy="longest_first")
             cut = self.tokenizer.encode_batch(inputs)
@@ -143,7 +144,7 @@ def batch_of(
     """Return texts as a padded batch.
 
     Args:
-        multiple: round the number of tokens up to a multiple: frameworks compile anew for each width.
+        multiple: round the width up to one of it, since frameworks compile for each width.
     """
     longest = -(-max(len(text.ids) for text in texts) // multiple) * multiple
     width = min(longest, config.max_positions - config.position_start)
@@ -182,14 +183,14 @@ def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise SpecError(f"{name}: is no tokenizer: {first_line(error)}") from None
-    # It adds the special tokens. Without them a model answers something else, and no error says so.
+    # It adds the special tokens. Without them a model computes something else, without an error.
     if tokenizer.post_processor is None:
         raise SpecError(f"{name}: has no 'post_processor': which marks stand around a text?")
     return tokenizer
 
 
 def _prompt(stated: Mapping[str, Any]) -> str:
-    # sentence-transformers puts this before every text, unless the caller names another prompt.
+    # sentence-transformers puts this before every text, unless the caller selects another prompt.
     name, prompts = stated.get("default_prompt_name"), stated.get("prompts")
     prompt = "" if name is None else prompts.get(name) if isinstance(prompts, dict) else None
     if not isinstance(prompt, str):

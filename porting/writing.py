@@ -28,10 +28,10 @@ from concord.spec.sources.source_tables import POSITIONS, Binding
 
 
 def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, taps: bool = False) -> None:
-    """Write a checkpoint as a folder of a format: whole or not at all, even if the process is killed.
+    """Write a checkpoint's folder: complete or not at all, even if the process is killed.
 
     Args:
-        force: replace a checkpoint that is there.
+        force: replace an existing checkpoint.
         taps: make every tap of an ONNX graph an output.
 
     Raises:
@@ -92,18 +92,18 @@ def _in_the_way(path: Path, force: bool) -> str:
 
 
 def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
-    """Return the tensors of a format's file, by its names and in its layouts; each is read as it is written.
+    """Return tensors in a format's names and layouts, read when written.
 
     Raises:
-        SpecError: listing parameters that the format has no place for.
+        SpecError: listing parameters without a place in the format.
     """
     if form.table is not None and checkpoint.source == form.table.source:
-        return dict(checkpoint.found)  # as they are, also heads that no table lists
+        return dict(checkpoint.found)  # unchanged, including heads that no table lists
     places = dict(form.places(checkpoint.config, checkpoint.part))
     rules, heads = form.rules(checkpoint.part), checkpoint.config.num_heads
     if rules.positions and POSITIONS in checkpoint.tensors and POSITIONS not in places:
         places[POSITIONS] = _placed(rules.positions, checkpoint.tensors[POSITIONS].shape, heads)
-    # A parameter must not be lost silently, unless the configuration gives it back bit for bit.
+    # No parameter may be lost silently, unless the configuration determines it bit for bit.
     homeless = [name for name in checkpoint.tensors if name not in places and not _follows(checkpoint, name)]
     if homeless:
         raise SpecError([f"{name!r} has no place in {form.name}: it would be lost" for name in homeless])
@@ -153,7 +153,7 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
         part = checkpoints.Part(checkpoints.PART_FORMAT, checkpoint.part)
         files[checkpoints.PART] = folders.json_file(asdict(part))
     if folders.CONFIG in checkpoint.files:
-        # Kept for the way back: it may state what the family has no field for.
+        # Keep it for the way back: it may state what the family has no field for.
         files[f"{checkpoint.words}{folders.FOREIGN}"] = checkpoint.files[folders.CONFIG]
     if checkpoint.labels and folders.LABELS not in files:
         files[folders.LABELS] = folders.json_file({"format": "concord.labels/1", "names": checkpoint.labels})
@@ -161,7 +161,7 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 
 
 def _modules(checkpoint: Checkpoint, table: Table, stated: dict[str, Any]) -> dict[str, bytes]:
-    # Pooling and normalisation have modules of their own; transformers would not know the keys.
+    # Pooling and normalisation have their own modules; transformers does not know these keys.
     behind = {key: stated.pop(key) for key in (sentences.POOLING, sentences.NORMALIZE)}
     bare = (
         checkpoint.source != table.source
@@ -181,7 +181,7 @@ CLASSES = {
 
 
 def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
-    """Return lines of Python that load the folder in its framework; none if nobody else reads it."""
+    """Return Python lines that load the folder in its framework; none if only this project reads it."""
     head = "ForSequenceClassification" if checkpoint.part == "model" else ""
     code = known(format).loading
     lines = FORMATS[code].loading if code in FORMATS else code
@@ -189,7 +189,7 @@ def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
 
 
 def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the files from which ``keras.saving.load_model`` builds this project's model."""
+    """Return the files that ``keras.saving.load_model`` needs."""
     module, name = "concord.backends.tf.model", CLASSES[checkpoint.part]
     dtype = {
         "module": "keras",
@@ -215,7 +215,7 @@ def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 
 
 def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
-    """Return a configuration in a source's terms, with every key of the checkpoint that still holds."""
+    """Return a configuration in a source's terms, keeping every valid key of the checkpoint."""
     entry = tables.part_of(table, checkpoint.part)
     stated = tables.stated(table, checkpoint.config, checkpoint.part)
     before = _before(checkpoint, tables.words(table))
@@ -233,7 +233,6 @@ def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
 
 
 def _before(checkpoint: Checkpoint, words: str) -> dict[str, Any]:
-    """Return the configuration that came with the checkpoint, if it is in the same terms."""
     name = folders.CONFIG if checkpoint.words == words else f"{words}{folders.FOREIGN}"
     content = parse_json(checkpoint.files.get(name, b"{}"), name)
     return content if isinstance(content, dict) else {}

@@ -1,4 +1,4 @@
-"""How fast each framework computes the family, side by side, if its results were right in the same run."""
+"""Compares the speed of frameworks among programs with right results."""
 
 from concord.speed.measurement import Mode, SpeedPlan, measure
 from concord.speed.measurement_record import SpeedRecord

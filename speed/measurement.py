@@ -1,4 +1,4 @@
-"""The measurement: backends take turns, so that a machine that drifts favours none."""
+"""The measurement: backends take turns, so that a drifting machine favours none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Rates = dict[tuple[str, Sizes, str], float]  # GFLOP/s by backend, sizes and pre
 
 @dataclass(frozen=True)
 class Mode:
-    """Implementation and execution, as :class:`concord.backends.interface.Request` has them."""
+    """Implementation and execution, as in :class:`concord.backends.interface.Request`."""
 
     implementation: str = "library"
     execution: str = "eager"
@@ -57,16 +57,16 @@ class Mode:
 
 @dataclass(frozen=True)
 class SpeedPlan:
-    """What is measured: each workload in each mode on each backend and peer."""
+    """Workloads to measure in each mode on each backend and peer."""
 
     names: tuple[str, ...]
     workloads: tuple[Workload, ...]
     modes: tuple[Mode, ...]
     settings: Setup = field(default_factory=Setup)
-    turns: int = 3  # at least; ``patience`` times as many while a measurement is unsteady
+    turns: int = 3  # minimum; up to ``patience`` times as many while a measurement is unsteady
     patience: int = 3
     budget: float | None = None  # seconds after which no workload and no further turn begins
-    square: bool = True  # measure a large square product beside one of the model's size
+    square: bool = True  # measure a large square product as well as one of the model's size
     slice: float = 0.3  # seconds that a turn lasts, or one step if that is longer
 
 
@@ -75,10 +75,10 @@ def measure(
     keep: Callable[[dict[str, Any]], None] = lambda entry: None,
     tell: Tell = lambda text: None,
 ) -> bool:
-    """Measure all that a plan names; return whether the budget sufficed.
+    """Measure a plan; return whether the budget sufficed.
 
     Args:
-        keep: receives each entry of the record as soon as it is complete.
+        keep: receives each complete entry of the record.
     """
     deadline = math.inf if plan.budget is None else time.perf_counter() + plan.budget
     offered: dict[str, list[str]] = {}
@@ -103,7 +103,7 @@ def measure(
 
 
 def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a backend runs a mode; ``offered`` has the implementations of those that have said."""
+    """Whether a backend runs a mode; ``offered`` are known implementations."""
     if name in PEERS:
         return mode.implementation == "library" and mode.execution in PEER_EXECUTIONS[name]
     # A name with a colon is a backend's own implementation, such as library:onednn.
@@ -111,7 +111,7 @@ def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> b
 
 
 def rules_of(work: Workload, settings: Setup, description: Mapping[str, Any]) -> str | None:
-    """Return the precision whose rounding is allowed for, if it is not the workload's own: TF32 on a GPU."""
+    """Return the precision whose rounding is allowed, if not the workload's: TF32 on a GPU."""
     if work.dtype != "float32" or settings.device == "cpu":
         return None
     products = description.get("precision_defaults", {}).get("products", {}).get("cuda")
@@ -119,24 +119,24 @@ def rules_of(work: Workload, settings: Setup, description: Mapping[str, Any]) ->
 
 
 class Member:
-    """A backend in one mode, in a process of its own."""
+    """A backend in one mode, in its own process."""
 
     def __init__(self, name: str, settings: Setup, pool: Pool) -> None:
         self.name, self.settings = name, settings
         self.description: dict[str, Any] = {}  # stays empty if it does not start
         self.entry: dict[str, Any] = {}  # of the workload that is being measured
-        # Not started again: a new process would have to build, compile and be checked between turns.
+        # No restarts: a new process would have to build, compile and be checked between turns.
         self.supervisor = pool.supervise(
             partial(settings.open, PEERS.get(name, name), profile="tuned"), restarts=0
         )
 
     def start(self) -> None:
-        """Start the process; if that fails, :meth:`ask` says why."""
+        """Start the process; if that fails, :meth:`ask` reports why."""
         with contextlib.suppress(WorkerFailure):
             self.description = {**self.supervisor.get().description}
 
     def ask(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], dict[str, Array]] | None:
-        """Call an operation of :class:`concord.backends.bench.Bench`; the entry records why one fails."""
+        """Call an operation of :class:`concord.backends.bench.Bench`; the entry records a failure."""
         try:
             return self.supervisor.do(lambda worker: worker.bench(operation, **arguments))
         except Unsupported as reason:
@@ -158,8 +158,8 @@ class Member:
 
     def rest(self) -> None:
         """Wait until the process is idle."""
-        # PaddlePaddle's MKL keeps a core busy for 0.2 s after each step, and the next backend would lose it
-        # (decision 0012).
+        # PaddlePaddle's MKL keeps a core busy for 0.2 s after each step, to the next backend's loss (decision
+        # 0012).
         worker = self.supervisor.worker
         if worker and worker.pid is not None:
             machine.wait_for_rest(worker.pid)
@@ -170,7 +170,7 @@ class Member:
 
 
 def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:
-    """Return how many cores a process kept busy, from its processor time before and after."""
+    """Return the number of busy cores of a process, from CPU times."""
     return None if before is None or after is None or elapsed <= 0 else (after - before) / elapsed
 
 
@@ -188,7 +188,7 @@ class Team:
     def measure(self, work: Workload, deadline: float) -> list[dict[str, Any]]:
         """Measure one workload on every backend; return an entry for each."""
         device = self.plan.settings.device.partition(":")[0]
-        # A share of this machine's best rate, today, says more than a data sheet's (decision 0012).
+        # A share of this machine's measured rate is more telling than one of a data sheet's (decision 0012).
         sizes = [product_sizes(work), *([SQUARE[device]] if self.plan.square else [])]
         for size in sizes:
             self._measure_product(size, work.dtype)
@@ -228,7 +228,7 @@ class Team:
         for _ in range(PRODUCT_TURNS):
             for member in ready:
                 if answer := member.repeat(PRODUCT_SECONDS):
-                    # Like a step's: the rate that a turn sustains, not that of a lucky moment.
+                    # As for steps, the rate sustained over a turn, not that of a lucky moment.
                     rate = 2 * math.prod(sizes) / median([answer["seconds"]]) / 1e9
                     key = member.name, sizes, dtype
                     self.rates[key] = max(self.rates[key], rate)
@@ -237,7 +237,7 @@ class Team:
         self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
         settings, checked = self.plan.settings, truth.probe(work)
         how = {**asdict(self.mode), "device": settings.device, "precision": settings.precision}
-        # Judged before it is timed: nobody wants to know how fast a wrong program is (decision 0012).
+        # Judge before timing: the speed of a wrong program is of no use (decision 0012).
         for part in dict.fromkeys((checked, work)):
             answer = member.ask("prepare", request=part.request(**how), weights=self._weights(part))
             if answer is None:
@@ -252,7 +252,7 @@ class Team:
 
     def _weights(self, work: Workload) -> str:
         config = work.preset.config
-        # A file, since drawing weights takes longer than reading them, and each mode needs them again.
+        # A file: generating weights takes longer than reading them, and each mode needs them again.
         path = self.folder / f"{hashlib.sha256(config.to_toml().encode()).hexdigest()}.safetensors"
         if not path.exists():
             weights = initialize(config, SEED)  # already float32 numbers, so the file rounds nothing
@@ -265,12 +265,12 @@ class Team:
         where = f"{work.name}, {self.mode.name}"
         self.tell(f"{where}: warming up")
         for member in self._running():
-            # A first step as long as a turn has warmed up already, unless it was spent on compiling.
+            # A first step as long as a turn has warmed up already, unless that time went into compiling.
             if member.entry["first_seconds"] < self.plan.slice or self.mode.execution.endswith("compiled"):
                 member.repeat(self.plan.slice)
         for turn in range(self.plan.turns * self.plan.patience):
             running = self._running()
-            # All backends get the same number of turns: the noise of one moment then meets all of them.
+            # All backends get the same number of turns, so that momentary noise affects all of them.
             steady = all(settled([turn["seconds"] for turn in member.entry["turns"]]) for member in running)
             if turn >= self.plan.turns and (steady or time.perf_counter() > deadline):
                 return
@@ -284,7 +284,7 @@ class Team:
 
 
 def judged(work: Workload, rules: str | None, results: Mapping[str, Array]) -> dict[str, Any]:
-    """Return an entry's fields for the results of a program: its status and its error in tolerances."""
+    """Return an entry's status and error in tolerances."""
     verdict = truth.judge(truth.expected(work, rules), results)
     nearest = verdict.nearest
     entry = {

@@ -13,12 +13,12 @@ from concord.speed.measurement import SpeedPlan
 from concord.speed.presets import Workload
 from concord.speed.work import flops
 
-# Records name the environment of a backend; there is one: the same threads for all, documented switches.
+# Records name a backend's environment. There is only one: equal threads, and documented switches.
 TUNED = "tuned"
 
 
 class SpeedRecord:
-    """A record that grows entry by entry, so that an interrupted run keeps what it has."""
+    """A record that grows entry by entry, so that interrupted runs keep theirs."""
 
     def __init__(self, plan: SpeedPlan) -> None:
         self.seconds = 0.0
@@ -78,7 +78,7 @@ def described(work: Workload) -> dict[str, Any]:
 def best_rates(
     entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]
 ) -> dict[tuple[str, str], float]:
-    """Return the best bare product's rate by backend and precision; ``""`` stands for all backends."""
+    """Return the best bare product rates by backend and precision; ``""`` means all backends."""
     best: dict[tuple[str, str], float] = {}
     for entry in entries:
         for key in ((name, workloads[entry["workload"]]["dtype"]) for name in (entry["backend"], "")):
@@ -95,7 +95,7 @@ def summary(
         return None
     median, (low, high) = statistics.median(turns), statistics.interval(turns)
     spread = statistics.spread(turns)
-    # Unpadded execution computes no padding; counted with it, its rate could exceed the machine's.
+    # Unpadded execution skips padding. If its rate counted padding, it could exceed the machine's.
     rate = work["real_flops" if "unpadded" in entry["execution"] else "flops"] / median / 1e9
     own, overall = (best.get((name, work["dtype"])) for name in (entry["backend"], ""))
     busy = [turn["busy_cores"] for turn in entry["turns"] if turn["busy_cores"] is not None]
@@ -112,7 +112,7 @@ def summary(
         "gflops": rate,
         "share_of_own_product": rate / own if own else None,
         "share_of_best_product": rate / overall if overall else None,
-        # PyTorch compiles in its first step: what that took beyond a usual one counts as compilation.
+        # PyTorch compiles in its first step: its extra time counts as compilation.
         "compile_seconds": entry["compile_seconds"] + max(0.0, entry["first_seconds"] - median),
         "peak_memory_bytes": max(peaks, default=None),
         "busy_cores": sum(busy) / len(busy) if busy else None,
@@ -120,10 +120,10 @@ def summary(
 
 
 def check(data: Mapping[str, Any]) -> None:
-    """Refuse a record that contradicts itself.
+    """Refuse a record whose exit code contradicts its entries.
 
     Raises:
-        SpecError: if the exit code does not follow from the entries.
+        SpecError: naming both.
     """
     if data["exit_code"] != (expected := exit_code(data["entries"])):
         raise SpecError(f"exit_code is {data['exit_code']} but what it holds comes to {expected}")

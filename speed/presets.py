@@ -1,4 +1,4 @@
-"""What is measured: models and batches of sizes that are in use."""
+"""Models and batches to measure, of sizes in common use."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from concord.spec.files import read_text
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 
-# Without padding, or with the lengths of real texts, which are close to log-normal.
+# Without padding, or with lengths like those of real texts, which are close to log-normal.
 LENGTHS = ("full", "ragged")
 
-# Of ragged lengths: the median as a share of T, and the deviation of the logarithm. A sixteenth is cut at T.
+# Of ragged lengths: median as a share of T, and standard deviation of the logarithm. A sixteenth is cut at T.
 MEDIAN, SIGMA = 0.4, 0.6
 
-# Training steps that are checked, each on inputs of its own. The first does not show whether moments are
-# kept; on one batch twice both gradients would be nearly the same, which hides the betas (decision 0029).
+# Training steps to check, each on its own inputs. One step does not show whether moments are kept; two on the
+# same batch have nearly the same gradients, which hides the betas (decision 0029).
 STEPS = 2
 
 SEED = 0  # of weights and inputs
 
-# AdamW with RoBERTa's numbers (large, Liu et al. 2019, table 9), at the height of its schedule and without
-# dropout. Its epsilon is large enough beside gradients for its place to show, and bfloat16 can tell its
-# second beta from 1 (decision 0029).
+# AdamW with RoBERTa's numbers (large, Liu et al. 2019, table 9), at the peak of its schedule and without
+# dropout. Compared with gradients, epsilon is large enough for its placement to show, and bfloat16 can
+# distinguish the second beta from 1 (decision 0029).
 RECIPE = Recipe(
     algorithm="adam",
     learning_rate=4e-4,
@@ -57,12 +57,12 @@ class Preset:
     config: EncoderConfig
     batch: int
     tokens: int
-    ragged: tuple[int, ...] = ()  # lengths of the samples; empty: those of real texts in general
+    ragged: tuple[int, ...] = ()  # lengths of the samples; empty: typical lengths
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed: a preset, inference or training, with full or ragged lengths."""
+    """A timed workload: inference or training, of full or ragged lengths."""
 
     preset: Preset
     kind: str = "inference"  # one of WORKLOAD_KINDS
@@ -88,7 +88,7 @@ class Workload:
 
     @property
     def key(self) -> str:
-        """A digest of everything that the results depend on."""
+        """A digest of everything that affects the results."""
         plain = [
             self.preset.config.as_dict(),
             self.kind,
@@ -102,7 +102,7 @@ class Workload:
 
     @property
     def recipe(self) -> Recipe | None:
-        """How the model is trained; None for inference."""
+        """The training recipe; None for inference."""
         return RECIPE if self.kind == "training" else None
 
     @property
@@ -122,7 +122,7 @@ class Workload:
 
 
 def ragged(batch: int, tokens: int) -> list[int]:
-    """Return evenly spaced quantiles of the log-normal distribution, cut at T: realistic, and never drawn."""
+    """Return evenly spaced, deterministic quantiles of the log-normal distribution, cut at T."""
     normal = statistics.NormalDist()
     quantiles = [normal.inv_cdf((i + 0.5) / batch) for i in range(batch)]
     return [max(1, min(tokens, round(MEDIAN * tokens * math.exp(SIGMA * z)))) for z in quantiles]
@@ -148,13 +148,13 @@ BATCH, TOKENS = 8, 128  # of a model that is no preset
 
 
 def own(name: str, source: str, config: EncoderConfig) -> Preset:
-    """Return a model that is no preset, with a batch of the usual size."""
+    """Return another model as a preset, with the usual batch."""
     room = config.max_positions - config.position_start
     return Preset(name, source, config, BATCH, room if config.pooling == "flatten" else min(room, TOKENS))
 
 
 def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
-    """Return a preset with another batch; refuse more tokens than the model has room for."""
+    """Return a preset with another batch; refuse more tokens than positions."""
     sizes: dict[str, Any] = {"batch": batch, "tokens": tokens}
     for axis, size in sizes.items():
         if size is not None:
@@ -165,7 +165,7 @@ def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
 
 
 def named(name: str) -> Preset:
-    """Return a preset, a published variant, or the model that a TOML file describes."""
+    """Return a preset, a variant, or a TOML file's model."""
     if name.endswith(".toml"):
         return own(Path(name).stem, name, from_toml(read_text(Path(name)), name))
     if name in variants():
@@ -177,5 +177,5 @@ def named(name: str) -> Preset:
 
 
 def workload(preset: str, kind: str = "inference", padding: str = "full") -> Workload:
-    """Return a workload in float32 of a preset by name."""
+    """Return a float32 workload of a named preset."""
     return Workload(named(preset), kind, padding)

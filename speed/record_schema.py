@@ -1,4 +1,4 @@
-"""The schema of a record of measurements, checked when one is read (docs/guides/speed.md)."""
+"""The schema of a record of measurements (docs/guides/speed.md)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Name = Annotated[str, Field(max_length=300)]
 
 
 class Open(TypedDict):
-    """Keys beside those that are known."""
+    """Keys besides the known ones."""
 
-    # A later version may write more than this one knows; none of it is dropped.
+    # A later version may write further keys, which are kept.
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
 
@@ -33,7 +33,7 @@ class Machine(Open):
 
 
 class SpeedSettings(Open):
-    """How it was measured."""
+    """The settings of the measurement."""
 
     device: str
     precision: NotRequired[str]
@@ -44,7 +44,7 @@ class SpeedSettings(Open):
 
 
 class BackendAbout(Open):
-    """A backend's description of itself."""
+    """A backend's description."""
 
     thread_switches: NotRequired[dict[str, Any] | None]
 

@@ -1,4 +1,4 @@
-"""Statistics of timings: the median, its spread, and whether it can be relied on."""
+"""Statistics of timings: the median, its spread, and whether it is steady."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 # The largest spread, as a share of the median, of a steady measurement.
 STEADY = 0.10
 
-# Fewer steps show no spread: two that lie close together may both have been disturbed.
+# Fewer steps show no spread: two similar ones may both have been disturbed.
 LEAST = 5
 
-# In a turn of at least so many steps the first does not count: other processes had the caches.
+# In a turn of at least this many steps the first does not count: other processes had filled the caches.
 WARM = 3
 
 
@@ -31,12 +31,12 @@ def median(turns: Sequence[Sequence[float]]) -> float:
 
 
 def least(turns: Sequence[Sequence[float]]) -> float:
-    """Return the shortest step that counts, in seconds: the machine undisturbed; NaN without turns."""
+    """Return the shortest step that counts, in seconds; NaN without turns."""
     return min((step for turn in _counted(turns) for step in turn), default=math.nan)
 
 
 def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the range of the middle half of the turns' medians, in seconds."""
+    """Return the interquartile range of the turns' medians, in seconds."""
     medians = _medians(turns)
     if len(medians) < 4:
         return min(medians, default=math.nan), max(medians, default=math.nan)
@@ -45,7 +45,7 @@ def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def spread(turns: Sequence[Sequence[float]]) -> float | None:
-    """Return the width of that range as a share of the median; None: too few turns or steps."""
+    """Return the width of :func:`interval` relative to the median; None for too few data."""
     if len(turns) < 2 or sum(map(len, _counted(turns))) < LEAST:
         return None
     low, high = interval(turns)

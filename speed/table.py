@@ -1,4 +1,4 @@
-"""Measurements in figures: as tables of a terminal and of a Markdown file, and as the page has them."""
+"""Formats measurements for terminal, Markdown and page."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from concord.speed.peers import PEERS
 
 Entry = Mapping[str, Any]
 
-HARMLESS = ("unsupported", "absent")  # statuses that are nobody's fault
+HARMLESS = ("unsupported", "absent")  # statuses that are no failures
 
-# Cores beyond its threads that a process may keep busy: runtimes have threads of their own for other work.
+# Cores that a process may keep busy beyond its threads: runtimes have extra threads for other work.
 TOLERATED = 0.25
 
 # Cores that other processes may keep busy without a warning.
@@ -27,14 +27,14 @@ NARROW = ("step", "±", "of peer", "tokens/s", "MiB")  # figures for any width
 
 
 def seconds(value: float) -> str:
-    """Format a duration in the unit that suits it."""
+    """Format a duration in a suitable unit."""
     if value >= 1:
         return f"{value:.2f} s"
     return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
 
 
 def rate(value: float) -> str:
-    """Format GFLOP/s in the unit that suits them."""
+    """Format GFLOP/s in a suitable unit."""
     return f"{value:.0f} G" if value < 1e4 else f"{value / 1e3:.0f} T"
 
 
@@ -43,7 +43,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-# By heading: the key in the entry or summary, and how the number is written.
+# By heading: the key in the entry or summary, and the format of the number.
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "step": ("median_seconds", seconds),
     "±": ("spread", lambda spread: percent(spread / 2)),
@@ -70,7 +70,7 @@ def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, 
         value = numbers.get(key)
         figures[heading] = value, "" if value is None else write(value)
     if numbers["spread"] is None:
-        # Too few steps have no spread; how few says how little the median is worth.
+        # Too few steps have no spread; their number shows how little the median is worth.
         figures["±"] = None, f"{steps} step{'' if steps == 1 else 's'}"
     elif not numbers["steady"]:
         figures["±"] = numbers["spread"], f"{figures['±'][1]} unsteady"
@@ -78,7 +78,7 @@ def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, 
 
 
 def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tuple[float | None, str]]]]:
-    """Return the measurements of a workload with their figures, fastest first."""
+    """Return a workload's measurements with their figures, fastest first."""
     measured = [entry for entry in data["entries"] if entry["workload"] == workload and entry["summary"]]
     measured.sort(key=lambda entry: float(entry["summary"]["median_seconds"]))
     peers = (entry["summary"]["median_seconds"] for entry in measured if entry["backend"] in PEERS)
@@ -87,7 +87,7 @@ def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tup
 
 
 def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]:
-    """Return backend, mode and the chosen figures of each measurement of a workload."""
+    """Return backend, mode and chosen figures of a workload's measurements."""
     return [
         [entry["backend"], entry["mode"], *(figures[heading][1] for heading in headings)]
         for entry, figures in fastest_first(data, workload)
@@ -95,7 +95,7 @@ def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]
 
 
 def to_deploy(data: Entry) -> dict[str, str]:
-    """Return a sentence for each workload: the fastest mode of each framework."""
+    """Return each framework's fastest mode, a sentence for each workload."""
     doubt = ", as far as one can tell" if busy_before(data) else ""
     sentences = {}
     for workload in data["workloads"]:
@@ -129,7 +129,7 @@ def size_of(work: Entry) -> str:
 
 
 def unmeasured(data: Entry) -> dict[tuple[str, str, str], list[Entry]]:
-    """Group the entries that were not measured by backend, status and detail."""
+    """Group entries without a measurement by backend, status and detail."""
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in data["entries"]:
         if entry["status"] != "measured":
@@ -138,13 +138,13 @@ def unmeasured(data: Entry) -> dict[tuple[str, str, str], list[Entry]]:
 
 
 def busy_before(data: Entry) -> str:
-    """Say that other processes disturbed the measurement; empty: hardly any did."""
+    """Report disturbance by other processes; empty if there was hardly any."""
     busy, cores = data["settings"].get("cores_busy_before", 0.0), data["machine"]["cores"]
     return f"Other processes kept {busy:.1f} of {cores} cores busy" if busy > NOISE else ""
 
 
 def greedy(data: Entry) -> list[Entry]:
-    """Return the entries of backends that kept more cores busy than they had threads."""
+    """Return entries of backends that kept more cores busy than they had threads."""
     threads = data["settings"].get("threads")
     return [
         entry
@@ -168,7 +168,7 @@ def notes(data: Entry) -> Iterator[tuple[str, str]]:
 
 
 def show(data: Entry, console: Console) -> None:
-    """Print a record: a table for each workload, fastest first, then what could not be measured."""
+    """Print a record: a table for each workload, fastest first, then failures."""
     headings = list(FIGURES)[:-1] if console.width >= WIDE else NARROW
     for name, work in data["workloads"].items():
         table = Table(
@@ -187,7 +187,7 @@ def show(data: Entry, console: Console) -> None:
 
 
 def markdown(data: Entry) -> str:
-    """Return a record as Markdown tables, and what it was measured on."""
+    """Return a record as Markdown tables, with the machine and versions."""
     parts, headings = [], [*NARROW, "of best"]
     for name, work in data["workloads"].items():
         lines = [f"| {' | '.join(row)} |" for row in rows(data, name, headings)]

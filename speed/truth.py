@@ -1,7 +1,6 @@
-"""The reference's results for timed programs, stored for the presets.
+"""The reference's results for timed programs, stored for presets.
 
-``python -m concord.speed.truth`` derives those of the presets again and writes ``speed/expected``. Results of
-other sizes are derived when they are needed.
+``python -m concord.speed.truth`` writes ``speed/expected`` again; other sizes are derived on demand.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from concord.speed.work import flops
 
 EXPECTED = Path(__file__).parent / "expected"
 
-# Beyond so many operations PROBE samples are checked: the reference computes some 1e11 in a second.
+# Beyond this many operations only PROBE samples are checked: the reference computes about 1e11 a second.
 LARGE = 4e12
 
 PROBE = 2
@@ -44,14 +43,14 @@ PROBE = 2
 # Low-precision runs from which sigma is estimated.
 ROUNDED = 4
 
-# Tokens that the reference differentiates at once: sample by sample takes longer.
+# Tokens to differentiate at once in the reference: sample by sample takes longer.
 CHUNK = 512
 
-# Those tokens times width times layers, at most: a backward pass holds all layers in memory.
+# Maximum of those tokens times width times layers: a backward pass holds all layers in memory.
 ROOM = 1_250_000
 
 
-# Preset, kind and lengths of what is stored.
+# Preset, kind and lengths of stored results.
 KEPT = (
     *itertools.product(("nndl", "tf1", "minilm"), WORKLOAD_KINDS, LENGTHS),
     *itertools.product(("bert-base",), ("inference",), LENGTHS),
@@ -59,26 +58,26 @@ KEPT = (
 
 
 def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
-    """Judge what a program reports: ``logits`` (B, C), or losses, updates and moments of training."""
+    """Judge a program's results: ``logits`` (B, C), or losses, updates and moments of training."""
     judging = Judge(PublishedReference(lambda: expected, wider=True), results)
     return Verdict(judging.table(local=False), outputs=tuple(expected.values))
 
 
 def probe(work: Workload) -> Workload:
-    """Return the workload that is checked: two samples where the reference would take hours for all."""
+    """Return the workload to check: two samples if all would take the reference hours."""
     few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
     return few if flops(work) > LARGE else work
 
 
 def derive(work: Workload, rules: str | None = None) -> Expectation:
-    """Compute what a program has to report, and one sigma for each tensor.
+    """Compute a program's expected results, with one sigma per tensor.
 
     Args:
-        rules: the precision whose rounding is allowed for, if it is not the workload's.
+        rules: the precision whose rounding is allowed, if not the workload's.
 
     Returns:
-        ``logits`` (B, C); or the ``loss`` of each training step, and for each trained parameter its change
-        ``updates/NAME`` and first moment ``moments/NAME``, along a few random directions.
+        ``logits`` (B, C); or the ``loss`` of each training step, and of each parameter its change
+            ``updates/NAME`` and first moment ``moments/NAME``, along a few random directions.
     """
     config = work.preset.config
     batches = work.batches
@@ -97,7 +96,8 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
             parts = (compute(config, weights, part, arithmetic, dtype=work.dtype) for part in steps[0])
             take("logits", np.concatenate([part.output for part in parts]))
 
-    # Frameworks sum in their own orders, and some fuse multiply-add: random orders, every second run fused.
+    # Frameworks differ in their order of sums, and some fuse multiply-add: use random orders, and fuse every
+    # second run.
     runs = [
         Arithmetic(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1) for seed in range(ROUNDED)
     ]
@@ -161,7 +161,7 @@ def _train(
 
 
 class Averaging(Trajectory):
-    """Training whose gradients are summed over samples as in one product: rounded once, at the end."""
+    """Training whose gradients are summed over samples and rounded once, as in one product."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -175,7 +175,7 @@ class Averaging(Trajectory):
         return {name: self.a.settle(values) for name, values in total.items()}, slices
 
     def whole(self, name: str, values: Array, rows: NDArray[np.int64]) -> Array:
-        """Return a table's gradient as the rows that a sample looked up, and remember which."""
+        """Return only the looked-up rows of a table's gradient, remembering which."""
         # BERT's table has 30,522 rows, and a sample looks up a few of them.
         self.looked_up[name] = rows
         return values
@@ -193,12 +193,12 @@ class Averaging(Trajectory):
         return gradients
 
 
-@functools.cache  # every backend is asked for the same in every mode
+@functools.cache  # shared by every backend and mode
 def expected(work: Workload, rules: str | None = None) -> Expectation:
     """Return the stored expectation of a workload, or derive it."""
     if not rules and _file(work).is_file():
         stored = json.loads(_file(work).read_text())
-        # A stored result of other sizes, weights or recipe is no truth.
+        # A result of other sizes, weights or recipe does not apply.
         if stored["key"] == work.key:
             values = {name: np.asarray(value) for name, value in stored["values"].items()}
             return expectation(work.dtype, values, stored["sigmas"])

@@ -1,4 +1,4 @@
-"""The arithmetic of a workload: its matrix products; everything else is little."""
+"""Operation counts of a workload's matrix products; the rest is negligible."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the tests share: small models with an axis size of their own for each axis, and a worker for each
-backend.
-"""
+"""Fixtures of the tests: small models, one worker for each backend, and the command line."""
 
 import os
 import shlex
@@ -19,7 +17,7 @@ from concord.spec.cases import OWN, SCENARIOS
 from tests.toys.shared_cache import SharedCache
 from tests.toys.surroundings import EACH_BACKEND, errors
 
-# Every axis has a size of its own, prime wherever the model allows it.
+# Each axis has a size of its own, prime wherever the model allows it.
 SIZES = {
     "vocab_size": 23,
     "max_positions": 13,
@@ -32,45 +30,35 @@ SIZES = {
 TOKENS = 11
 
 
+# JAX also caches small kernels and those that compile quickly.
 COMPILED = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-"""Also what is small, and compiled in no time, is kept."""
 
+# XLA compiles faster with these flags. Quick tests compile thousands of kernels and run each a few times.
+# `make slow` and `make check` compile as users do.
 HASTY = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
-"""XLA compiles in less time with these: quick tests compile thousands of kernels and run each a few times.
 
-``make slow`` and ``make check`` compile as users do.
-"""
-
+# The environment variable with the folder that the processes of a test session share.
 SHARED = "CONCORD_TESTS_SHARED"
-"""The variable of the environment that names the folder in which the processes of a session keep what all
-of them need.
-"""
 
+# Python's defaults for the signals that tests send. Shells and `nohup` have background processes ignore them,
+# and children inherit that.
 STOPPING = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
-"""What Python does with signals that tests send.
-
-A shell starts what runs in the background, and ``nohup`` whatever it runs, so that they are ignored, by
-children too.
-"""
 
 kept = pytest.StashKey[str]()
 
 
 def pytest_configure(config):
-    """Let all processes of a session share what they derive, and JAX what it compiles.
-
-    Most of what they do otherwise is to do the same again. Let signals arrive.
-    """
+    """Share results and compiled kernels among the processes of a session, and let signals arrive."""
     if not hasattr(config, "workerinput"):
         config.stash[kept] = folder = tempfile.mkdtemp(prefix="concord-tests-")
         os.environ[SHARED] = folder
         if config.option.markexpr == "not slow":
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTY}".strip()
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-            cache = getattr(config, "cache", None)  # what is compiled is known by content: it is kept
+            cache = getattr(config, "cache", None)  # compiled kernels are keyed by content, so they are kept
             compiled = cache.mkdir("jax") if cache else Path(folder) / "jax"
             os.environ.update(COMPILED, JAX_COMPILATION_CACHE_DIR=str(compiled))
     family._estimates = SharedCache(Path(os.environ[SHARED]))
@@ -81,14 +69,12 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at marks
 def pytest_collection_modifyitems(config, items):
-    """Let backends take turns in tests that are made for each of them and for each entry of a long list,
-    or of several lists.
+    """Let backends take turns in tests that run for each backend and each entry of one or more lists.
 
-    A test that is marked ``in_turn``, and each of the conformance suite, runs for every entry, or set of
-    entries, on as many backends as the mark says, on one by default; on the others it is slow. Which
-    backends, :func:`turns` says. A case that no other variant has is for all; of a golden file, which holds
-    the same in two precisions, those take turns too. What a command does for every backend in less time is
-    left out where it would be slow: `concord check`, `golden` and `mutants --every`.
+    Tests marked ``in_turn`` and those of the conformance suite run every entry on as many backends as the
+    mark says, by default one; on the others, they are slow. Standard cases that only one variant has run on
+    every backend. Golden files exist in two precisions, which take turns too. Slow tests are left out if a
+    command does the same in less time: `concord check`, `golden` or `mutants --every`.
     """
     functions = {}
     for item in items:
@@ -103,7 +89,7 @@ def pytest_collection_modifyitems(config, items):
             if golden:
                 seat, entry = f"{backend} {golden.dtype}", (golden.group, golden.case)
             entries = functions.setdefault(function, {})
-            entries[entry] = entries.pop(entry, {})  # one that comes again has the place of the last time
+            entries[entry] = entries.pop(entry, {})  # a repeated entry takes its last place
             entries[entry].setdefault(seat, []).append(item)
     for entries in functions.values():
         for place, seats in enumerate(entries.values()):
@@ -118,15 +104,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 def has_command(item):
-    """Return whether a command does the same for every entry on every backend."""
     mark = item.get_closest_marker("in_turn")
     return item.path.name == "test_conformance.py" or bool(mark and mark.kwargs.get("command"))
 
 
 def is_the_only_one(job):
-    """Return whether a standard case has a scenario that one variant alone has, or is of a variant that
-    has few.
-    """
+    # A case of a scenario that only one variant has, or of a variant with few cases.
     return job is not None and (
         job.group in OWN
         or bool(SCENARIOS[job.case.removeprefix(f"{job.group}-").removesuffix(f"-{job.part}")].only)
@@ -134,10 +117,10 @@ def is_the_only_one(job):
 
 
 def turns(names, place, count=1):
-    """Return whose turn an entry is, by its place in the list.
+    """The backends whose turn an entry is, by its place in the list.
 
-    It is the sum of the place's digits, to the base of as many as take turns: where several lists are gone
-    through, one within the other, each backend meets the entries of each.
+    It adds up the digits of the place, with the number of backends as the base. So each backend meets every
+    entry of each list, even if lists are nested.
     """
     first = 0
     while place:
@@ -152,7 +135,7 @@ def pytest_unconfigure(config):
 
 
 def small_config(name="nndl-paddle-api", **fields):
-    """Return a variant with small sizes; a flattening head takes exactly the tokens of the batch."""
+    """A variant with small sizes; a flattening head fits the tokens of the batch exactly."""
     room = {"max_positions": TOKENS} if spec.variant(name).pooling == "flatten" else {}
     return spec.variant(name, **{**SIZES, **room, **fields})
 
@@ -169,24 +152,18 @@ def variant_config(request):
 
 @pytest.fixture(scope="session")
 def open_worker(concord_workers):
-    """Return a function that gives the one worker of a backend, and skips visibly where it is not
-    installed.
-    """
+    """A function that returns the only worker of a backend; it skips if the framework is not installed."""
     return concord_workers.get
 
 
 @pytest.fixture(params=EACH_BACKEND)
 def worker(request, open_worker):
-    """Each of the four backends in turn, in its own process."""
     return open_worker(request.param)
 
 
 @pytest.fixture
 def invoke(monkeypatch, capsys):
-    """Return a function that runs the command line here, and gives exit code, output and lines of errors.
-
-    It takes a line, and words that follow it.
-    """
+    """A function that runs a command line in this process; returns exit code, output and error lines."""
 
     def run(line="", *words, columns=200):
         monkeypatch.setattr(sys, "argv", ["concord", *shlex.split(line), *map(str, words)])
@@ -202,10 +179,7 @@ def invoke(monkeypatch, capsys):
 
 @pytest.fixture
 def entered(invoke):
-    """Return a function that runs the command line here, and gives output and lines of errors.
-
-    It holds the command to the exit code with which it ends.
-    """
+    """The same without the exit code, which has to be `ends`."""
 
     def run(*words, ends=0, **how):
         code, *said = invoke(*words, **how)
@@ -217,7 +191,7 @@ def entered(invoke):
 
 @pytest.fixture
 def refused(entered):
-    """Return a function that gives the lines in which the command line refuses words, and does nothing."""
+    """A function that returns the error lines of a command line that is refused without any output."""
 
     def run(*words, **how):
         output, lines = entered(*words, ends=2, **how)

@@ -1,9 +1,9 @@
-"""What the code says, recorded, so that a change of its form can be proven to be no more than that.
+"""Record what the code says, to prove that a refactoring changes nothing else.
 
-``python -m tests.replay record FOLDER`` writes one file for each part; what is there is not made again.
+``python -m tests.replay record FOLDER`` writes one file for each part, and keeps existing files.
 ``python -m tests.replay compare BEFORE AFTER`` prints each difference, and ends with 1 if there is one. Both
-recordings must come from one machine: another processor rounds otherwise. Ratios are compared by all their
-digits; products take one thread, since several add up in another order each time.
+recordings must come from one machine, because other processors round differently. Ratios are compared by all
+their digits. Products use one thread, because several add up in varying order.
 """
 
 import argparse
@@ -42,10 +42,6 @@ STEPS = 60
 
 
 def of_verdict(verdict):
-    """Return what a verdict says.
-
-    Status, first tensor, cause, and how near each tensor came to its tolerance.
-    """
     first = verdict.first_divergence
     found = verdict.explained().explanation if first else None
     return {
@@ -58,7 +54,6 @@ def of_verdict(verdict):
 
 
 def judged(worker, problem, dtype, part="model"):
-    """Run a configuration with weights on a batch, and return what the verdict says, or why there is none."""
     try:
         run = worker.run(*problem, part, dtype, tap_gradients=True)
         return of_verdict(conformance.judge(*problem, run, part))
@@ -67,7 +62,7 @@ def judged(worker, problem, dtype, part="model"):
 
 
 def check():
-    """Judge the standard cases in each framework, in float64 and float32."""
+    """The standard cases in each framework, in float64 and float32."""
     for name in FRAMEWORKS:
         with backends.open(name, threads=1) as worker:
             for case in standard_cases():
@@ -77,7 +72,7 @@ def check():
 
 
 def fuzz():
-    """Judge random cases in each framework, in three precisions."""
+    """Random cases in each framework, in three precisions."""
     from concord.conformance.fuzz.plan import Plan, sample
 
     for name in FRAMEWORKS:
@@ -89,7 +84,7 @@ def fuzz():
 
 
 def alternatives():
-    """Judge each admissible algorithm, in NumPy."""
+    """Each allowed alternative, in NumPy."""
     from tests.toys.alternatives import ALTERNATIVES, run
 
     for variant, scenario in (("nndl-paddle", "ragged"), ("bert-pytorch", "full"), ("bert", "tiny")):
@@ -101,7 +96,7 @@ def alternatives():
 
 
 def concord(*arguments, option="--json"):
-    """Return the record that a command writes where an option says, with how it ended."""
+    # The record of a command, and its exit code.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "record.json"
         written = [option, str(path)] if option else []
@@ -112,33 +107,33 @@ def concord(*arguments, option="--json"):
 
 
 def entries(record, of):
-    """Yield each entry of a list of a record by its name, without how long it took."""
+    # Without the time it took.
     for entry in record[of]:
         named = [str(entry[key]) for key in ("backend", "mutant", "group", "case", "dtype") if key in entry]
         yield " ".join([record["title"], *named]), {**entry, "seconds": 0}
 
 
 def golden():
-    """Judge each framework by the tensors that the published sources computed."""
+    """Tensors of the published sources, in each framework."""
     for name in FRAMEWORKS:
         yield from entries(concord("golden", GOLDEN, "--backend", name, "--threads", "1"), "results")
 
 
 def mutants():
-    """Put every bug of models and of training into each framework."""
+    """All bugs of models and of training, in each framework."""
     for name in FRAMEWORKS:
         yield from entries(concord("mutants", "--backend", name, "--threads", "1"), "findings")
 
 
 def lockstep():
-    """Train the standard case in lockstep, in float32 and float64."""
+    """The standard training in lockstep, in float32 and float64."""
     for dtype in ("float32", "float64"):
         words = ("lockstep", "--seed", "0", "--threads", "1", "--steps", STEPS, "--dtype", dtype)
         yield from entries(concord(*words), "tracks")
 
 
 def conversions():
-    """Write one checkpoint in each format, compare it with what it was, and certify one."""
+    """A checkpoint in every format, compared with its source; one of them is certified."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source"
         porting.write(porting.from_weights(CONFIG, WEIGHTS), source, "hugging-face")
@@ -154,7 +149,6 @@ def conversions():
 
 
 def compared(*arguments, **options):
-    """Return what a comparison of modules says, or why there is none."""
     try:
         return of_comparison(compare(*arguments, **options))
     except spec.SpecError as error:
@@ -162,14 +156,12 @@ def compared(*arguments, **options):
 
 
 def of_comparison(verdict):
-    """Return what a verdict says, with its cause in words."""
     verdict = verdict.explained()
     return {**of_verdict(verdict), "words": verdict.cause and verdict.cause.text}
 
 
 def in_double(model):
-    """Return a copy that computes in float64: a right run with other bits, of any module."""
-
+    # A right run with other bits, for any module.
     def forward(self, own, *args, **kwargs):
         return own(*args, **{name: x.double() if x.is_floating_point() else x for name, x in kwargs.items()})
 
@@ -179,7 +171,7 @@ def in_double(model):
 
 
 def architectures():
-    """Judge right runs of small models of transformers."""
+    """Right runs of small models of transformers."""
     for name in ARCHITECTURES:
         model, inputs = architecture(name), inputs_of(name)
         for way in ("eager", "sdpa", "bfloat16", "compile"):
@@ -191,7 +183,7 @@ def architectures():
 
 
 def module_bugs():
-    """Put bugs into models of transformers; say whether the place is right, and the cause."""
+    """Bugs in models of transformers: whether their place and cause are right."""
     for name, entries in BUGS.items():
         model, inputs = architecture(name), inputs_of(name)
         for bug in entries:
@@ -201,7 +193,6 @@ def module_bugs():
 
 
 def scored(bug, said):
-    """Add whether a verdict finds a bug, where it begins, and what it is."""
     words = said.get("words")
     named = "none" if not words else "right" if re.search(bug.cause, words) else "wrong"
     scores = {"found": said["status"] == "diverges", "place": said.get("first") in bug.first, "named": named}
@@ -209,7 +200,7 @@ def scored(bug, said):
 
 
 def h200():
-    """Judge what an H200 computed, by the models that it ran."""
+    """Results of an H200, judged by the models that it ran."""
     models = runpy.run_path(str(GPU / "models.py"))
     for path in sorted((GPU / "arrays").glob("*.safetensors")):
         kind, way = path.name.split(".")[:2]
@@ -221,12 +212,12 @@ def h200():
 
 
 def cases():
-    """Run small programs of kinds that have been judged wrongly."""
+    """Small programs of kinds that were once judged wrongly."""
     for case in runpy.run_path(str(CASES))["CASES"]:
         try:
             verdict, expected = case()
             yield case.__name__, {**of_comparison(verdict), "expected": expected}
-        except Exception as error:  # noqa: BLE001 - a crash is what some of them are about
+        except Exception as error:  # noqa: BLE001 - some of them are about crashes
             kind = "refused" if isinstance(error, spec.SpecError) else type(error).__name__
             yield case.__name__, {"status": kind, "detail": str(error)}
 
@@ -239,12 +230,12 @@ PARTS = {
     )
 }
 
+# Inputs of parts that are outside of the repository.
 NEEDS = {"golden": GOLDEN, "h200": GPU, "cases": CASES}
-"""What a part reads that is not in the repository."""
 
 
 def record(folder, parts):
-    """Write what each part says, one line for each thing that was judged; a file that is there stays."""
+    """Write the results of each part, one line each; existing files stay."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
         path = folder / f"{part}.jsonl"
@@ -260,7 +251,6 @@ def record(folder, parts):
 
 
 def differences(before, after):
-    """Yield what two recordings do not say alike, in one line each."""
     for path in sorted(before.glob("*.jsonl")):
         if not (after / path.name).exists():
             yield f"{path.stem}: recorded in {before} alone"
@@ -289,7 +279,6 @@ def _parts_that_differ(old, new):
 
 
 def main():
-    """Record, or compare two recordings."""
     parser = argparse.ArgumentParser(prog="python -m tests.replay", description=__doc__)
     parser.add_argument("command", choices=("record", "compare"))
     parser.add_argument("folders", nargs="+", type=Path)
@@ -307,7 +296,7 @@ def main():
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # Transformers goes through sets of words, in another order in each process.
+        # Transformers iterates over sets of words, in a different order in each process.
         again = [sys.executable, "-m", "tests.replay", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Names of a candidate's tensors: as patterns say, or by what they hold."""
+"""Names of a candidate's tensors, from patterns or from the tensors' values."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_names_are_mapped_by_patterns():
 
 
 def test_names_are_proposed_by_what_tensors_hold():
-    """Heads that the candidate splits off are joined, and a bug keeps no tensor from its name."""
+    # The candidate splits off the heads, which are joined first. A bug does not keep a tensor from its name.
     split = ARRAYS["0"].reshape(3, 7, 2, 6).transpose(0, 2, 1, 3)
     foreign = {"last": ARRAYS["4"] + 0.01, "q": split}
     made = prepare(MODEL, foreign, X)

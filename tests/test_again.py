@@ -1,14 +1,9 @@
-"""Cases that run again on the same inputs.
-
-What a backend carries into a later run is found, and said to be that.
-"""
+"""Repeated runs on the same inputs: state that a backend carries over is found and named."""
 
 from concord.conformance import Setup, check_jobs, conduct
 from concord.conformance.run import record
 from concord.conformance.run.standard_jobs import sequence
 from tests.toys.surroundings import options, toy
-
-# What carries something into a later run.
 
 
 def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(entered):

@@ -1,4 +1,4 @@
-"""Right alternatives are not flagged, and ways that are not admissible are (SPEC ALG-1 to ALG-9)."""
+"""Allowed alternatives are not flagged, and forbidden ones are (SPEC ALG-1 to ALG-9)."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ def flagged(verdict):
     return {row.tensor: row.ratio for row in verdict.table if row.status == "diverges"}
 
 
-# Right algorithms.
+# Allowed alternatives.
 
 CASES = (
     ("bert", "ragged", "float32"),
@@ -71,10 +71,10 @@ def same_bits(one, other):
     ("place", "alternative"), enumerate(ALL), ids=lambda value: getattr(value, "name", "")
 )
 def test_alternative_computes_otherwise_and_is_not_flagged(place, alternative):
-    """Each way meets a third of the cases, in turn; the slow test below meets all."""
+    # Each alternative runs a third of the cases, in turn; the slow test below runs all.
     for case in CASES[place % 3 :: 3]:
         assert not flagged(verdict_of(alternative.change, *case)), case
-    # What yields the same bits everywhere proves nothing.
+    # An alternative with the same bits in every case would prove nothing.
     cases = (*CASES[place % 3 :: 3], *CASES, ("bert-pytorch", "full", "float32"))
     if alternative.change.arithmetic is not algorithms.Softplus:
         assert not all(same_bits(plain(*case), run(alternative.change, request_for(*case))) for case in cases)
@@ -110,12 +110,11 @@ def test_no_alternative_is_flagged_in_any_standard_or_random_case(dtype):
     assert not found
 
 
-# The same in the frameworks.
+# The same in the four frameworks.
 
 
 @pytest.fixture(params=EACH_BACKEND)
 def mutated(request, open_worker):
-    """Each of the four backends in turn, in a process of its own."""
     return open_worker(f"tests.toys.alternatives:{request.param}")
 
 
@@ -131,12 +130,10 @@ def test_alternative_in_a_framework_computes_otherwise_and_is_not_flagged(mutate
     assert any(not np.array_equal(plain.gradients[key], run.gradients[key]) for key in run.gradients)
 
 
-# Ways that are not admissible.
+# Forbidden alternatives.
 
 
 class NarrowSums(Arithmetic):
-    """Partial sums of products are rounded to the precision."""
-
     def _contract(self, subscripts, a, b):
         total = np.zeros_like(contract(subscripts, a, b))
         for product in algorithms.single_products(subscripts, a, b):
@@ -144,13 +141,13 @@ class NarrowSums(Arithmetic):
         return total
 
 
+# The mean of squares minus the square of the mean, without subtracting anything first.
 ONE_PASS = Algorithm(taps=NORMS, edit=lambda m: norm(m, *alternatives.one_pass(m, m.x[..., :1] * 0.0)))
-"""The mean square less the square of the mean, of which nothing was taken off."""
 
+# Softmax from the log-sum-exp of the scores, even where a mask constant absorbs the logarithm.
 FROM_THE_SCORES = Algorithm(
     taps=(WEIGHTS,), edit=lambda m: m.exp(m.unnormalised - log_sum_exp(m, m.unnormalised))
 )
-"""Also where a mask constant absorbs the logarithm."""
 
 
 @pytest.mark.parametrize(

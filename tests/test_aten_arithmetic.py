@@ -1,4 +1,4 @@
-"""What rounding may do in ATen operations: sums of equal terms, and gradients in which all cancels."""
+"""Rounding of ATen operations: sums of equal terms, and gradients in which everything cancels."""
 
 import math
 
@@ -15,12 +15,11 @@ from tests.toys.kinds import Of, drawn, linear
 
 
 def one_by_one(terms):
-    """Return sums over the last axis, each term added to those before."""
     return torch.from_numpy(np.add.accumulate(terms.detach().numpy(), -1)[..., -1].copy())
 
 
 class Efficient(torch.autograd.Function):
-    """Causal attention whose backward takes row sums of outputs and their gradients."""
+    """Causal attention whose backward pass uses row sums of the outputs times their gradients."""
 
     wrong = False
 
@@ -42,8 +41,6 @@ class Efficient(torch.autograd.Function):
 
 
 def attention(function):
-    """Return attention of three heads with projections of its own, computed by a function."""
-
     def forward(m, x):
         q, k, v = (layer(x).unflatten(-1, (3, 61)).transpose(1, 2) for layer in (m.q, m.k, m.v))
         return function(q, k, v).transpose(1, 2).flatten(2)
@@ -64,7 +61,7 @@ def test_where_a_query_sees_one_key_what_cancels_is_the_measure(wrong, monkeypat
 
 
 class Rows(torch.autograd.Function):
-    """A product whose weights' gradient is added up row by row."""
+    """A product that accumulates the gradient of its weights row by row."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -85,7 +82,7 @@ def projected(product):
 
 
 def test_equal_rows_are_rounded_alike():
-    """Rows of padding are equal: their terms drift in a sum that is added up one by one."""
+    # Rows of padding are equal, so their terms drift in a sequential sum.
     x = drawn(1, 509, 11)
     x[:, 31:] = x[0, 31]
     verdict = compare(projected(torch.matmul), projected(Rows.apply), {"x": x}, gradients=True)
@@ -93,11 +90,11 @@ def test_equal_rows_are_rounded_alike():
     assert verdict.worst < 0.6
 
 
+# Largest errors of CUDA 13.0's float32 functions, in unit roundoffs, measured on an H200.
 MEASURED = {
     **{"tanh": 3.2, "sigmoid": 2.9, "exp": 2.5, "erf": 1.3, "sin": 1.9, "cos": 1.9},
     **{"rsqrt": 2.1, "log1p": 1.3, "softplus": 3.1, "silu": 3.3},
 }
-"""Unit roundoffs by which functions of CUDA 13.0 err at most in float32, measured on an H200."""
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -121,7 +118,8 @@ def test_functions_may_err_by_what_a_gpu_makes_of_them(name):
 
 @pytest.mark.parametrize(("units", "agrees"), [(6, True), (30, False)])
 def test_an_error_that_all_elements_share_is_one_error(units, agrees):
-    """A mean may err by a rounding for each two terms; each of 1009 elements errs so, and none by much."""
+    # A mean may err by one rounding for every two terms. Here all 1009 elements share that error, each well
+    # within its own tolerance.
     x = drawn(2, 1009) / 8 + 3
 
     def port(x):
@@ -135,7 +133,6 @@ def test_an_error_that_all_elements_share_is_one_error(units, agrees):
 
 
 def counts(x):
-    """Return where the rows of two groups end, counted with numbers of a model."""
     return torch.cumsum(torch.histc((x[:, 0] > 0).float(), 2, 0, 1), 0).to(torch.int32)
 
 
@@ -206,7 +203,7 @@ def test_what_is_changed_in_place_keeps_its_dtype_whoever_holds_it():
     assert (outside == 1).all()
 
 
-# In place, into views.
+# In-place changes, also through views.
 
 CHANGES = {
     "a number": lambda y, z: y.__setitem__((slice(None), slice(1, 3)), 0.5),
@@ -240,7 +237,7 @@ def test_what_changes_in_place_changes_in_every_arithmetic(change):
 
 @pytest.mark.parametrize("followed", [True, False])
 def test_a_long_sum_may_be_added_up_in_the_order_of_its_terms(monkeypatch, followed):
-    """Its partial sums are large where terms of one sign stand together, though all cancel in the end."""
+    # Partial sums grow large where terms of one sign stand together, although everything cancels in the end.
     if not followed:
         monkeypatch.setattr(aten_arithmetic, "LONG", math.inf)
     x = 1 + drawn(7, 509) / 8
@@ -253,7 +250,7 @@ def test_a_long_sum_may_be_added_up_in_the_order_of_its_terms(monkeypatch, follo
 
 
 def test_samples_share_the_deviations_of_sums():
-    """They take as long as the sums, and sixteen samples would derive them."""
+    # Deviations take as long as the sums themselves, and sixteen samples would each derive them.
     made = prepare(linear(67, 5)().eval(), None, drawn(3, 67)).reference
     truth, counts = made.exact(), []
     made.compute_exactly(lambda _: None)

@@ -1,4 +1,4 @@
-"""Attention maps: what is shown is what backends computed, judged; pages hold the tokens."""
+"""Attention maps show what the backends computed, with its verdict; pages contain the tokens."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def model_of(name, **fields):
 
 @pytest.fixture(scope="module")
 def two():
-    """Two backends; one gives each query of a head of the second layer the weights of the one before."""
+    # In one backend, a head of the second layer gives each query the weights of the query before it.
     model = model_of("bert", d_model=15, num_heads=3)
     return look(model, Text("the cat sat", "who?"), [RIGHT, WRONG], Setup(asked=(RIGHT, WRONG)), "float64")
 

@@ -1,4 +1,4 @@
-"""Rows that see no key: the verdict says which they are, what each side holds, and what declares it."""
+"""Rows that see no key: the verdict names them, what each side holds, and the declaration that applies."""
 
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ from concord.conformance.compare.module_reference import spread
 
 TOKENS, WIDTH, HEADS = 7, 6, 2
 
+# Other contents of a row that sees no key. By default it weights all keys equally.
 HELD = {"other": 1.39, "nothing": float("nan")}
-"""What else a row may hold that sees no key; by default all keys alike."""
 
 
 class Attention(nn.Module):
-    """(B, T, D) and a mask, (B, T), to the same."""
+    """(B, T, D) and a mask (B, T) to (B, T, D)."""
 
     def __init__(self, blind):
         super().__init__()
@@ -37,7 +37,7 @@ class Attention(nn.Module):
 
 
 def given(real=True):
-    """Return inputs of two samples; the rows that see no key are real, or padding."""
+    # Two samples. The rows that see no key are either real tokens or padding.
     mask = torch.ones(2, TOKENS, dtype=torch.long)
     mask[1, 3:] = 0
     x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(5))
@@ -63,7 +63,7 @@ def test_rows_are_named_and_may_be_declared_in_either_direction(right, other, re
     assert f"declared={declared}" in said
     assert explained(right, other, inputs, declared=declared).passed
     wrong = Attention(other).eval()
-    wrong.qkv.weight.data[0, 0] += 0.01  # what is declared is left out of nothing else
+    wrong.qkv.weight.data[0, 0] += 0.01  # the declaration excuses nothing else
     assert compare(Attention(right).eval(), wrong, inputs, declared=declared).status == "diverges"
 
 

@@ -1,4 +1,4 @@
-"""Where in a tensor its error lies: over its axes and at its worst elements, in few bytes."""
+"""Breakdowns locate the error of a tensor along its axes and at its worst elements, in few bytes."""
 
 import json
 
@@ -13,7 +13,6 @@ AXES = ("batch", "heads", "query", "key")
 
 
 def broken(tolerances):
-    """Return the breakdown of a tensor that errs by so many tolerances of 1/8 each; NaN is not judged."""
     value = np.zeros(tolerances.shape)
     sigma = np.where(np.isnan(tolerances), np.nan, 0.125 / Z)
     actual = np.where(np.isinf(tolerances), np.nan, np.nan_to_num(tolerances) / 8)

@@ -1,6 +1,4 @@
-"""The table of bugs: what each is, that its edit changes what it says, and that the tape computes as the
-operations say.
-"""
+"""The table of bugs: each edit changes what the bug claims, and the tape computes as NumPy does."""
 
 import re
 from pathlib import Path
@@ -78,12 +76,12 @@ def test_bug_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(bug):
     if bug.of_gradients:
         assert not taps
         assert bug.rightly_first(gradients[0])
-    else:  # some differ in rounding alone
+    else:  # some differ by rounding only
         taps = taps or [name for name in right.taps if differ(right.taps[name], wrong.taps[name], 0.0)]
         assert bug.rightly_first(taps[0])
 
 
-# The operations on a tape, beside NumPy.
+# Operations on the tape, compared with NumPy.
 
 A, B = np.random.default_rng(3).standard_normal((2, 3, 5, 7))
 
@@ -133,7 +131,8 @@ def test_tape_computes_and_differentiates_as_numpy_does(name, arithmetic):
 
 
 def test_entries_that_tie_for_the_largest_share_the_gradient():
-    """Frameworks share it too; whoever gave it to each entry would hide it where it should cancel."""
+    # Frameworks share it too. A bug that gave the whole gradient to each entry would hide where it should
+    # cancel.
     tape = Arithmetic()
     leaf = tape.leaf(np.array([[3.0, 1.0, 3.0], [3.0, 3.0, 3.0], [0.0, 2.0, 1.0]]))
     operations = TapeContext(tape, None, None, "model", "float64", {})

@@ -1,4 +1,4 @@
-"""Candidates as they run: what is judged is the user's program, and none passes by ending its process."""
+"""Candidates are judged as they run, and none passes by ending its process."""
 
 import itertools
 import re
@@ -28,11 +28,9 @@ X = torch.linspace(-1, 1, 35).reshape(7, 5)
 
 
 class Leaving(nn.Linear):
-    """Ends the process when it is called for this time."""
-
     def __init__(self, time):
         super().__init__(5, 3)
-        calls = itertools.count(1)  # no state of the module: each run would start from it anew
+        calls = itertools.count(1)  # not state of the module, which is reset for each run
         self.leaves = lambda: next(calls) == time
 
     def forward(self, input):
@@ -60,7 +58,7 @@ def net():
     ("words", "code", "said"),
     [
         ("tests.test_candidates:leaving", 2, "SystemExit: 0"),
-        ("tests.toys.called:leaves", 2, "SystemExit: 0"),  # where it is built
+        ("tests.toys.called:leaves", 2, "SystemExit: 0"),  # ends while it is built
         ("tests.toys.called:nothing", 2, "AttributeError: "),
         ("tests.test_candidates:net tests.toys.called:dies", 3, "killed by SIGKILL"),
     ],
@@ -88,7 +86,7 @@ def test_a_candidate_that_ends_its_process_or_fails_is_refused(candidate, error,
         compare(net(), candidate, {"input": X})
 
 
-# What is compiled.
+# Compiled candidates.
 
 
 class Net(nn.Module):
@@ -109,7 +107,7 @@ def right(graph, _):
 
 
 def wrong_where_it_fuses(graph, _):
-    """Return a program that is wrong if a norm and an activation stand in one graph."""
+    # Wrong only if a norm and an activation are in one graph.
     called = [str(node.target) for node in graph.graph.nodes]
     factor = 1.01 if all(any(name in one for one in called) for name in ("layer_norm", "gelu")) else 1.0
     return lambda *given: [
@@ -146,9 +144,9 @@ def test_a_program_is_judged_as_its_compiler_made_it(way):
     assert not any("_orig_mod" in name for name in comparison.tensors)
     assert {row.status for row in verdict.table if row.tensor.endswith("norm")} <= {"agrees"}
     assert "no activation diverges" in str(verdict)
-    # What was compiled for the activations of one comparison is not what the next one judges.
+    # Graphs compiled while one comparison recorded activations are not those that the next one judges.
     assert compare(reference, wrong, inputs).first == "output"
-    assert compare(wrong, reference, inputs).passed  # what is right is what it says
+    assert compare(wrong, reference, inputs).passed  # a reference is its source, compiled or not
 
 
 def scripted_part():
@@ -168,14 +166,14 @@ def test_a_scripted_module_is_judged_as_it_is(make):
 
 
 class Shy(Net):
-    """Computes otherwise where somebody looks at it."""
+    """Computes something else while hooks are registered."""
 
     def body(self, x):
         return super().body(x) * (1.0 if self.norm._forward_hooks else 1.01)
 
 
 class Branching(Net):
-    """Computes otherwise where it is compiled."""
+    """Computes something else when compiled."""
 
     def body(self, x):
         return super().body(x) * (1.01 if torch.compiler.is_compiling() else 1.0)
@@ -183,17 +181,17 @@ class Branching(Net):
 
 def test_a_module_that_computes_otherwise_under_hooks_or_compiled_is_judged_as_it_runs(monkeypatch):
     assert compare(Net().eval(), Shy().eval(), {"x": X}).first == "output"
-    # Its compiler, which takes long, hands it on as it is.
+    # The default compiler takes long; this one returns the graph unchanged.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     assert compare(Branching().eval(), way="compile", inputs={"x": X}).first == "output"
     assert compare(Net().eval(), way="compile", inputs={"x": X}).passed
 
 
-# What PyTorch does beside its modules.
+# What PyTorch does outside of modules.
 
 
 class CutOff(Net):
-    """Of two branches with the same weights one may have no gradient."""
+    """The gradient may be cut off in one of two branches with the same weights."""
 
     cut_off = False
 
@@ -212,8 +210,6 @@ def test_a_branch_whose_gradient_is_cut_off_diverges(turn):
 
 
 class Padded(nn.Module):
-    """PyTorch's encoder, whose fast path returns zeros for padding."""
-
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
@@ -229,7 +225,7 @@ def test_the_fast_path_of_an_encoder_is_judged_where_it_is_taken():
     inputs = {"x": torch.randn(3, 7, 12), "padding": torch.arange(7) >= torch.tensor([[7], [3], [5]])}
     right, port = Padded().eval(), Padded().eval()
     with torch.no_grad():
-        port.encoder.layers[0].linear1.bias += 1e-8  # other bits
+        port.encoder.layers[0].linear1.bias += 1e-8  # changes the bits
     comparison = prepare(right, port, inputs)
     assert comparison.verdict().passed
     assert comparison.whole == {"output"}
@@ -246,7 +242,7 @@ def test_a_lower_precision_agrees_by_its_own_rules(way):
 
 
 class Shortened(nn.Linear):
-    """Its factors have 11 bits, as in TF32."""
+    """Rounds its factors to 11 bits, as TF32 does."""
 
     shorten = staticmethod(round_to_bits)
 

@@ -1,4 +1,4 @@
-"""Causes: what is wrong is named, and nothing is named that is not so."""
+"""Known bugs are named, and nothing is named that is not there."""
 
 import dataclasses
 import re
@@ -41,7 +41,7 @@ def test_a_bug_is_placed_and_its_cause_is_named(bug):
     + [pytest.param(place, 1, marks=pytest.mark.slow) for place in range(len(CASES))],
 )
 def test_no_bug_is_taken_for_another(place, every):
-    """Every case meets every bug, in one precision or the other; a sample of both is quick."""
+    # The quick suite takes a sample of cases and bugs; the slow suite runs every case with every bug.
     wrongly_sure = []
     for number, bug in enumerate(NAMED):
         case, dtype = CASES[place], ("float32", "float64")[(number + place) % 2]
@@ -50,14 +50,14 @@ def test_no_bug_is_taken_for_another(place, every):
         try:
             run = run_with(bug.change, case, dtype)
         except (KeyError, IndexError, ValueError):
-            continue  # the case cannot have it
+            continue  # the bug does not apply to the case
         cause = explained(case, run).cause
         if cause and cause.confident and bug.diagnosed(cause.hypothesis) != "right":
             wrongly_sure.append(f"{case.name}, {dtype}: {bug.name} is taken for {cause}")
     assert not wrongly_sure
 
 
-# What is not known is not named.
+# Unknown bugs are not named.
 
 UNKNOWN = {
     "one element off": lambda x, random: (
@@ -82,7 +82,6 @@ TENSORS = (
 
 @pytest.mark.parametrize("met", sample_of([*product(TENSORS, UNKNOWN)], lambda place, _: place % 5 == 0))
 def test_an_unknown_bug_is_given_no_name(met):
-    """Each tensor meets a kind, in turn; the slow suite has all of them."""
     tensor, kind = met
     case, random = build_case("bert", "ragged"), np.random.default_rng(3)
     run = other(run_with(Change(), case), tensor, lambda x: UNKNOWN[kind](x, random).astype(np.float32))
@@ -102,7 +101,7 @@ def test_an_unknown_bug_is_given_no_name(met):
             {"norm_epsilon": 3.7e-2, "norm_epsilon_placement": "outside"},
             "norm_epsilon = 0.037 instead of 1e-12 outside the root (NRM-2)",
         ),
-        # It cannot be told from others.
+        # Another cause explains it just as well.
         ("nndl-paddle", "peaked", "float32", {"norm_epsilon": 1e-8}, "1e-08 instead of 1e-05 (NRM-2) or by"),
     ],
 )
@@ -167,9 +166,9 @@ def tanh_for_erf():
 def test_a_search_that_is_cut_short_says_what_it_found_by_then(monkeypatch, tanh_for_erf):
     case, run = tanh_for_erf
     seconds = iter(range(1000))
-    monkeypatch.setattr(search.time, "thread_time", partial(next, seconds))  # one more each time it is asked
+    monkeypatch.setattr(search.time, "thread_time", partial(next, seconds))  # one more second per call
     monkeypatch.setattr(family_explanation, "LONGEST", 60.0)
-    # Without any tensor but the outputs, what may be wrong is anywhere.
+    # With the outputs alone, every step is a suspect.
     found = explained(case, dataclasses.replace(run, taps={})).explanation
     assert "activation" in found.hypothesis
     assert not found.confident

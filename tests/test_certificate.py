@@ -1,7 +1,4 @@
-"""Certificates of ports: what is right is proven, what is wrong fails and is named.
-
-And what was not computed is not called right.
-"""
+"""Certificates of ports: right ports are certified, wrong ones fail, and unjudged tensors never pass."""
 
 import dataclasses
 
@@ -40,7 +37,6 @@ def written(path, form, weights=WEIGHTS, files=None):
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
-    """What the command prints of a right port, and the folder of the certificate and its page."""
     place = tmp_path_factory.mktemp("right")
     sides = written(place / "a", "concord"), written(place / "b", "torch-safetensors")
     files = ("-o", place / "cert.json", "--html", place / "cert.html")

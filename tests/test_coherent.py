@@ -1,4 +1,4 @@
-"""What no element shows in a half precision, the mean of a row or a channel does."""
+"""In half precision, the mean of a row or channel shows an error that no single element shows."""
 
 import pytest
 import torch
@@ -23,8 +23,7 @@ def of_channels(x):
 
 
 def scaled(root, wide=torch.float32, rounded=False):
-    """Return a function that multiplies by an inverse root, which may be rounded to the input's dtype."""
-
+    # If rounded, the inverse root is first rounded to the dtype of the input.
     def function(x):
         factor = root(x.to(wide))
         return (x.to(wide) * (factor.to(x.dtype).to(wide) if rounded else factor)).to(x.dtype)
@@ -57,8 +56,7 @@ def test_a_constant_may_be_rounded_to_the_dtype_of_its_operation(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_program_that_rounds_less_often_agrees(dtype):
-    """As one does whose steps are fused."""
-
+    # As a program with fused steps does.
     def function(x):
         return {
             "gelu": F.gelu(x),
@@ -69,7 +67,7 @@ def test_a_program_that_rounds_less_often_agrees(dtype):
         }
 
     x = drawn(37, 509)
-    x[5:31] = x[5]  # rows of padding are rounded alike
+    x[5:31] = x[5]  # equal rows, as in padding, are rounded alike
     right = judged(function, lambda x: {k: y.to(dtype) for k, y in function(x.double()).items()}, x, dtype)
     assert right.status == "agrees"
     assert right.worst < 0.6

@@ -1,4 +1,4 @@
-"""The command line: exit codes, refusals in one line each, what is printed and what is written."""
+"""The command line: exit codes, refusals of one line each, printed output and written files."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_a_check_takes_precision_and_repetition(entered, tmp_path):
 
 
 def test_a_check_needs_only_what_a_check_needs(tmp_path):
-    """Pages, speed and random cases need more; a plain checkout may lack it."""
+    # Pages, speed and random cases need more packages, which a plain checkout may lack.
     names = ("jinja2", "markupsafe", "hypothesis", "distributed", "matplotlib", "keras")
     path = os.pathsep.join([str(hide(tmp_path, *names)), str(ROOT)])
     done = concord(f"check --backend {RIGHT} {ONE}", PYTHONPATH=path)
@@ -164,7 +164,7 @@ def test_a_markdown_file_gets_the_table_between_its_markers(entered, refused, tm
     assert under == f"1 run: 1 agrees; {RIGHT} {np.__version__}."
 
 
-# What is printed.
+# Printed output.
 
 
 def test_a_variant_is_printed_as_toml_that_reads_back(entered):
@@ -175,7 +175,7 @@ def test_a_variant_is_printed_as_toml_that_reads_back(entered):
 
 @pytest.fixture
 def without_frameworks(tmp_path, monkeypatch):
-    """An environment without frameworks that offers two backends, one of which cannot be imported."""
+    # Two backends are on offer, one of which cannot be imported.
     packages = offer(hide_frameworks(tmp_path), ghost="no_such_package.backend:Ghost", numpy=RIGHT)
     monkeypatch.syspath_prepend(packages)
     monkeypatch.setenv("PYTHONPATH", str(packages))
@@ -205,7 +205,7 @@ def test_doctor_tells_what_a_backend_is_and_what_is_wrong(entered):
     assert "pip install -e '.[torch]' -c constraints/py311.txt" in output
 
 
-# What is written.
+# Written files.
 
 
 def test_results_are_written_in_place_of_older_ones(entered, tmp_path):

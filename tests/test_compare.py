@@ -1,6 +1,6 @@
-"""Any model: right candidates agree, wrong ones diverge where they are wrong, and nonsense is refused.
+"""Any model: right candidates agree, wrong ones diverge at the wrong step, and invalid questions are refused.
 
-A verdict agrees only if each output was judged, in something that there is to judge.
+A verdict agrees only if every output was judged and had something to judge.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from tests.toys.modules import WIDTH, Attention, Fused, Layer, activations, enco
 
 
 class Table(nn.Module):
-    """Returns a parameter, a table that depends on no input, and what it computes."""
+    """Returns a parameter, and a sum of a table that does not depend on the input and an activation."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ def table():
 
 
 def arrays(names, factor=1 + 2**-23, model=None, inputs=X):
-    """Return activations of a run, by default each element a rounding off."""
+    # By default each element is off by one rounding.
     found = prepare(model or table(), None, inputs).tensors
     return {name: found[name] * np.float32(factor) for name in names}
 
@@ -49,7 +49,7 @@ def verdict(names, *declared, factor=1 + 2**-23):
     return compare(table(), arrays(names, factor), X, declared=declared)
 
 
-# Right candidates, and wrong ones.
+# Right and wrong candidates.
 
 
 def layer(attention=Attention):
@@ -162,7 +162,7 @@ def test_what_depends_on_no_input_says_nothing_of_the_forward_pass():
 
 
 class Chosen(nn.Module):
-    """Returns numbers of each kind beside what it computes, and has a layer that is called output."""
+    """Returns outputs of several types, and has a layer named `output`."""
 
     def __init__(self):
         super().__init__()
@@ -177,7 +177,7 @@ class Chosen(nn.Module):
 def test_outputs_of_whole_numbers_truth_values_and_numbers_of_python_are_judged():
     right, port = Chosen().eval(), Chosen().eval()
     with torch.no_grad():
-        port.output.bias += 1e-8  # other bits
+        port.output.bias += 1e-8  # changes the bits
     comparison = prepare(right, port, X)
     assert comparison.verdict().passed
     tensors = comparison.tensors
@@ -191,11 +191,10 @@ def test_outputs_of_whole_numbers_truth_values_and_numbers_of_python_are_judged(
     assert {*prepare(right, by_place, X).tensors} == {"output", "output[ids]", "output[mask]"}
 
 
-# What there is to be judged in them.
+# Models and inputs that leave nothing to judge.
 
 
 def layers(name="", value=0.0):
-    """Return layers; a parameter may be filled with a number."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).eval()
     for parameter in [model.get_parameter(name)] if name else []:
@@ -248,7 +247,7 @@ def test_complex_numbers_that_are_conjugated_are_judged():
     assert compare(right, other, X).first == compare(other, right, X).first == "output"
 
 
-# Nonsense.
+# Invalid arguments.
 
 
 def smaller():
@@ -317,7 +316,7 @@ def test_the_command_judges_writes_and_exits(entered, tmp_path):
     assert "first at inner" in entered(asked, wrong, *inputs, "--html", page, ends=1)[0]
     assert "inner" in page.read_text()
     named = given("named", outputs | {"first": inner["inner"]}), *inputs, "--names", tmp_path / "names.txt"
-    entered(asked, *named, ends=3)  # names are written, to be looked at
+    entered(asked, *named, ends=3)  # names are only printed, for inspection
     entered(asked, *named)
     assert (tmp_path / "names.txt").read_text() == "first = inner\n"
     (tmp_path / "names.txt").write_text("# first\n\nfirst : inner\n")

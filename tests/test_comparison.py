@@ -1,4 +1,4 @@
-"""Two checkpoints, tensor by tensor: what only one has, what is no parameter, and what lies beside."""
+"""Two checkpoints compared tensor by tensor, with extra tensors, buffers and the files next to them."""
 
 import dataclasses
 import json
@@ -51,7 +51,7 @@ def test_the_command_compares_formats_and_tells_one_reason_once(entered, tmp_pat
     assert sorted(set(kinds)) == ["rounded", "transposed"]
 
 
-# What is no parameter.
+# Tensors that are not parameters.
 
 DENSE, OUTPUT = "cls.predictions.transform.dense.weight", "cls.predictions.decoder.weight"
 
@@ -82,12 +82,8 @@ def test_what_cannot_be_compared_is_named_and_never_the_same(entered, tmp_path):
 
 
 def with_head(folder, tied, output):
-    """Write a checkpoint with a head.
-
-    Args:
-        tied: what its configuration says; None: nothing.
-        output: whether its output has numbers of its own; if not, it is left out.
-    """
+    # `tied` is what the configuration says, or nothing if None. Without `output` the head has no tensor of
+    # its own.
     headed(folder)
     path = folder / "model.safetensors"
     tensors = load_file(path)

@@ -1,4 +1,4 @@
-"""Several candidates for one model: one table, and the milliseconds of those that agree."""
+"""Several candidates for one model: a single table, and milliseconds for those that agree."""
 
 import re
 

@@ -1,8 +1,4 @@
-"""The four backends beyond the standard cases, by the same judge: what they compute, and what they refuse.
-
-Parts, masks, options, precisions, compilation, library layers, runs without padding, and sessions that had
-other weights and inputs before.
-"""
+"""The four backends beyond the standard cases: what they compute, and what they refuse."""
 
 import dataclasses
 import functools
@@ -26,16 +22,7 @@ EVERYWHERE = len(BUILT_IN)
 
 @dataclass(eq=False)
 class Asked:
-    """A case, and how it is run.
-
-    Attributes:
-        dtypes: in each of which it is run.
-        settings: of the run.
-        turns: on how many backends, which take turns.
-        only: the backends that have it.
-        changed: makes another case of it.
-        words: in which it is refused.
-    """
+    """A case and how to run it. `turns` backends run it in turn; `words` are those of an expected refusal."""
 
     variant: str
     scenario: str = "ragged"
@@ -54,7 +41,6 @@ class Asked:
 
 
 def with_masks(case, mask):
-    """Return a case of attention with other masks than its own."""
     arrays = {name: array for name, array in case.batch.arrays().items() if not name.endswith("_mask")}
     if mask == "three-dimensional":
         shape = (len(arrays["query"]), arrays["query"].shape[1], arrays["key"].shape[1])
@@ -63,7 +49,7 @@ def with_masks(case, mask):
 
 
 def without_empty_samples(case):
-    """Give each sample a real token; and one sample padding in front, where pooling looks."""
+    # One sample also gets padding in front, where pooling takes its token.
     ids = case.batch.required("input_ids").copy()
     ids[(ids == case.config.pad_id).all(axis=1), 2] = 5
     ids[2, 0] = case.config.pad_id
@@ -71,7 +57,7 @@ def without_empty_samples(case):
 
 
 def refusal(backend, variant, dtype, implementation="explicit"):
-    """Return in which words a backend refuses a precision; nothing if it has it."""
+    # An empty text means that the backend supports the precision.
     if backend == "paddle" and dtype in HALVES:
         return f"no {dtype} matrix product on cpu"
     if not implementation.startswith("library"):
@@ -98,7 +84,7 @@ PRE = {"norm_placement": "pre", "final_norm": True, "activation": "relu"}
 ZEROED = {"position_start": 1, "position_of_padding": "zero_row"}
 POSITIONS = {"position_start": 3, "position_of_padding": "pad_row", "position_padding_row": 2, "pad_id": 2}
 
-# PyTorch compiles for minutes: rows stand so that in the quick suite other backends have their turns at most.
+# PyTorch compiles for minutes. Rows are ordered so that in the quick suite mostly other backends get them.
 ASKED = [
     *(
         Asked(name, part=part, dtypes=BOTH, settings={"tap_gradients": True}, turns=1)
@@ -149,7 +135,7 @@ ASKED = [
     ),
     Asked("nndl-paddle", dtypes=BOTH, settings={**FUSED, "gradients": False}, only=("torch",)),
     Asked("bert", settings={**LIBRARY, "execution": "compiled", "tap_gradients": True}, turns=1),
-    # The whole model by Paddle Inference, with padding and without.
+    # The whole model in Paddle Inference, with and without padding.
     Asked("bert", settings={**PREDICTOR, "execution": "eager"}, only=("paddle",)),
     Asked("bert", settings={**PREDICTOR, "execution": "compiled"}, only=("paddle",)),
     Asked(
@@ -185,7 +171,7 @@ ASKED = [
         turns=1,
         changed=without_empty_samples,
     ),
-    # Sessions: a model that was loaded, fed and stepped computes what one that was just built does.
+    # Sessions: after loading, feeding and stepping, a model computes what a new one does.
     Asked("bert", options={"num_layers": 1}, settings={**STEPPED, "tap_gradients": True}),
     Asked(
         "tf1-text-classifier",
@@ -197,7 +183,6 @@ ASKED = [
 
 
 def each(table):
-    """Return the parameters of a test: each backend with each row that it is asked."""
     return [
         pytest.param(name, asked, marks=[pytest.mark.xdist_group(name), pytest.mark.in_turn(asked.turns)])
         for asked in table
@@ -206,7 +191,6 @@ def each(table):
 
 
 def run_of(asked, backend, dtype, open_worker):
-    """Return a case, and what runs it."""
     implementation = asked.settings.get("implementation", "explicit")
     worker = open_worker(f"tests.toys.built_in:{backend}" if "stepped" in implementation else backend)
     case = asked.changed(build_case(asked.variant, asked.scenario, asked.part, asked.options))
@@ -233,7 +217,7 @@ def test_backend_conforms(backend, asked, open_worker):
 
 @pytest.mark.clause("MSK-6")
 def test_mask_constants_survive_in_float64(worker):
-    """A framework that passes constants through float32 turns -2^32 + 1 into -2^32."""
+    # A framework that passes constants through float32 turns -2^32 + 1 into -2^32.
     for fill in ("replace", "add"):
         options = {"mask_fill": fill, "query_mask": "none"}
         case = build_case("tf1-text-classifier", "ragged", "attention", options)

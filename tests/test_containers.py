@@ -1,7 +1,4 @@
-"""Kinds of files: whatever is written comes back.
-
-And no pickle runs.
-"""
+"""Containers of tensors: everything written is read back, and no pickle runs code."""
 
 import os
 import pickle
@@ -27,6 +24,7 @@ from concord.spec.errors import SpecError
 from tests.toys.checkpoints import RunsCode, written
 from tests.toys.surroundings import python
 
+# The name of a file by container.
 WRITTEN = {
     SAFETENSORS: "a.safetensors",
     TORCH: "a.pt",
@@ -35,7 +33,6 @@ WRITTEN = {
     TENSORFLOW: "a.ckpt.index",
     HDF5: "a.weights.h5",
 }
-"""What writes files, and how their names end."""
 
 OFTEN = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 
@@ -49,7 +46,7 @@ def named(container):
 
 
 def tensor(dtype, shape, seed):
-    """Return a tensor of any bits, NaN and infinity too."""
+    # Any bits, including NaN and infinity.
     count = int(np.prod(shape, dtype=int)) * np.dtype(NUMPY[dtype]).itemsize
     drawn = np.random.default_rng(seed).bytes(count)
     return in_memory(np.frombuffer(drawn, NUMPY[dtype]).reshape(shape), dtype)

@@ -1,6 +1,7 @@
-"""Bugs of conversion, each an edit of a right checkpoint.
+"""Conversion bugs, each an edit of a right checkpoint.
 
-It is refused, or `diff` names it, and what is harmless alarms nobody. Behind each stands where it was seen.
+Each is refused or named by `diff`, and harmless edits raise no alarm. A comment names the project in which
+an edit was seen, and its number there.
 """
 
 import dataclasses
@@ -29,12 +30,10 @@ BESIDE = {
     PROMPTS: b'{"__version__": {"pytorch": "2.13.0"}, "default_prompt_name": "query"}',
 }
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943\nsize 440473133\n"
-# Edits of a checkpoint's folder, whose tensors have their own names and layouts.
+# Edits of a checkpoint's folder, in the names and layouts of its format.
 
 
 def tensors(change):
-    """Return the edit that a change of all tensors is."""
-
     def edit(folder, form):
         path = folder / form.weights[0]
         arrays = {name: np.array(stored.array()) for name, stored in form.container.read(path).items()}
@@ -61,7 +60,6 @@ def without(word):
 
 
 def each(end, change):
-    """Change the tensors whose names end so."""
     return tensors(
         lambda found: {name: change(one) if name.endswith(end) else one for name, one in found.items()}
     )
@@ -72,8 +70,7 @@ def layers(*numbers):
 
 
 def entries(name, **said):
-    """Change what a file says; None leaves an entry out."""
-
+    # None removes an entry.
     def edit(folder, form):
         found = {**json.loads((folder / name).read_bytes()), **said}
         (folder / name).write_text(json.dumps({k: v for k, v in found.items() if v is not None}))
@@ -86,8 +83,7 @@ def config(**said):
 
 
 def content(change, name=""):
-    """Change the bytes of a file; by default that of the weights."""
-
+    # By default the file of the weights.
     def edit(folder, form):
         path = folder / (name or form.weights[0])
         path.write_bytes(change(path.read_bytes()))
@@ -126,7 +122,7 @@ WORDS, OUT, DECODER = (
 )
 TABLE, POSITIONS = f"bert.embeddings.{WORDS}", "bert.embeddings.position_ids"
 
-# What is refused, and in which words.
+# Edits that are refused, and the words of the refusal.
 
 REFUSED = {
     "prefix twice": (renamed("^", "bert."), "have names of no format"),  # transformers 8407
@@ -166,7 +162,7 @@ REFUSED = {
     "pointer of Git": (content(lambda given: POINTER), "not a whole safetensors file"),  # diffusers 13559
 }
 
-# What is read, and what `diff` says of it: of the first tensor, the configuration or a file.
+# Edits that are read, and what `diff` says about the first tensor, the configuration or a file.
 
 SWAPPED = "taken for those of another"
 NAMED = {
@@ -215,7 +211,7 @@ NAMED = {
     ),
 }
 
-# What is harmless, and what the ledger says of it.
+# Harmless edits, and what the ledger says about them.
 
 HARMLESS = {
     "parallel training": (renamed("^", "module."), ""),  # pytorch 3805
@@ -248,7 +244,6 @@ HARMLESS = {
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory):
-    """Return what makes a right checkpoint of a format."""
     folder = tmp_path_factory.mktemp("right")
 
     def made(form):
@@ -263,7 +258,6 @@ def right(tmp_path_factory):
 
 
 def edited(right, folder, edit, said, form="hugging-face"):
-    """Return the right folder, and a wrong one."""
     shutil.copytree(right(form), folder / "wrong")
     edit(folder / "wrong", registry.known(form))
     return right(form), folder / "wrong"

@@ -1,4 +1,4 @@
-"""The field's usual criteria beside the judge: what each passes, and that the guide's table has them all."""
+"""The field's usual criteria compared with the judge; the guide's table contains each of them."""
 
 import dataclasses
 import runpy

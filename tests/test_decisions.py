@@ -1,4 +1,4 @@
-"""What rounding decides: right algorithms do not diverge at a tie, wrong ones do, and the rest is judged."""
+"""Decisions by rounding: right algorithms do not diverge at a tie, wrong ones do, and the rest is judged."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,13 +13,13 @@ from concord.conformance.progress import listening
 from tests.toys.kinds import Of, drawn, linear
 
 LEVEL = 0.1
+# Every second entry of the first row is halfway between two levels.
 GRID = torch.cat([torch.arange(-9, 10)[None] * LEVEL / 2, drawn(2, 19)])
-"""Every second place of the first row lies between two levels."""
 
 
 @dataclass
 class Kind:
-    """A discrete computation of a module and its input, right algorithms beside it, and wrong ones."""
+    """A discrete computation: the reference, an input with ties, right alternatives and wrong ones."""
 
     right: object
     others: tuple
@@ -29,7 +29,7 @@ class Kind:
     gradients: bool = False
 
     def verdict(self, candidate, alone=False, x=None):
-        """Compare a candidate, as a module or by its outputs alone."""
+        # `alone`: judged by its output only.
         x = self.tied if x is None else x
         model, port = (Of(function, self.layers).eval() for function in (self.right, candidate))
         if not alone:
@@ -57,7 +57,7 @@ SCALES, POINTS = torch.full((3,), LEVEL), torch.full((3,), 3, dtype=torch.int32)
 
 
 def sampled(m, x, mode="nearest", halve=lambda y: y * 0.5):
-    places = torch.linspace(-1, 1, 13)  # of four columns every third lies between two
+    places = torch.linspace(-1, 1, 13)  # in the four columns, every third place is halfway
     grid = halve(torch.stack(torch.meshgrid(places, places, indexing="xy"), -1)[None] * 2)
     return F.grid_sample(x.to(grid.dtype), grid, mode=mode, align_corners=False).float()
 
@@ -100,13 +100,13 @@ def nearest_code(m, x, step=0):
 
 
 def tied(width, make, how, ties=3, rows=9, seed=0):
-    """Return inputs of which the first rows lie at ties of a linear layer."""
+    # The first rows are at ties of a linear layer.
     layer, x = Of(None, {"a": make}).a, drawn(rows, width, seed=seed).double()
     weight = layer.weight.detach().double()
     bias = 0 if layer.bias is None else layer.bias.detach().double()
     for row in range(ties):
         scores, one = weight @ x[row] + bias, row % len(weight)
-        if how == "equal":  # of seven, experts are routed: the second and the third
+        if how == "equal":  # width 7 routes to two experts, so the second and third scores tie
             first, second = scores.topk(3)[1][-2:] if width == 7 else scores.topk(2)[1]
             along, off = weight[first] - weight[second], scores[first] - scores[second]
         elif how == "zero":
@@ -125,7 +125,7 @@ def between_codes():
     return torch.cat([(codes[:1] + codes[1:2]) / 2, (codes[2:3] + codes[3:4]) / 2, drawn(7, 3) / 2])
 
 
-# Tables, and functions that are continuous though their parts are discrete.
+# Tables, and continuous functions with discrete parts.
 
 TABLE = drawn(41)
 
@@ -254,7 +254,7 @@ def test_a_tie_does_not_blind_other_elements_and_where_all_are_tied_nothing_agre
     verdict = kind.verdict(kind.others[0], alone=True)
     assert verdict.status == verdict.table[0].status == "agrees"
     wrong = levels(None, GRID)
-    wrong[1, 3] += LEVEL  # no tie
+    wrong[1, 3] += LEVEL  # not at a tie
     assert kind.verdict(lambda m, x: wrong, alone=True).first_divergence.deciding.beyond == 1
     ties = torch.arange(-9, 10, 2)[None] * LEVEL / 2
     row = kind.verdict(kind.wrong[0], x=ties).table[0]
@@ -265,7 +265,7 @@ def test_a_tie_does_not_blind_other_elements_and_where_all_are_tied_nothing_agre
 
 @pytest.mark.xfail(reason="a value by a turned decision is held to the error of that by the exact one")
 def test_what_a_mask_lets_through_at_zero_may_err_as_it_does():
-    """The exact run masks it, and so it has no error there; a right sum in another order lies above zero."""
+    # The exact run masks the element, so it has no error there; a right sum in another order is above zero.
     x = tied(61, linear(61, 7), "zero", ties=23, rows=23, seed=32)
     kind = Kind(KINDS["mask"].right, (), (), x, {"a": linear(61, 7)})
     verdict = kind.verdict(lambda m, x: F.relu(in_another_order(m, x)), alone=True)

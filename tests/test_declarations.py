@@ -1,7 +1,4 @@
-"""What a run declares that it does not compute, or computes otherwise.
-
-Judged accordingly, recognised where it is not declared, and said.
-"""
+"""Declared deviations are judged accordingly; undeclared ones are recognised and named."""
 
 import dataclasses
 from functools import partial
@@ -17,20 +14,19 @@ from concord.spec.cases import build_case
 from concord.spec.deviations import BLIND_ROWS_ZERO, UNCOMPUTED_PADDING, WIDER_OUTPUT
 from tests.toys.rounded import declaring, explained, put, run_with, truth_of, verdict_of
 
-# What other projects do with padding; each is right where there is a token.
+# What other projects do with padding. All of them are right where there is a token.
 
+# Padded queries see no key either.
 OUTER_MASK = Change(
     taps=("*.masked_scores",),
     edit=lambda m: m.masked(m.visible_of(m.real[:, :, None] & m.real[:, None, :])),
 )
-"""Padded queries see nothing either."""
 
+# As PyTorch's scaled_dot_product_attention: a query that sees no key has a context of zero.
 BLIND_ZERO = Change(taps=("*.weights",), edit=lambda m: m.where(m.visible.any(-1)[..., None], m.y, 0.0))
-"""As PyTorch's scaled_dot_product_attention: a query without any visible key has a context of zero."""
 
 
 def of_rows(real, shape):
-    """Return which elements of a tensor lie in rows of tokens."""
     by_row = len(shape) > 2 and shape[:2] == real.shape
     return real.reshape(*real.shape, *[1] * (len(shape) - 2)) if by_row else np.ones((), bool)
 
@@ -39,7 +35,7 @@ UNPADDED = Change(taps=("*",), edit=lambda m: m.where(of_rows(m.real, m.y.shape)
 
 
 def uninitialised(case, dtype="float32"):
-    """Return a run that computes no row of padding, and hands out there whatever memory held."""
+    # Like a run that skips padding and returns uninitialised memory there.
     run, real = run_with(UNPADDED, case, dtype), case.batch.required("input_ids") != case.config.pad_id
     run.taps = {
         name: np.where(of_rows(real, tap.shape), tap, np.asarray(np.nan, tap.dtype))
@@ -53,11 +49,7 @@ ZEROS = partial(run_with, UNPADDED)
 
 
 def declared(case, computing, dtype="float32", given=None):
-    """Return the verdict on a run that declares not to compute padding, made as a campaign makes it.
-
-    Args:
-        given: with which weights it computes, if not those of the case.
-    """
+    # Judged the way a campaign does. `given` replaces the weights of the case.
     job = Job(case.variant, case.name, dtype, case.part, case.config, case.weights, case.batch)
     judgeable = job.judgeable(declaring(computing(case, dtype), UNCOMPUTED_PADDING))
     computed = dataclasses.replace(case, batch=judgeable.batch, weights=given or case.weights)
@@ -70,7 +62,7 @@ def declared(case, computing, dtype="float32", given=None):
     [
         ("bert", "model", PADDINGS[0], "float32"),
         ("bert", "model", PADDINGS[1], "bfloat16"),
-        # Of these the loss takes every row.
+        # In these the loss covers every row.
         ("vanilla-encoder", "encoder", ZEROS, "float32"),
         ("sentence-bert", "pooled", ZEROS, "float32"),
     ],
@@ -101,7 +93,7 @@ def test_padding_alone_is_recognised_and_said_first_and_a_bug_beside_it_is_not_e
 def test_wrong_results_alone_are_excused_by_no_padding():
     case = build_case("bert", "ragged")
     ids = case.batch.required("input_ids").copy()
-    ids[:, 0] = case.config.pad_id  # where pooling looks: without it, no tensor could be judged
+    ids[:, 0] = case.config.pad_id  # pooling takes this token, so without padding no tensor could be judged
     case = dataclasses.replace(case, batch=dataclasses.replace(case.batch, input_ids=ids))
     right = run_with(Change(), case)
     undeclared = explained(case, dataclasses.replace(right, taps={}, output=1.01 * right.output))
@@ -119,18 +111,18 @@ def test_blind_rows_that_are_zero_agree_if_they_are_declared(variant, dtype):
     assert (undeclared.status, undeclared.undeclared) == ("diverges", BLIND_ROWS_ZERO)
     assert str(undeclared).splitlines()[0] == "diverges: only rows without a visible key differ"
     assert verdict_of(case, declaring(run, BLIND_ROWS_ZERO)).passed
-    run = declaring(run_with(OUTER_MASK, case, dtype), BLIND_ROWS_ZERO)  # they are not
+    run = declaring(run_with(OUTER_MASK, case, dtype), BLIND_ROWS_ZERO)  # the rows are not zero
     assert verdict_of(case, run).first_divergence.tensor == "layers.0.attention.masked_scores"
 
 
-# Outputs that are wider than the run.
+# Outputs in a wider precision than the run.
 
 
 @pytest.mark.clause("PRC-2")
 def test_an_output_wider_than_its_run_agrees():
     case = build_case("bert", "ragged")
     run = run_with(Change(), case, "bfloat16")
-    # What a classifier in float32 makes of the run's own vector.
+    # The classifier runs in float32 on the run's own pooled vector.
     pinned = {"pooler.output": run.taps["pooler.output"]}
     head = truth_of(case, "bfloat16", Arithmetic("float32"), pinned=pinned).taps
     made = {name: head[name].astype(np.float32) for name in ("logits", "log_probabilities", "losses", "loss")}
@@ -149,7 +141,7 @@ def test_an_output_that_alone_shows_the_precision_is_wider_only_if_that_is_decla
     assert verdict_of(case, declaring(run, WIDER_OUTPUT)).status != "diverges"
 
 
-# What cannot be judged at all.
+# Tensors that cannot be judged.
 
 
 @pytest.mark.clause("PRC-2")

@@ -1,4 +1,4 @@
-"""How one tensor differs from another: each way in which ports go wrong has a name, and a likely cause.
+"""How one tensor differs from another: each common way to go wrong has a name and a likely cause.
 
 `tests/test_conversion_bugs.py` has more, on whole checkpoints.
 """
@@ -60,7 +60,7 @@ def test_a_mistake_has_a_name_and_a_cause(name, change, words, cause):
     assert bool(found.cause) == bool(cause)
 
 
-# What is not finite, and zeros.
+# Zeros and non-finite numbers.
 
 OTHER_NAN = np.array([0x7FC00001], np.uint32).view(np.float32)[0]
 

@@ -1,4 +1,4 @@
-"""What two modules differ in: it is the cause where it explains the divergence."""
+"""A difference between two modules is named as the cause if it explains the divergence."""
 
 import re
 
@@ -45,7 +45,7 @@ DIFFERENCES = {
 @pytest.mark.parametrize("kind", sample_of(DIFFERENCES, lambda place, _: place < 3))
 def test_what_two_modules_differ_in_is_the_cause_where_it_explains_the_divergence(kind):
     change, words = DIFFERENCES[kind]
-    verdict = compare(model(), model(change), (0.02 * TEXT,)).explained()  # small enough for an epsilon
+    verdict = compare(model(), model(change), (0.02 * TEXT,)).explained()  # so that an epsilon matters
     assert verdict.cause.confident
     assert re.search(f"is explained by what the modules differ in: .*{words}", verdict.cause.text)
 
@@ -54,13 +54,13 @@ def test_aliases_and_other_layouts_are_no_difference():
     tied, own, other = model(), model(), model()
     for made in (tied, own):
         made.b = made.a
-    other.a = nn.Linear(6, 12)  # such as a fused one
+    other.a = nn.Linear(6, 12)  # a fused layer, say
     other.b = own.a
     assert not [*differences(tied, own, str)]
     assert not [*differences(model(), other, str)]
     own.a.weight.data[0, 0] += 1
     (found,) = differences(tied, own, str)
-    assert len(found.values) == 2  # put into both places
+    assert len(found.values) == 2  # swapped into both places
     own.b = model().a
     texts = [found.text for found in differences(tied, own, str)]
     assert any("(in the reference it is `b.weight`)" in text for text in texts)

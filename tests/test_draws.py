@@ -1,4 +1,4 @@
-"""What draws random numbers: it is refused, or judged by a seed; and what gives something else each time."""
+"""Random numbers: models that draw are refused or judged with a seed, and varying results never agree."""
 
 import random
 
@@ -22,7 +22,6 @@ DRAWING = {
 
 
 def drawing(function, bias=0.0):
-    """Return a module that hands what is inside to a function, and goes on with what that gives."""
     layers = {"inner": linear(5, 11), "norm": lambda: nn.LayerNorm(11), "outer": linear(11, 3)}
     model = Of(lambda m, x: m.outer(function(m.norm(m.inner(x)))), layers).eval()
     with torch.no_grad():
@@ -37,7 +36,7 @@ def test_a_reference_that_draws_is_refused_and_judged_by_a_seed(kind):
         compare(right, wrong, {"x": X})
     state = torch.get_rng_state()
     comparison = prepare(right, other, {"x": X}, seed=5)
-    comparison.allow_same_bits = False  # the arithmetics draw what the runs drew
+    comparison.allow_same_bits = False  # the arithmetics draw the same numbers as the runs
     assert comparison.verdict().passed
     assert compare(right, wrong, {"x": X}, seed=5).first == "outer"
     assert torch.equal(torch.get_rng_state(), state)
@@ -103,7 +102,7 @@ def test_a_seed_reaches_other_generators_and_what_draws_the_same_each_time_needs
 
 
 def test_a_candidate_that_gives_something_else_each_time_does_not_agree():
-    """Even where what it drew lies within the tolerance."""
+    # Even if the noise is within the tolerance.
     right, noisy = drawing(lambda x: x), drawing(DRAWING["dropout"])
     assert compare(right, noisy, {"x": X}).status == "diverges"
     comparison = prepare(right, noisy, {"x": X})
@@ -120,5 +119,5 @@ def test_a_function_that_draws_does_not_agree():
         with torch.no_grad():
             return {"output": model(torch.from_numpy(x)).numpy() + size * np.random.rand()}
 
-    assert compare(model, lambda x: run(x, 1e-9), {"x": X}).passed  # what it draws does not show
+    assert compare(model, lambda x: run(x, 1e-9), {"x": X}).passed  # too little noise to show
     assert compare(model, lambda x: run(x, 1), {"x": X}).status == "diverges"

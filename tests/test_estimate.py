@@ -1,4 +1,4 @@
-"""How far a run may lie: samples of Monte Carlo arithmetic, what they come to, and by wider numbers."""
+"""Estimates of how far a run may be off: samples of Monte Carlo arithmetic, and wider numbers."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def problem_of(case):
 
 
 def run_of(case, arithmetic=None):
-    """Return a run with gradients by taps, in arithmetic that is not shuffled."""
+    # Unshuffled arithmetic, with gradients of taps.
     truth = truth_of(case, arithmetic=arithmetic or Arithmetic("float32"))
     return as_run(truth, tap_gradients=truth.tap_gradients)
 
@@ -42,7 +42,7 @@ def run_of(case, arithmetic=None):
 
 @wide
 def test_error_function_has_the_digits_of_the_widest_type():
-    # Abramowitz and Stegun give these to 20 digits and more.
+    # Abramowitz and Stegun list these to at least 20 digits.
     known = {
         "0.5": "0.52049987781304653768",
         "2": "0.99532226501895273416",
@@ -61,7 +61,7 @@ def test_products_of_split_factors_are_those_of_wide_numbers():
     )
     scale = contract("ij,jk->ik", abs(left), abs(right))
     assert left.size * 61 > 1 << 16, "too small to be split"
-    # What is large meets what is small, as where padding has large weights.
+    # Large numbers meet small ones, as where padding has large weights.
     for large in (np.ones(53), 2.0 ** np.arange(53)):
         product = contract("ij,jk->ik", left * large, right / large[:, None])
         assert (abs(product - np.matmul(left, right)) < 2.0**-58 * scale).all()
@@ -74,7 +74,7 @@ def test_noise_whose_square_is_no_number_is_not_lost():
     assert round(sigma.result()[0] * 1e200, 6) == 1
 
 
-# Gradients by taps.
+# Gradients of taps.
 
 
 def test_a_wrong_derivative_is_named_where_it_is(case):
@@ -141,7 +141,7 @@ def test_what_is_all_but_zero_may_be_flushed_and_zero_may_not():
 
 
 def test_a_sum_term_by_term_of_equal_terms_lies_within_tolerance():
-    """Its errors add up: each term is rounded alike."""
+    # The errors add up, because each term is rounded alike.
     x = np.tile(np.random.default_rng(0).standard_normal(13).astype(np.float32) ** 3, 61)[None]
 
     def compute(a, observer):
@@ -175,7 +175,7 @@ def test_a_product_with_a_power_of_two_is_exact_but_where_it_may_be_flushed():
 @pytest.mark.clause("ALG-3")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_one_of_equal_largest_entries_may_get_what_a_row_sums_to(dtype):
-    """In few bits the samples of a given tap differ, and what was equal in the run no longer is."""
+    # With few bits, the samples of a given tap differ, and entries that were equal in the run no longer are.
     equal = np.arange(23) % 3 == 1
     scores = np.where(equal, 2.5, -1.25)[None]
     a, gradients = MonteCarlo(dtype, 16), []
@@ -187,7 +187,7 @@ def test_every_one_of_equal_largest_entries_may_get_what_a_row_sums_to(dtype):
     assert noise[~equal].max() < noise[equal].min() / 30
 
 
-# How many errors are independent.
+# The number of independent errors.
 
 
 def test_the_root_mean_square_speaks_of_as_many_elements_as_sigma_is_spread_over():

@@ -1,4 +1,4 @@
-"""The programs in ``examples/`` run as they stand."""
+"""The programs in `examples/` run as they are."""
 
 import hashlib
 import json
@@ -20,8 +20,6 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture
 def run(monkeypatch):
-    """Return a function that runs a program as a user does, and gives what it defines."""
-
     def program(name, *arguments, as_main=True):
         path = EXAMPLES / f"{name}.py"
         monkeypatch.setattr(sys, "argv", [path.name, *map(str, arguments)])
@@ -32,7 +30,7 @@ def run(monkeypatch):
 
 
 def write_pairs(folder, train):
-    """Write so many pairs to train on: they are alike if both are of the same four characters."""
+    # Two texts match if both are made of the same four characters.
     generator, kinds = np.random.default_rng(5), ("甲乙丙丁", "戊己庚辛")
 
     def text(kind):
@@ -47,7 +45,6 @@ def write_pairs(folder, train):
 
 @pytest.fixture
 def course(tmp_path):
-    """Return a function that runs a program of the course on pairs, and gives its output."""
     pytest.importorskip("datasets")
 
     def program(name, words, train=67):
@@ -62,11 +59,11 @@ def course(tmp_path):
     return program
 
 
+# Backend, training pairs, epochs, and the least accuracy on 101 pairs; chance stays below 0.7.
 TRAINED = [
     ("torch", 67, 2, 0.0),
     *(pytest.param(name, 601, 7, 0.9, marks=pytest.mark.slow) for name in backends.BUILT_IN),
 ]
-"""Backends, pairs, epochs, and the least accuracy of 101 pairs, which is below 0.7 by chance."""
 
 
 @pytest.mark.parametrize(("name", "pairs", "epochs", "least"), TRAINED)
@@ -101,7 +98,7 @@ def test_an_experiment_trains_every_model_with_every_seed(experiment, course, op
 
 @pytest.mark.parametrize("name", EACH_BACKEND)
 def test_plain_berts_conform(name, open_worker):
-    """Outputs and gradients, with the same weights as the backends, in both precisions."""
+    # Outputs and gradients, in both precisions, with the weights that the backends get.
     open_worker(name)  # skips where it is not installed
     plain = f"examples.bert.{name}:Backend"
     jobs = check_jobs(["bert"], ["float64", "float32"], cases=["bert-ragged"])
@@ -150,4 +147,4 @@ def test_the_cost_of_a_comparison_is_measured_and_failures_are_rows(capsys, monk
     any_model.main()
     *_, mlp, broken = capsys.readouterr().out.splitlines()
     assert re.match(r"\| MLP \| agrees \| 0\.\d+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \| 0\.0 \|", mlp)
-    assert "failed: KeyError: 'broken'" in broken  # its process has the models of the file
+    assert "failed: KeyError: 'broken'" in broken  # its process only knows the models of the file

@@ -1,4 +1,4 @@
-"""How a command ends that is not done: with a line and a code, never with that of a divergence."""
+"""Unfinished commands end with one line and an exit code that never means a divergence."""
 
 import json
 import signal
@@ -71,7 +71,7 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(monke
 
 
 def test_what_was_judged_before_a_signal_is_kept_and_marked(tmp_path):
-    """An interrupt: in the tests of fuzz."""
+    # The tests of fuzz cover an interrupt.
     path = tmp_path / "out.json"
     line = f"check --variant bert --backend {toy('HangsAtTheThird')} --dtype float32 --threads 1"
     running = Running(tmp_path, line, "--json", path, "--html", tmp_path / "out.html")
@@ -112,7 +112,7 @@ def test_no_cause_is_looked_for_once_a_campaign_is_stopped():
 
     def progress(name, now):
         done.append(now)
-        time.sleep(2 * GLANCE)  # that it is stopped is seen
+        time.sleep(2 * GLANCE)  # time to notice that it is stopped
 
     report = conduct(jobs, [wrong], Setup(threads=1), progress, lambda: jobs[0].name in done)
     assert ([one.status for one in report.results], report.unfinished) == (["diverges"], 1)

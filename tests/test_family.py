@@ -1,4 +1,4 @@
-"""The family judged: rounding passes, mistakes do not, and the first tensor that is wrong is named."""
+"""Verdicts on the family: rounding passes, bugs do not, and the first wrong tensor is named."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ from tests.toys.surroundings import quick_case, sample_of
 )
 @pytest.mark.parametrize("seed", [100, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (101, 102))])
 def test_rounding_is_not_called_a_divergence(rounded, seed):
-    """Each case in one precision, in turn; the slow suite has all."""
+    # In the quick suite a sample of cases and precisions, in the slow suite all of them.
     case, dtype = rounded
     verdict = verdict_of(case, run_of(case, dtype, Arithmetic(dtype, shuffle=seed)))
     assert verdict.status in (("agrees", "undetermined") if dtype == "float16" else ("agrees",)), (
@@ -44,7 +44,7 @@ def test_rounding_is_not_called_a_divergence(rounded, seed):
 )
 @pytest.mark.parametrize("scenario", ["ragged", "full"])
 def test_tolerance_is_a_small_share_of_every_tensor(variant, scenario, dtype, least):
-    """A tolerance as large as the tensor would let anything pass."""
+    # A tolerance as large as the tensor would let anything pass.
     case = build_case(variant, scenario)
     problem = JudgedProblem(case.config, case.weights, case.batch, case.part, dtype)
     truth = family.end_to_end(problem).values
@@ -70,7 +70,7 @@ def run(case):
 
 
 def test_beside_an_empty_text_gradients_through_a_length_are_judged():
-    """Its vector is zero, and divided by epsilon: no rounding decides that."""
+    # Its vector is zero and is divided by epsilon, which no rounding decides.
     case = build_case("sentence-bert", "ragged")
     run = run_of(case)
     assert not run.taps["pooling"].any(-1).all()
@@ -100,7 +100,7 @@ def test_verdict_says_where_and_by_how_much(case, run):
     assert abs(row.ratio - 0.25 / row.deciding.tolerance) < 1
 
 
-# What is not there, or not what it should be.
+# Missing and malformed tensors.
 
 BIAS, WEIGHTS = "gradients.classifier.bias", "layers.0.attention.weights"
 EVERYTHING = {"info": {"not_exposed": ["*"]}}
@@ -161,7 +161,7 @@ def test_what_was_not_requested_or_is_declared_not_to_be_exposed_is_not_judged(c
     assert {verdict.row(name).status for name in ("logits", "loss")} == {"agrees"}
 
 
-# What rounding or the range of a precision decides.
+# Results that rounding or the range of a precision decides.
 
 
 def test_out_of_range_is_undetermined():
@@ -182,11 +182,11 @@ def test_beyond_a_gradient_that_is_not_finite_only_finite_values_are_compared(sm
         positions="sinusoidal",
     )
     weights, batch = spec.initialize(config), spec.example_batch(config, 7, 11)
-    weights["layers.0.norm1.weight"][:] = 0.0  # then norm2 sees rows that only the feed-forward tells apart,
-    weights["layers.0.feed_forward.outer.weight"][:] = 0.0  # and now nothing
+    weights["layers.0.norm1.weight"][:] = 0.0  # only the feed-forward tells rows of norm2 apart,
+    weights["layers.0.feed_forward.outer.weight"][:] = 0.0  # and now nothing does
     weights["layers.0.norm1.bias"][:] = weights["layers.0.feed_forward.outer.bias"][:] = 0.5
     weights["layers.0.attention.value.weight"][:] = 0.0
-    weights["layers.0.attention.value.bias"][:] = -1.0  # a ReLU that is closed for all
+    weights["layers.0.attention.value.bias"][:] = -1.0  # every ReLU is closed
     problem = JudgedProblem(config, weights, batch)
     run, beyond = run_of(problem), "gradients.layers.0.attention.value.bias"
     assert np.isnan(run.gradients["layers.0.norm1.bias"]).any()
@@ -230,7 +230,7 @@ def test_deviation_agrees_only_if_it_is_declared():
 
 
 BY_TRAINING = {"optimizer_constant_bits"}
-BY_THE_JUDGE = {name for name, known in KNOWN_DEVIATIONS.items() if known.excuses}  # test_declarations.py
+BY_THE_JUDGE = {name for name, known in KNOWN_DEVIATIONS.items() if known.excuses}
 VALUES = dict.fromkeys(("softmax_floor", "log_softmax_floor"), -0.5)
 VALUES |= dict.fromkeys(("norm_epsilon_bits", "gelu_constant_bits"), 2.0)
 
@@ -238,7 +238,7 @@ VALUES |= dict.fromkeys(("norm_epsilon_bits", "gelu_constant_bits"), 2.0)
 @pytest.mark.clause("PRC-4")
 @pytest.mark.parametrize("name", sorted(KNOWN_DEVIATIONS.keys() - BY_TRAINING - BY_THE_JUDGE))
 def test_every_deviation_changes_what_the_reference_computes(name):
-    """One that nothing follows would judge whoever declares it by what it said it does not do."""
+    # Whoever declares a deviation without effect would be judged by it all the same.
     case = build_case("bert", "ragged", options={"norm_epsilon": 0.3})
     others = {"softmax_floor": -0.5} if name == "padding_left_out" else {}
 

@@ -1,7 +1,4 @@
-"""What is said of bugs that nobody foresaw.
-
-The tensor, the clause, and what is seen, but no cause that is not theirs.
-"""
+"""Explanations of unforeseen bugs give the tensor, the clause and the observation, but no wrong cause."""
 
 import dataclasses
 import re
@@ -26,12 +23,13 @@ from tests.toys.rounded import explained, other, run_with, verdict_of, without
 
 
 def there(place, made):
-    """Return the edit that makes something else of a tap, in some places alone."""
+    # Changes a tap in some places only.
     return lambda m: m.where(place(m), made(m), m.y)
 
 
 H0 = "layers.0.attention"
 
+# By bug: the tap, its edit, the clause, and words of the description.
 UNSEEN = {
     "one id wrong": (
         "embeddings.token",
@@ -87,8 +85,8 @@ UNSEEN = {
         "the derivative of a step between the loss (right) and `gradients.classifier.bias` (wrong)",
     ),
 }
-"""By what is done wrongly: the tap and what is made of it, the clause and the words that are said."""
 
+# Bugs that one tensor reveals by itself: the tap, its edit, the clause, and words of the explanation.
 READ = {
     "corner one too early": (
         f"{H0}.masked_scores",
@@ -189,7 +187,6 @@ READ = {
         "only in sample 2, class 1 (1 of 15 elements): there it is 0.67259 instead of 0.17259",
     ),
 }
-"""What a tensor shows by itself: the tap and what is made of it, the clause and the words that are said."""
 
 
 @pytest.mark.parametrize("name", [*UNSEEN, *READ])
@@ -225,6 +222,7 @@ def explained_edit(case, tap, edit):
     return verdict_of(case, run, end_to_end=False).explained()
 
 
+# The variant that has the number, where it is not BERT.
 NUMBERED = {
     "embeddings.token": "nndl-paddle",
     "embeddings.position": "vanilla-encoder",
@@ -233,7 +231,6 @@ NUMBERED = {
     "gelu_tanh": "bert-pytorch",
     "relu": "vanilla-encoder",
 }
-"""The variant whose step has a number, where that is not BERT."""
 
 
 @pytest.mark.parametrize("number", KNOWN, ids=lambda number: number.text)
@@ -254,7 +251,7 @@ def test_a_number_of_a_step_is_recovered_whatever_it_is(number):
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("axis", "clause"), [(1, "MSK-7"), (2, "MSK-4"), (3, "MSK-1")])
 def test_what_a_mask_depends_on_says_which_clause_it_breaks(axis, clause, seed):
-    """Keys that are hidden at random, the same along all axes but one."""
+    # Keys are hidden at random, alike along all axes but one.
     case, random = build_case("bert", "ragged"), np.random.default_rng(seed)
     shape = [5, 1, 1, 11]
     shape[axis] = (5, 2, 11, 11)[axis]
@@ -286,7 +283,7 @@ def test_other_rows_of_a_table_are_named_and_no_vector_that_is_none_of_them(name
     ("tap", "own"), [("layers.0.norm1", "NRM-2"), (f"{H0}.weights", "ATT-5"), ("layers.0.residual2", "RES-1")]
 )
 def test_small_errors_are_rounding_only_if_they_are_random(tap, own):
-    for error, clause in ((np.asarray, "PRC-2"), (abs, own)):  # of either sign, or all of one
+    for error, clause in ((np.asarray, "PRC-2"), (abs, own)):  # of both signs, or of one
 
         def edit(m, error=error):
             y = np.asarray(m.y.tensor.value, np.float64)
@@ -312,7 +309,7 @@ def test_padded_rows_that_are_zeroed_break_the_clause_of_padded_rows(tap):
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.5])
 def test_gradients_that_are_flushed_to_zero_are_not_rounded_and_not_missing(share):
-    """The limit may hide a few numbers, most of a gradient, or all of one."""
+    # The limit may hide a few numbers, most of a gradient, or all of one.
     case = build_case("bert", "ragged")
     right = run_with(Change(), case)
     limit = share * abs(right.gradients["pooler.bias"]).max()
@@ -354,7 +351,7 @@ def results_of(change, *scenarios):
 
 
 def test_a_cause_that_other_cases_refute_is_not_named():
-    """In a batch of one every head of a sample is every head of the batch: one case alone cannot tell."""
+    # In a batch of one, each head of a sample is that head of the whole batch, so one case cannot tell.
     results = results_of(BUGS["score_scale_missing"].change, "ragged", "full", "long")
     results, (conclusion,) = conclude(results)
     assert "scores are not divided by sqrt(K) (ATT-4) fits 3 of them" in conclusion.text
@@ -362,7 +359,7 @@ def test_a_cause_that_other_cases_refute_is_not_named():
 
 
 def of_shape(status, samples, tokens):
-    """Return a run of so many samples and tokens that is judged to be right, or wrong in its scores."""
+    # Right, or wrong in the scores, on a batch of this size.
     case = build_case("bert", "full")
     batch = spec.example_batch(case.config, samples, tokens, padding="none")
     explanation = Explanation("layers.0.attention.scores", ("ATT-4",)) if status == "diverges" else None
@@ -384,7 +381,7 @@ def test_the_plainest_condition_is_named_and_every_one_that_is_as_plain(wrong, r
 
 
 def epsilons(case, *numbers):
-    """Return a run that was judged by its logits alone, and may have any of several epsilons, or none."""
+    # Judged by logits only: each epsilon explains them. Without any epsilon, the run agrees.
     those = [Hypothesis("norm_epsilon", f"norm_epsilon = {one:g}", "NRM-2") for one in numbers]
     found = explained_by("logits", those, False) if those else None
     status = "diverges" if those else "agrees"
@@ -401,7 +398,7 @@ def test_runs_together_say_what_most_of_them_do_and_of_a_precision_only_what_ano
 
 
 def test_a_neighbour_that_would_show_elsewhere_is_not_named():
-    """A wrong step of one case alone, which is that of a known bug, where other cases are right."""
+    # One case has the wrong step of a known bug, but other cases, where it would show, are right.
     results = [
         *results_of(BUGS["gelu_quick"].change, "ragged"),
         *results_of(Change(), "full", "equal", "offset"),
@@ -412,11 +409,11 @@ def test_a_neighbour_that_would_show_elsewhere_is_not_named():
     assert "gelu" not in conclusion.text
 
 
-# What to do next.
+# The next step.
 
 
 def lines_of(tensor, *missing):
-    """Return what is said of a run in which a tensor has noise, and that lacks others."""
+    # Noise in one tensor, while others are missing.
     case, random = build_case("bert", "ragged"), np.random.default_rng(5)
 
     def noisy(x):

@@ -1,4 +1,4 @@
-"""Files that are read and written whole."""
+"""Reading and writing whole files."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Every format there is comes back bit for bit, and loads in its framework."""
+"""Every format is read back bit for bit, and its framework loads it."""
 
 import re
 
@@ -68,7 +68,7 @@ def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path, name, p
 def test_a_graph_of_onnx_computes_every_tap(tmp_path, variant, part):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     config = spec.variant(variant, **SIZES)
-    # In float64 ONNX Runtime lacks what some variants need, such as erf.
+    # ONNX Runtime lacks float64 kernels for some variants' operations, such as erf.
     dtype = "float64" if config.activation == "relu" else "float32"
     weights, tokens = spec.initialize(config, part=part), 13 - config.position_start
     batch = spec.example_batch(config, 5, tokens, seed=0, padding="ragged", part=part)

@@ -1,4 +1,4 @@
-"""Hunts through random cases: what is found, and that it does not matter who runs them."""
+"""Hunts through random cases: their findings do not depend on the worker that runs a case."""
 
 import contextlib
 import dataclasses
@@ -35,9 +35,7 @@ GHOST = "no_such_package.backend:Ghost"
 
 @pytest.fixture
 def invoke(invoke, monkeypatch, tmp_path):
-    """Return a function that hunts from the command line in a folder of the test's own, and gives exit
-    code, output and lines of errors.
-    """
+    # Findings are written to the current folder, so each test has its own.
     monkeypatch.chdir(tmp_path)
     return lambda line="", *words, columns=200, command="fuzz": invoke(
         f"{command} {line}", *words, columns=columns
@@ -49,7 +47,7 @@ def hunted(*names, time_limit=60, scheduler=None, **fields):
     return hunt(plan, Setup(asked=names, threads=1, time_limit=time_limit), scheduler)
 
 
-# What is found.
+# Findings.
 
 
 def test_a_sound_backend_survives_and_is_measured():
@@ -137,7 +135,7 @@ def test_a_hunt_that_could_not_be_judged_does_not_pass(monkeypatch):
     assert (found.failures, len(found.notes), found.exit_code) == ([], 1, 3)
 
 
-# Who runs it.
+# Workers.
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -216,7 +214,7 @@ def assert_agrees(worker, case):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("index", range(7))
 def test_random_case_agrees(worker, index):
-    for dtype in ("float64", "float32"):  # one tuple of sizes: JAX compiles for each
+    for dtype in ("float64", "float32"):  # one tuple of sizes, since JAX compiles for each
         (case,) = sample(Plan(names=(), shapes=1, dtypes=(dtype,)), [index])
         assert_agrees(worker, case)
 
@@ -227,7 +225,7 @@ def test_thousands_of_random_cases_agree(worker):
         assert_agrees(worker, case)
 
 
-# What is drawn.
+# Random cases.
 
 
 @functools.cache
@@ -262,6 +260,7 @@ def test_the_whole_option_space_is_drawn():
         assert {getattr(case, name) for case in drawn_cases()} == set(known), name
 
 
+# Where rows may have padding, by the padding of the case.
 PADDED = {
     "none": {"full"},
     "tail": {"full", "behind"},
@@ -271,11 +270,9 @@ PADDED = {
     "rows": {"full", "empty"},
     "all": {"empty"},
 }
-"""Where rows have padding, by how the inputs of a case are padded."""
 
 
 def where_padded(real):
-    """Return where a row has its padding, by which of its tokens are real."""
     (places,) = np.nonzero(real)
     if len(places) in (0, len(real)):
         return "full" if len(places) else "empty"
@@ -286,7 +283,7 @@ def where_padded(real):
 
 
 def texts_of(padding, batch, tokens, **sizes):
-    """Return the ids of a case of plain options, in which texts of any length and vocabulary have room."""
+    # Options that leave room for texts of any length and vocabulary.
     (usual,) = sample(Plan(names=(), parts=("encoder",)), [0])
     none = ("segment_padding_row", "token_padding_row", "position_padding_row")
     config = usual.config.replace(

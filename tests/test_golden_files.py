@@ -1,4 +1,4 @@
-"""Golden files: what a source computed, read through its table, against the reference."""
+"""Golden files: tensors of published sources, read through their tables and compared with the reference."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def name_of(path):
 
 
 def attention_file(path, change=lambda tensors, metadata: None):
-    """Write a file as the dot product's own source would, B = 2, Q = 3, S = 5, K = 7, with a stored mask."""
+    # As the source's own dot product: B = 2, Q = 3, S = 5, K = 7, with a stored mask.
     generator = np.random.default_rng(0)
     query, key, value = (generator.standard_normal(shape) for shape in ((2, 3, 7), (2, 5, 7), (2, 5, 7)))
     mask = np.ones((2, 3, 5), np.int64)
@@ -64,7 +64,7 @@ def test_a_stored_mask_for_each_query_is_read(tmp_path):
         assert (abs(truth.taps[name] - value) <= Z * expected.sigmas[name]).all(), name
 
 
-# What a file contradicts, lacks or misstates.
+# Files with contradictory, missing or wrong entries.
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_stored_mask_for_each_query_is_read(tmp_path):
 )
 def test_tensors_of_a_source_that_contradict_each_other_are_refused(tmp_path, name, change, message):
     with safe_open(INCLUDED / f"{name}.f64.safetensors", "numpy") as file:
-        names = file.keys()  # a file is no mapping
+        names = file.keys()  # safe_open is no mapping
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in names}
     save_file(tensors | change(tensors), tmp_path / "x.safetensors", metadata)
     assert message in "\n".join(refusal(read, tmp_path / "x.safetensors"))
@@ -139,7 +139,7 @@ def test_golden_files_are_consumed(path):
 @with_the_collection
 def test_selection_is_what_the_collection_holds():
     for path in INCLUDED.rglob("*.safetensors"):
-        if not path.parent.name.endswith("-hugging-face"):  # written by docs/golden/hugging_face.py
+        if not path.parent.name.endswith("-hugging-face"):  # made by docs/golden/hugging_face.py
             assert path.read_bytes() == (SHARED / path.relative_to(INCLUDED)).read_bytes(), path
 
 
@@ -152,7 +152,7 @@ def test_selection_is_what_the_collection_holds():
     sample_of(
         [job for job in collect(INCLUDED)[0] if not job.training],
         lambda place, _: (place + place // 2) % 2 == 0,
-    ),  # of a file's two precisions one, in turn
+    ),  # each file in one of its two precisions
     ids=lambda job: job.name,
 )
 def test_reference_reproduces_the_source(job):
@@ -174,7 +174,7 @@ def test_reference_reproduces_the_source(job):
 def test_reference_trains_as_the_source_did(path):
     (job,) = read(path).jobs
     _, published, deviations, uncertain = job.expectation.args
-    steps = 3  # a share of the twenty, which take long
+    steps = 3  # of twenty, which take long
     job = replace(job, training=replace(job.training, steps=job.training.steps[:steps]))
     expected = {name: array for name, array in published.items() if int(name.split(".")[1]) < steps}
     assert {name.split(".")[2] for name in expected} >= {"losses", "parameters"}

@@ -1,6 +1,6 @@
-"""Checkpoints that were made to do harm: nothing is run, written, or read elsewhere.
+"""Malicious checkpoints are refused in one line, in little time and memory.
 
-One line says what is wrong, in little time and memory.
+Nothing is executed, written, or read from another place.
 """
 
 import io
@@ -30,13 +30,13 @@ KEEP, KEPT = pickle.BINPUT + b"\x00", pickle.BINGET + b"\x00"
 
 
 def laughs():
-    """A list in a list, twice, and so on: few bytes, and more entries than there is time for."""
+    # A list that holds a list twice, and so on: few bytes, but exponentially many entries.
     step = pickle.EMPTY_LIST + pickle.MARK + 2 * KEPT + pickle.APPENDS + KEEP
     return pickled(pickle.EMPTY_LIST, KEEP, 40 * step)
 
 
 def key_of_tuples():
-    """The same as the key of a dictionary, which would be hashed."""
+    # The same nesting as the key of a dictionary, which would be hashed.
     step = pickle.MARK + 2 * KEPT + pickle.TUPLE + KEEP + pickle.POP
     entry = pickle.EMPTY_DICT + KEPT + pickle.NONE + pickle.SETITEM
     return pickled(pickle.EMPTY_TUPLE, KEEP, pickle.POP, 40 * step, entry)
@@ -70,6 +70,7 @@ def dataset(*given, **named):
     return hdf5(lambda file: file.create_dataset("a", *given, "f4", **named))
 
 
+# The format, the content of its file of weights, and words of the refusal.
 MADE = {
     "a list in lists, for Paddle": ("paddle", laughs, "more than"),
     "a key that would be hashed": ("paddle", key_of_tuples, "no answer within"),
@@ -94,13 +95,10 @@ MADE = {
         "its header says",
     ),
 }
-"""A format, what stands in place of its weights, and what is said."""
 
 
 @pytest.fixture
 def source(tmp_path):
-    """Return what writes a right checkpoint of a format, in a folder of another."""
-
     def write(format="hugging-face"):
         (tmp_path / "source").mkdir()
         written(format, tmp_path / "source")

@@ -1,4 +1,4 @@
-"""The house stays small enough to be held in one's head: sizes, names, and no circles of imports."""
+"""The house stays small enough to keep in mind: sizes, names, and no circular imports."""
 
 import ast
 import re
@@ -10,6 +10,8 @@ import pytest
 
 from tests.test_structure import ROOT, imports, sources, tree
 
+# The ceiling and the aim of each folder, in tokens of Python. Lower a ceiling as its folder shrinks. Raising
+# one is a decision, with its reason in `docs/decisions`.
 SIZES = {
     "spec": (44_000, 42_000),
     "backends": (53_500, 50_000),
@@ -19,11 +21,6 @@ SIZES = {
     "concord": (16_000, 13_000),
     "tests": (146_100, 90_000),
 }
-"""Tokens of Python that a folder may have, and the aim.
-
-A ceiling goes down as its folder does; to raise one is a
-decision, with its reason in ``docs/decisions``.
-"""
 
 UNCOUNTED = {
     tokenize.COMMENT,
@@ -63,7 +60,7 @@ def name_of(path):
 
 
 def at_once(path):
-    """Yield the statements of a module that run as soon as it is imported."""
+    # Statements that run on import of the module.
     waiting = [*tree(path).body]
     while waiting:
         node = waiting.pop()
@@ -75,7 +72,7 @@ def at_once(path):
 
 
 def imported(path, known):
-    """Yield the modules that a module imports as soon as it is imported itself."""
+    # Modules imported on import of the module.
     for _, name in imports(path, at_once(path)):
         yield name if name in known else name.rpartition(".")[0]
 
@@ -93,7 +90,7 @@ def test_no_import_goes_in_a_circle():
 
 
 def folder_of(name):
-    """Return the folder of a module of conformance; those at its top are used by all others, or use them."""
+    # Modules at the top of conformance are `base`, which all folders use, or `faces`, which use all folders.
     _, _, first = f"{name}.".split(".")[:3]
     if (ROOT / "conformance" / first / "__init__.py").exists():
         return first or "faces"
@@ -115,11 +112,11 @@ def test_no_folder_of_conformance_imports_back():
 
 
 def place_of(path):
-    """Return the path of a module; the four backends are read side by side, and share theirs."""
+    # Each of the four backends has files of the same names.
     return re.sub(r"/(torch|tf|paddle|jax)\b", "/FRAMEWORK", path.relative_to(ROOT).as_posix())
 
 
-# Each command has a file of its name, and may stand for a module of that name.
+# A command's file has the name of the command, which may also be that of a module.
 SHARED_NAMES = {"__init__", "__main__"}
 
 

@@ -1,7 +1,4 @@
-"""The models of the four frameworks outside the harness.
-
-Called, saved and loaded as anyone's own would be.
-"""
+"""The models of the four frameworks, called, saved and loaded without the harness."""
 
 import importlib.util
 import json

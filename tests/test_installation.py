@@ -1,6 +1,4 @@
-"""The wheel, installed where somebody else has folders and packages of the same names as the parts of
-Concord.
-"""
+"""The wheel, installed next to a project whose folders have the names of Concord's parts."""
 
 import re
 import shutil
@@ -16,12 +14,10 @@ from tests.toys.surroundings import ROOT, hide
 
 PARTS = ("spec", "backends", "conformance", "porting", "speed")
 TAKEN = (*PARTS, "tests")
-"""What somebody else's project may have for itself."""
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
-    """The wheel of this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -37,7 +33,7 @@ def wheel(tmp_path_factory):
 
 
 def project(folder):
-    """Write a project whose own modules must not be taken for Concord's."""
+    # None of the project's own modules may be mistaken for Concord's.
     for name in TAKEN:
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text("raise ImportError('this is not part of Concord')\n")
@@ -46,7 +42,7 @@ def project(folder):
 
 @pytest.fixture(scope="session")
 def place(wheel, tmp_path_factory):
-    """An environment with the wheel; libraries and frameworks are those of this one."""
+    # It has the wheel, and the libraries and frameworks of the current environment.
     folder = tmp_path_factory.mktemp("elsewhere")
     made = elsewhere.place(folder / "environment", project(folder / "project"))
     made.install("--no-deps", str(wheel))
@@ -81,7 +77,7 @@ def test_the_wheel_holds_one_package_with_all_its_data(wheel):
     ],
 )
 def test_commands_run_where_others_have_folders_of_these_names(place, tmp_path, line, absent, code, said):
-    """Beside packages that are absent; what a command needs is named with how to install it."""
+    # Packages are absent; the message names the missing one and how to install it.
     done = place.run("-m", "concord", *line.split(), PYTHONPATH=str(hide(tmp_path, *absent.split())))
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout + done.stderr

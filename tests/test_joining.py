@@ -1,4 +1,4 @@
-"""Joining from outside: a class by its path, an installed package, or nothing but files."""
+"""Joining from outside: by the path of a class, by an installed package, or by files only."""
 
 import json
 
@@ -11,10 +11,11 @@ from tests.toys.surroundings import ROOT, concord, contents, errors, offer, pyth
 # A class.
 
 
+# By backend, case and precision: the status, the first divergence, and words of the explanation.
 VERDICTS = {
     ("NumpyBackend", "ragged", "bfloat16"): ("agrees", "", ""),
     ("WrongAfterTheFirstLayer", "ragged", "float64"): ("diverges", "layers.1.attention.scores", ""),
-    ("WrongAfterTheFirstLayer", "single", "float64"): ("agrees", "", ""),  # a model of one layer
+    ("WrongAfterTheFirstLayer", "single", "float64"): ("agrees", "", ""),  # one layer only
     ("ReturnsNaN", "single", "bfloat16"): ("diverges", "logits", "not finite"),
     ("ComputesInFloat32", "ragged", "bfloat16"): (
         "diverges",
@@ -26,18 +27,17 @@ VERDICTS = {
         "",
         "'logits' is of shape (3, 5) but must be (5, 3)",
     ),
-    # One activation of many is said; of gradients that were asked for none was judged.
+    # One missing activation of many is only named. Without any of the requested gradients the run is
+    # undetermined.
     ("LeavesOutATap", "ragged", "float64"): ("agrees", "", "layers.0.attention.weights"),
     ("LeavesOutGradients", "single", "bfloat16"): ("undetermined", "", "gradients"),
     ("DeclaresNotExposed", "single", "float64"): ("agrees", "", ""),
     ("SaysUnsupported", "ragged", "float64"): ("unsupported", "", "this toy has no float64 kernels"),
 }
-"""By backend, case and precision: the status, the first tensor that diverges, and words that are said."""
 
 
 @pytest.fixture(scope="module")
 def verdicts():
-    """What becomes of backends that return something else than they should."""
     names = dict.fromkeys(toy(name) for name, *_ in VERDICTS)
     jobs = check_jobs(["bert"], ["float64", "bfloat16"], cases=["bert-ragged", "bert-single"])
     report = conduct(jobs, list(names), Setup(threads=1))
@@ -61,7 +61,7 @@ def test_what_a_backend_returns_has_its_verdict(verdicts, name, case, dtype):
         assert rows == [f"layers.0.attention.{step}" for step in ("scores", "masked_scores", "weights")]
 
 
-# A package, and a module of one's own.
+# A package, and a module in the current folder.
 
 
 def test_a_class_of_ones_own_is_found_in_the_folder_where_the_command_is_given(tmp_path):
@@ -97,7 +97,7 @@ def test_a_package_cannot_take_the_place_of_a_framework(tmp_path):
 
 @pytest.fixture
 def guide(tmp_path):
-    """A folder with the programs of the guide."""
+    # Holds the programs of the guide.
     text = (ROOT / "docs" / "guides" / "joining.md").read_text()
     programs = [block.partition("```")[0] for block in text.split("```python\n")[1:]]
     names = ("numpy_attention.py", "numpy_backend.py", "run_cases.py")
@@ -137,13 +137,12 @@ ONE = "bert-single-float64"
 
 @pytest.fixture
 def cases(tmp_path):
-    """A folder of exported cases."""
     return exported(tmp_path / "cases", "bert-single", "keras-attention-ragged")
 
 
 @pytest.fixture
 def dumps(cases):
-    """The same with runs."""
+    # The same with runs.
     return answer(cases)
 
 
@@ -154,7 +153,7 @@ def test_a_wrong_dump_diverges_at_the_wrong_tensor(entered, cases, tensor):
     assert not errors
     name = tensor.removeprefix("taps/").replace("gradients/", "gradients.")
     assert f"first at {name} (SPEC " in output
-    # A tap that was changed afterwards is also not what the next step was computed from.
+    # A tap that was changed later also contradicts the input of the next step.
     assert ("  1 of " in output) == ("context" not in tensor)
 
 
@@ -194,11 +193,11 @@ def test_what_lacks_in_a_dump_is_said_and_the_others_are_judged(entered, dumps):
         assert words in " ".join(output.split())
         assert f"{agree} agree" in output
 
-    (dumps / ONE / "run.json").unlink()  # it says who made it, and no more
+    (dumps / ONE / "run.json").unlink()  # only names the backend
     checked(4, "dump")
     leave(dumps / ONE / "run.safetensors", "output", "loss")
     checked(3, "not checked, since not returned: ", ends=3)
-    edit(gradients=False)(dumps / ONE / "case.json")  # taps alone are no loss where gradients are not wanted
+    edit(gradients=False)(dumps / ONE / "case.json")  # without gradients, taps alone need no loss
     checked(4, "")
     (dumps / ONE / "run.safetensors").unlink()
     checked(3, "run.safetensors: no such file", ends=3)
@@ -206,7 +205,7 @@ def test_what_lacks_in_a_dump_is_said_and_the_others_are_judged(entered, dumps):
 
 def test_export_into_a_folder_that_holds_the_case_changes_nothing(refused, cases):
     before = contents(cases)
-    # Of its four runs two are there already.
+    # Two of its four runs exist already.
     errors = refused(f"case export {cases} --case bert-tiny --case bert-single")
     problem = "holds something already; export into an empty folder"
     assert errors == [f"{cases.absolute()}: {problem}"]

@@ -1,4 +1,4 @@
-"""The judge before a reference of a few lines: which step is wrong, and every reason not to judge one."""
+"""The judge with a reference of a few lines: the first wrong step, and each reason not to judge a tensor."""
 
 import re
 from dataclasses import replace
@@ -29,8 +29,7 @@ SIGMA = 1e-6
 
 
 class Doubled:
-    """An activation that is twice the input, an output that is one more, and their gradients."""
-
+    # The activation is twice the input, and the output is one more.
     def __init__(self, dtype="float32", excused=False, **fields):
         self.dtype, self.excuse, self.fields = dtype, excused, fields
         self.activations = {

@@ -1,4 +1,4 @@
-"""What the names of kernels say, and which kernels belong to an activation."""
+"""Names of kernels, and the kernels that belong to an activation."""
 
 from types import SimpleNamespace
 

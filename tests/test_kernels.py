@@ -1,6 +1,6 @@
-"""Kernels that err by more than their operations: right ones agree or are named, and bugs are found.
+"""Kernels with larger errors than their operations: right ones agree or are named, and bugs are found.
 
-`h200` holds what an NVIDIA H200 computed (each file says with which versions, and when).
+The folder `h200` holds results of an NVIDIA H200; each file records their versions and date.
 """
 
 from collections import OrderedDict
@@ -27,13 +27,13 @@ H200 = Path(__file__).parent / "h200"
 FAST = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
 
 
-# Fast convolutions, with stride 1: x (N, C, H, W), weights (O, C, K, K).
+# Fast convolutions with stride 1: x (N, C, H, W), weights (O, C, K, K).
 
 POINTS = (0, 1, -1, 2, -2, 0.5, -0.5, 4)
 
 
 def transforms(outputs, taps):
-    """Return what Winograd's algorithm multiplies outputs, taps and inputs of a tile by, by Toom and Cook."""
+    # Winograd's matrices for outputs, taps and inputs of a tile, by the Toom-Cook construction.
     points = POINTS[: outputs + taps - 2]
 
     def powers(count):
@@ -45,7 +45,6 @@ def transforms(outputs, taps):
 
 
 def tiled(x, outputs, taps):
-    """Return the tiles of an image that is padded as its convolution is."""
     pad, rest = taps // 2, -x.shape[-1] % outputs
     x = F.pad(x, (pad, pad + rest) * 2)
     return x.unfold(2, outputs + taps - 1, outputs).unfold(3, outputs + taps - 1, outputs)
@@ -75,7 +74,7 @@ def direct(x, weight):
 
 
 def image():
-    """Return images of which half is black: there a convolution is exactly its bias."""
+    # Half of each image is black. There a convolution is exactly its bias.
     x = drawn(2, 5, 19, 19)
     x[:, :, :, :9] = 0
     return {"input": x}
@@ -89,7 +88,7 @@ def test_a_fast_convolution_is_right_and_is_said():
     verdict = compare(network(direct), network(by_tiles), image(), gradients=True)
     assert verdict.status == "agrees", str(verdict)
     assert verdict.worst < 0.9
-    assert verdict.row("0").note == FAST  # where the image is black, nothing errs in a convolution as written
+    assert verdict.row("0").note == FAST  # a convolution as written has no error where the image is black
     assert FAST in str(verdict)
 
 
@@ -98,7 +97,7 @@ def tf32(x, weight):
 
 
 def constant(x, weight):
-    """Four digits of a constant of the transform are right."""
+    # A constant of the transform that is right to four digits only.
     return winograd(x * (1 + 5e-5), weight, 4)
 
 
@@ -109,13 +108,13 @@ def test_an_error_beyond_what_fast_convolutions_make_is_found(wrong):
     assert not verdict.cause or verdict.cause.hypothesis not in KERNELS
 
 
-# What is named.
+# Named kernels.
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.05])
 def test_a_gradient_by_winograd_9x9_is_named_and_may_be_declared(factor):
     right, inputs = network(direct, 5), {"input": drawn(2, 5, 19, 19)}
-    # As arrays: nobody knows then where it ran.
+    # As arrays, which do not say where they were computed.
     run = prepare(network(direct, 5), inputs=inputs, gradients=True).tensors
     for name in ("gradients.0.weight", "gradients.2.weight"):
         gradient = torch.from_numpy(run[name])
@@ -131,7 +130,7 @@ def test_a_gradient_by_winograd_9x9_is_named_and_may_be_declared(factor):
 
 
 class Lstm(nn.Module):
-    """What ran on the H200."""
+    """The model that ran on the H200."""
 
     def __init__(self):
         super().__init__()
@@ -168,12 +167,12 @@ def lstm(forward=lambda m, x: m.lstm(x)[0]):
 
 
 def rough(function, share):
-    """Return a function of the errors of an approximation."""
+    # With errors like those of an approximation.
     return lambda x: (y := function(x)) * (1 + share * torch.cos(1e3 * y))
 
 
 def by_steps(x, share=4e-6, order=(0, 1, 2, 3), tanh=torch.tanh):
-    """Compute what an LSTM does, with tanh and sigmoid as a kernel may approximate them."""
+    # An LSTM whose tanh and sigmoid are approximated as a kernel may do it.
     own = {name: p.detach().double() for name, p in lstm().lstm.named_parameters()}
     tanh, sigmoid = rough(tanh, share), rough(torch.sigmoid, share)
     x, h, c = torch.from_numpy(x).double(), torch.zeros(1, 7).double(), torch.zeros(1, 7).double()
@@ -217,7 +216,7 @@ def test_a_module_on_the_cpu_ran_no_kernel_of_cudnn():
     assert "cuDNN" not in str(compare(lstm(), rough, {"x": drawn(3, 2, 5)}))
 
 
-# Gradients of weights, from what flowed back in the run itself.
+# Gradients of weights, given what flowed back in the run itself.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Modules of the kinds that people have: computed in another order they agree, with a bug they diverge."""
+"""Modules of common kinds agree with another order of summation and diverge with a bug."""
 
 import copy
 
@@ -10,19 +10,19 @@ from concord.conformance.compare.module_reference import ModuleReference, is_out
 from tests.toys.kinds import KINDS, bits, reordered
 from tests.toys.surroundings import sample_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # what PyTorch says of these modules
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch warns about some of these modules
 
 QUICK = ("convolutions", "sampling", "linear_attention", "derivatives")
 
+# No token is routed to these experts, so there is nothing to judge.
 WITHOUT_TOKENS = {f"{of}experts.{number}" for of in ("", "gradients.taps.") for number in (1, 4)}
-"""Of experts to which no token goes: there is nothing in them to be judged."""
 
 
 @pytest.mark.parametrize("name", sample_of(KINDS, lambda _, name: name in QUICK))
 def test_another_order_agrees_and_weights_that_are_off_diverge_in_every_output(name):
     model, inputs = KINDS[name]()
     comparison = prepare(model, reordered(model), inputs, gradients=True)
-    comparison.allow_same_bits = False  # the same bits are judged too
+    comparison.allow_same_bits = False  # equal bits are judged too
     held = bits([*model.named_parameters()], [*model.named_buffers()], inputs, [*vars(model)])
     verdict = comparison.verdict()
     assert verdict.status == "agrees", str(verdict)
@@ -31,7 +31,7 @@ def test_another_order_agrees_and_weights_that_are_off_diverge_in_every_output(n
     assert {row.tensor for row in verdict.table if row.status == "undetermined"} <= WITHOUT_TOKENS
     wrong = copy.deepcopy(model)
     with torch.no_grad():
-        for one in wrong.parameters():  # every other element: norms hide a factor of all
+        for one in wrong.parameters():  # every other element, since norms hide a common factor
             one.view(-1)[::2] *= 1.5 if name == "mixed_precision" else 1.001
     arrays = ModuleReference(reordered(wrong), args=inputs).arrays
     outputs = {own: array for own, array in arrays.items() if is_output(own)}

@@ -1,6 +1,6 @@
-"""Library layers: what they deliver and declare, and what they cannot express is refused with every reason.
+"""Library layers: tensors they lack, deviations they declare, and refusals with every reason.
 
-That the rest conforms: ``tests/test_conforming.py``.
+Their conformance is in `tests/test_conforming.py`.
 """
 
 import pytest
@@ -17,7 +17,7 @@ from tests.toys.small import run_case
 INNER = ("scores", "masked_scores", "weights")
 
 
-# What is not delivered, and what is declared.
+# Missing tensors and declared deviations.
 
 
 def test_taps_inside_the_kernel_are_not_exposed_and_no_others(worker):
@@ -61,7 +61,7 @@ def test_without_its_declaration_a_deviation_is_found(open_worker, backend, name
     assert tensor in verdict_of(case, run).first_divergence.tensor
 
 
-# What cannot be expressed is refused, with every reason.
+# Refusals name every reason.
 
 KEPT = "keeps padding in its implementation 'explicit'; 'library' can run without"
 
@@ -141,7 +141,7 @@ def test_only_what_follows_the_encoder_is_delivered(worker):
     assert {rest[name] for name in rest if not name.startswith("gradients.")} == {"not exposed"}
 
 
-# The host's share.
+# What the host computes.
 
 
 def reasons(case, dtype="float32"):
@@ -171,9 +171,7 @@ def test_a_mask_constant_is_judged_as_the_precision_holds_it():
 
 @pytest.mark.clause("PRC-4", "ATT-5")
 def test_floor_of_a_softmax_reaches_no_key_that_was_left_out():
-    """Of a batch in which padding alone reaches a row of the position table, its gradient says whether it
-    does.
-    """
+    # Only padding reaches this row of the position table, so its gradient shows whether padding takes part.
     case = build_case("bert", "equal")
     floor = {"softmax_floor": -64.0}
     gradients = [

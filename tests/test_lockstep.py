@@ -1,4 +1,4 @@
-"""Training in lockstep: resynchronised steps, free-running ones, and what is said of those that diverge."""
+"""Training in lockstep: resynchronised steps, free-running steps, and reports of those that diverge."""
 
 import io
 import json
@@ -63,7 +63,7 @@ ADAMW = {
 
 
 def case(dtype="float32", steps=5, **fields):
-    """Return some steps of two batches each, the last one of a single batch."""
+    # Two batches in each step, but one in the last.
     batches = [
         spec.example_batch(CONFIG, batch=3 - number % 2, tokens=5, seed=number, padding="ragged")
         for number in range(2 * steps - 1)
@@ -78,7 +78,7 @@ def case(dtype="float32", steps=5, **fields):
 
 
 class Sevens(Stepping):
-    """Says after a step that every weight is seven; from its step ``late`` on, that everything is."""
+    """Reports sevens for all weights after a step; from step `late` on, for every tensor."""
 
     def step(self, batches, report=False):
         wholly = 0 < self.late <= self.steps
@@ -128,7 +128,7 @@ def test_cause_that_steps_which_agree_contradict_is_not_named():
 
 @pytest.fixture
 def unexplained(monkeypatch):
-    """Where no cause is asked for, none is searched, which takes longer than all the rest."""
+    # Searching for a cause takes longer than everything else, so tests that need none skip it.
     monkeypatch.setattr("concord.conformance.lockstep.running.cause_of", lambda first, others: None)
 
 
@@ -163,8 +163,7 @@ def test_backends_with_and_without_deviations_are_each_judged_by_their_own(unexp
 
 
 def flat(off):
-    """Return clipping by the norm of one flat buffer, summed term by term, that is off by a share."""
-
+    # A flat buffer whose squares are summed term by term; its norm is wrong by a factor 1 + off.
     def clip(m, right, gradients, squares):
         arrays = [one.tensor.value.reshape(-1) for one in gradients.values()]
         stored = arrays[0].dtype.type
@@ -183,13 +182,13 @@ def flat(off):
     [
         ("float32", 2.0**-18, 1.0, 0.25),
         ("float16", 2.0**-8, 1.0, 0.25),
-        ("float16", 2.0**-8, 2.0**-7, 2.0**-8),  # gradients whose squares float16 has not
+        ("float16", 2.0**-8, 2.0**-7, 2.0**-8),  # gradients whose squares underflow in float16
     ],
 )
 def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_by_one_that_is_off_is_not(
     dtype, within, head, clip_at
 ):
-    asked = case(dtype, steps=2, clip_at=clip_at, epsilon=1e-3)  # numbers that float16 has
+    asked = case(dtype, steps=2, clip_at=clip_at, epsilon=1e-3)  # numbers that float16 holds
     weights = asked.weights | {"classifier.weight": asked.weights["classifier.weight"] * head}
     asked = replace(asked, weights=weights)
     candidates = [Candidate(str(off), Bugged(asked, flat(off))) for off in (within, 0.25)]
@@ -201,10 +200,10 @@ def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_by_one_that_is_off
 def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong():
     plain = {"schedule": "constant", "warmup_steps": 0, "total_steps": None}
     plain |= {"weight_decay": 0.0, "decay_form": "none"}
-    # Its first step leaves weights that float16 has not.
+    # After the first step, the weights exceed the range of float16.
     asked = case("float16", steps=2, algorithm="sgd", learning_rate=2.0**25, **plain)
     (track,) = resynchronised(asked, [Candidate("sevens", Sevens(asked, late=1, usual=asked))])
-    assert (track.first, track.unjudged) == (None, ("rate",))  # the rest was judged at one step
+    assert (track.first, track.unjudged) == (None, ("rate",))  # the others were judged at one step
     (losses,) = [curve for curve in track.curves if curve.section == "losses"]
     assert losses.unjudged == 1
 
@@ -279,7 +278,7 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path):
 
 @pytest.mark.clause("OPT-11")
 def test_section_that_no_step_judges_keeps_training_from_agreeing():
-    asked = case("bfloat16", steps=2)  # beta2 is 1 there: a right framework divides by zero, or does not
+    asked = case("bfloat16", steps=2)  # beta2 rounds to 1, and right frameworks may divide by zero
     tracks = resynchronised(asked, [Candidate("right", Stepping(asked)), Candidate("sevens", Sevens(asked))])
     assert [(track.status, track.unjudged) for track in tracks] == [("undetermined", ("parameters",))] * 2
     lost = rounded_hyperparameters(asked.training.recipe, "bfloat16")
@@ -309,7 +308,7 @@ def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right()
 
 
 def frozen(o, right, name, parameter, *given):
-    moved = right(name, parameter, *given)  # the moments go on
+    moved = right(name, parameter, *given)  # the moments are updated
     return parameter if o.kinds[name] == "positions" else moved
 
 
@@ -329,7 +328,7 @@ DECAYS = {
 def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope():
     rates = [0.001 * (1 - step / 1999) for step in range(1999)]
     weights = np.random.default_rng(7).normal(0, 0.02, (3, 389)).astype(np.float32)
-    # Just above a power of two, where a product is rounded most, as are few others of its row.
+    # Just above a power of two a product has the largest rounding error, unlike most others of the row.
     weights[0, 0] = 0.0626
     recipe = Recipe(algorithm="sgd", learning_rate=0.001, weight_decay=0.01, decay_form="times_rate")
 
@@ -348,14 +347,14 @@ def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope():
     assert {name for name, ratio in found.items() if ratio > 1} == {"by a hundredth more"}, found
 
 
-# In the four frameworks, in their workers.
+# In the workers of the four frameworks.
 
+# The sizes of the training-bug runs, so that JAX reuses what it compiled for them.
 IN_WORKERS = CONFIG.replace(d_ff=11)
-"""Of the sizes of the runs of training bugs: what JAX has compiled serves both."""
 
 
 class OneWorker(Setup):
-    """The setup by which the worker of a test is opened, and stays open."""
+    """Opens the worker of the test, and does not close it."""
 
     def __init__(self, worker):
         super().__init__(asked=(worker.name,), threads=1)

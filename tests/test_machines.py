@@ -1,4 +1,4 @@
-"""Other machines on this one: tests and verdicts under kernels that libraries take on other processors."""
+"""Tests and verdicts with the kernels that libraries select on other processors, run on this machine."""
 
 import functools
 import json
@@ -14,9 +14,10 @@ pytestmark = pytest.mark.slow
 AVX2, SSE4 = {"avx2", "fma"}, {"sse4_2"}
 AVX512 = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
 
+# Kernels of OpenBLAS and the instructions they need; without those, a process ends by SIGILL.
 KERNELS = {"Haswell": AVX2, "SkylakeX": AVX512, "Nehalem": SSE4}
-"""Kernels of OpenBLAS, and what a processor needs for each: one that lacks it ends by SIGILL."""
 
+# Tests that use nothing but NumPy's numbers.
 OF_NUMPY = [
     f"tests/test_{name}.py"
     for name in [
@@ -30,14 +31,13 @@ OF_NUMPY = [
         "spec_training",
     ]
 ]
-"""Tests of numbers that NumPy alone computes."""
 
-# Only the slow suite runs them by these names: the quick one has to notice that one of them has another now.
+# Only the slow suite runs these files by name; this check lets the quick suite notice a rename.
 assert all((ROOT / file).exists() for file in OF_NUMPY)
 
 
 def libraries(openblas, onednn, aten, mkl, xla):
-    """Return what tells each library as which processor to compute."""
+    # Environment variables that select each library's instruction set.
     return {
         "OPENBLAS_CORETYPE": openblas,
         "ONEDNN_MAX_CPU_ISA": onednn,
@@ -61,7 +61,7 @@ COMMANDS = {
 
 
 def require(needs):
-    """Skip what this processor cannot run; Linux says what it can."""
+    # Only Linux lists the processor's instructions.
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
     if lacking := needs - set(flags):
         pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
@@ -81,7 +81,7 @@ def test_tests_of_numpy_alone_pass_under_each_kernel(kernel):
 
 @functools.cache
 def outcomes(command, backend, folder, processor=None):
-    """Return what comes of each run of a backend: a status, and of a mutant the tensor that is named."""
+    # For each run its status, and for a mutant also the named tensor.
     path = folder / f"{command}.{backend}.{processor}.json"
     environment = PROCESSORS[processor][1] if processor else {}
     done = python(

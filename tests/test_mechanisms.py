@@ -1,4 +1,4 @@
-"""What explains a divergence without an entry in the catalogue, and where wrong numbers come from."""
+"""Causes of divergence that the catalogue does not list, and where wrong numbers originate."""
 
 import re
 from functools import partial
@@ -26,7 +26,7 @@ IMAGE, TEXT = drawn(2, 3, 5, 7), drawn(2, TOKENS, WIDTH)
 
 
 def explained(right, wrong, x, arrays):
-    """Return the verdict on a function beside another, at hand as a module or by its arrays."""
+    # The candidate is the module itself, or only its arrays.
     one, other = (Of(function, LAYERS).eval() for function in (right, wrong))
     return compare(one, ModuleReference(other, args=(x,)).arrays if arrays else other, (x,)).explained()
 

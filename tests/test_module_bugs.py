@@ -1,4 +1,4 @@
-"""Bugs put into models of transformers: each changes what a model computes, and a right edit agrees."""
+"""Bugs in models of transformers: each changes the results, and right edits agree."""
 
 import copy
 import json

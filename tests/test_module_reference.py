@@ -1,4 +1,4 @@
-"""A reference: what it may hold, take and return, and how it is refused."""
+"""Modules as references: what they may contain, take and return, and how they are refused."""
 
 import copy
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from concord.conformance.compare.module_reference import ModuleReference, is_out
 from concord.spec.errors import SpecError
 from tests.toys.kinds import Of, drawn, linear, reordered
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # what PyTorch says of these modules
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch warns about some of these modules
 
 FLOAT8 = torch.float8_e4m3fn
 ZEROS = {"output": np.zeros((3, 5), np.float32)}
 
 
-# What is said of what cannot be judged, and whom it blames.
+# Refusals, and whom they blame.
 
 
 def layer(function):
@@ -28,7 +28,6 @@ def layer(function):
 
 
 def weight(**changes):
-    """Return a linear layer with other attributes of its weight."""
     model = layer(lambda m, x: m.a(x))
     model.a.weight = nn.Parameter(model.a.weight.to(**changes), requires_grad=False)
     return model
@@ -85,7 +84,7 @@ def test_a_way_of_what_cannot_be_copied_is_refused():
 
 
 class Pair(torch.autograd.Function):
-    """Two results, of which one may be without a gradient, as of a kernel of cuDNN."""
+    """Returns two results, one of which may have no gradient, as in kernels of cuDNN."""
 
     @staticmethod
     def forward(ctx, x):
@@ -109,7 +108,7 @@ class Result:
 
 
 def results(m, x):
-    """Return tensors of every kind, in whatever may hold them."""
+    # Every type of tensor, in containers of every type.
     y = m.a(x)
     rest = [{1: y, "1": y * 3, (1, 2): None}, torch.complex(y, y * 2), y.to_sparse()]
     return Result(m.pair(m.a(x))[0], rest)
@@ -189,7 +188,7 @@ def test_standard_inputs_follow_what_a_module_takes_and_states():
     assert shapes == {"input_ids": (3, 11), "pixel_values": (3, 2, 5, 5), "input_values": (3, 5003)}
 
 
-# Where it stands.
+# Devices.
 
 
 class Leaving(Exception):
@@ -197,7 +196,7 @@ class Leaving(Exception):
 
 
 def test_no_tensor_leaves_its_device_within_a_run(monkeypatch):
-    """A GPU would wait for each, and a large model would not fit into the memory of the processor."""
+    # A GPU would wait at each transfer, and a large model may not fit into host memory.
     running, compute = [], ModuleReference._compute
 
     def watched(*given):
@@ -219,7 +218,7 @@ def test_no_tensor_leaves_its_device_within_a_run(monkeypatch):
     encoder = nn.TransformerEncoderLayer(13, 1, 31, batch_first=True, norm_first=True).eval()
     made = prepare(encoder, encoder, drawn(3, 7, 13), gradients=True)
     made.allow_same_bits = False
-    with pytest.raises(SpecError, match="Leaving"):  # to NumPy, which reads what lies in host memory
+    with pytest.raises(SpecError, match="Leaving"):  # NumPy needs host memory
         made.verdict()
     running.clear()
     monkeypatch.setattr(ModuleReference, "in_host_memory", False)
@@ -228,7 +227,7 @@ def test_no_tensor_leaves_its_device_within_a_run(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_the_verdict_is_the_same(monkeypatch, dtype):
-    """Only the arrays of the estimate are others there."""
+    # Only the arrays of the estimate differ there.
     encoder = nn.TransformerEncoderLayer(13, 1, 31, batch_first=True).eval().to(dtype)
     port, x = reordered(encoder), drawn(3, 7, 13).to(dtype)
     here = compare(encoder, port, x)

@@ -1,4 +1,4 @@
-"""Porting bugs on purpose: edits leave no trace, and every bug is found at the right tensor."""
+"""Deliberate porting bugs: each is found at the right tensor, and its edit leaves no trace."""
 
 import json
 
@@ -16,17 +16,16 @@ from tests.toys.rounded import verdict_of
 from tests.toys.small import run_case
 from tests.toys.surroundings import EACH_BACKEND, sample_of
 
+# The quick ones: the first bug of each operation, and the first that breaks each clause.
 FIRST = {
     mutant.name: mutant
     for kind in ("operation", "clause")
     for mutant in {getattr(bug, kind): bug for bug in reversed(BUGS.values())}.values()
 }
-"""The first bug of each operation, and the first that breaks a clause: those are quick."""
 
 
 @pytest.fixture(params=EACH_BACKEND)
 def mutated(request, open_worker):
-    """Each of the four backends in turn, with bugs on request, in a process of its own."""
     return request.param, open_worker(plugin(request.param))
 
 

@@ -1,4 +1,4 @@
-"""The notebook in ``examples/``: each of its cells runs, and its verdicts are as it says."""
+"""The notebook in `examples/`: every cell runs, and the verdicts are those in its text."""
 
 import ast
 import json
@@ -13,7 +13,7 @@ CODE = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type
 
 
 def shown(source):
-    """Return a cell that prints what a notebook would show."""
+    # Print what a notebook would display.
     tree = ast.parse(source)
     if isinstance(tree.body[-1], ast.Expr):
         tree.body[-1] = ast.parse(f"print(str({ast.unparse(tree.body[-1].value)})[:2000])").body[0]

@@ -1,4 +1,4 @@
-"""What a command writes: looked at before it works, whole or not at all, in place of nothing that is read."""
+"""Outputs of a command: checked before it works, written completely or not at all, never over its inputs."""
 
 import errno
 import io
@@ -25,7 +25,7 @@ from tests.toys.surroundings import commands, contents, program, toy
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory):
-    """An exported case with its run: what is judged without a worker."""
+    # Judged without a worker.
     folder = tmp_path_factory.mktemp("answered") / "cases"
     return answer(exported(folder, "bert-single", dtypes=["float32"]))
 
@@ -35,7 +35,7 @@ def answered(tmp_path_factory):
 
 @pytest.fixture
 def places(tmp_path):
-    """A folder of names that are no good."""
+    # Names that cannot be written.
     (tmp_path / "dumps").mkdir()
     (tmp_path / "one").write_text("kept")
     (tmp_path / "other").hardlink_to(tmp_path / "one")
@@ -72,15 +72,12 @@ def test_a_name_that_is_no_text_is_written_and_read(entered, answered, tmp_path)
     entered(f"show report {folder / 'out.json'} --html {tmp_path / 'page.html'}")
 
 
-# In place of nothing that is read, however either is spelled.
+# Never over an input, however either path is spelled.
 
 
 @pytest.fixture
 def source(tmp_path):
-    """A checkpoint in several files, whose folder is in another that looks like a checkpoint too.
-
-    And has a checkpoint in it.
-    """
+    # A checkpoint of several files. A checkpoint is inside its folder, and its parent looks like one.
     folder = hugging_face(tmp_path / "outer" / "source")
     shards(folder)
     (tmp_path / "outer" / "config.json").write_text("{}")
@@ -89,7 +86,6 @@ def source(tmp_path):
 
 
 def links(source, kind):
-    """A folder of links to all files."""
     path = source.parent.parent / "links"
     path.mkdir()
     for file in source.iterdir():
@@ -193,7 +189,7 @@ def test_every_option_for_a_file_says_whether_it_is_read_or_written(command):
 
 
 class Full(io.BufferedWriter):
-    """A file of which half is written."""
+    """Half of each write succeeds."""
 
     def write(self, content):
         super().write(content[: len(content) // 2])
@@ -202,7 +198,7 @@ class Full(io.BufferedWriter):
 
 @pytest.fixture
 def full(monkeypatch):
-    """Return a function that fills the disk in the middle of a write, by its number."""
+    # The disk fills up in the middle of write number `at`.
     opened = Path.open
 
     def fill(at):
@@ -255,7 +251,7 @@ def test_a_finding_never_takes_the_place_of_another(tmp_path):
         return {failure.folder for failure in findings.failures}
 
     first = written()
-    assert written() == first  # the same is found again
+    assert written() == first  # it is found again
     assert not first & written(implementation="library")
     assert len(contents(tmp_path)) == 3 * 4
 

@@ -1,4 +1,4 @@
-"""A model of one's own: somebody's checkpoint, and sentences, judged like everything else."""
+"""One's own model: a checkpoint and sentences are judged like everything else."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_pairs_have_segments_and_labels_are_the_models(tmp_path):
 LIMIT, SMALL, PROMPTS = "sentence_bert_config", "tokenizer_config", "config_sentence_transformers"
 
 BESIDE = [
-    # sentence-transformers does not ask the tokenizer then
+    # sentence-transformers ignores the limit of the tokenizer here
     ({LIMIT: {"max_seq_length": 4}, SMALL: {"model_max_length": 3}}, "[CLS] [UNK] [UNK] [SEP]"),
     ({LIMIT: {"do_lower_case": True}, SMALL: {"model_max_length": 5}}, "[CLS] the cat , [SEP]"),
     (
@@ -126,7 +126,7 @@ def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(refused,
     assert "--part is 'stack' but must be model or pooled or encoder" in said[-1]
 
 
-# Files alone.
+# Files only.
 
 
 def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, refused, tmp_path):
@@ -140,7 +140,7 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, refuse
     assert (case["gradients"], case["wanted"]["gradients"]) == (False, [])
     assert "loss" not in case["wanted"]["taps"]
     assert "1 run: 1 agrees" in entered(f"check --from-dump {cases}")[0]
-    # Without a cotangent no gradients can be wanted.
+    # Gradients need a cotangent.
     held = path.with_name("case.safetensors")
     leave(held, *load_file(held).keys() - {"inputs/cotangent"})
     entered(f"check --from-dump {cases}")

@@ -1,4 +1,4 @@
-"""The page: it says everything, needs nothing else, and escapes whatever a backend says."""
+"""The page: complete, self-contained, and safe whatever text a backend returns."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr", "wbr"}
 
 
 class Outline(HTMLParser):
-    """The structure of a page: what is not balanced, and every tag with its attributes."""
+    """Tags of a page with their attributes, and those that are not balanced."""
 
     def __init__(self, text):
         super().__init__()
@@ -43,7 +43,7 @@ class Outline(HTMLParser):
 
 
 def said(text):
-    """Return what a page says, without markup, in one line."""
+    # The text of a page, on one line.
     body = re.sub(r"<style>.*?</style>|<script>.*?</script>|<wbr>", "", text, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
 
@@ -53,7 +53,7 @@ def page_of(report, kind="check"):
 
 
 def assert_whole(text):
-    """Hold a page to what all are: well formed, one file, and one script of its own."""
+    # Every page is well-formed, loads nothing, and has one script, its own.
     outline = Outline(text)
     assert outline.wrong == []
     tags = {tag for tag, _ in outline.tags}
@@ -80,14 +80,14 @@ def test_a_page_tells_everything_once():
     bug, nothing = (made[name].first_divergence for name in ("bug", "no number"))
     told = (
         "11 runs: 3 agree, 1 absent, 1 unsupported, 1 undetermined, 2 crashed, 3 diverge",
-        # First divergences, and each tensor beyond its tolerance, to be opened.
+        # First divergences, and every tensor beyond its tolerance in a section that can be opened.
         f"{reports.WRONG} diverges first at {bug.tensor} (SPEC FFN-2)",
         f"{bug.deciding.beyond} of {bug.size} elements lie beyond.",
         "activation = gelu_tanh instead of gelu_erf (FFN-2) [activation]",
         "The same tensor comes first in 1 more run",
         f"{reports.WRONG} diverges first at {nothing.tensor} (SPEC NRM-2)",
         "batch tokens d_model Backend reference tolerance error in tolerances 2 3 5 nan",
-        # What failed.
+        # Failures.
         "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process "
         "first words last words",
         "paddle absent, and not asked for: No module named 'paddle'",
@@ -125,7 +125,7 @@ def test_every_record_of_the_repository_is_read_back_and_has_a_page():
         assert sentence in said_of[kind]
 
 
-# Whatever a backend says.
+# Hostile text from a backend.
 
 HOSTILE = (
     '<script>alert("1")</script>&amp;\'"--><svg/onload=x>\x1b[31m\x00\u202e{{ 7919 * 7907 }}{% raw %}\ud800'
@@ -133,7 +133,7 @@ HOSTILE = (
 
 
 def poisoned(value, keys=False):
-    """Return data with every text that the schema leaves free made hostile."""
+    # Append hostile text to every string.
     if isinstance(value, dict):
         return {key + HOSTILE if keys else key: poisoned(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -142,7 +142,7 @@ def poisoned(value, keys=False):
 
 
 def free(entry, *keys):
-    """Make hostile what may be any text."""
+    # Only where the schema allows any text.
     entry.update({key: poisoned(entry[key]) for key in keys if key in entry})
 
 
@@ -161,7 +161,7 @@ def test_whatever_a_backend_says_is_only_text():
     assert text.encode()
     words = said(text)
     assert words.count("{{ 7919 * 7907 }}") > 50
-    assert "62615533" not in words  # their product: nothing was computed
+    assert "62615533" not in words  # their product: the template was not evaluated
     assert words.count('torch<script>alert("1")</script>&amp;') > 3
 
 
@@ -174,7 +174,7 @@ def test_the_command_line_writes_the_page_and_makes_it_again(entered, tmp_path):
     words = said(first.read_text())
     assert f"{wrong} diverges first at layers.1.attention.scores (SPEC ATT-4)" in words
     assert "Conformance: model, explicit, eager, cpu" in words
-    entered(f"show report {data} --html {again}", ends=3)  # as the run did
-    # A record has fewer digits, which may round otherwise.
+    entered(f"show report {data} --html {again}", ends=3)  # like the run
+    # A record has fewer digits, so a number may be rounded differently.
     assert re.sub(r"\d+", "#", again.read_text()) == re.sub(r"\d+", "#", first.read_text())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.html", "first.html", "out.json"]

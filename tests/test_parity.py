@@ -1,4 +1,4 @@
-"""Parity: the four backends are read side by side."""
+"""Parity: readers can compare the four backends line by line."""
 
 import ast
 import difflib
@@ -10,6 +10,8 @@ import pytest
 from concord import backends
 from tests.test_structure import ROOT, sources, tree
 
+# The only differences in outline from torch: backend, files, a pattern for the line that is gone or new, and
+# words of the backend's README that explain it.
 PARITY_EXCEPTIONS = [
     (name, *cells)
     for row in """
@@ -68,8 +70,6 @@ tf paddle jax | optimizers.py | [+-] own(*                             | own opt
     for names, *cells in [[cell.strip() for cell in row.split("|")]]
     for name in names.split()
 ]
-"""The only differences of outline between a backend and torch's: backends, file, what is gone or new (a
-pattern), and the words of the backend's README that say why."""
 
 
 def public(name):
@@ -83,17 +83,14 @@ def signature(function, prefix=""):
 
 
 def assigned(node, prefix=""):
-    """Return the public names, or attributes of ``self``, that a statement assigns to."""
+    # Public names, or public attributes of `self`.
     targets = getattr(node, "targets", [node.target] if isinstance(node, ast.AnnAssign) else [])
     names = [text.removeprefix(prefix) for text in map(ast.unparse, targets) if text.startswith(prefix)]
     return [name for name in names if name.isidentifier() and public(name)]
 
 
 def outline(path):
-    """Return the public definitions of a file in order.
-
-    Functions with parameters, classes with constants, methods and attributes, constants.
-    """
+    # Functions with parameters, classes with constants, methods and attributes, and constants, in order.
     lines = []
     for node in tree(path).body:
         if isinstance(node, ast.ClassDef) and public(node.name):
@@ -114,12 +111,12 @@ def outline(path):
 
 
 def differences(path, twin):
-    """Return the lines of outline that are gone (``- ``) or new (``+ ``) in a twin; a moved one is both."""
+    # A line that moved is both gone ("- ") and new ("+ ").
     return [line for line in difflib.ndiff(outline(path), outline(twin)) if line.startswith(("- ", "+ "))]
 
 
 def documented(path):
-    """Return the classes, functions and methods of a file that have a docstring; the module is ``""``."""
+    # The module itself is "".
     found = {"" for _ in [0] if ast.get_docstring(tree(path))}
     for node in tree(path).body:
         for member in [node, *(node.body if isinstance(node, ast.ClassDef) else [])]:
@@ -133,7 +130,6 @@ def documented(path):
 
 
 def einsums(path):
-    """Return the subscripts of every einsum in a file, in order."""
     calls = [
         node
         for node in ast.walk(tree(path))

@@ -1,4 +1,4 @@
-"""One worker to a supervisor, started again or given up, and all of them ended at once."""
+"""A supervisor has one worker, restarts it or gives up, and ends all of them at once."""
 
 import signal
 
@@ -18,7 +18,6 @@ CASES = ("ragged", "peaked", "tiny", "single", "full")
 
 
 def conducted(name, monkeypatch, notes, **settings):
-    """Return statuses, the report, and how many workers it started."""
     monkeypatch.setenv("TOY_NOTES", str(notes))
     jobs = check_jobs(["bert"], ["float32"], cases=[f"bert-{case}" for case in CASES])
     report = conduct(jobs, [name], Setup(threads=1, **settings))
@@ -28,7 +27,7 @@ def conducted(name, monkeypatch, notes, **settings):
 @pytest.mark.parametrize(
     ("name", "settings", "expected", "started"),
     [
-        # The cases come in their own order: the fourth is the batch of one.
+        # Cases run in their own order, in which the batch of one is fourth.
         (name_of("SIGKILL", "alone"), {}, ["agrees"] * 3 + ["crashed", "agrees"], 2),
         (name_of("SIGKILL"), {}, ["crashed"] * 5, 1 + RESTARTS),
         (name_of("hangs"), {"time_limit": 8.0}, ["timed out"] * 5, 1),
@@ -60,7 +59,7 @@ def test_a_worker_that_died_unseen_is_followed_by_another(small):
     first = supervisor.get()
     psutil.Process(first.pid).send_signal(signal.SIGKILL)
     with pytest.raises(WorkerFailure, match=r"^crashed"):
-        run_of(first, request_for(small()))  # not through the supervisor, as tests do
+        run_of(first, request_for(small()))  # without the supervisor, as tests do
     assert supervisor.get() is not first
     assert run_of(supervisor.get(), request_for(small())).output.shape == (3, 3)
     supervisor.end()

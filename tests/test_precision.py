@@ -1,7 +1,4 @@
-"""Precision and determinism as axes.
-
-What is asked for is set, read back and recorded, and what it makes of a run is told.
-"""
+"""Precision and determinism: requests are set, read back and recorded, and their effects are reported."""
 
 import io
 
@@ -37,7 +34,7 @@ def statuses(report):
 
 
 def said_of(report):
-    """Return what is printed of a report, and on the page of its record, which is read back."""
+    # In the terminal, and on the page of the record after a round trip.
     text, made = io.StringIO(), record.made(report, "check")
     show(report, Console(width=200, file=text), "title")
     record.parsed(record.text(made).encode())
@@ -49,7 +46,7 @@ def said_of(report):
 
 @pytest.fixture(scope="module", params=EACH_BACKEND)
 def watched(request):
-    """Each backend in a deterministic worker."""
+    # Workers are deterministic.
     try:
         with backends.open(toy(request.param, "built_in"), threads=1, deterministic=True) as worker:
             yield worker
@@ -96,7 +93,7 @@ def test_backends_set_what_is_asked_and_say_so(watched, small):
 def test_backends_refuse_tf32_on_a_device_that_has_none(watched, small):
     with pytest.raises(Unsupported, match="has no TF32 products on cpu: tensor cores"):
         small_run(watched, small, precision="tf32")
-    # Other precisions multiply in their own.
+    # TF32 concerns float32 products only.
     assert small_run(watched, small, precision="tf32", dtype="float64").info["precision"] == "tf32"
 
 
@@ -108,7 +105,7 @@ def test_a_switch_that_something_else_resets_is_an_error_that_names_it(watched, 
     ) as failure:
         small_run(watched, small, "reset::explicit")
     assert "\n" not in failure.value.detail
-    assert small_run(watched, small).info["precision"] == "strict"  # the next one is as it was asked for
+    assert small_run(watched, small).info["precision"] == "strict"  # the next run has its own settings
 
 
 @pytest.mark.xdist_group("jax")
@@ -124,7 +121,7 @@ def test_jax_refuses_determinism_in_a_process_that_was_started_without(open_work
         worker.deterministic = False
 
 
-# Requests, and what surrounds a worker.
+# Requests, and the environment of a worker.
 
 
 def test_tf32_is_refused_where_the_environment_switches_it_off(monkeypatch, small):
@@ -149,7 +146,7 @@ def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_a
         fail(False, words)
 
 
-# By which rules a run is judged.
+# The rules by which a run is judged.
 
 
 TF32, BOTH = "MultipliesInTf32", ("float64", "float32")
@@ -157,7 +154,7 @@ TF32, BOTH = "MultipliesInTf32", ("float64", "float32")
 JUDGED = [
     (TF32, {"precision": "tf32", "dtypes": BOTH}, ["agrees", "agrees"], ""),
     (TF32, {"precision": "default", "dtypes": BOTH}, ["agrees", "diverges"], ""),
-    # A backend that does not know of it cannot pass for it.
+    # A backend that does not know the setting cannot claim it.
     (
         "NumpyBackend",
         {"precision": "tf32"},
@@ -181,7 +178,7 @@ def test_a_run_is_judged_by_the_rules_of_the_precision_that_it_says(name, settin
     assert report.results[0].detail.endswith(words)
 
 
-# Factors that are cut off.
+# Truncated factors.
 
 
 @pytest.mark.clause("PRC-1")
@@ -196,10 +193,8 @@ def test_factors_are_cut_off_towards_zero_in_11_bits():
 
 
 def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded():
-    """What is cut off errs in one direction.
-
-    In a long sum of equal signs by far more than what is rounded.
-    """
+    # Truncation errs in one direction. In a long sum of equal signs that adds up to far more than rounding
+    # does.
     generator = np.random.default_rng(0)
     a, b = (
         generator.uniform(0.5, 2, shape).astype(np.float32).astype(np.float64)
@@ -215,7 +210,7 @@ def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded():
         judge_tensor(product(Arithmetic("tf32", cut=cut)), truth, sigma, "tf32") for cut in (False, True)
     ]
     assert [judgement.status for judgement in judged] == ["agrees", "agrees"]
-    assert judged[1].rms > 8 * judged[0].rms  # so it is the bias that the samples have to show
+    assert judged[1].rms > 8 * judged[0].rms  # so the samples have to show the bias
     rounded = np.sqrt(np.mean((samples[::2] - truth) ** 2, axis=0))
     assert judge_tensor(product(Arithmetic("tf32", cut=True)), truth, rounded, "tf32").status == "diverges"
 
@@ -240,7 +235,7 @@ def test_what_does_not_agree_under_strict_is_not_attributed():
     assert [(result.status, result.attribution) for result in report.results] == [("diverges", "")]
 
 
-# The same again.
+# Repeated runs.
 
 
 def test_repeated_runs_that_differ_are_nondeterministic():
@@ -251,7 +246,7 @@ def test_repeated_runs_that_differ_are_nondeterministic():
     assert all(words in text for text in said_of(report))
 
 
-# What doctor says of all of them.
+# Settings as doctor reports them.
 
 
 def ready(name, cuda, *devices):

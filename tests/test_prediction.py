@@ -1,4 +1,4 @@
-"""A checkpoint at work: probabilities of classifiers, embeddings of sentence encoders."""
+"""Predictions of checkpoints: probabilities of classifiers, embeddings of sentence encoders."""
 
 import json
 
@@ -27,13 +27,12 @@ def folder(tmp_path):
 
 @pytest.fixture
 def predictions(entered):
-    """Return a function that predicts in float64, and gives what is said of each text."""
+    # In float64; the function returns what is printed for each text.
     usual = f"--backend {NUMPY} --dtype float64".split()
     return lambda line: [json.loads(one) for one in entered(f"predict {line}", *usual)[0].splitlines()]
 
 
 def written(folder, config, part="model"):
-    """Write a checkpoint with a tokenizer."""
     files = {"vocab.txt": VOCABULARY.encode()}
     porting.write(porting.from_weights(config, drawn(config, part), part, files), folder, "concord")
     return folder

@@ -1,7 +1,4 @@
-"""Whatever becomes of a process and of its parent.
-
-It is told in one row, nothing hangs, and no process outlives what it was started for.
-"""
+"""However a process or its parent ends, one row reports it, nothing hangs, and no child survives."""
 
 import json
 import os
@@ -50,7 +47,7 @@ FAILURES = {
 
 @pytest.fixture(scope="module")
 def wreckage(tmp_path_factory):
-    """One check with a backend for every way to fail, and one that is right; results by name."""
+    # One check, with a right backend and one backend for each way to fail.
     path = tmp_path_factory.mktemp("wreckage") / "out.json"
     done = concord(
         f"check --case bert-single --dtype float32 --json {path} --time-limit 12 --memory-limit 600",
@@ -85,17 +82,17 @@ def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(wreckage)
     assert "Traceback" not in done.stdout.replace("| Traceback", "")
 
 
+# Commands whose workers hang, and the number of hanging processes.
 HANGING = {
     "describes": (f"check --backend {name_of('hangs', 'described')} {ONE_CASE}", 1),
     "computes": (f"check --backend {name_of('spins')} {ONE_CASE}", 1),
     "forks": (f"check --backend {FORKS} {ONE_CASE}", 2),
     "hunts": (f"fuzz --backend {HANGS} --cases 200 --threads 1", 1),
 }
-"""Commands whose workers hang, and how many processes do."""
 
 
 def assert_ended(code, said, how):
-    """A signal is told in a line and in the exit code."""
+    # A line and the exit code report the signal.
     if how == signal.SIGKILL:
         assert code == -how
     else:
@@ -121,7 +118,7 @@ def test_all_that_a_parent_has_started_ends_when_it_is_gone(what, how, tmp_path)
         assert until(lambda: len(noted(command.notes, "hanging")) == hanging)
         assert len(command.all()) >= hanging
     finally:
-        for _ in range(2):  # a second one changes nothing
+        for _ in range(2):  # the second has no effect
             command.process.send_signal(how)
     assert_ended(command.end(), command.said(), how)
     if how != signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""What the inputs could have shown: bugs that would have been found, and samples that differ in a batch."""
+"""What the inputs could reveal: bugs that they would have found, and samples that depend on their batch."""
 
 from collections import Counter
 
@@ -28,7 +28,7 @@ def test_a_proof_says_which_bugs_a_comparison_would_have_found():
 
 
 class Leaking(nn.Module):
-    """Takes a share of the mean of all samples."""
+    """Adds a share of the mean of all samples."""
 
     def __init__(self, share):
         super().__init__()
@@ -60,7 +60,7 @@ def test_without_a_mask_the_first_axis_holds_samples(share):
 
 
 class Flat(nn.Module):
-    """What it returns has another shape for one sample than for its batch, but for a parameter."""
+    """Of its outputs, only the parameter has the same shape for one sample and for a batch."""
 
     def __init__(self):
         super().__init__()
@@ -75,6 +75,6 @@ class Flat(nn.Module):
 @pytest.mark.parametrize("declared", [[], ["output[flat]"]])
 def test_what_has_another_shape_in_its_batch_is_not_judged_alone(declared):
     for _, found in batched(prepare(Flat().eval(), None, texts(), declared=declared).reference):
-        assert found.passed == bool(declared)  # then it is known, and what is looked up is judged
+        assert found.passed == bool(declared)  # then that is known, and the looked-up rows are judged
         words = "output[flat] not judged: it has another shape alone than in its batch"
         assert (words in str(found)) == (not declared)

@@ -1,4 +1,4 @@
-"""What the README and the guides show is true."""
+"""The README and the guides tell the truth."""
 
 import csv
 import importlib
@@ -18,10 +18,10 @@ ROOT = Path(__file__).parent.parent
 NUMBERS = dict(enumerate(["six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=6))
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs/guides/from-model-to-verdict.md").read_text()
+ANY_MODEL = (ROOT / "docs/guides/any-model.md").read_text()
 
 
 def blocks(text, language=""):
-    """Return the fenced blocks of a page in a language."""
     return [
         body
         for said, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -30,7 +30,7 @@ def blocks(text, language=""):
 
 
 def commands(text):
-    """Return the commands of a page, in blocks of their own and within a sentence."""
+    # In blocks of their own, and in sentences.
     shown = [
         line for block in blocks(text) for line in re.findall(r"^ *(concord [a-z-]+ .*)", block, re.MULTILINE)
     ]
@@ -42,7 +42,7 @@ def commands(text):
 
 
 def sentences(text):
-    """Return the sentences of a page: of its paragraphs, items and cells, without blocks of code."""
+    # In paragraphs, items and cells, without blocks of code.
     text = re.sub(
         r"^```.*?^```$|<!-- begin .*?<!-- end \w+ -->|^\|[ -:|]*\|$",
         "\n\n",
@@ -73,8 +73,8 @@ def test_readme_is_short_and_counts_what_there_is():
     assert re.findall(r"\| `([\w-]+)` \|", README) == list(spec.variants())
 
 
+# Pages about the present; decisions describe the past.
 CURRENT = [path for path in [*PAGES, *ROOT.glob("*/*/README.md")] if "decisions" not in path.parts]
-"""Pages that say how it is today; decisions say how it was."""
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda path: str(path.relative_to(ROOT)))
@@ -82,7 +82,7 @@ def test_names_and_counts_are_those_of_today(page):
     text = page.read_text()
     counted = re.findall(rf"(first )?\b({'|'.join(NUMBERS.values())}) (?:variants|published sources)\b", text)
     assert {number for first, number in counted if not first} <= {NUMBERS[len(spec.variants())]}
-    assert f"{DISTRIBUTION}[" not in text  # which no package index has
+    assert f"{DISTRIBUTION}[" not in text  # the project is on no index
     for name in re.findall(r"`concord ((?:case |show )?[a-z]+)[ `]", text):
         assert name in surroundings.commands() or name in ("case", "show")
 
@@ -109,7 +109,7 @@ def test_commands_that_are_shown_have_the_options_that_they_show(page, line):
     words = shlex.split(line, comments=True)[1:]
     known = surroundings.commands()
     name = next(name for name in (" ".join(words[:2]), words[0]) if name in known)
-    # Parsing refuses what it does not know, and runs nothing.
+    # Parsing refuses unknown options, and runs nothing.
     with known[name].make_context(name, words[len(name.split()) :]) as parsed:
         assert not parsed.args
 
@@ -139,35 +139,51 @@ def test_tables_of_a_gpu_hold_the_runs_that_are_said():
     assert sum(path.stat().st_size for path in (results / "gpu").iterdir()) < 500_000
 
 
-def test_guides_to_a_verdict_and_to_speed_say_what_the_programs_say(tmp_path, capsys, monkeypatch, entered):
-    pytest.importorskip("torch")
-    model, *parts = blocks(GUIDE, "python")
-    (timed,) = blocks((ROOT / "docs/guides/speed.md").read_text(), "python")
-    (tmp_path / "verdict.py").write_text("\n".join(parts))
-    (tmp_path / "timed.py").write_text(timed)
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return the working folder, from which modules are imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+def test_guide_to_any_model_says_what_the_command_and_its_script_say(folder, entered):
+    pytest.importorskip("torch")
+    (folder / "mine.py").write_text(blocks(ANY_MODEL, "python")[1])
+    line, verdict, script, *_ = blocks(ANY_MODEL)
+    output, _ = entered(line.removeprefix("concord "), ends=1)
+    assert without_numbers(verdict) in without_numbers(output)
+    done = surroundings.python("report.py", folder=folder)
+    assert without_numbers(done.stdout) == without_numbers(script)
+
+
+def test_guides_to_a_verdict_and_to_speed_say_what_the_programs_say(folder, capsys, monkeypatch, entered):
+    pytest.importorskip("torch")
+    model = (ROOT / "examples/encoder/mine.py").read_text()
+    (timed,) = blocks((ROOT / "docs/guides/speed.md").read_text(), "python")
+    (folder / "verdict.py").write_text((ROOT / "examples/encoder/verdict.py").read_text())
+    (folder / "timed.py").write_text(timed)
     monkeypatch.setattr(sys, "argv", ["verdict.py"])
     shown = [block for block in blocks(GUIDE) if block.startswith("generic: ")]
     for output, mend in zip(shown, ["", *blocks(GUIDE, "diff")], strict=True):
         model = mended(model, mend)
-        (tmp_path / "mine.py").write_text(model)
+        (folder / "mine.py").write_text(model)
         sys.modules.pop("mine", None)
         importlib.invalidate_caches()
-        defined = runpy.run_path(str(tmp_path / "verdict.py"), run_name="__main__")
+        defined = runpy.run_path(str(folder / "verdict.py"), run_name="__main__")
         assert without_numbers(capsys.readouterr().out) == without_numbers(output)
-    (tmp_path / "mine.toml").write_text(defined["config"].to_toml())
+    (folder / "mine.toml").write_text(defined["config"].to_toml())
     entered(
         "speed --backend timed:Backend --preset mine.toml --quick --implementation explicit "
         "--execution eager --kind training --threads 1 --json speed.json"
     )
-    (entry,) = json.loads((tmp_path / "speed.json").read_text())["entries"]
+    (entry,) = json.loads((folder / "speed.json").read_text())["entries"]
     assert (entry["status"], entry["checked_samples"]) == ("measured", 8)
 
 
 def mended(program, mend):
-    """Return a program after a change that a guide shows."""
     for wrong, right in zip(
         re.findall(r"^-(.*)", mend, re.MULTILINE), re.findall(r"^\+(.*)", mend, re.MULTILINE), strict=True
     ):
@@ -177,7 +193,7 @@ def mended(program, mend):
 
 
 def without_numbers(text):
-    """Return a verdict without the numbers that another processor or version may round otherwise."""
+    # Another processor or version may round the numbers differently.
     return re.sub(r"(?<![\w.-])[-±]?\d[\d.e+-]*", "#", text)
 
 

@@ -1,4 +1,4 @@
-"""Which format a folder holds, what its tensors are, and what a stranger is told."""
+"""Formats of folders, the tensors in them, and refusals of unknown ones."""
 
 import json
 
@@ -57,7 +57,7 @@ def test_a_table_of_ones_own_is_read(tmp_path):
 
 
 def bare(folder, config, format, **others):
-    """Write an encoder whose names have no prefix, and other tensors beside it; return its weights."""
+    # Names without a prefix, next to other tensors.
     weights, path = drawn(config, "encoder"), folder / "model.safetensors"
     porting.write(porting.from_weights(config, weights, "encoder"), folder, format, force=True)
     plain = {name.partition(".")[2]: array for name, array in load_file(path).items()}
@@ -101,7 +101,7 @@ def test_other_heads_are_left_out_or_refused(tmp_path, variant, end, pretraining
         read = porting.read(tmp_path / "bare")
         ignored = [entry.foreign for entry in read.ledger if why in entry.reason]
         assert (read.part, ignored) == ("encoder", [f"{head}.weight"])
-    # One of tokens has the name of a classifier of texts.
+    # A token classifier has the tensor names of a text classifier.
     bare(tmp_path / "bare", *model, **{"classifier.weight": np.ones((2, 14), np.float32)})
     with pytest.raises(SpecError, match=r"classifier|pooler"):
         porting.read(tmp_path / "bare")
@@ -112,7 +112,7 @@ def test_formats_are_asked_for_by_their_frameworks_too():
     assert {name: registry.known(name).name for name in called} == called
 
 
-# What the family does not have.
+# Models outside of the family.
 
 
 def test_a_refusal_says_what_a_checkpoint_is(tmp_path, entered):

@@ -1,19 +1,16 @@
-"""The JSON record: it is documented, comes back as it was, and refuses what cannot be."""
+"""JSON records: documented, read back unchanged, and refused if invalid."""
 
 import json
 import re
+import runpy
 from dataclasses import replace
 
 import pytest
-from pydantic import TypeAdapter
 
 from concord.conformance.judging.verdict import number
 from concord.conformance.run import record
-from concord.conformance.run.campaign import Report
 from tests.toys import reports
 from tests.toys.surroundings import ROOT, concord, refusal, toy
-
-GUIDE = (ROOT / "docs/guides/json.md").read_text()
 
 
 def test_what_was_written_is_read_back(tmp_path):
@@ -29,21 +26,16 @@ def test_what_was_written_is_read_back(tmp_path):
             assert one.verdict.first == other.verdict.first
 
 
-def test_the_guide_names_every_key_of_a_check():
-    schema = TypeAdapter(Report).json_schema()
-    kinds = [schema, *(schema["$defs"][name] for name in ("Result", "Row", "Breakdown", "Setup"))]
-    found = {key for kind in kinds for key in kind.get("properties", {})}
-    assert len(found) >= 38
-    assert not [key for key in found if f"`{key}`" not in GUIDE]
+def test_the_reference_has_every_key_of_a_record_and_what_stands_at_its_field():
+    page = runpy.run_path(str(ROOT / "docs/record_keys.py"))["tables"]()
+    report = replace(reports.mixed(), environments={}, notes={})  # whose keys are anybody's
+    written = set(re.findall(r'"(\w+)": ', json.dumps(record.plain(report))))
+    assert len(written) >= 38
+    assert written <= set(re.findall(r"^\| `(\w+)` \| ", page, re.MULTILINE))
+    assert "| `z` | number | `0.0` | the largest error, in sigma; " in page
 
 
-def test_the_example_of_the_guide_is_read():
-    (example,) = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
-    data = record.data(record.made(reports.mixed(), "check")) | {"exit_code": 1, "conclusions": []}
-    read = record.parsed(record.lines(data | {"results": [json.loads(example)]}).encode())
-    assert read.outcome.results[0].verdict.first == "layers.1.attention.scores"
-
-
+# Hides pydantic from Concord only, since Typer may need it.
 BARE = """
 import builtins
 plain = builtins.__import__
@@ -54,7 +46,6 @@ def narrow(name, given=None, *rest, **more):
     return plain(name, given, *rest, **more)
 builtins.__import__ = narrow
 """
-"""Hides pydantic from Concord; Typer may need it."""
 
 
 def test_a_machine_without_pydantic_writes_records(tmp_path):
@@ -66,7 +57,7 @@ def test_a_machine_without_pydantic_writes_records(tmp_path):
     assert result.status == "agrees"
 
 
-# What cannot be is refused.
+# Invalid records are refused.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A divergence as a script: it runs by PyTorch alone, and shows the numbers of the verdict."""
+"""A script reproduces a divergence with nothing but PyTorch, and prints the numbers of the verdict."""
 
 import copy
 import re
@@ -15,7 +15,6 @@ from tests.toys.kinds import Of, drawn, linear
 
 
 def reproduced(folder, right, candidate, x, **options):
-    """Return what a script prints: the number, and the error, of each run."""
     comparison = prepare(right, candidate, x, **options)
     verdict = comparison.verdict().explained()
     write(comparison, verdict, folder / "report.py")

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a model and its pooling, both ways, and what is refused."""
+"""Folders of sentence-transformers: model and pooling in both directions, and refusals."""
 
 import json
 
@@ -12,7 +12,6 @@ from tests.toys.surroundings import refusal
 
 
 def pooled(pooling="mean", normalize=True):
-    """Return a sentence embedding with random weights."""
     length = 1e-12 if normalize else None
     config = CONFIG.replace(pooling=pooling, pooler="none", length_epsilon=length)
     return porting.from_weights(config, drawn(config, "pooled"), "pooled")
@@ -33,7 +32,7 @@ def test_a_sentence_embedding_comes_back_with_its_pooling(tmp_path, pooling, nor
 
 @pytest.fixture
 def folder(tmp_path):
-    """A sentence embedding as the library writes it."""
+    # As the library writes it.
     porting.write(pooled(), tmp_path / "one", "sentence-transformers")
     return tmp_path / "one"
 
@@ -101,7 +100,7 @@ def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_n
     assert not (native / "modules.json").exists()
     porting.write(porting.read(native), back, "sentence-transformers")
     assert bits(porting.read(back)) == bits(porting.read(source))
-    # Without a pooler in the file, the library is told to make none.
+    # The file has no pooler, so the library is told not to make one.
     assert json.loads((back / "sentence_bert_config.json").read_text()) == {
         "max_seq_length": 7,
         "model_args": {"add_pooling_layer": False},

@@ -1,4 +1,4 @@
-"""The pages that show four frameworks side by side: nothing is lost, like stands beside like."""
+"""Pages that show four frameworks side by side: no line is lost, and matching lines share a row."""
 
 import runpy
 

@@ -1,4 +1,4 @@
-"""Linear algebra: right algorithms do not diverge at any condition, wrong ones never agree."""
+"""Linear algebra: right algorithms do not diverge at any condition number, wrong ones never agree."""
 
 import pytest
 import torch
@@ -87,7 +87,8 @@ def sizes(x):
     return L.eigvals(x).abs()
 
 
-# The right one, others that are right beside that in float64, wrong ones; whether the matrix is symmetric.
+# The reference, other right algorithms besides its float64 run, wrong ones, and whether the matrix is
+# symmetric.
 KINDS = {
     "inverse": (
         torch.inverse,
@@ -175,6 +176,7 @@ KINDS = {
     ),
 }
 
+# Condition numbers at which a wrong algorithm has an effect: for an orthogonal matrix all values are 1.
 SIZES = pytest.mark.parametrize(
     ("size", "batch", "condition"),
     [
@@ -186,7 +188,6 @@ SIZES = pytest.mark.parametrize(
         ),
     ],
 )
-"""Of conditions that a wrong one has an effect at: of an orthogonal matrix the values are all 1."""
 
 
 def judged(right, candidate, x):

@@ -1,4 +1,4 @@
-"""The files of the standard cases: they are what this code would write, and what was changed is noticed."""
+"""Files of the standard cases: this code would write the same, and changes are noticed."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def test_what_was_changed_is_noticed(tmp_path, change, expected):
     assert expected in problems[0]
 
 
-# A list of cases is a sequence.
+# Cases in sequence.
 
 
 def shape_of(case):
@@ -51,7 +51,7 @@ def shape_of(case):
 
 @pytest.mark.parametrize("variant", [name for name in spec.variants() if name not in OWN])
 def test_what_is_kept_from_an_earlier_call_shows(variant):
-    """Whatever a backend keeps by shape, some later case of that shape has another."""
+    # Whatever a backend caches by shape, a later case of that shape needs something else.
     by_shape = {}
     for case in standard_cases([variant]):
         by_shape.setdefault(shape_of(case), []).append(case)

@@ -124,7 +124,7 @@ def test_precision_rounds_as_its_type_does(name, dtype):
     values = np.random.default_rng(5).standard_normal(997) * 10.0 ** np.arange(-6, 991).clip(-6, 4)
     ties = [1 + half, 1 + 3 * half, 1 + half * 1.01, np.nan, np.inf, -np.inf, -0.0]
     values = np.concatenate([values, ties])
-    # Once: through float32 the last would look like a tie.
+    # In one step, since rounding through float32 would turn the last number into a tie.
     expected = values.astype(dtype).astype(np.float64)
     np.testing.assert_array_equal(target.round(values), expected)
     assert np.signbit(target.round(values)[-1])

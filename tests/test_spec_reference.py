@@ -1,4 +1,4 @@
-"""The reference: what golden files and frameworks do not show of it, against formulas."""
+"""The reference against formulas, where golden files and frameworks do not cover it."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def near(a, b):
     return a.shape == b.shape and abs(a - b).max() <= 1e-13 * abs(b).max()
 
 
-# What no golden file shows; the others are compared in `tests/test_golden_files.py`.
+# Options that no golden file shows; `tests/test_golden_files.py` compares the others.
 
 
 @pytest.mark.clause("NRM-6")
@@ -117,7 +117,7 @@ def test_loss_does_not_overflow(small, classes):
     assert all(np.isfinite(array).all() for array in (truth.loss, *truth.gradients.values()))
 
 
-# Parts and gradients, whose numbers golden files and four frameworks have too.
+# Parts and gradients, whose numbers golden files and the four frameworks cover too.
 
 
 @pytest.mark.clause("GRD-5", "LOS-5", "PRT-1")
@@ -131,16 +131,17 @@ def test_a_part_has_its_taps_its_loss_and_its_gradients(variant_config, part):
         assert abs(truth.loss - (truth.output * batch.cotangent).sum()) < 1e-11
 
 
-# Gradients against central differences.
+# Gradients compared with central differences.
 
-STEP = 1e-6  # small enough that hardly any ReLU changes sides, large enough that rounding stays below 1e-9
+STEP = 1e-6  # few ReLUs change sides, and rounding stays below 1e-9
 
 
 @pytest.mark.clause("GRD-1", "GRD-5")
 @pytest.mark.parametrize("part", spec.PARTS)
 @pytest.mark.parametrize("name", spec.variants())
 def test_gradients_agree_with_central_differences(small, name, part):
-    """All at once, along a direction for each: no constant of a mask swallows it, and no row is withheld."""
+    # All arrays move at once, each in its own direction. A mask value of -20 absorbs no step, and without
+    # padding rows every row has a gradient.
     rows = {f"{table}_padding_row": None for table in ("token", "segment", "position")}
     if small(name).token_padding_forward == "zero":  # then the loss does not depend on the row either
         del rows["token_padding_row"]
@@ -171,7 +172,7 @@ def test_gradients_agree_with_central_differences(small, name, part):
         ("bert-pytorch", {}, "token", 0, 2),
         ("bert-pytorch", {}, "segment", 0, 1),
         ("vanilla-encoder", {}, "token", 1, 2),
-        ("vanilla-encoder", {"pad_id": 0}, "token", 1, 0),  # the row need not be that of the pad id
+        ("vanilla-encoder", {"pad_id": 0}, "token", 1, 0),  # the row may differ from that of the pad id
         ("tf1-text-classifier", {}, "token", None, 0),
         ("roberta", {}, "position", 1, 2),
         ("roberta", {"position_padding_row": None}, "position", None, 1),

@@ -1,4 +1,4 @@
-"""The tables of sources: weights and configurations of other projects, both ways."""
+"""Tables of sources: weights and configurations of other projects, in both directions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Recipes, schedules, dropout and windows, each against numbers worked out by hand."""
+"""Recipes, schedules, dropout and windows, compared with numbers computed by hand."""
 
 import math
 

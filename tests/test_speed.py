@@ -1,6 +1,4 @@
-"""Speed: backends have their turns, what is wrong is withheld, and only what exceeds the noise is called a
-change.
-"""
+"""Speed: backends take turns, wrong results get no times, and only changes beyond the noise count."""
 
 import dataclasses
 import itertools
@@ -72,7 +70,7 @@ def measured(plan):
     return json.loads(files.text(kept.record()))
 
 
-# What is measured.
+# Measurements.
 
 
 def test_operations_are_those_of_the_products():
@@ -83,7 +81,7 @@ def test_operations_are_those_of_the_products():
     assert flops(small("training")) == 3 * flops(work)
 
 
-# What it has to compute.
+# The results that are required.
 
 
 def test_what_is_kept_belongs_to_the_presets_as_they_are():
@@ -116,7 +114,7 @@ def test_what_is_missing_misshapen_or_not_finite_is_wrong():
 @pytest.mark.in_turn(2)
 @pytest.mark.parametrize("kind", ["inference", "training"])
 def test_a_backend_computes_in_a_program_what_the_reference_says(worker, kind):
-    case = build_case("bert", "ragged")  # its sizes are those of other tests, for which JAX has compiled
+    case = build_case("bert", "ragged")  # JAX has compiled for these sizes in other tests
     batch, tokens = case.batch.required("input_ids").shape
     work = Workload(Preset("case", "a test", case.config, batch, tokens), kind, "ragged")
     _, results = worker.bench("prepare", request=work.request())
@@ -127,7 +125,7 @@ def test_a_backend_computes_in_a_program_what_the_reference_says(worker, kind):
     worker.bench("release")
 
 
-# The measurement.
+# Turns.
 
 
 def test_backends_have_their_turns_and_what_one_cannot_do_is_said(tmp_path, monkeypatch):
@@ -143,7 +141,7 @@ def test_backends_have_their_turns_and_what_one_cannot_do_is_said(tmp_path, monk
     }
     assert data["exit_code"] == 3
     steps = [name for name in (tmp_path / "turns").read_text().split() if name in ("Measurable", "Slow")]
-    assert [name for name, _ in itertools.groupby(steps)] == ["Measurable", "Slow"] * 4  # to warm up, and 3
+    assert [name for name, _ in itertools.groupby(steps)] == ["Measurable", "Slow"] * 4  # warm-up, then 3
     summary = data["entries"][0]["summary"]
     assert None not in map(summary.get, ("gflops", "share_of_best_product", "real_tokens_per_second"))
 
@@ -159,7 +157,7 @@ def test_a_large_workload_is_checked_by_a_few_samples(monkeypatch):
 
 
 def test_nothing_is_begun_beyond_the_budget_and_turns_are_added_while_it_is_unsteady(monkeypatch):
-    monkeypatch.setattr(statistics, "STEADY", 0.0)  # nothing is so steady
+    monkeypatch.setattr(statistics, "STEADY", 0.0)  # no timing is that steady
     plan, kept = plan_of(RIGHT, budget=0.0, patience=3), []
     assert not measure(plan, kept.append)
     assert not kept
@@ -189,7 +187,7 @@ def test_an_implementation_of_its_own_is_asked_of_its_backend_alone():
         assert [name for name in asked if takes_part(name, mode, offered)] == expected
 
 
-# What timings say.
+# Reports of timings.
 
 
 def test_the_first_step_of_a_turn_warms_up():
@@ -200,7 +198,7 @@ def test_the_first_step_of_a_turn_warms_up():
     assert not statistics.settled([[0.859], [0.894]]), "two steps are no spread"
 
 
-# ``concord speed`` as a command: what it prints, writes, refuses, and goes on from.
+# `concord speed`: what it prints, writes, refuses and resumes.
 
 
 @pytest.fixture
@@ -243,7 +241,7 @@ def test_an_interrupted_run_keeps_what_it_has(entered, tmp_path, monkeypatch):
     assert [entry["backend"] for entry in kept["entries"]] == [RIGHT]
 
 
-# Speed on a GPU, which is made up here: its clock, its memory, its precision.
+# Speed on a GPU, with a simulated clock, memory and precision.
 
 
 def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the_devices():
@@ -254,7 +252,7 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
     answer, _ = bench.repeat(4, 60.0)
     assert answer == {"seconds": [SECONDS] * 4, "peak_memory_bytes": WithADevice.held}
     one, four = (["synchronize", *["step"] * count, "synchronize"] for count in (1, 4))
-    assert steps.said == one + four  # one to see how long it takes, then all in a row
+    assert steps.said == one + four  # one to estimate the time, then all in a row
     bench.prepare(work.request())
     assert len(bench.repeat(2, 60.0)[0]["seconds"]) == 2
 
@@ -272,11 +270,10 @@ def test_results_are_judged_by_the_arithmetic_that_was_asked_for():
         assert rules_of(Workload(small_preset(), dtype=dtype), settings, about) == rules
 
 
-# What a training step that is timed has to be: AdamW's, and every other is refused.
+# A timed training step has to be AdamW's; every other is refused.
 
 
 def prepared(backend, work):
-    """Return what a backend computes before it is timed."""
     return Bench(backend).prepare(work.request())[1]
 
 

@@ -1,6 +1,6 @@
-"""Every file that is read, checkpoints and all else, spoilt: it is read.
+"""Spoilt files of every kind are read, or refused in lines that name the file.
 
-Or refused in lines that name it, in bounded time and memory; nothing else is raised, and nothing is written.
+Either takes bounded time and memory, raises nothing else, and writes nothing.
 """
 
 import functools
@@ -33,20 +33,19 @@ from tests.toys.surroundings import ROOT
 
 # Checkpoints.
 
+# One format for each kind of file; any file in it is spoilt.
 CHECKPOINTS = (
     *("concord", "hugging-face", SHARDS, SENTENCES, "torch-safetensors", "torch", "paddle"),
     *("keras-h5", "keras", "tensorflow", "jax-msgpack", "jax-orbax"),
 )
-"""A format of each kind of file; any file of it is spoilt."""
 
-# All else.
+# Other files.
 
 PAIRS = "谁有狂三这张高清的\t这张高清图，谁有\n英雄联盟\n"
 LINES = '{"text": "so dull", "label": "bad"}\n{"text_a": "a film", "text_b": "a movie", "id": 7}\n'
 
 
 def answered(folder):
-    """A small case with its run."""
     name = "keras-attention-single-attention"
     (path,) = answer(exported(folder, name, dtypes=["float64"], part="attention")).rglob("run.json")
     deviation = {"name": "softmax_floor", "value": -64.0, "reason": "so it is"}
@@ -86,6 +85,7 @@ GOLDEN = sorted(golden_files.INCLUDED.rglob("*.safetensors"), key=lambda path: p
 TRAINING = sorted(golden_files.SHARED.glob("*/train_*.safetensors"), key=lambda path: path.stat().st_size)
 CONFIG = ROOT / "spec" / "variants" / "bert.toml"
 
+# Writers of right files, and their readers.
 READERS = {
     "a case and its run": (answered, show_dumps),
     "a folder of golden files": (copied(GOLDEN[len(GOLDEN) // 2]), golden_files.collect),
@@ -126,7 +126,6 @@ READERS = {
         for format in CHECKPOINTS
     },
 }
-"""What writes right files, and what reads them."""
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -141,7 +140,7 @@ def test_a_spoilt_file_is_read_or_refused(reader, many, tmp_path):
 
 @pytest.mark.parametrize("kind", records.RECORDS)
 def test_a_record_with_a_list_of_another_length_is_read_or_refused(kind, tmp_path):
-    """Lists that belong together are of one length, or the file is refused: no page stumbles over it."""
+    # Lists that belong together have one length, so that no page fails on them.
     records.write(kind, tmp_path)
     path, refusals = tmp_path / records.NAME, []
     for text in other_lengths(path.read_text()):
@@ -165,7 +164,7 @@ def test_a_list_of_bins_has_as_many_as_there_are(tmp_path):
 
 
 def test_the_page_of_what_has_the_same_bits_counts_no_errors():
-    """Where bits are compared nothing is counted: bins are there all the same."""
+    # Comparing bits counts no errors, but the bins exist.
     row = Row("outputs", "", "agrees", Judgement("agrees", size=7), size=7)
     result = Result("again", "model", "inputs", "float32", "agrees", verdict=Verdict([row]))
     assert "again" in page(record.made(Report([result], {}, Setup()), "compare", "title"))

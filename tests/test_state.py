@@ -1,4 +1,4 @@
-"""State: every run starts from what was given."""
+"""State: every run starts from the given one."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from tests.toys.kinds import Of, bits, drawn, linear, reordered
 
 
 def stateful(m, x, box):
-    """Compute by everything that is kept: in an input, in attributes, in parameters."""
+    # Keep state in an input, in attributes and in parameters.
     box.held.append(m.a(x))
     m.calls, m.seen[:, :5] = getattr(m, "calls", 0) + 1, m.a(x)
     m.list.append(m.a(x))
@@ -23,7 +23,6 @@ def stateful(m, x, box):
 
 
 def prepared(trains):
-    """Return a module, its inputs, and what both hold."""
     model = Of(stateful, {"a": linear(7, 5)}).eval()
     model.seen, model.list = torch.zeros(3, 6), []
     inputs = {"x": drawn(3, 7), "box": SimpleNamespace(held=[], trains=trains)}

@@ -1,4 +1,4 @@
-"""The house: one-way imports, no shadowing, clauses, and files that do not drift."""
+"""The structure of the project: imports, clauses, and files that may drift apart."""
 
 import ast
 import re
@@ -21,6 +21,7 @@ FRAMEWORKS = {
 }
 ALL_FRAMEWORKS = frozenset().union(*FRAMEWORKS.values())
 
+# What each package may import of our own besides itself; imports go one way.
 MAY_IMPORT = {
     "spec": set(),
     "backends": {"spec"},
@@ -29,7 +30,6 @@ MAY_IMPORT = {
     "speed": {"spec", "backends", "conformance"},
     "concord": {"spec", "backends", "porting", "speed", "conformance"},
 }
-"""What each package may import of ours besides itself: arrows point one way."""
 
 
 @cache
@@ -44,7 +44,7 @@ def sources(folder):
 
 @cache
 def tracked():
-    """Return the files of the repository: what git has or would take."""
+    # Files that git has, or would add.
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     listed = subprocess.run(
@@ -59,7 +59,6 @@ def tracked():
 
 
 def text_of(path):
-    """Return the text of a file; nothing for one that is not text."""
     try:
         return path.read_text()
     except UnicodeDecodeError:
@@ -70,15 +69,11 @@ def relative(path):
     return path.relative_to(ROOT).as_posix()
 
 
-# Imports: arrows point one way.
+# Imports go one way.
 
 
 def imports(path, nodes=None):
-    """Yield line and dotted name of every module that a file imports, inside functions too.
-
-    Args:
-        nodes: among which of its nodes, if not among all.
-    """
+    # Line and dotted name of each import, also within functions; only among `nodes` if given.
     package = relative(path).removesuffix(".py").split("/")[:-1]
     for node in nodes or ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -97,10 +92,8 @@ def imports(path, nodes=None):
 
 
 def part_of(name):
-    """Return which part of this package a module belongs to, of others the package.
-
-    What stands in ``concord/__init__.py`` is everybody's.
-    """
+    # The part of Concord to which a module belongs, or the top-level package if it is not ours. Names in
+    # `concord/__init__.py` belong to no part, so every part may import them.
     first, inner = (*name.split("."), "")[:2]
     return (
         first
@@ -116,7 +109,7 @@ def part_of(name):
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_imports_point_one_way(package):
     forbidden = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
-    outside = MAY_IMPORT.keys() - {"concord"}  # only the one package that is installed has these names
+    outside = MAY_IMPORT.keys() - {"concord"}  # only the installed package has these names
     assert not [
         f"{relative(path)}:{line}: {name}"
         for path in sources(package)
@@ -155,16 +148,16 @@ def test_spec_imports_numpy_and_libraries_without_a_framework_only():
     ]
 
 
+# Places that import a framework.
 OWNERS = {
     **{f"backends/{name}/": name for name in FRAMEWORKS},
     **{f"conformance/mutants/plugins/{name}.py": name for name in FRAMEWORKS},
-    # There a user's module of PyTorch is the reference, or what is measured.
+    # A PyTorch module of the user is the reference there, or is measured.
     **dict.fromkeys(("conformance/compare/", "concord/commands/compare.py", "speed/peers/"), "torch"),
-    # In a process of their own.
+    # These run in a process of their own.
     **dict.fromkeys(("porting/containers/torch_files.py", "porting/containers/onnx.py"), "torch"),
     "porting/containers/tensorflow.py": "tf",
 }
-"""Where a framework is imported, and which."""
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
@@ -203,7 +196,7 @@ def test_backends_know_neither_variants_nor_each_other():
     ]
 
 
-# Clauses: the specification and the tests name each other.
+# Clauses: the specification and the tests refer to each other.
 
 CLAUSE = re.compile(r"\b[A-Z]{3}-\d+\b")
 NO_CLAUSE = {"SHA-256"}
@@ -214,7 +207,7 @@ def clauses():
 
 
 def proven():
-    """Return the clauses that tests name in ``pytest.mark.clause(…)``."""
+    # Clauses in `pytest.mark.clause(…)`.
     return {
         ast.literal_eval(argument)
         for path in (*sources("tests"), *sources("conformance"))
@@ -257,10 +250,10 @@ def test_every_tap_and_input_bears_a_clause_that_exists(variant_config):
         assert not {name: tensor.clause for name, tensor in tables.items() if tensor.clause not in known}
 
 
-# Files: nothing of one machine, nothing too large.
+# Files: none is too large or names a place on one machine.
 
 ELSEWHERE = (
-    # Written so that no pattern finds itself.
+    # Written so that no pattern matches itself.
     r"/work[/]",
     r"/tmp/bash[_]",
     r"/opt/[w]heels",
@@ -289,7 +282,7 @@ def test_no_file_is_too_large():
     assert not [relative(path) for path in tracked() if path.stat().st_size > MOST_BYTES]
 
 
-# The guides: links lead somewhere.
+# Links between documents.
 
 
 def test_links_between_documents_lead_somewhere():
@@ -303,12 +296,13 @@ def test_links_between_documents_lead_somewhere():
     assert not [f"{relative(path)}: {link}" for path, link in links if not (path.parent / link).exists()]
 
 
-# Tolerances are derived: nobody sets one by hand.
+# Tolerances are derived, never set by hand.
 
 TOLERANCES = (
     r"\b(rtol|atol|rel_tol|abs_tol|reltol|abstol|allclose|isclose|assert_allclose|approx|assert_almost_equal"
     r"|assert_array_almost_equal)\b|\btolerances?\s*=\s*[\d.]"
 )
+# Files that may use such a word, with the reason; none of them judges a backend.
 BY_HAND = {
     "examples/criteria.py": (
         "the field's usual criteria, whose misses and false alarms are counted; no verdict rests on them"
@@ -320,7 +314,6 @@ BY_HAND = {
     "tests/test_spec_config.py": "the largest number of a precision, as a textbook prints it",
     "tests/test_spec_inputs.py": "a table of sines against math.sin",
 }
-"""Files that may use such a word, and why: they judge no backend."""
 
 
 def test_no_tolerance_is_set_by_hand():

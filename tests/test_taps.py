@@ -1,4 +1,4 @@
-"""Taps: the model goes on with what they return, and the loss has a gradient by each."""
+"""Taps: the model continues with their return values, and the loss has a gradient for each."""
 
 import dataclasses
 import re
@@ -22,11 +22,8 @@ from tests.toys.surroundings import EACH_BACKEND
 
 
 def case_of(name, part="model", **options):
-    """Return a case of a variant with padding, one layer deep: every axis has a size of its own.
-
-    Every sample has a real token: a mask constant that absorbs all scores of a row leaves no difference to
-    take.
-    """
+    # One layer, and a different size for each axis. Every sample has a real token: where a mask constant
+    # absorbs all scores of a row, taps would have no effect.
     return build_case(name, "equal", part, options={"num_layers": 1, **options})
 
 
@@ -34,12 +31,11 @@ def reference(case, pinned=None):
     return spec.reference(case.config, case.weights, case.batch, part=case.part, pinned=pinned).taps
 
 
-# What a tap returns is what the model goes on with.
+# The model continues with what a tap returns.
 
 
 @pytest.fixture(params=EACH_BACKEND)
 def editing(request, open_worker):
-    """Each of the four backends with one tap changed."""
     return open_worker(f"tests.toys.built_in:{request.param}")
 
 
@@ -50,7 +46,7 @@ def editing(request, open_worker):
     [("tf1-text-classifier", {"head_computation": "looped"}), ("bert-pytorch", {}), ("bert", {})],
 )
 def test_model_goes_on_with_every_tap(editing, name, options):
-    """A tap that is changed in the backend and in the reference: the same tensors become others."""
+    # Changing a tap in the backend and in the reference must change the same tensors.
     case = case_of(name, **options)
 
     def run(tap=""):
@@ -75,7 +71,7 @@ def test_model_goes_on_with_every_tap(editing, name, options):
     ],
 )
 def test_model_goes_on_with_taps_however_it_is_run(editing, name, tap, implementation, execution):
-    """Judged step by step, from the run's own taps, one that is changed is the only tensor that is wrong."""
+    # Each step is judged from the run's own taps, so only the changed tap is wrong.
     case = case_of(name)
     edited = f"edit:{tap}:{implementation}"
     run = run_case(editing, case, implementation=edited, execution=execution, gradients=False)
@@ -123,11 +119,11 @@ def test_campaigns_ask_for_gradients_of_taps_where_nobody_has_published_others()
     assert [result.detail for result in report.results] == ["tap_gradients=True", "tap_gradients=False"]
 
 
-# Activations that the model does not go on with, and branches that are cut off.
+# Unused activations, and branches that are cut off.
 
 
 class Cut(Model):
-    """The reference, in which no gradient flows back beyond a tap."""
+    """The reference without gradients beyond the taps in `cut`."""
 
     cut = ()
 
@@ -137,7 +133,7 @@ class Cut(Model):
 
 
 def run_with(case, cut, aside, nothing=np.zeros_like):
-    """Return a run in which no gradient flows beyond some taps, and that by others, of no use, is nothing."""
+    # The gradients of the unused taps `aside` are zero, or what `nothing` makes of them.
     truth = truth_of(case, "float32", model=type("WithACut", (Cut,), {"cut": cut}))
     by_taps = {
         name: truth.tap_gradients.get(name, np.zeros_like(tap))
@@ -175,7 +171,7 @@ def test_gradient_by_a_tap_that_is_none_is_left_out():
 
 @pytest.mark.clause("GRD-6")
 @pytest.mark.parametrize("cut", ["attention.weights", "feed_forward.activation", "residual1"])
-@pytest.mark.parametrize("aside", [(), ATTENTION[:1]])  # there may be activations of no use besides
+@pytest.mark.parametrize("aside", [(), ATTENTION[:1]])  # unused activations may occur as well
 def test_branch_that_is_cut_off_is_found_where_it_is_cut(cut, aside):
     case = build_case("bert", "ragged")
     verdict = verdict_of(case, run_with(case, (f"layers.0.{cut}",), aside))

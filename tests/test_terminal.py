@@ -1,4 +1,4 @@
-"""What the terminal shows, whatever it is given."""
+"""Output to the terminal, whatever its input."""
 
 import pytest
 from rich.console import Group

@@ -1,4 +1,4 @@
-"""Texts: what is read of files, and the ids that a checkpoint's own tokenizer makes of them."""
+"""Texts in files, and the ids that a checkpoint's own tokenizer gives them."""
 
 import json
 

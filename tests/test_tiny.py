@@ -1,4 +1,4 @@
-"""Concord in one sitting: two ways in, a bug, its cause, a right run, and a checkpoint that is ported."""
+"""Concord in one sitting: two ways in, a bug and its cause, a right run, and a ported checkpoint."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Training in the four frameworks: every step against the reference, by tolerances of whole trajectories."""
+"""Training in the four frameworks: every step is judged by the tolerances of whole trajectories."""
 
 import dataclasses
 
@@ -13,6 +13,7 @@ from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 from tests.toys.surroundings import EACH_BACKEND
 
+# Sizes and batches of the training-bug runs, so that JAX reuses what it compiled for them.
 CONFIG = spec.variant(
     "bert-pytorch",
     d_model=6,
@@ -23,7 +24,6 @@ CONFIG = spec.variant(
     max_positions=7,
     num_classes=3,
 )
-"""Of the sizes of the runs of training bugs, as are batches: what JAX has compiled serves all of them."""
 
 SECTIONS = {"losses", "gradients", "parameters"}
 
@@ -101,7 +101,7 @@ RECIPES = {
 
 
 def training(name, **fields):
-    """Return three steps of two batches each, the last one of a single batch."""
+    # Two batches in each step, but one in the last.
     usual = {"learning_rate": 0.01, "accumulation": 2, "accumulation_mean": "samples"}
     recipe = Recipe(**{**usual, **RECIPES[name], **fields})
     batches = [
@@ -126,7 +126,7 @@ def trained(open_worker, backend, asked, dtype="float32", config=CONFIG, **setti
 
 
 def judged(verdict):
-    """Return the sections of training of which something was judged."""
+    # Sections with at least one judged tensor.
     return {row.tensor.split(".")[2] for row in verdict.table if row.status == "agrees"}
 
 
@@ -144,8 +144,8 @@ def test_training_follows_the_recipe_step_by_step(open_worker, backend, name, dt
     assert ("norm" in judged(verdict)) == (asked.recipe.clipping == "global_norm")
 
 
+# With options that library layers support.
 LIBRARY = CONFIG.replace(mask_fill="add", norm_epsilon_placement="inside", norm_variance="biased")
-"""The same of options that library layers have."""
 
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)

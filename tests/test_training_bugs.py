@@ -1,4 +1,4 @@
-"""Bugs of training: each has a clause and a run that shows it, and is found where the reference shows it."""
+"""Training bugs: each has a clause and a run, and is found at the step where it shows on the reference."""
 
 import dataclasses
 from functools import partial
@@ -17,6 +17,7 @@ from concord.conformance.mutants.training_detection import divergence_of, shown
 from concord.spec.training.recipe import RATES
 from tests.toys.stepping import Bugged
 
+# One bug of each operation. Tests look for these in all frameworks, the command looks for the others.
 SAMPLE = (
     "adam_first_moment_uncorrected",
     "decay_after_step",
@@ -27,14 +28,13 @@ SAMPLE = (
     "last_batch_dropped",
     "resumed_without_moments",
 )
-"""One bug of each operation; they are looked for in all frameworks, the others by the command."""
 
+# How many tolerances a bug must be off at its first step on the reference, so that rounding cannot hide it.
 CLEARLY = 4.0
-"""Tolerances that a bug lies off at its first step on the reference, so that rounding does not decide it."""
 
 
 def on_each_backend(entries, quick):
-    """Return parameters of a test: each entry on each backend, slow unless it is one of some."""
+    # Slow, unless the entry is among the quick ones.
     return [
         pytest.param(
             name,
@@ -76,7 +76,7 @@ def test_right_training_has_no_cause(open_worker, name, run):
     assert divergence_of(open_worker(plugin(name)), bug, "float32", right=True) is None
 
 
-# What explains a step.
+# Explanations of a step.
 
 
 def track_of(run, change):

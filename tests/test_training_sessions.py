@@ -1,4 +1,4 @@
-"""Training that a worker holds open: the bits of a run, of going on from a state, and what is refused."""
+"""Open training sessions of a worker: the bits of a run, resuming from a state, and refusals."""
 
 import dataclasses
 
@@ -51,7 +51,7 @@ def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker, recipe)
     assert any(not name.startswith("parameters.") for name in halfway)
     assert len([name for name in end if np.array_equal(end[name], expected[-1].get(name))]) > 10
     with worker.train(request_of(recipe)) as another:
-        for _ in range(2):  # in a session that is new, and in one that went on meanwhile
+        for _ in range(2):  # a new session, and one that has gone on meanwhile
             another.load(halfway, 2)
             assert the_same(another.state(), halfway)
             found = [another.step(batches, report=True) for batches in STEPS[2:]]
@@ -78,7 +78,7 @@ def test_steps_that_do_not_fit_are_refused_before_anything_changes(open_worker):
     worker = open_worker("torch")
     with worker.train(request_of()) as session, worker.train(request_of()) as other:
         state = session.state()
-        other.step(STEPS[0])  # nor do sessions of one worker touch each other
+        other.step(STEPS[0])  # sessions of one worker are independent
         with pytest.raises(SpecError, match="has 3 batches but must have from 1 to 2"):
             session.step(BATCHES[:3])
         with pytest.raises(SpecError, match=r"'labels'.*backend=torch"):

@@ -1,7 +1,4 @@
-"""What is written for Hugging Face's transformers, loaded by transformers: version 5.
-
-And the last one with TensorFlow and Flax, each in an environment of its own.
-"""
+"""Checkpoints written for transformers load in version 5, and in the last one with TensorFlow and Flax."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ from tests.toys.elsewhere import Place
 
 pytestmark = pytest.mark.slow
 
-# What of an installation is not here already: everything but TensorFlow, which tf_keras would have under
+# Packages that the current environment lacks. TensorFlow is left out, since tf_keras requires it under
 # another name.
 NEW, OLD = (
     (("transformers==5.23.0", "sentence-transformers==6.2.0"), ()),
@@ -92,22 +89,18 @@ print(json.dumps({"warnings": said}))
 
 @dataclass(frozen=True)
 class Library:
-    """A version of transformers, in an environment of its own."""
+    """A version of transformers in its own environment."""
 
     place: Place
 
     def run(self, program, *arguments):
-        """Return what a program prints on its last line."""
+        # The last line that a program prints.
         ran = self.place.run("-c", program, *arguments, CUDA_VISIBLE_DEVICES="")
         assert ran.returncode == 0, ran.stderr[-2000:]
         return ran.stdout.splitlines()[-1] if ran.stdout else ""
 
     def output(self, folder, batch, pad, *command):
-        """Return what a model computes that is loaded from a folder, without a word about its tensors.
-
-        Args:
-            command: the program that loads it, and its first arguments.
-        """
+        # The program must report no missing or unexpected tensors.
         arrays = batch.arrays()
         ids = arrays["input_ids"]
         given = {"input_ids": ids, "attention_mask": (ids != pad).astype(np.int64)}
@@ -147,17 +140,13 @@ HEADS = {"ForSequenceClassification": "model", "Model": "encoder", "ForMaskedLM"
 
 
 def judged(checkpoint, batch, found):
-    """Return how far an output lies from the reference's, in tolerances."""
     expected = family.expect(checkpoint.config, checkpoint.weights(), batch, checkpoint.part, "float32")
     name = spec.output_name(checkpoint.config, checkpoint.part)
     return judge_tensor(found, expected.values[name], expected.sigmas[name], "float32").ratio
 
 
 def batch_for(checkpoint):
-    """Return rows of several lengths.
-
-    Of one that is nothing but padding transformers' own kinds of attention make several things.
-    """
+    # No row is all padding: the attention implementations of transformers disagree on such rows.
     return spec.example_batch(
         checkpoint.config, batch=3, tokens=11, seed=3, padding="ragged", part=checkpoint.part
     )
@@ -179,7 +168,7 @@ def test_what_is_written_computes_the_same_bits(library, tmp_path, kind, head):
         for name in ("one", "other", "back")
     )
     assert first.tobytes() == other.tobytes() == back.tobytes()
-    # The family has no head of a language model: what stands before it is judged as that of the bare model.
+    # The family has no language-model head. The encoder in front of it is judged as part of `Model`.
     assert head == "ForMaskedLM" or judged(read, batch, first) < 1
 
 

@@ -1,7 +1,4 @@
-"""The ordinary suite leaves much of what backends take turns in to the slow one.
-
-Between them they still meet everything.
-"""
+"""The quick suite lets backends take turns, but together they still run every entry."""
 
 from collections import defaultdict
 

@@ -1,4 +1,4 @@
-"""Sigma of the family is confirmed by the estimator of any model."""
+"""The estimator for any model confirms the family's sigma."""
 
 import runpy
 

@@ -1,7 +1,4 @@
-"""What was judged nowhere never reads as a pass.
-
-Through every command that judges, with runs of which nothing, or not every section, can be judged.
-"""
+"""What was judged nowhere never counts as a pass, in any command that judges."""
 
 import json
 
@@ -13,8 +10,8 @@ from tests.test_speed import small_preset
 from tests.toys.dumps import answer, exported, leave
 from tests.toys.surroundings import ROOT, suite, toy
 
+# The first backend leaves nothing to judge; runs of the second lack one section.
 NOTHING, A_SECTION = toy("SaysUnsupported"), toy("LeavesOutGradients")
-"""A backend of which nothing can be judged; one of whose runs a section cannot."""
 
 CASE = "keras-attention-single-attention"
 ONE = f"--variant keras-attention --case {CASE} --part attention --dtype float64"
@@ -23,7 +20,7 @@ GOLDEN = ROOT / "conformance" / "golden" / "keras-attention"
 
 @pytest.fixture
 def case(tmp_path):
-    """The folder of a case, with a run of it that has no gradients."""
+    # With a run that has no gradients.
     answer(exported(tmp_path / "cases", CASE, dtypes=["float64"], part="attention"))
     (path,) = tmp_path.rglob("run.safetensors")
     leave(path, "output", "loss")

@@ -1,6 +1,4 @@
-"""Messages: what goes to a worker and comes back is the same bit for bit, and what a backend says wrongly is
-refused in words.
-"""
+"""Messages to and from a worker keep every bit, and wrong answers of a backend are refused."""
 
 import json
 import re

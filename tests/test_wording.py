@@ -1,4 +1,4 @@
-"""Numbers in sentences: two that differ never look the same."""
+"""Numbers in sentences: different numbers never look the same."""
 
 import math
 
@@ -13,7 +13,6 @@ NUMBERS = [float(x) for x in RANDOM.standard_normal(53) * 10.0 ** RANDOM.integer
 
 @pytest.mark.parametrize("units", [1, 1000])
 def test_numbers_that_differ_look_different(units):
-    """The nearest neighbours that float64 has, and others."""
     for number in NUMBERS:
         other = number + units * math.ulp(number)
         made, right = instead(other, number).split(" instead of ")

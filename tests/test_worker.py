@@ -1,4 +1,4 @@
-"""Workers: what a backend finds in its process, and what it is given and gives back."""
+"""Workers: the process in which a backend runs, and what goes in and out of it."""
 
 import dataclasses
 import importlib.util
@@ -25,7 +25,6 @@ MIB = 2**20
 
 
 def checking(name, folder):
-    """Return a short check, whose results go into a folder."""
     return f"check --backend {name} --case bert-single --dtype float32 --json {folder / 'out.json'}"
 
 
@@ -51,21 +50,20 @@ assert not frameworks & {{name.partition(".")[0] for name in sys.modules}}, sort
 
 
 def test_worker_process_needs_no_psutil():
-    """Another environment's interpreter brings its framework, NumPy and safetensors, and no more of ours."""
+    # An interpreter of another environment has its framework, NumPy and safetensors, and nothing else that we
+    # need.
     ours = {"execnet", "psutil", "rich", "typer", "pytest"}
     program = f"import sys, concord.backends.remote; print(sorted({ours} & set(sys.modules)))"
     assert python("-c", program).stdout == "[]\n"
 
 
 def opened(device="cpu", **settings):
-    """Return what a worker finds in its process."""
     with backends.open(toy("Revealing"), device, **settings) as worker:
         assert worker.description["pid"] == worker.pid
         return worker.description
 
 
 def checked(written, /, *words, **settings):
-    """Return what the worker of a check finds in its process."""
     done = concord(checking(toy("Revealing"), written), *words, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((written / "out.json").read_text())["environments"][toy("Revealing")]
@@ -117,7 +115,8 @@ SHADOWS = ("torch", "json", "select", "numpy", "safetensors", "logging")
 
 
 def test_a_framework_is_the_installed_one_wherever_somebody_stands(tmp_path):
-    """Beside folders of its name, also through a link, and among files of the names of libraries."""
+    # The current folder has modules with the names of libraries, and the path leads to folders of a
+    # framework's name, also through a link.
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('it stands in the place of another')\n")
     folder, link = ROOT / "backends", tmp_path / "link"
@@ -181,10 +180,7 @@ def test_an_answer_that_cannot_be_understood_is_an_error_of_that_backend():
 
 
 def awkward(config, dtype):
-    """Return weights with the numbers of a precision that are lost most easily.
-
-    -0, subnormals, the largest.
-    """
+    # Numbers that are lost most easily: -0, subnormals, and the largest.
     target = spec.precision(dtype)
     least = target.smallest_normal * (2 * target.unit_roundoff)
     numbers = [-0.0, least, -3 * least, target.largest, -target.largest, 1 + 2 * target.unit_roundoff]
@@ -194,7 +190,7 @@ def awkward(config, dtype):
     return weights
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.clause("INP-1", "WGT-1")

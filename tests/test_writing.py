@@ -1,6 +1,6 @@
-"""A checkpoint is written whole or not at all: a kill at any moment leaves what was there.
+"""A checkpoint is written completely or not at all.
 
-Or what was to be written.
+A kill at any moment leaves either the old content or the new.
 """
 
 import json
@@ -20,6 +20,7 @@ from tests.toys.ready import hugging_face
 
 OLD, NEW = (drawn(CONFIG, seed=seed) for seed in (3, 5))
 
+# The process is killed at each line of these files.
 LINES = (
     "spec/folders.py",
     "spec/files.py",
@@ -28,14 +29,11 @@ LINES = (
     "/shutil.py",
     "/pathlib.py",
 )
-"""The files whose lines are moments at which the process is killed."""
 
 
 def killed(at, act):
-    """Do something in a copy of this process that is killed before a line, counted from 0.
-
-    Return the files of all lines if it is not.
-    """
+    # Forks, and kills the child before line number `at`. A child that survives returns the files of its
+    # lines.
     lines = []
 
     def trace(frame, event, argument):
@@ -79,7 +77,7 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path, format
             porting.write(porting.from_weights(CONFIG, OLD), out, "hugging-face")
 
     prepare()
-    write()  # what is loaded once is loaded
+    write()  # later runs load no modules
     prepare()
     lines = killed(-1, write)
     naming = [number for number, name in enumerate(lines) if name.endswith("spec/folders.py")]
@@ -112,7 +110,7 @@ def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path, named):
         tmp_path / "source",
         change=lambda found: {**found, "bert.embeddings.position_ids": np.arange(19)[None]},  # a buffer
         hidden_dropout_prob=0.25,
-        **named,  # else classes are counted, by num_labels
+        **named,  # otherwise classes are counted by num_labels
     )
     porting.write(porting.read(source), tmp_path / "own", "concord")
     porting.write(porting.read(tmp_path / "own"), tmp_path / "back", "hugging-face")

@@ -1,4 +1,4 @@
-"""A model in NumPy judges a port as a module does, and no mask of a softmax is lost in it."""
+"""A model in NumPy judges a port as a module does, and every mask of a softmax is kept."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,4 @@
-"""The JAX backend: devices, dtypes, switches, and sessions on a model.
-
-Shapes: M rows, N columns.
-"""
+"""The JAX backend: devices, dtypes, switches, and sessions. Shapes: M rows, N columns."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,12 +20,12 @@ from concord.backends.jax import library, optimizers, training
 from concord.backends.jax.model import PARTS
 from concord.backends.session import FrameworkSession
 
-# Otherwise XLA leaves out roundings to bfloat16 where it fuses steps, and results depend on the fusion.
+# Otherwise XLA skips roundings to bfloat16 where it fuses steps, and results depend on the fusion.
 OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 
 
 class ModelSession(FrameworkSession):
-    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
+    """A :class:`concord.backends.interface.Session`."""
 
     graph: nnx.GraphDef[Any]
     variables: nnx.State[Any, Any]
@@ -72,7 +69,7 @@ class ModelSession(FrameworkSession):
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`concord.backends.interface.Backend`)."""
+    """A :class:`concord.backends.interface.Backend`."""
 
     name = "jax"
     version = f"{jax.__version__} (jaxlib {jaxlib.version.__version__}, flax {flax.__version__})"
@@ -164,7 +161,7 @@ class Adapter(FrameworkAdapter):
         """Allow deterministic kernels only, or all.
 
         Raises:
-            Unsupported: if XLA was started without its flag, which it reads once.
+            Unsupported: if XLA was started without its flag, which it reads only once.
         """
         if on and not self.read_switches()["xla_gpu_deterministic_ops"]:
             raise Unsupported(

@@ -1,9 +1,7 @@
-"""Layers of the classifier, written out as the published sources compute them.
+"""Layers of the classifier, written out as in the published sources.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each step goes on with what ``self.tap(name, tensor)`` returns. A model is made of
-:class:`~concord.backends.library_support.Layers`; those of the framework are in
-:mod:`concord.backends.jax.library`.
+d_ff. Each step continues with the result of ``self.tap(name, tensor)``.
 """
 
 import math
@@ -79,7 +77,7 @@ def mask_per_sample(mask: Array, heads: int) -> Array:
 
 
 def mask_batch_major(mask: Array, heads: int) -> Array:
-    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample.
+    # A published bug of Keras: heads are stacked before samples, but masks are repeated sample by sample.
     batch = mask.shape[0]
     place = jnp.arange(heads)[None, :] * batch + jnp.arange(batch)[:, None]  # (B, H)
     return mask[place // heads]  # (B, H, 1 or Q, S)
@@ -97,7 +95,7 @@ def all_tokens(x: Array, real: Array) -> Array:
 
 
 def mean_of_real_tokens(x: Array, real: Array) -> Array:
-    # A text of padding only has the mean 0, not 0/0 (HED-1).
+    # The mean of a text of padding alone is 0, not 0/0 (HED-1).
     total = jnp.sum(jnp.where(real[..., None], x, 0.0), axis=1)  # (B, D)
     return total / jnp.maximum(jnp.sum(real, axis=1, keepdims=True), 1).astype(x.dtype)
 
@@ -106,7 +104,7 @@ POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_to
 
 
 class LayerNorm(nnx.Module):
-    """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
+    """Layer norm in every published form (SPEC NRM-2 to NRM-4): (B, T, D)."""
 
     def __init__(
         self, config: EncoderConfig, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
@@ -243,7 +241,7 @@ class DotProductAttention(Tapped, nnx.Module):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same in a loop over heads, each with the mask of its own sample (SPEC ATT-7, MSK-7)."""
+    """The same head by head, each with its own sample's mask (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -290,7 +288,7 @@ class MultiHeadAttention(Tapped, nnx.Module):
 
 
 class FeedForward(Tapped, nnx.Module):
-    """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
+    """Two linear layers around an activation (SPEC FFN-1, FFN-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         self.inner = nnx.Linear(config.d_model, config.d_ff, use_bias=True, **kwargs)
@@ -304,7 +302,7 @@ class FeedForward(Tapped, nnx.Module):
 
 
 class PostNormLayer(Tapped, nnx.Module):
-    """Attention and feed-forward, each with residual, then norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
+    """Attention and feed-forward; norms follow the residuals (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         self.attention = MultiHeadAttention(config, make, **kwargs)
@@ -323,7 +321,7 @@ class PostNormLayer(Tapped, nnx.Module):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with each norm before its sublayer; no norm touches the residual stream (SPEC NRM-1)."""
+    """The same with norms before the sublayers, off the residual stream (SPEC NRM-1)."""
 
     def __call__(self, x: Array, real: Array | KeptRows) -> Array:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

@@ -1,7 +1,6 @@
-"""The same classifier, with the same parameter names, made of the layers and fused kernels of JAX and Flax.
+"""The same classifier and parameter names, with layers and fused kernels of JAX and Flax.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
-K head_dim. Anything that no layer of the framework computes is refused (:func:`unsupported_reasons`).
+Shapes as in :mod:`concord.backends.jax.layers`, with N rows kept.
 """
 
 import functools
@@ -35,7 +34,7 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 
 
 class LibraryLayerNorm(nnx.LayerNorm):
-    """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
+    """Layer norm with biased variance and epsilon inside (SPEC NRM-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         # Not the fast variance, E[x^2] - E[x]^2, which cancels (ALG-5).
@@ -50,21 +49,18 @@ class LibraryLayerNorm(nnx.LayerNorm):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
+    """Embeddings by the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
 
     def look_up(self, embedding: nnx.Embed, ids: Array) -> Array:
         return embedding(ids)
 
 
 class FusedAttention(explicit.DotProductAttention):
-    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
-
-    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
-    """
+    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
+        self.scale = config.head_dim**-0.5  # ATT-4: the two forms differ only in rounding
 
     def __call__(
         self,
@@ -88,7 +84,7 @@ class FusedAttention(explicit.DotProductAttention):
         return jax.nn.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Array, key_mask: Array) -> Array:
-        # An additive mask: the constant of a boolean one is the kernel's own (MSK-2).
+        # An additive mask: for a boolean one the kernel would choose the constant (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(jnp.zeros(visible.shape, dtype=q.dtype), visible, self.mask_constant)
 
@@ -102,7 +98,6 @@ LIBRARY = Layers(
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what prevents library layers from computing a request, a line for each option."""
     reasons = library_reasons(request, "jax.nn.dot_product_attention", "nnx.LayerNorm", float32_scores=True)
     if request.dtype == "float64":
         reasons.append(
@@ -112,16 +107,16 @@ def unsupported_reasons(request: Request) -> list[str]:
     return reasons
 
 
-# Without padding everything but the core of attention runs on the kept rows, as one sample of N tokens.
+# Without padding, everything but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Array, kept: KeptRows) -> Array:
-    """Take out the kept rows: (B, T, ...) to (1, N, ...)."""
+    """Select the kept rows: (B, T, ...) to (1, N, ...)."""
     return jnp.reshape(x, (-1, *x.shape[2:])).at[kept.rows].get(mode="promise_in_bounds")[None]
 
 
 def pad(x: Array, kept: KeptRows) -> Array:
-    """Put rows in their places, and any row in those of padding: (1, N, ...) to (B, T, ...)."""
+    """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
     return x[0].at[kept.places].get(mode="promise_in_bounds")
 
 
@@ -134,7 +129,7 @@ class UnpaddedAttention(FusedAttention):
 
 
 class UnpaddedClassifier(TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
+    """The classifier on kept rows: (B, T) to (B, C)."""
 
     def __call__(
         self, input_ids: Array, segment_ids: Array | None = None, *, rows: Array, places: Array

@@ -1,7 +1,6 @@
-"""The classifier and those of its parts that can run alone.
+"""The classifier and its parts that run alone, with inputs of :func:`concord.spec.tensors.inputs`.
 
-Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes. Every part takes its
-inputs by name (:func:`concord.spec.tensors.inputs`) and returns its output.
+Shapes as in :mod:`concord.backends.jax.layers`, with C classes.
 """
 
 from typing import Any
@@ -25,7 +24,7 @@ from concord.spec.pooling import least_squares
 
 
 class EncoderStack(Tapped, nnx.Module):
-    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
+    """Encoder layers on given embeddings (part ``stack``): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         self.pad_id = config.pad_id
@@ -59,7 +58,7 @@ class Encoder(EncoderStack):
 
 
 class PooledEncoder(Encoder):
-    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
+    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D) or (B, T * D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         super().__init__(config, make, **kwargs)
@@ -81,7 +80,7 @@ class PooledEncoder(Encoder):
         return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Array) -> Array:
-        # Compared before the root, whose derivative at a zero vector would be infinite.
+        # Compare before the root, whose derivative at a zero vector would be infinite.
         squares = jnp.sum(x * x, axis=-1, keepdims=True)  # (B, 1)
         return x / jnp.sqrt(jnp.where(squares > self.least_squares, squares, self.least_squares))
 
@@ -102,7 +101,7 @@ class TextClassifier(PooledEncoder):
 
 
 class AttentionAlone(nnx.Module):
-    """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
+    """Multi-head attention (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         self.attention = self.build_attention(config, make, **kwargs)

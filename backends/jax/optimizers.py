@@ -1,4 +1,4 @@
-"""Optimizers: Optax's where it computes a recipe, otherwise the one above the frameworks."""
+"""Optax's optimizer if it computes a recipe, otherwise :mod:`concord.backends.update_rules`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +58,6 @@ def direction(recipe: Recipe) -> optax.GradientTransformation | None:
 
 
 def own(recipe: Recipe, decayed: Mapping[str, bool]) -> optax.GradientTransformation | None:
-    """Return Optax's optimizer without the learning rate, if it computes this recipe."""
     transformation = direction(recipe)
     if transformation is None or recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
         return None
@@ -75,7 +74,7 @@ def own(recipe: Recipe, decayed: Mapping[str, bool]) -> optax.GradientTransforma
 
 
 class OwnOptimizer(Optimizer):
-    """Optax's own (:class:`concord.backends.update_rules.Optimizer`)."""
+    """Optax's optimizer."""
 
     def step(
         self, gradients: Mapping[str, Array], numbers: Mapping[str, Array], rows: Mapping[str, Array]
@@ -121,7 +120,6 @@ def _keeps(part: Any) -> bool:
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nnx.Param], kinds: Mapping[str, str]) -> Optimizer:
-    """Return the optimizer of a recipe (:class:`concord.backends.update_rules.Optimizer`)."""
     native = own(recipe, {name: kinds[name] not in recipe.undecayed for name in variables})
     kind = Optimizer if native is None else OwnOptimizer
     rule = kind(OPERATIONS, recipe, variables, kinds, native)

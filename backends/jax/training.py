@@ -1,7 +1,4 @@
-"""Loss and gradients.
-
-Shapes: B batch, C classes.
-"""
+"""Loss and gradients. Shapes: B batch, C classes."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,7 +14,6 @@ from concord.spec.tensors import differentiable_inputs
 
 
 def named(model: nnx.Module) -> dict[str, nnx.Variable]:
-    """Return the parameters of a model by native name."""
     return {
         ".".join(map(str, path)): node
         for path, node in nnx.iter_graph(model)
@@ -26,7 +22,7 @@ def named(model: nnx.Module) -> dict[str, nnx.Variable]:
 
 
 class ClassificationLoss(Tapped):
-    """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
+    """Mean cross-entropy plus the classifier's L2 term (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
 
     def __init__(self, config: EncoderConfig) -> None:
         self.losses = self.sigmoid_losses if config.num_classes == 1 else self.softmax_losses
@@ -34,7 +30,7 @@ class ClassificationLoss(Tapped):
         self.l2_weight = config.l2_weight
 
     def softmax_losses(self, logits: Array, labels: Array) -> Array:
-        # Not the logarithm of the softmax: a share that vanishes has none (ALG-4).
+        # Not the logarithm of the softmax, which may be 0 (ALG-4).
         log_probabilities = self.tap("log_probabilities", jax.nn.log_softmax(logits, axis=-1))  # (B, C)
         return -jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
 
@@ -59,7 +55,7 @@ class ClassificationLoss(Tapped):
 
 
 class CotangentLoss(Tapped):
-    """Sum of output times cotangent, for the parts without a classifier (SPEC LOS-5)."""
+    """Sum of output times cotangent, for parts without a classifier (SPEC LOS-5)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         pass
@@ -76,7 +72,7 @@ def differentiate(
     zeros: Mapping[str, Array],
     recorded: bool,
 ) -> Observation:
-    """Evaluate a session, and return the gradients of the loss too (SPEC GRD-1 to GRD-6)."""
+    """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
     wanted = {name: inputs[name] for name in differentiable_inputs(part)}
 
     def loss_of(
@@ -90,7 +86,7 @@ def differentiate(
         loss_of, argnums=by, has_aux=True
     )(model, wanted, zeros)
     wanted = {f"inputs.{name}": gradient for name, gradient in wanted.items()}
-    # A zero added to a tap has the gradient of the tap's total use (GRD-6).
+    # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in of_taps.items() if name in taps}
     gradients = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(of_model)}
     return Observation(output, loss, taps, gradients | wanted | of_taps)

@@ -1,7 +1,4 @@
-"""The PaddlePaddle backend: devices, dtypes, switches, and sessions on a model.
-
-Shapes: M rows, N columns.
-"""
+"""The PaddlePaddle backend: devices, dtypes, switches, and sessions. Shapes: M rows, N columns."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -21,12 +18,12 @@ from concord.spec.precision import PRECISIONS
 
 
 class ModelSession(FrameworkSession):
-    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
+    """A :class:`concord.backends.interface.Session`."""
 
     def prepare(self) -> None:
-        # In-place computation would let static programs overwrite tensors that they return.
+        # With in-place computation, static programs would overwrite tensors that they return.
         paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
-        # Every static program that ran stays in memory until this cache is cleared.
+        # Every static program stays in memory until this cache is cleared.
         paddle.base.core.clear_executor_cache()
 
     def evaluation(self, captured: bool) -> Callable[..., Any]:
@@ -42,7 +39,7 @@ class ModelSession(FrameworkSession):
         ) -> Any:
             return self.evaluate(model, inputs, zeros, recorded, with_loss)
 
-        # Traced as it stands: no branch depends on a value.
+        # Traced without converting control flow: no branch depends on a value.
         plain = paddle.jit.not_to_static(evaluate)
         return paddle.jit.to_static(plain, full_graph=True, backend=None)
 
@@ -51,7 +48,7 @@ class ModelSession(FrameworkSession):
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`concord.backends.interface.Backend`)."""
+    """A :class:`concord.backends.interface.Backend`."""
 
     name = "paddle"
     version = paddle.version.full_version

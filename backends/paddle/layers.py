@@ -1,9 +1,7 @@
-"""Layers of the classifier, written out as the published sources compute them.
+"""Layers of the classifier, written out as in the published sources.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each step goes on with what ``self.tap(name, tensor)`` returns. A model is made of
-:class:`~concord.backends.library_support.Layers`; those of the framework are in
-:mod:`concord.backends.paddle.library`.
+d_ff. Each step continues with the result of ``self.tap(name, tensor)``.
 """
 
 import math
@@ -22,8 +20,8 @@ from concord.spec.masks import mask_constant
 Step = Callable[[Tensor], Tensor]
 
 
-# Static programs round a constant in arithmetic with a tensor to float32, also beside float64 tensors: ``x *
-# c``, ``x + c``, ``x / c``, ``paddle.full_like`` and ``paddle.to_tensor(c)`` do, and ``paddle.where`` does so
+# Static programs round a constant in arithmetic with a tensor to float32, even for float64 tensors: ``x *
+# c``, ``x + c``, ``x / c``, ``paddle.full_like`` and ``paddle.to_tensor(c)`` do. ``paddle.where`` does so
 # eagerly too. ``paddle.full`` with a dtype does not.
 
 
@@ -90,7 +88,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample.
+    # A published bug of Keras: heads are stacked before samples, but masks are repeated sample by sample.
     batch = mask.shape[0]
     place = (
         paddle.arange(heads, dtype="int64")[None, :] * batch + paddle.arange(batch, dtype="int64")[:, None]
@@ -110,7 +108,7 @@ def all_tokens(x: Tensor, real: Tensor) -> Tensor:
 
 
 def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
-    # A text of padding only has the mean 0, not 0/0 (HED-1).
+    # The mean of a text of padding alone is 0, not 0/0 (HED-1).
     total = paddle.sum(paddle.where(real[..., None], x, paddle.zeros_like(x)), axis=1)  # (B, D)
     return total / paddle.clip(paddle.sum(real.astype("int64"), axis=1, keepdim=True), min=1).astype(x.dtype)
 
@@ -119,7 +117,7 @@ POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_to
 
 
 class LayerNorm(nn.Layer):
-    """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
+    """Layer norm in every published form (SPEC NRM-2 to NRM-4): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -255,7 +253,7 @@ class DotProductAttention(Tapped, nn.Layer):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same in a loop over heads, each with the mask of its own sample (SPEC ATT-7, MSK-7)."""
+    """The same head by head, each with its own sample's mask (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
@@ -305,7 +303,7 @@ class MultiHeadAttention(Tapped, nn.Layer):
 
 
 class FeedForward(Tapped, nn.Layer):
-    """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
+    """Two linear layers around an activation (SPEC FFN-1, FFN-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers) -> None:
         super().__init__()
@@ -320,7 +318,7 @@ class FeedForward(Tapped, nn.Layer):
 
 
 class PostNormLayer(Tapped, nn.Layer):
-    """Attention and feed-forward, each with residual, then norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
+    """Attention and feed-forward; norms follow the residuals (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers) -> None:
         super().__init__()
@@ -340,7 +338,7 @@ class PostNormLayer(Tapped, nn.Layer):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with each norm before its sublayer; no norm touches the residual stream (SPEC NRM-1)."""
+    """The same with norms before the sublayers, off the residual stream (SPEC NRM-1)."""
 
     def forward(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

@@ -1,7 +1,6 @@
-"""The same classifier, with the same parameter names, made of the layers and fused kernels of PaddlePaddle.
+"""The same classifier and parameter names, with PaddlePaddle's own layers and fused kernels.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
-K head_dim. Anything that no layer of the framework computes is refused (:func:`unsupported_reasons`).
+Shapes as in :mod:`concord.backends.paddle.layers`, with N rows kept.
 """
 
 import functools
@@ -41,28 +40,25 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 
 
 class LibraryLayerNorm(nn.LayerNorm):
-    """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
+    """Layer norm with biased variance and epsilon inside (SPEC NRM-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.d_model, epsilon=config.norm_epsilon, elementwise_affine=True, bias=True)
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
+    """Embeddings by the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
 
     def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
 
 
 class FusedAttention(explicit.DotProductAttention):
-    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
-
-    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
-    """
+    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
+        self.scale = config.head_dim**-0.5  # ATT-4: the two forms differ only in rounding
 
     def forward(
         self,
@@ -76,8 +72,7 @@ class FusedAttention(explicit.DotProductAttention):
         return self.tap("context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        # Not by the argument ``scale``: static programs round a number to float32, also beside float64
-        # tensors.
+        # Not the argument ``scale``: static programs round a number to float32, even for float64 tensors.
         q = q * scalar(self.scale, q)
         options: dict[str, Any] = {
             "dropout_p": 0.0,
@@ -90,7 +85,7 @@ class FusedAttention(explicit.DotProductAttention):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
-        # An additive mask: the constant of a boolean one is the kernel's own (MSK-2).
+        # An additive mask: for a boolean one the kernel would choose the constant (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(paddle.zeros(visible.shape, dtype=q.dtype), visible, self.mask_constant)
 
@@ -112,7 +107,6 @@ LARGEST_EPSILON = 0.001
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what prevents library layers from computing a request, a line for each option."""
     reasons = library_reasons(request, "F.scaled_dot_product_attention", "nn.LayerNorm", float32_scores=False)
     if request.part not in ATTENTION_ALONE and request.config.norm_epsilon > LARGEST_EPSILON:
         reasons.append(
@@ -126,7 +120,7 @@ def unsupported_reasons(request: Request) -> list[str]:
 
 
 class Traced(nn.Layer):
-    """A model with its inputs in one mapping, traced as it stands (part ``model``): (B, T) to (B, C)."""
+    """A model with its inputs in one mapping, traced without converting control flow."""
 
     def __init__(self, model: nn.Layer) -> None:
         super().__init__()
@@ -137,7 +131,6 @@ class Traced(nn.Layer):
         return self.model(**inputs)
 
     def compiled(self, inputs: Mapping[str, Tensor]) -> inference.Predictor:
-        """Return a Paddle Inference program for inputs of these shapes."""
         specs: dict[str, Any] = {
             name: paddle.static.InputSpec.from_tensor(x, name) for name, x in inputs.items()
         }
@@ -166,7 +159,6 @@ class Predictor(Tapped, nn.Layer):
 
 
 def onednn_reasons(request: Request) -> list[str]:
-    """Return what prevents Paddle Inference from computing a request."""
     reasons = unsupported_reasons(request)
     if request.gradients:
         reasons.append("gradients: a program of Paddle Inference has none (GRD-1)")
@@ -178,16 +170,16 @@ def onednn_reasons(request: Request) -> list[str]:
     return reasons
 
 
-# Without padding everything but the core of attention runs on the kept rows, as one sample of N tokens.
+# Without padding, everything but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Take out the kept rows: (B, T, ...) to (1, N, ...)."""
+    """Select the kept rows: (B, T, ...) to (1, N, ...)."""
     return paddle.flatten(x, start_axis=0, stop_axis=1)[kept.rows][None]
 
 
 def pad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Put rows in their places, and any row in those of padding: (1, N, ...) to (B, T, ...)."""
+    """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
     return x[0][kept.places]
 
 
@@ -200,7 +192,7 @@ class UnpaddedAttention(FusedAttention):
 
 
 class UnpaddedClassifier(TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
+    """The classifier on kept rows: (B, T) to (B, C)."""
 
     def forward(
         self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, places: Tensor

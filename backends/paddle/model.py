@@ -1,7 +1,6 @@
-"""The classifier and those of its parts that can run alone.
+"""The classifier and its parts that run alone, with inputs of :func:`concord.spec.tensors.inputs`.
 
-Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes. Every part takes its
-inputs by name (:func:`concord.spec.tensors.inputs`) and returns its output.
+Shapes as in :mod:`concord.backends.paddle.layers`, with C classes.
 """
 
 import paddle
@@ -22,7 +21,7 @@ from concord.spec.pooling import least_squares
 
 
 class EncoderStack(Tapped, nn.Layer):
-    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
+    """Encoder layers on given embeddings (part ``stack``): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT) -> None:
         super().__init__()
@@ -57,7 +56,7 @@ class Encoder(EncoderStack):
 
 
 class PooledEncoder(Encoder):
-    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
+    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D) or (B, T * D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT) -> None:
         super().__init__(config, make)
@@ -79,7 +78,7 @@ class PooledEncoder(Encoder):
         return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Tensor) -> Tensor:
-        # Compared before the root, whose derivative at a zero vector would be infinite.
+        # Compare before the root, whose derivative at a zero vector would be infinite.
         squares = paddle.sum(x * x, axis=-1, keepdim=True)  # (B, 1)
         least = filled(squares, self.least_squares)
         return x / paddle.sqrt(paddle.where(squares > self.least_squares, squares, least))
@@ -101,7 +100,7 @@ class TextClassifier(PooledEncoder):
 
 
 class AttentionAlone(nn.Layer):
-    """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
+    """Multi-head attention (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT) -> None:
         super().__init__()

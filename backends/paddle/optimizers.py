@@ -1,4 +1,4 @@
-"""Optimizers: Paddle's where it computes a recipe, otherwise the one above the frameworks."""
+"""Paddle's optimizer if it computes a recipe, otherwise :mod:`concord.backends.update_rules`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ MOMENTS = {
 }
 
 
-# Declared by Paddle's Adam, except in float64.
+# Declared for Paddle's Adam, except in float64.
 CONSTANTS = {
     "name": "optimizer_constant_bits",
     "value": 24,
@@ -40,7 +40,6 @@ OPERATIONS = Operations(
 
 
 def own(recipe: Recipe, parameters: Any, undecayed: set[str]) -> paddle.optimizer.Optimizer | None:
-    """Return Paddle's optimizer, if it computes this recipe."""
     if recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
         return None
     rate, decoupled, double = (
@@ -57,7 +56,7 @@ def own(recipe: Recipe, parameters: Any, undecayed: set[str]) -> paddle.optimize
         }
         if not decoupled:
             return paddle.optimizer.Adam(rate, parameters=parameters, **constants)
-        if not (double and recipe.weight_decay):  # the share of decay is held in float32
+        if not (double and recipe.weight_decay):  # the decay is stored in float32
             alone = [parameter for group in parameters for parameter in group["params"]]
             return paddle.optimizer.AdamW(
                 rate,
@@ -70,7 +69,7 @@ def own(recipe: Recipe, parameters: Any, undecayed: set[str]) -> paddle.optimize
         return None
     if not recipe.momentum:
         return paddle.optimizer.SGD(rate, parameters=parameters)
-    if recipe.momentum_form == "velocity" and not (recipe.dampening or double):  # and so is momentum
+    if recipe.momentum_form == "velocity" and not (recipe.dampening or double):  # momentum is float32 too
         return paddle.optimizer.Momentum(
             rate, recipe.momentum, parameters=parameters, use_nesterov=recipe.nesterov
         )
@@ -78,7 +77,7 @@ def own(recipe: Recipe, parameters: Any, undecayed: set[str]) -> paddle.optimize
 
 
 class OwnOptimizer(Optimizer):
-    """Paddle's own (:class:`concord.backends.update_rules.Optimizer`)."""
+    """Paddle's optimizer."""
 
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]
@@ -113,13 +112,12 @@ class OwnOptimizer(Optimizer):
 
 
 def _raised(beta: float, steps: int, variable: Tensor) -> Tensor:
-    # Multiplied up one by one in its own precision, as Adam's kernel does.
+    # One factor at a time and in the kernel's precision, as Adam's kernel does.
     kind = np.dtype("float64" if variable.dtype == paddle.float64 else "float32")
     return paddle.to_tensor(np.multiply.accumulate(np.full(steps, beta, kind))[-1:], place=variable.place)
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, Tensor], kinds: Mapping[str, str]) -> Optimizer:
-    """Return the optimizer of a recipe (:class:`concord.backends.update_rules.Optimizer`)."""
     undecayed = {variable.name for name, variable in variables.items() if kinds[name] in recipe.undecayed}
     native = own(recipe, groups(recipe, variables, kinds), undecayed)
     kind = Optimizer if native is None else OwnOptimizer

@@ -1,7 +1,4 @@
-"""The TensorFlow backend: devices, dtypes, switches, and sessions on a model.
-
-Shapes: M rows, N columns.
-"""
+"""The TensorFlow backend: devices, dtypes, switches, and sessions. Shapes: M rows, N columns."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +25,7 @@ def _named_layers(layer: keras.Layer, path: str = "") -> Iterator[tuple[str, ker
 
 
 class ModelSession(FrameworkSession):
-    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
+    """A :class:`concord.backends.interface.Session`."""
 
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
@@ -44,13 +41,13 @@ class ModelSession(FrameworkSession):
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`concord.backends.interface.Backend`)."""
+    """A :class:`concord.backends.interface.Backend`."""
 
     name = "tf"
     version = f"{tf.__version__} (keras {keras.__version__})"
     thread_switches = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
     implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
-    # On the CPU BiasAddGrad accumulates in bfloat16 from term to term; in float16 it uses float32.
+    # On the CPU BiasAddGrad accumulates bfloat16 terms in bfloat16, but float16 terms in float32.
     known_deviations = {
         "cpu": [
             {
@@ -70,7 +67,7 @@ class Adapter(FrameworkAdapter):
         return len(tf.config.list_physical_devices("GPU"))
 
     def threads(self) -> int:
-        # TensorFlow returns 0 if nothing was set from Python; then the environment or the number of cores
+        # TensorFlow returns 0 if nothing was set from Python. Then the environment or the number of cores
         # decides.
         return tf.config.threading.get_intra_op_parallelism_threads() or int(
             os.environ.get("TF_NUM_INTRAOP_THREADS") or os.cpu_count() or 1
@@ -145,7 +142,7 @@ class Adapter(FrameworkAdapter):
     # Weights.
 
     def assign(self, parameter: keras.Variable, array: np.ndarray) -> None:
-        # Not tf.cast, which converts to float16 by way of float32 and flushes subnormal numbers to zero.
+        # Not tf.cast, which converts to float16 through float32 and flushes subnormal numbers to zero.
         parameter.assign(tf.constant(array, dtype=parameter.dtype))
 
     def to_numpy(self, tensor: Tensor | keras.Variable) -> np.ndarray:
@@ -153,7 +150,7 @@ class Adapter(FrameworkAdapter):
         return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
-# TensorFlow has no error of its own for this; these are the words of its messages.
+# TensorFlow has no exception for a missing kernel; its messages contain one of these.
 _NO_KERNEL = (
     "not find device for node",
     "in the list of allowed values",
@@ -164,7 +161,6 @@ _NO_KERNEL = (
 
 @contextmanager
 def _refusing_missing_kernels(dtype: str) -> Iterator[None]:
-    """Turn TensorFlow's report of a missing half precision kernel into a refusal (SPEC PRC-3)."""
     try:
         yield
     except (tf.errors.OpError, TypeError) as error:

@@ -1,9 +1,7 @@
-"""Layers of the classifier, written out as the published sources compute them.
+"""Layers of the classifier, written out as in the published sources.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each step goes on with what ``self.tap(name, tensor)`` returns. A model is made of
-:class:`~concord.backends.library_support.Layers`; those of the framework are in
-:mod:`concord.backends.tf.library`.
+d_ff. Each step continues with the result of ``self.tap(name, tensor)``.
 """
 
 import dataclasses
@@ -21,7 +19,7 @@ from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.masks import mask_constant
 
-# Masks are passed by name: Keras fills in missing ones by name.
+# Pass masks by name: Keras fills in missing ones by name.
 Step = Callable[[Tensor], Tensor]
 
 
@@ -29,17 +27,16 @@ class Layer(Tapped, layers.Layer):
     """A layer that knows its sizes, and builds its sublayers for any input."""
 
     def build(self, input_shape: Any = None) -> None:
-        # Without a build of its own, Keras would trace ``call`` to find what there is to build.
+        # Without this method, Keras would trace ``call`` to find what to build.
         for layer in self._flatten_layers(include_self=False, recursive=False):
             layer.build()
 
     def sub(self, name: str) -> dict[str, Any]:
-        """Return the name and dtype of a sublayer, for its constructor."""
         return {"name": name, "dtype": self.dtype_policy}
 
 
 class Linear(layers.Dense):
-    """A dense layer that knows its number of inputs: (..., in) to (..., out)."""
+    """A dense layer with a fixed number of inputs: (..., in) to (..., out)."""
 
     def __init__(self, inputs: int, outputs: int, use_bias: bool, **kwargs: Any) -> None:
         super().__init__(outputs, activation=None, use_bias=use_bias, **kwargs)
@@ -50,7 +47,7 @@ class Linear(layers.Dense):
 
 
 class ModelBase(Layer, keras.Model):
-    """A model made of a configuration, with its inputs in one mapping, as ``fit`` passes them."""
+    """A model of a configuration, with its inputs in one mapping, as ``fit`` passes them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -126,7 +123,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample.
+    # A published bug of Keras: heads are stacked before samples, but masks are repeated sample by sample.
     batch = ops.shape(mask)[0]
     place = ops.arange(heads)[None, :] * batch + ops.arange(batch)[:, None]  # (B, H)
     return ops.take(mask, place // heads, axis=0)  # (B, H, 1 or Q, S)
@@ -144,7 +141,7 @@ def all_tokens(x: Tensor, real: Tensor) -> Tensor:
 
 
 def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
-    # A text of padding only has the mean 0, not 0/0 (HED-1).
+    # The mean of a text of padding alone is 0, not 0/0 (HED-1).
     total = ops.sum(ops.where(real[..., None], x, ops.zeros_like(x)), axis=1)  # (B, D)
     count = ops.maximum(ops.sum(ops.cast(real, "int64"), axis=1, keepdims=True), 1)
     return total / ops.cast(count, x.dtype)
@@ -154,7 +151,7 @@ POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_to
 
 
 class LayerNorm(Layer):
-    """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
+    """Layer norm in every published form (SPEC NRM-2 to NRM-4): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -295,7 +292,7 @@ class DotProductAttention(Layer):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same in a loop over heads, each with the mask of its own sample (SPEC ATT-7, MSK-7)."""
+    """The same head by head, each with its own sample's mask (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -346,7 +343,7 @@ class MultiHeadAttention(Layer):
 
 
 class FeedForward(Layer):
-    """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
+    """Two linear layers around an activation (SPEC FFN-1, FFN-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -361,7 +358,7 @@ class FeedForward(Layer):
 
 
 class PostNormLayer(Layer):
-    """Attention and feed-forward, each with residual, then norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
+    """Attention and feed-forward; norms follow the residuals (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -381,7 +378,7 @@ class PostNormLayer(Layer):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with each norm before its sublayer; no norm touches the residual stream (SPEC NRM-1)."""
+    """The same with norms before the sublayers, off the residual stream (SPEC NRM-1)."""
 
     def call(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

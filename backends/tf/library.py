@@ -1,7 +1,6 @@
-"""The same classifier, with the same parameter names, made of the layers and fused kernels of Keras.
+"""The same classifier and parameter names, with Keras' own layers and fused kernels.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
-K head_dim. Anything that no layer of the framework computes is refused (:func:`unsupported_reasons`).
+Shapes as in :mod:`concord.backends.tf.layers`, with N rows kept.
 """
 
 import functools
@@ -35,7 +34,7 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 
 
 class LibraryLayerNorm(layers.LayerNormalization):
-    """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
+    """Layer norm with biased variance and epsilon inside (SPEC NRM-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         start = {"gamma_initializer": "ones", "beta_initializer": "zeros"}
@@ -47,21 +46,18 @@ class LibraryLayerNorm(layers.LayerNormalization):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
+    """Embeddings by the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
 
     def look_up(self, embedding: layers.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
 
 
 class FusedAttention(explicit.DotProductAttention):
-    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
-
-    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
-    """
+    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
+        self.scale = config.head_dim**-0.5  # ATT-4: the two forms differ only in rounding
 
     def call(
         self,
@@ -75,7 +71,7 @@ class FusedAttention(explicit.DotProductAttention):
         return self.tap("context", ops.reshape(context, (*ops.shape(context)[:2], -1)))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        # tf.cast would round a Python number to float32, also beside float64 tensors.
+        # tf.cast would round a Python number to float32, even for float64 tensors.
         scale = tf.constant(self.scale, dtype=q.dtype)
         options: dict[str, Any] = {
             "mask": None,
@@ -87,7 +83,7 @@ class FusedAttention(explicit.DotProductAttention):
         return keras.ops.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
-        # An additive mask: the constant of a boolean one is the kernel's own (MSK-2).
+        # An additive mask: for a boolean one the kernel would choose the constant (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(
             ops.zeros(ops.shape(visible), dtype=q.dtype), visible, self.mask_constant
@@ -114,22 +110,21 @@ KNOWN_DEVIATIONS = {
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what prevents library layers from computing a request, a line for each option."""
     return library_reasons(
         request, "keras.ops.dot_product_attention", "keras.layers.LayerNormalization", float32_scores=True
     )
 
 
-# Without padding everything but the core of attention runs on the kept rows, as one sample of N tokens.
+# Without padding, everything but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Take out the kept rows: (B, T, ...) to (1, N, ...)."""
+    """Select the kept rows: (B, T, ...) to (1, N, ...)."""
     return tf.gather(tf.reshape(x, (-1, *x.shape[2:])), kept.rows, axis=0)[None]
 
 
 def pad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Put rows in their places, and any row in those of padding: (1, N, ...) to (B, T, ...)."""
+    """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
     return tf.gather(x[0], kept.places, axis=0)
 
 
@@ -142,7 +137,7 @@ class UnpaddedAttention(FusedAttention):
 
 
 class UnpaddedClassifier(TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
+    """The classifier on kept rows: (B, T) to (B, C)."""
 
     def forward(
         self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, places: Tensor

@@ -1,7 +1,6 @@
-"""The classifier and those of its parts that can run alone.
+"""The classifier and its parts that run alone, with inputs of :func:`concord.spec.tensors.inputs`.
 
-Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, C classes. Every part takes its
-inputs by name (:func:`concord.spec.tensors.inputs`) and returns its output.
+Shapes as in :mod:`concord.backends.tf.layers`, with C classes.
 """
 
 from typing import Any
@@ -25,7 +24,7 @@ from concord.spec.pooling import least_squares
 
 
 class EncoderStack(ModelBase):
-    """The encoder layers on given embeddings (part ``stack``): (B, T, D) to (B, T, D)."""
+    """Encoder layers on given embeddings (part ``stack``): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -60,7 +59,7 @@ class Encoder(EncoderStack):
 
 
 class PooledEncoder(Encoder):
-    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D), or to (B, T * D)."""
+    """Encoder and pooling (part ``pooled``; SPEC HED-1, HED-2, HED-5): (B, T) to (B, D) or (B, T * D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         super().__init__(config, make, **kwargs)
@@ -82,7 +81,7 @@ class PooledEncoder(Encoder):
         return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Tensor) -> Tensor:
-        # Compared before the root, whose derivative at a zero vector would be infinite.
+        # Compare before the root, whose derivative at a zero vector would be infinite.
         squares = ops.sum(x * x, axis=-1, keepdims=True)  # (B, 1)
         least = ops.full_like(squares, self.least_squares)
         return x / ops.sqrt(ops.where(squares > least, squares, least))
@@ -104,7 +103,7 @@ class TextClassifier(PooledEncoder):
 
 
 class AttentionAlone(ModelBase):
-    """Multi-head attention on given tensors (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
+    """Multi-head attention (part ``attention``): (B, Q, D), 2 x (B, S, D) to (B, Q, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers = EXPLICIT, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)

@@ -1,4 +1,4 @@
-"""Optimizers: Keras's where it computes a recipe, otherwise the one above the frameworks."""
+"""Keras' optimizer if it computes a recipe, otherwise :mod:`concord.backends.update_rules`."""
 
 from collections.abc import Mapping
 
@@ -31,8 +31,7 @@ OPERATIONS = Operations(
 
 
 def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
-    """Return Keras's optimizer, if it computes this recipe."""
-    # Keras holds the learning rate as float32, which float64 runs would notice (decision 0023).
+    # Keras stores the learning rate as float32, too coarse for float64 runs (decision 0023).
     if recipe.embedding_updates == "lazy" or recipe.decay_form in ("alone", "coupled") or dtype == "float64":
         return None
     rate, decay = recipe.learning_rate, recipe.weight_decay or None
@@ -52,7 +51,7 @@ def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
 
 
 class OwnOptimizer(Optimizer):
-    """Keras's own (:class:`concord.backends.update_rules.Optimizer`)."""
+    """Keras' optimizer."""
 
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
@@ -79,12 +78,11 @@ class OwnOptimizer(Optimizer):
             variable.assign(self._signed(kept[name]))
 
     def _signed(self, tensor: Tensor) -> Tensor:
-        # Keras adds the displacement, so it keeps its negative.
+        # Keras adds the displacement, so it stores the negative.
         return -tensor if self.recipe.algorithm == "sgd" else tensor
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, keras.Variable], kinds: Mapping[str, str]) -> Optimizer:
-    """Return the optimizer of a recipe (:class:`concord.backends.update_rules.Optimizer`)."""
     native = own(recipe, next(iter(variables.values())).dtype)
     if native is not None:
         undecayed = [variable for name, variable in variables.items() if kinds[name] in recipe.undecayed]

@@ -1,7 +1,4 @@
-"""The PyTorch backend: devices, dtypes, switches, and sessions on a model.
-
-Shapes: M rows, N columns.
-"""
+"""The PyTorch backend: devices, dtypes, switches, and sessions. Shapes: M rows, N columns."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -20,28 +17,27 @@ from concord.backends.torch.model import PARTS
 from concord.backends.trainer import MOST
 from concord.spec.precision import precision
 
-# Switches of torch.backends.cuda.matmul that let half precisions be summed in themselves (SPEC PRC-2).
+# Switches of torch.backends.cuda.matmul that allow sums in half precision (SPEC PRC-2).
 REDUCED = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 
-# Compiler modes, without and with capturing kernels as a graph that a GPU launches at once.
+# Compiler modes, without and with capturing the kernels as a CUDA graph.
 MODES = {False: "default", True: "reduce-overhead"}
 
 
 class ModelSession(FrameworkSession):
-    """A model and its inputs on a device (:class:`concord.backends.interface.Session`)."""
+    """A :class:`concord.backends.interface.Session`."""
 
     def prepare(self) -> None:
         training = self.request.training
-        # A captured graph reuses its memory: gradients that are accumulated over batches would be
-        # overwritten.
+        # A captured graph reuses its memory and would overwrite gradients accumulated over batches.
         self.captured = (
             self.compiled
             and self.device.type == "cuda"
             and (training is None or training.recipe.accumulation == 1)
         )
         if self.compiled:
-            # A worker compiles a model per session; programs of earlier ones count towards the recompilation
-            # limit.
+            # A worker compiles a model per session. Programs of earlier sessions would count towards the
+            # recompilation limit.
             torch.compiler.reset()
             torch.compiler.config.recompile_limit = 2 * MOST
 
@@ -51,7 +47,7 @@ class ModelSession(FrameworkSession):
         program = torch.compile(self.evaluate, fullgraph=True, dynamic=False, mode=MODES[captured])
 
         def begun(*given: Any) -> Any:
-            # Otherwise the graph would overwrite outputs of the step before that are still in use.
+            # Otherwise the graph would overwrite outputs of the previous step that are still in use.
             torch.compiler.cudagraph_mark_step_begin()
             return program(*given)
 
@@ -62,7 +58,7 @@ class ModelSession(FrameworkSession):
 
 
 class Adapter(FrameworkAdapter):
-    """The backend (:class:`concord.backends.interface.Backend`)."""
+    """A :class:`concord.backends.interface.Backend`."""
 
     name = "torch"
     version = torch.__version__
@@ -155,7 +151,7 @@ class Adapter(FrameworkAdapter):
     # Weights.
 
     def assign(self, parameter: Tensor, array: np.ndarray) -> None:
-        # copy_ converts float64 to float16 by way of float32, and so rounds twice.
+        # copy_ converts float64 to float16 through float32, and so rounds twice.
         parameter.detach().copy_(
             torch.from_numpy(precision(str(parameter.dtype).removeprefix("torch.")).round(array))
         )
@@ -166,7 +162,7 @@ class Adapter(FrameworkAdapter):
 
 
 def _told(switch: Callable[[], Any]) -> Any:
-    # PyTorch raises an error here once somebody has set the newer fp32_precision.
+    # PyTorch raises an error here after the newer fp32_precision has been set.
     try:
         return switch()
     except RuntimeError:

@@ -1,9 +1,7 @@
-"""Layers of the classifier, written out as the published sources compute them.
+"""Layers of the classifier, written out as in the published sources.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each step goes on with what ``self.tap(name, tensor)`` returns. A model is made of
-:class:`~concord.backends.library_support.Layers`; those of the framework are in
-:mod:`concord.backends.torch.library`.
+d_ff. Each step continues with the result of ``self.tap(name, tensor)``.
 """
 
 import math
@@ -77,7 +75,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample.
+    # A published bug of Keras: heads are stacked before samples, but masks are repeated sample by sample.
     batch = mask.shape[0]
     place = (
         torch.arange(heads, device=mask.device)[None, :] * batch
@@ -98,7 +96,7 @@ def all_tokens(x: Tensor, real: Tensor) -> Tensor:
 
 
 def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
-    # A text of padding only has the mean 0, not 0/0 (HED-1).
+    # The mean of a text of padding alone is 0, not 0/0 (HED-1).
     total = torch.sum(torch.where(real[..., None], x, 0.0), dim=1)  # (B, D)
     return total / torch.clamp(torch.sum(real, dim=1, keepdim=True), min=1).to(x.dtype)
 
@@ -107,7 +105,7 @@ POOLINGS = {"first": first_token, "flatten": all_tokens, "mean": mean_of_real_to
 
 
 class LayerNorm(nn.Module):
-    """Layer norm over D in every published form (SPEC NRM-2 to NRM-4): (B, T, D) to (B, T, D)."""
+    """Layer norm in every published form (SPEC NRM-2 to NRM-4): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__()
@@ -239,7 +237,7 @@ class DotProductAttention(Tapped, nn.Module):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same in a loop over heads, each with the mask of its own sample (SPEC ATT-7, MSK-7)."""
+    """The same head by head, each with its own sample's mask (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -287,7 +285,7 @@ class MultiHeadAttention(Tapped, nn.Module):
 
 
 class FeedForward(Tapped, nn.Module):
-    """Two linear layers with an activation between them (SPEC FFN-1, FFN-2): (B, T, D) to (B, T, D)."""
+    """Two linear layers around an activation (SPEC FFN-1, FFN-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__()
@@ -302,7 +300,7 @@ class FeedForward(Tapped, nn.Module):
 
 
 class PostNormLayer(Tapped, nn.Module):
-    """Attention and feed-forward, each with residual, then norm (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
+    """Attention and feed-forward; norms follow the residuals (SPEC NRM-1, NRM-5, RES-1): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, make: Layers, **kwargs: Any) -> None:
         super().__init__()
@@ -322,7 +320,7 @@ class PostNormLayer(Tapped, nn.Module):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with each norm before its sublayer; no norm touches the residual stream (SPEC NRM-1)."""
+    """The same with norms before the sublayers, off the residual stream (SPEC NRM-1)."""
 
     def forward(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

@@ -1,7 +1,6 @@
-"""The same classifier, with the same parameter names, made of the layers and fused kernels of PyTorch.
+"""The same classifier and parameter names, with PyTorch's own layers and fused kernels.
 
-Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), N rows kept, D d_model, H heads,
-K head_dim. Anything that no layer of the framework computes is refused (:func:`unsupported_reasons`).
+Shapes as in :mod:`concord.backends.torch.layers`, with N rows kept.
 """
 
 import functools
@@ -38,7 +37,7 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 
 
 class LibraryLayerNorm(nn.LayerNorm):
-    """Layer norm over D with the biased variance and epsilon inside (SPEC NRM-2): (B, T, D) to (B, T, D)."""
+    """Layer norm with biased variance and epsilon inside (SPEC NRM-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(
@@ -47,21 +46,18 @@ class LibraryLayerNorm(nn.LayerNorm):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Token, position and segment vectors (SPEC EMB-1 to EMB-6, POS-5 to POS-7): (B, T) to (B, T, D)."""
+    """Embeddings by the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
 
     def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
 
 
 class FusedAttention(explicit.DotProductAttention):
-    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7).
-
-    (B, Q, H, K), 2 x (B, S, H, K) to (B, Q, D).
-    """
+    """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.scale = config.head_dim**-0.5  # ATT-4: both ways, which differ in rounding alone
+        self.scale = config.head_dim**-0.5  # ATT-4: the two forms differ only in rounding
 
     def forward(
         self,
@@ -85,7 +81,7 @@ class FusedAttention(explicit.DotProductAttention):
         return torch.transpose(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options), 1, 2)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
-        # An additive mask: the constant of a boolean one is the kernel's own (MSK-2).
+        # An additive mask: for a boolean one the kernel would choose the constant (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         zeros = torch.zeros(visible.shape, dtype=q.dtype, device=q.device)
         return explicit.add_to_masked(zeros, visible, self.mask_constant)
@@ -100,7 +96,6 @@ LIBRARY = Layers(
 
 
 def unsupported_reasons(request: Request) -> list[str]:
-    """Return what prevents library layers from computing a request, a line for each option."""
     reasons = library_reasons(request, "F.scaled_dot_product_attention", "nn.LayerNorm", float32_scores=True)
     if request.dtype == "float16":
         reasons.append(
@@ -111,7 +106,6 @@ def unsupported_reasons(request: Request) -> list[str]:
 
 
 def fused_reasons(request: Request) -> list[str]:
-    """Return what prevents any of PyTorch's attention kernels from computing a request."""
     reasons = unsupported_reasons(request)
     if request.gradients and sees_nothing(request.config, request.batch):
         reasons.append(
@@ -121,9 +115,9 @@ def fused_reasons(request: Request) -> list[str]:
 
 
 def kernels(request: Request) -> AbstractContextManager[None]:
-    """Choose an attention kernel: with gradients, the one that keeps its weights (SPEC ATT-5)."""
-    # The backward pass of fused kernels recomputes the weights as exp(score - log-sum-exp). The rounding of
-    # that logarithm shifts a whole row, more for larger scores; a row of masked keys loses it altogether.
+    # With gradients, use the kernel that keeps its weights (SPEC ATT-5). The backward pass of fused kernels
+    # recomputes them as exp(score - log-sum-exp). The rounding of that logarithm shifts a whole row, more for
+    # larger scores; a row of masked keys loses it altogether.
     return sdpa_kernel(SDPBackend.MATH) if request.gradients else nullcontext()
 
 
@@ -131,7 +125,7 @@ def kernels(request: Request) -> AbstractContextManager[None]:
 
 
 class ReorderedLinear(nn.Module):
-    """A linear layer without a gradient, with its weight in oneDNN's layout: (..., in) to (..., out)."""
+    """A linear layer in oneDNN's weight layout, without gradient: (..., in) to (..., out)."""
 
     living: ClassVar[WeakValueDictionary[int, "ReorderedLinear"]] = WeakValueDictionary()
 
@@ -147,8 +141,7 @@ class ReorderedLinear(nn.Module):
         return reordered_linear(x, self.number, self.features)
 
 
-# The compiler cannot trace a weight in this layout: it sees one operation, with the layer's number instead of
-# the weight.
+# The compiler cannot trace a weight in this layout. It sees one operation that takes the layer's number.
 @torch.library.custom_op("concord::reordered_linear", mutates_args=())
 def reordered_linear(x: Tensor, number: int, features: int) -> Tensor:
     layer = ReorderedLinear.living[number]
@@ -161,7 +154,6 @@ def _(x: Tensor, number: int, features: int) -> Tensor:
 
 
 def reorder_linears(module: nn.Module) -> nn.Module:
-    """Replace all linear layers by reordered ones."""
     for name, child in module.named_children():
         reordered = ReorderedLinear(child) if isinstance(child, nn.Linear) else reorder_linears(child)
         setattr(module, name, reordered)
@@ -169,7 +161,6 @@ def reorder_linears(module: nn.Module) -> nn.Module:
 
 
 def onednn_reasons(request: Request) -> list[str]:
-    """Return what prevents reordered weights from computing a request."""
     reasons = unsupported_reasons(request)
     if request.gradients:
         reasons.append("gradients: reordered weights have none (GRD-1)")
@@ -181,16 +172,16 @@ def onednn_reasons(request: Request) -> list[str]:
     return reasons
 
 
-# Without padding everything but the core of attention runs on the kept rows, as one sample of N tokens.
+# Without padding, everything but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Take out the kept rows: (B, T, ...) to (1, N, ...)."""
+    """Select the kept rows: (B, T, ...) to (1, N, ...)."""
     return torch.flatten(x, start_dim=0, end_dim=1)[kept.rows][None]
 
 
 def pad(x: Tensor, kept: KeptRows) -> Tensor:
-    """Put rows in their places, and any row in those of padding: (1, N, ...) to (B, T, ...)."""
+    """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
     return x[0][kept.places]
 
 
@@ -203,7 +194,7 @@ class UnpaddedAttention(FusedAttention):
 
 
 class UnpaddedClassifier(TextClassifier):
-    """Encoder, pooling and classifier (part ``model``; SPEC HED-1 to HED-5): (B, T) to (B, C)."""
+    """The classifier on kept rows: (B, T) to (B, C)."""
 
     def forward(
         self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, places: Tensor

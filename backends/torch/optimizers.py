@@ -1,4 +1,4 @@
-"""Optimizers: PyTorch's where it computes a recipe, otherwise the one above the frameworks."""
+"""PyTorch's optimizer if it computes a recipe, otherwise :mod:`concord.backends.update_rules`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,6 @@ OPERATIONS = Operations(
 
 
 def own(recipe: Recipe, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer | None:
-    """Return PyTorch's optimizer, if it computes this recipe."""
     if recipe.embedding_updates == "lazy" or recipe.decay_form == "alone":
         return None
     decoupled = recipe.decay_form == "times_rate"
@@ -73,7 +72,7 @@ def own(recipe: Recipe, parameters: list[dict[str, Any]]) -> torch.optim.Optimiz
 
 
 class OwnOptimizer(Optimizer):
-    """PyTorch's own (:class:`concord.backends.update_rules.Optimizer`)."""
+    """PyTorch's optimizer."""
 
     def step(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, float], rows: Mapping[str, Tensor]
@@ -96,7 +95,7 @@ class OwnOptimizer(Optimizer):
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
         self.native.state.clear()
         if steps == 0 and self.recipe.algorithm == "sgd":
-            return  # SGD's first step has no buffer, and is not dampened
+            return  # SGD has no buffer before its first step, which is not dampened
         counted = {} if self.recipe.algorithm == "sgd" else {"step": torch.tensor(float(steps))}
         for name, variable in self.variables.items():
             moments = {
@@ -108,7 +107,6 @@ class OwnOptimizer(Optimizer):
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapping[str, str]) -> Optimizer:
-    """Return the optimizer of a recipe (:class:`concord.backends.update_rules.Optimizer`)."""
     native = own(recipe, groups(recipe, variables, kinds))
     kind = Optimizer if native is None else OwnOptimizer
     return kind(OPERATIONS, recipe, variables, kinds, native)

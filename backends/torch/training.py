@@ -1,7 +1,4 @@
-"""Loss and gradients.
-
-Shapes: B batch, C classes.
-"""
+"""Loss and gradients. Shapes: B batch, C classes."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,12 +13,11 @@ from concord.spec.tensors import differentiable_inputs
 
 
 def named(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of a model by native name."""
     return dict(model.named_parameters())
 
 
 class ClassificationLoss(Tapped):
-    """Mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
+    """Mean cross-entropy plus the classifier's L2 term (SPEC LOS-1 to LOS-4): (B, C) to a scalar."""
 
     def __init__(self, config: EncoderConfig) -> None:
         self.losses = self.sigmoid_losses if config.num_classes == 1 else self.softmax_losses
@@ -29,7 +25,7 @@ class ClassificationLoss(Tapped):
         self.l2_weight = config.l2_weight
 
     def softmax_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        # Not the logarithm of the softmax: a share that vanishes has none (ALG-4).
+        # Not the logarithm of the softmax, which may be 0 (ALG-4).
         log_probabilities = self.tap("log_probabilities", F.log_softmax(logits, dim=-1))  # (B, C)
         return -torch.gather(log_probabilities, 1, labels[:, None])[:, 0]
 
@@ -52,7 +48,7 @@ class ClassificationLoss(Tapped):
 
 
 class CotangentLoss(Tapped):
-    """Sum of output times cotangent, for the parts without a classifier (SPEC LOS-5)."""
+    """Sum of output times cotangent, for parts without a classifier (SPEC LOS-5)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         pass
@@ -69,12 +65,12 @@ def differentiate(
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Evaluate a session, and return the gradients of the loss too (SPEC GRD-1 to GRD-6)."""
+    """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
     wanted: dict[str, Tensor] = {
         name: parameter for name, parameter in named(model).items() if parameter.requires_grad
     }
     wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
-    # A zero added to a tap has the gradient of the tap's total use (GRD-6).
+    # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*wanted.values(), *of_taps.values()):
         tensor.requires_grad_()

@@ -20,7 +20,7 @@ def export(
     cases: Selection,
     model: OwnModel,
 ) -> None:
-    """Write standard cases, or a model of your own, as files, to be run anywhere.
+    """Write standard cases, or a model of your own, as files to run anywhere.
 
     Args:
         directory (DIR): An empty folder; 'concord check --from-dump DIR' judges what comes back.

@@ -1,4 +1,4 @@
-"""``concord certify``: proof that one checkpoint is another, or a proof made again."""
+"""``concord certify``: prove that one checkpoint is another, or verify such a proof."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def certify(
     texts: Path | None = None,
     workers: options.Workers,
 ) -> None:
-    """Prove that one checkpoint is another, or make a proof again.
+    """Prove that one checkpoint is another, or repeat a proof.
 
     Args:
         source (SRC): The checkpoint that was ported. Without --backend each checkpoint is computed
@@ -50,7 +50,7 @@ def certify(
     output_files.check(certificate, html)
     if verify is not None:
         stated = {"from": form != "auto", "to": to != "auto", "table": table, "texts": texts}
-        # A proof made again on other inputs, or another device, would be another proof.
+        # With other inputs or another device it would not be the same proof.
         beside = [name for name, value in {**stated, "device": workers.device != "cpu"}.items() if value]
         refuse([f"--{name} is given beside --verify, whose certificate states it itself" for name in beside])
         certified = record.read(verify, output_files.KINDS).outcome

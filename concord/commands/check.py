@@ -1,4 +1,4 @@
-"""``concord check``: standard cases, or the user's model, judged on every backend."""
+"""``concord check``: judge every backend on standard cases, or on the user's model."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def judge_jobs(
     how = [what, settings.implementation, settings.execution, settings.device]
     how += [f"precision {settings.precision}"] * (settings.precision != "strict")
     how += ["deterministic"] * settings.deterministic
-    # The first signal ends the run once everything judged so far is written and shown.
+    # The first signal ends the command after all verdicts so far have been written and shown.
     with halting() as stopped:
         with counting(names, len(repeated(jobs, settings.repeat))) as progress:
             report = conduct(jobs, names, settings, progress, stopped)

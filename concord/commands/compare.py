@@ -1,4 +1,4 @@
-"""``concord compare``: a PyTorch model beside any candidate."""
+"""``concord compare``: compare any candidate with a PyTorch model."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def compare_kept(kept: ComparisonFile, device: str, outputs: options.Reports) ->
 
 
 def silence_libraries() -> None:
-    """Keep what libraries say of other machines, while they are imported, off the terminal."""
+    """Suppress libraries' warnings at import."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)

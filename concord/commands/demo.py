@@ -1,4 +1,4 @@
-"""``concord demo``: a bug planted in one framework, and the verdict that names it."""
+"""``concord demo``: plant a bug in one framework, and show the verdict that names it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from concord.spec.cases import build_case
 from concord.spec.errors import refuse, unknowns
 from concord.terminal import Terminal, complain
 
-# A common bug, which the output hardly gives away.
+# A common bug, hardly visible in the output.
 PLANTED = BUGS["gelu_tanh_for_erf"]
 
 NEXT = (
@@ -79,7 +79,7 @@ def demo(
     output_files.write((html, lambda: output_files.page(written)))
     for line in NEXT:
         console.tell(line)
-    # A demonstration that does not name its bug fails (decision 0033).
+    # The demonstration fails unless it names its bug (decision 0033).
     cause = verdicts[buggy].cause
     raise typer.Exit(
         0 if verdicts[name].passed and PLANTED.diagnosed(cause.hypothesis if cause else "") == "right" else 1
@@ -87,7 +87,7 @@ def demo(
 
 
 def _first(names: list[str]) -> tuple[str, Worker]:
-    """Return the first backend that is installed, and a worker of it that accepts bugs."""
+    """Return the first installed backend, and a worker of it that accepts bugs."""
     why = ""
     for name in names:
         try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from concord.porting.comparison import Comparison
     from concord.porting.difference import TensorDifference
 
-MOST = 80  # lines about tensors that differ
+MOST = 80  # lines about differing tensors
 
 
 def diff(

@@ -19,7 +19,7 @@ from concord.terminal import Terminal, bars
 
 CASES = 100  # by default
 
-# Tuples of sizes are all drawn before the first case.
+# All tuples of sizes are generated before the first case.
 MOST_SHAPES = 10_000
 
 
@@ -56,7 +56,7 @@ class Drawn(options.OptionGroup):
     shapes: int = 12
 
     def plan(self) -> Any:
-        """Return the plan that the options describe, still without backends."""
+        """Return the plan that the options describe, without backends."""
         from concord.conformance.fuzz.plan import Plan
 
         dtypes, parts, seconds = self.dtype or ["float32"], self.part or spec.PARTS, self.seconds
@@ -102,7 +102,7 @@ def fuzz(
         workers.settings, workers.names, drawn.plan, lambda: check_folder(out, empty=False)
     )
     plan = replace(plan, names=tuple(names))
-    # The first signal ends the hunt, and the command once its findings are shown and written.
+    # The first signal ends the hunt; the command then shows and writes its findings.
     with halting() as stopped:
         with bars(["cases"], plan.cases, "cases") as advance:
             findings = hunt(plan, settings, scheduler, lambda done: advance("cases", done, ""), stopped)

@@ -1,4 +1,4 @@
-"""``concord golden``: backends beside tensors of the published sources."""
+"""``concord golden``: compare backends with tensors of the published sources."""
 
 from __future__ import annotations
 

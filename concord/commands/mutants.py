@@ -1,4 +1,4 @@
-"""``concord mutants``: bugs put into backends, and which of them are found."""
+"""``concord mutants``: plant bugs in backends, and show which of them are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mutants(
     workers: options.Workers,
     outputs: options.Outputs,
 ) -> None:
-    """Put porting bugs into the backends, each into one of them in turn, and show which are found.
+    """Plant porting bugs in the backends, each in one of them in turn, and show which are found.
 
     Args:
         mutant (M): A mutant by name, or an operation for all of its mutants; may be repeated.
@@ -36,7 +36,7 @@ def mutants(
     elsewhere = {matrix.plugin(name): path for name, path in settings.python.items()}
     settings = replace(settings, python=elsewhere)
     title = f"{len(chosen)} mutant{'' if len(chosen) == 1 else 's'}"
-    with halting() as stopped:  # the first signal ends the command once its findings are written and shown
+    with halting() as stopped:  # after the first signal, findings so far are written and shown
         asked = matrix.turns(chosen, names, every)
         with counting(names, max(map(len, asked.values()))) as progress:
             outcome = matrix.conduct(asked, settings, progress, stopped)

@@ -1,4 +1,4 @@
-"""``concord port``: a checkpoint converted to another format."""
+"""``concord port``: convert a checkpoint to another format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def port(
         taps: Make every activation an output of the ONNX graph.
         force: Replace an existing checkpoint.
     """
-    from concord import porting  # imports every container's library, which few commands need
+    from concord import porting  # imports every container, which few commands need
 
     console = Terminal()
     if to is None:

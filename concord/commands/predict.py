@@ -1,4 +1,4 @@
-"""``concord predict``: a checkpoint's answers to texts."""
+"""``concord predict``: class probabilities or embeddings of texts."""
 
 from __future__ import annotations
 

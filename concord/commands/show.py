@@ -1,4 +1,4 @@
-"""``concord show``: pages and tables of what is already there."""
+"""``concord show``: pages and tables of variants, earlier runs, and attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``concord speed``: backends measured side by side, if they conform."""
+"""``concord speed``: compare the speed of backends that conform."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from concord.speed.presets import LENGTHS, Preset, named, of_size, own
 from concord.speed.table import NOISE, show
 from concord.terminal import Terminal, telling
 
-# By default what a machine without accelerators can do in minutes.
+# Defaults that a machine without accelerators measures in minutes.
 PRESETS = ("minilm", "bert-base")
 
 MODES = (  # by default
@@ -33,15 +33,15 @@ MODES = (  # by default
     Mode("library:onednn", "compiled"),
 )
 
-# Seconds after which a default run begins nothing more, on a slow or busy machine too.
+# Seconds after which a default run starts nothing more, for slow or busy machines.
 BUDGET = 300.0
 
-# By default on accelerators, with models that are large enough to keep one busy.
+# Defaults on accelerators, with models large enough to keep one busy.
 ON_DEVICES = (Mode("library", "compiled"), Mode("library:fused", "compiled"), Mode("library", "eager"))
 
 LARGE_PRESETS = ("bert-base", "bert-large")
 
-# Samples of a batch, and tokens of a sample; more fit into no memory.
+# Limit of samples in a batch and of tokens in a sample; no memory holds more.
 MOST = 10**6
 
 UNPADDED = (Mode("library", "unpadded"), Mode("library", "unpadded-compiled"))  # with ragged lengths
@@ -60,7 +60,7 @@ class Timed(options.Workers):
     precision: str = "strict"
 
     def names(self) -> list[str]:
-        """Return the backends and peers that were asked for, or all backends."""
+        """Return the requested backends and peers, or all backends."""
         peers = [name for name in self.backend or () if name in PEERS]
         own = [name for name in self.backend or () if name not in PEERS]
         if peers and not own:
@@ -94,7 +94,7 @@ class Models(options.OptionGroup):
     dtype: list[str] | None = None
 
     def workloads(self, device: str, own: Preset | None) -> tuple[Workload, ...]:
-        """Return the workloads of presets, or of a checkpoint, which texts may have made ragged."""
+        """Return the workloads of presets, or of a checkpoint with the lengths of its texts."""
         on_cpu = device == "cpu"
         problems = [
             *unknowns("kind", self.kind or (), WORKLOAD_KINDS),
@@ -175,7 +175,7 @@ def speed(
     )
     if not workers.backend and any(_known(work) for work in works):
         names = [*names, *PEERS]
-    # Whoever asks for something in particular gets all of it; only the default run has a limit of time.
+    # Only the default run has a time limit; explicit requests are measured completely.
     usual = device == "cpu" and not any((*vars(models).values(), checkpoint, *vars(modes).values()))
     plan = SpeedPlan(
         tuple(names),
@@ -203,7 +203,7 @@ def _own(model: OwnModel, asked: Models) -> Preset:
 
 def _known(work: Workload) -> bool:
     config = work.preset.config
-    # The peers are Hugging Face's BERT, which has no other poolers or positions.
+    # The peers are Hugging Face's BERT, which supports no other poolers or positions.
     return (config.pooler, config.positions, config.position_of_padding) == ("tanh", "learned", "counted")
 
 

@@ -1,6 +1,6 @@
-"""Any model: whether a candidate computes what a PyTorch module computes (docs/guides/any-model.md).
+"""Compare a candidate with any PyTorch module (docs/guides/any-model.md).
 
-PyTorch is imported where a comparison is made.
+PyTorch is imported only when a comparison runs.
 """
 
 from __future__ import annotations
@@ -24,36 +24,35 @@ if TYPE_CHECKING:
 ROWS = (BLIND_ROWS_ZERO, BLIND_ROWS_UNIFORM, UNCOMPUTED_PADDING)
 
 DECLARATIONS = (*ROWS, *KERNELS)
-"""What a candidate may declare: rows that see no key are zero, or uniform; rows of padding are not computed;
-kernels that err by more than their operations (:data:`concord.conformance.compare.kernels.KERNELS`).
+"""What a candidate may declare: zero or uniform rows where no key is visible, uncomputed rows of padding, or
+a kernel of :data:`concord.conformance.compare.kernels.KERNELS` with larger errors.
 """
 
 
 def compare(
     reference: Any, candidate: Any = None, inputs: Any = None, **options: Any
 ) -> Verdict | Comparisons:
-    """Judge whether a candidate computes what a PyTorch module computes, to within rounding.
+    """Judge whether a candidate computes the same as a PyTorch module, up to rounding.
 
     Args:
-        reference: a ``torch.nn.Module`` in evaluation mode, or a model in NumPy
+        reference: a ``torch.nn.Module`` in evaluation mode, or a NumPy model
             (:class:`concord.conformance.compare.written.Written`).
-        candidate: another module; a path of an ONNX graph or a safetensors file; a mapping of arrays by name;
-            ``package.module:function``, called in a process of its own with arrays by keyword; or a callable
-            that is called so here. By default the reference itself. A mapping of several such candidates by
-            name may also hold names of :data:`concord.conformance.compare.ways.WAYS`.
-        inputs: tensors or arrays by keyword, a tuple of them, or one. By default they are made by the names
-            that the module takes: texts (``input_ids``), images (``pixel_values``) or sounds
-            (``input_features``, ``input_values``).
+        candidate: another module, the path of an ONNX graph or a safetensors file, arrays by name, a
+            callable, or ``package.module:function``, which runs in its own process with arrays by keyword.
+            The default is the reference itself. A mapping of names to candidates compares several; its values
+            may also be names of :data:`concord.conformance.compare.ways.WAYS`.
+        inputs: tensors or arrays by keyword, a tuple, or a single one. By default, standard text
+            (``input_ids``), images (``pixel_values``) or audio (``input_features``, ``input_values``), as the
+            module's parameters require.
         options: keyword arguments of :func:`prepare`.
 
     Returns:
-        A row for each activation, and each gradient if those are wanted, judged end to end and from the
-        candidate's own activations before it. Of several candidates: their verdicts by name, and how long
-        those that agree take.
+        A row per activation, and per gradient if requested, judged end to end and locally. For several
+        candidates: their verdicts by name, and timings of those that agree.
 
     Raises:
-        SpecError: for what cannot be compared, with everything that is wrong.
-        WorkerFailure: if the process of a candidate is killed.
+        SpecError: if the comparison is impossible.
+        WorkerFailure: if a candidate's process is killed.
     """
     if is_several(candidate):
         from concord.conformance.compare.comparisons import compare_several
@@ -63,7 +62,7 @@ def compare(
 
 
 def is_several(candidate: Any) -> bool:
-    """Return whether something is candidates by name, and not the arrays of one."""
+    """Whether a mapping holds several candidates, not arrays."""
     return isinstance(candidate, Mapping) and not any(
         hasattr(value, "__array__") or isinstance(value, (bool, int, float)) for value in candidate.values()
     )
@@ -82,26 +81,24 @@ def prepare(
     python: str | None = None,
     known: dict[Any, Any] | None = None,
 ) -> ModelComparison:
-    """Return the comparison that :func:`compare` judges.
+    """Run a candidate, and return the comparison that :func:`compare` judges.
 
     Args:
-        reference: as of :func:`compare`.
-        candidate: one, as of :func:`compare`.
-        inputs: as of :func:`compare`.
-        way: how the reference's own module runs as a candidate: names of
-            :data:`concord.conformance.compare.ways.WAYS`, joined by ``+``. With ``int8`` torchao keeps
-            weights in 8 bits, and the reference is the module with those weights.
-        gradients: whether to judge gradients of parameters and activations, of all outputs times fixed random
-            numbers.
-        names: the candidate's name of an activation to the reference's; ``{i}`` stands for a number. After a
-            colon the order of the candidate's axes. :attr:`~.model_comparison.ModelComparison.proposed`
-            proposes names.
-        declared: of :data:`DECLARATIONS`, and the names of outputs that the candidate lacks on purpose;
-            ``output``: all.
-        seed: from which every run draws the same random numbers; without one a reference that draws is
-            refused.
-        python: the interpreter of another environment in which a function is called.
-        known: references of other candidates for the same inputs, which this one shares; its own is added.
+        reference: see :func:`compare`.
+        candidate: a single one; see :func:`compare`.
+        inputs: see :func:`compare`.
+        way: how to run the reference's own module as the candidate: names of
+            :data:`concord.conformance.compare.ways.WAYS`, joined by ``+``. With ``int8``, the reference gets
+            the weights that torchao quantized.
+        gradients: whether to judge gradients too. The differentiated scalar is the sum of all outputs times
+            fixed random numbers.
+        names: the reference's name for each of the candidate's names; ``{i}`` matches a number, and an axis
+            order may follow a colon. :attr:`~.model_comparison.ModelComparison.proposed` suggests names.
+        declared: names from :data:`DECLARATIONS`, and outputs that the candidate lacks on purpose
+            (``output``: all).
+        seed: seeds every run. Without it, a reference that draws random numbers is refused.
+        python: the interpreter of another environment, for a ``package.module:function``.
+        known: a cache of references, shared by candidates with the same inputs.
     """
     from torch import nn
 
@@ -133,10 +130,10 @@ def prepare(
     )
     right = replace(right, args=args, kwargs=kwargs, declared=declared, seed=seed, keeps=known is not None)
     parts = way.split("+")
-    with tempfile.TemporaryDirectory() as folder:  # of a graph that is made on the way
+    with tempfile.TemporaryDirectory() as folder:  # holds an exported graph
         if isinstance(right, ModuleReference):
             device = right.device
-            # Way tf32 is the declaration of that name too.
+            # Way tf32 is also a declaration.
             declared = [*declared, *({TF32} & {*parts})]
             right = replace(right, declared=declared, **right.given(lambda x: x.to(device)))
             candidates.refuse_values(right.model, right.role)
@@ -154,7 +151,8 @@ def prepare(
         if known is not None and "int8" not in parts:
             dtype = dtype_of(right.model) if isinstance(right, ModuleReference) else None
             right = known.setdefault((dtype, frozenset(declared)), right)
-        # The reference runs first: a fault of it, or of the inputs, is no fault of the candidate.
+        # The reference runs first, so that its own fault, or one of the inputs, is not blamed on the
+        # candidate.
         changing = refuse_changes(right)
         outputs = [name for name in right.plain if is_output(name)]
         refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
@@ -180,12 +178,12 @@ def prepare(
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:
-    """Fail with the first divergence in words unless a candidate agrees; arguments as of :func:`compare`.
+    """Raise an error that describes the first divergence. The arguments are those of :func:`compare`.
 
     Raises:
-        AssertionError: if it diverges, or nothing was judged.
+        AssertionError: if the candidate diverges, or nothing was judged.
     """
-    __tracebackhide__ = True  # pytest shows the caller's line alone
+    __tracebackhide__ = True  # pytest shows only the caller's line
     verdict = compare(reference, candidate, inputs, **options)
     assert verdict.passed, str(verdict)
 

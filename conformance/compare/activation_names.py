@@ -1,4 +1,4 @@
-"""Names of a candidate's tensors: given by the user, or proposed by what the tensors hold."""
+"""Match a candidate's tensors to activations by name or content."""
 
 from __future__ import annotations
 
@@ -14,39 +14,30 @@ from concord.conformance.judging.expectation import root_mean_square
 from concord.spec.arrays import Array, Arrays
 from concord.spec.errors import refuse
 
-# Largest distance of a tensor from the activation that is proposed for it, as a share of that one's size. A
-# tensor with a bug lies far nearer, and another activation far off.
+# Largest relative distance at which an activation is proposed for a tensor. A tensor with a bug lies far
+# nearer, and another activation far off.
 NEAREST = 0.5
 
-# Sorted elements by which arrays are told apart first: sorting is cheap beside trying every layout.
+# Number of sorted elements that are compared first, because sorting is much cheaper than trying every layout.
 OUTLINE = 257
 
 
 def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
-    """Return an array of the candidate in the reference's layout.
-
-    Args:
-        layout: the order of its axes, such as ``0 2 1 3``; empty: as they are.
-        shape: of the result.
-
-    Raises:
-        ValueError: if it has no such axes.
-    """
+    """Return an array in a layout, an axis order such as ``0 2 1 3``."""
     return array.transpose([int(axis) for axis in layout.split()]).reshape(shape) if layout else array
 
 
 def renamed(
     given: Mapping[str, Array], names: Mapping[str, str], plain: Mapping[str, Any]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Return a candidate's tensors by the reference's names, and its own name of each.
+    """Return a candidate's tensors by the reference's names, and the candidate's name of each.
 
     Args:
-        names: the candidate's name or pattern (``{i}``: a number) to the reference's; after a colon the
-            layout.
-        plain: the reference's tensors.
+        names: the reference's names by the candidate's, with ``{i}`` for numbers and an optional layout after
+            a colon.
 
     Raises:
-        SpecError: for patterns without a tensor, and layouts that do not fit.
+        SpecError: if a pattern matches no tensor, or a layout does not fit.
     """
     arrays, owns, problems = dict(given), {name: name for name in given}, list[str]()
     for own, theirs in names.items():
@@ -68,12 +59,7 @@ def renamed(
 
 
 def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, str]:
-    """Return the nearest activation of each tensor, as :func:`renamed` takes it.
-
-    Args:
-        given: unmatched tensors of the candidate.
-        plain: activations that the candidate lacks by name.
-    """
+    """Propose an activation for each tensor, as :func:`renamed` takes them."""
     names, left = dict[str, str](), dict(plain)
     outlines = {name: _outline(right) for name, right in plain.items()}
     for own, array in given.items():
@@ -95,11 +81,11 @@ def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str
 
 
 def _outline(array: Array) -> Array:
-    # No layout changes the sorted elements.
+    # The sorted elements are the same in every layout.
     places = np.linspace(0, array.size - 1, OUTLINE) if array.size else np.zeros(0)
     return np.sort(array, None)[places.astype(int)].astype(np.float64)
 
 
 def apart(one: Array, other: Array) -> float:
-    """Return the distance of two arrays, as a share of the second one's size."""
+    """Return the relative distance of two arrays."""
     return root_mean_square(one - other) / (root_mean_square(other) or 1.0)

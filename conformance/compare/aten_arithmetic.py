@@ -1,8 +1,7 @@
-"""Any PyTorch model in exact arithmetic, in Monte Carlo arithmetic, or rounded after each operation.
+"""Run any PyTorch model in exact arithmetic, in Monte Carlo arithmetic, or rounded after each operation.
 
-Each floating-point tensor has the dtype that the model gives it and, inside, a float64 value. A dispatch mode
-sees every ATen operation, forward and backward, and writes out those of several steps. What an operation may
-err by follows from what it is (SPEC ALG-1 to ALG-5), in the precision of its own dtype.
+A :class:`Computed` tensor has the model's dtype and a float64 value. A dispatch mode intercepts every ATen
+operation. Its error depends on the operation (SPEC ALG-1 to ALG-5) and on its dtype.
 """
 
 from __future__ import annotations
@@ -59,89 +58,89 @@ FLOATS = (
 # Unit roundoff of each dtype.
 ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in FLOATS}
 
-# Half precisions are summed in float32, but for what kernels add up in place.
+# Half precisions accumulate in float32, except in kernels that add in place.
 SUMMED = 2.0**-24
 
-# Sums of which each addition is rounded to their own dtype. Gradients of embeddings and of indexed tables are
-# added up so: T5 and BEiT were flagged before (decision 32).
+# Sums that round each addition to their own dtype. Gradients of embeddings and of indexed tables accumulate
+# this way: without this rule T5 and BEiT were flagged (decision 32).
 IN_PLACE = ("embedding_dense_backward", "index_put", "_unsafe_index_put")
 
-# Below its smallest normal number a dtype may be flushed to zero, as XLA does.
+# Numbers below the smallest normal one may be flushed to zero, as XLA does.
 LEAST = {dtype: torch.finfo(dtype).smallest_normal for dtype in ROUNDOFF}
 
-# Beside a term of this size one that the precision cannot keep is lost, as a score beside a mask constant is.
-# Such a sum is rounded and not perturbed: else sigma of a fully masked row is a million times too large.
+# A term that rounding absorbs into one of at least this size is lost, like a score added to a mask constant.
+# Such a sum is rounded and not perturbed: otherwise sigma of a fully masked row is a million times too large.
 ABSORBS = 1e3
 
 RULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("operations.toml").read_text())
 
-# Random draws: numbers are those that the model draws, whatever the arithmetic.
+# Random draws return the model's own numbers in every arithmetic.
 DRAWN = frozenset(RULES["drawn"])
 
-# Operations that select, move or compare: they do not round.
+# Operations that select, move or compare, and so never round.
 EXACT = frozenset(RULES["exact"])
 
-# Unit roundoffs by which the result of an elementwise operation may err.
+# Error of elementwise operations in unit roundoffs.
 UNITS: dict[str, float] = RULES["units"]
 
-# Functions that err by an absolute 4 unit roundoffs: 1 + erf(x) in a tail keeps nothing but that error, and
-# right runs were called wrong without this rule.
+# Functions with an absolute error of 4 unit roundoffs. In a tail 1 + erf(x) consists of nothing but that
+# error, and correct runs were flagged without this rule.
 SATURATING = ("erf", "tanh", "sin", "cos")
 
-# They err by one unit more where the other operand is a number that the dtype cannot hold.
+# One more unit roundoff if the other operand is a Python number that the dtype cannot represent.
 CONSTANT = ("mul", "div")
 
-# Share by which TF32 rounds the factors of products.
+# Relative rounding error of the factors of products in TF32.
 SHORTENED = precision("tf32").factors
 
-# Operations that round to another dtype, if that is narrower.
+# Conversions round only to a narrower dtype.
 CONVERTING = ("_to_copy", "copy")
 
-# Sums that are exact where they count whole numbers, as of a mask: counts may become indices.
+# Sums that are exact if they count whole numbers, such as a mask: counts may become indices.
 COUNTING = ("sum", "cumsum")
 
-# Constants that hide keys lie below this. A row whose largest score does, too, sees no key.
+# Mask constants lie below this. A row sees no key if even its largest score does.
 BLIND = -5e3
 
-# Unit roundoffs of a score by which a fused kernel's backward differs, since it computes scores again.
+# Error of a fused kernel's backward pass in unit roundoffs of a score, because it recomputes scores.
 RECOMPUTED = 2
 
-# Terms of a sum that differ by a smaller share are rounded alike.
+# Terms of a sum with a smaller relative difference are rounded alike.
 EQUAL = 1e-5
 
-# A sum of so many terms may be added up in the order in which they stand; that is followed in so many blocks.
+# A sum of at least LONG terms may be accumulated in order, which is tracked in BLOCKS blocks.
 LONG, BLOCKS = 128, 16
 
-# Up to so many unit roundoffs an operation is exact where the dtype holds its result.
+# An operation with at most this error is exact where the dtype represents its result.
 ROUNDED_ONCE = 1
 
-# Operations that take numbers as their dtype holds them, as those that compare or select do.
+# Operations that round a Python number to their dtype, like those that compare or select.
 FILLING = ("full", "full_like", "new_full", "scalar_tensor", "fill", "masked_fill")
 
-# Unit roundoffs for an operation without a rule: never silently exact, and named in the report.
+# Error in unit roundoffs of an operation without a rule. It is never silently exact, and the report names it.
 FOREIGN = 8
 
 
-# Computes operations, and records what they decide or takes it over.
+# Computes operations, and records or replays their decisions.
 Runner = Decisions | Followed | Branch
 
 
 class Computed(Tensor):
-    """A tensor with a float64 value and the dtype of the model."""
+    """A tensor of any dtype with a float64 value."""
 
     value: Tensor
     __slots__ = ["value"]
 
     @staticmethod
     def __new__(cls, value: Tensor, dtype: torch.dtype) -> Computed:
-        """Return a tensor of a dtype around a float64 value."""
+        """Wrap a float64 value."""
         tensor: Computed = cls.shaped(value, dtype)
         tensor.value = value
         return tensor
 
     @classmethod
     def shaped(cls, other: Tensor, dtype: torch.dtype) -> Any:
-        """Return a tensor of this class without numbers, in the shape of another one."""
+        """Return an instance without data."""
         return Tensor._make_wrapper_subclass(
             cls,
             other.size(),
@@ -157,7 +156,7 @@ class Computed(Tensor):
     ) -> Any:
         return ExactMode().__torch_dispatch__(func, types, args, kwargs)
 
-    # What a forward pass may do with numbers beside operations.
+    # What a forward pass may do with tensors besides operations.
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         with _disable_current_modes():
@@ -168,16 +167,12 @@ class Computed(Tensor):
             return format(self.value, form)
 
     def tolist(self) -> Any:
-        """Return the values."""
+        """Return the float64 values."""
         with _disable_current_modes():
             return self.value.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refuse to leave PyTorch, where no arithmetic follows.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refuse, because no arithmetic can follow NumPy."""
         raise TypeError(
             "a tensor is handed to NumPy, where no arithmetic follows it: "
             "compute that in PyTorch, or before, as an input"
@@ -196,17 +191,14 @@ class Computed(Tensor):
 
 
 class Weight(Computed):
-    """A parameter, whose float64 value is made whenever an operation uses it.
-
-    All values at once would take eight bytes for each number that a model has.
-    """
+    """A parameter whose float64 value is computed at each use."""
 
     numbers: Tensor
     changed: Tensor | None
 
     @staticmethod
     def __new__(cls, parameter: Tensor) -> Weight:
-        """Return a tensor around the numbers of a parameter."""
+        """Wrap a parameter."""
         tensor: Weight = cls.shaped(parameter, parameter.dtype)
         tensor.changed, tensor.numbers = None, parameter.detach()
         return tensor
@@ -221,11 +213,7 @@ class Weight(Computed):
         self.changed = value
 
     def restore(self, written: bool) -> None:
-        """Take the parameter's own numbers again.
-
-        Args:
-            written: whether a pass may write to it, itself or through a view, which has to share memory.
-        """
+        """Reset the value; ``written`` parameters get a copy that views share."""
         self.changed = self.numbers.to(value_of(self.numbers).dtype, copy=True) if written else None
 
 
@@ -236,12 +224,11 @@ def computed(entry: Any) -> Any:
 
 
 def value_of(tensor: Tensor) -> Tensor:
-    """Return the float64 value of a floating-point tensor; others as they are."""
     if isinstance(tensor, Computed):
         return tensor.value
     if tensor.dtype not in ROUNDOFF:
-        return tensor  # itself: what changes it in place may change its shape too
-    with _disable_current_modes():  # an arithmetic would take it for an operand
+        return tensor  # not a copy: an in-place operation may change its shape
+    with _disable_current_modes():  # else an arithmetic would intercept this
         return _wide(tensor.detach())
 
 
@@ -266,76 +253,67 @@ def _squared(x: Tensor) -> Tensor:
 
 
 class ExactMode(TorchDispatchMode):
-    """Exact arithmetic: every operation in its ``with`` block runs in float64."""
+    """Exact arithmetic: runs operations in float64."""
 
-    # `samples` and `corner` are those of concord.spec.arithmetic.Arithmetic. `backward` is on for the way
-    # back. `blind_rows` is what a softmax gives a row that sees no key: "zero", "uniform", or empty for what
-    # follows from its scores.
+    # `samples` and `corner` are as in concord.spec.arithmetic.Arithmetic. `backward` is True during the
+    # backward pass. `blind_rows` is what softmax returns for a row that sees no key: "zero", "uniform", or
+    # empty for the softmax of its scores.
     samples, corner, backward, blind_rows = 0, 0.0, False, ""
-    kernels: Collection[str] = ()  # of KERNELS, those that may have run
-    # `within` is the function of several operations that is being computed, such as lstm. With `constants`
-    # numbers of the program are rounded to the dtype of their operation.
+    kernels: Collection[str] = ()  # names from KERNELS that may have run
+    # `within` is the composite function being computed, such as lstm. With `constants`, Python numbers are
+    # rounded to the dtype of their operation.
     within, constants = "", False
 
     def __init__(self, decisions: Runner | None = None) -> None:
         super().__init__()
         self.without_rule: set[str] = set()
-        self.decisions = decisions  # None: each run decides for itself
-        self.occurred: set[str] = set()  # operations and functions
+        self.decisions = decisions  # None: the run makes its own decisions
+        self.occurred: set[str] = set()  # names of operations and functions
 
     @property
     def recorded(self) -> Decisions:
-        """The decisions that an exact run records."""
+        """The exact run's decisions."""
         assert isinstance(self.decisions, Decisions)
         return self.decisions
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return a result with an error of a size that follows from it."""
+        """Add an error of a given size."""
         return y
 
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
     ) -> Tensor:
-        """Return a result with an error of so many unit roundoffs.
-
-        Args:
-            once: where it is rounded only once: a result that the dtype holds is exact there.
-        """
+        """Add an error in unit roundoffs, except where a result rounded ``once`` is exact."""
         return y
 
     def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
-        """Return a sum with its error.
-
-        Args:
-            place: among the results of its operation.
-            deviation: gives that of rounding in an unknown order.
-        """
+        """Add the error of a sum, result number ``place`` of its operation."""
         return self.erred(y, dtype, 1)
 
     def shortened(self, x: Tensor) -> Tensor:
-        """Return a factor of a product as TF32 rounds it."""
+        """Round a factor to TF32."""
         return x
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of an operation of linear algebra with its error."""
+        """Run linear algebra with its error."""
         return func(*args, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
-        """Note the scores of weights that the way back uses too."""
+        """Note the scores of weights for the backward pass."""
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Return the sums of a product's absolute terms, where they are known."""
+        """Return the sums of a product's absolute terms, if known."""
         return product.abs()
 
     def operand(self, x: Any) -> Any:
-        """Return an operand with its float64 value."""
+        """Return the float64 value."""
         return value_of(x) if isinstance(x, Tensor) else x
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs, about = dict(kwargs or {}), traits(func)
-        # Operations of several steps are computed within the mode again, which sees their steps.
+        # Composite operations run within the mode again, which intercepts their steps.
         if about.steps is not None:
             with self:
                 return about.steps(*args, **kwargs)
@@ -351,19 +329,19 @@ class ExactMode(TorchDispatchMode):
         if kwargs.get("dtype") in ROUNDOFF:
             kwargs["dtype"] = torch.complex128 if kwargs["dtype"].is_complex else torch.float64
         if changing and isinstance(args[0], Computed):
-            args[0].value = args[0].value  # what is written to a weight lasts until the pass is over
+            args[0].value = args[0].value  # keep what is written to a weight until the pass is over
         (operands, named), held = self._operands(bare, dtype, (tuple(args), kwargs), entries)
         run = partial(self.solved, func, bare, dtype) if bare in SOLVING else func
         y = self._result(func, floats, (operands, named), held, run)
         if any(map(_rounded, y if isinstance(y, tuple) else (y,))):
             erred = self._by_kernels(bare, self._rule(bare, y, dtype, operands, named, floats), operands)
-            if about.views_in_place:  # such as transpose_: the operand has another shape now
+            if about.views_in_place:  # such as transpose_, which reshapes its operand
                 return return_and_correct_aliasing(func, tuple(args), kwargs, args[0])
             if changing:
                 (args[0].value if isinstance(args[0], Computed) else args[0]).copy_(erred)
                 return args[0]
             y = erred
-        elif changing and isinstance(y, Tensor) and y is not args[0]:  # numbers that were cast in place
+        elif changing and isinstance(y, Tensor) and y is not args[0]:  # cast in place
             return args[0].copy_(y)
         result = mapped(lambda x: _wrapped(x, dtype), y)
         is_view = about.views and isinstance(args[0], Computed)
@@ -372,8 +350,7 @@ class ExactMode(TorchDispatchMode):
     def _operands(
         self, bare: str, dtype: torch.dtype, given: Operands, entries: Sequence[Any]
     ) -> tuple[Operands, Operands]:
-        """Return operands with float64 values, as they are used and with numbers as the dtype holds them."""
-        # What selects or moves numbers of weights does so before they are widened.
+        # Operations that only select or move elements of weights run before these are widened to float64.
         narrow = bare in EXACT and all(
             isinstance(x, Weight) and x.changed is None for x in entries if _rounded(x)
         )
@@ -385,7 +362,7 @@ class ExactMode(TorchDispatchMode):
         held = operands
         if any(isinstance(x, float) for x in entries):
             held = mapped(partial(_held, dtype), operands)
-        # These take a number of Python as their dtype holds it; arithmetic may use it unrounded.
+        # These round a Python number to their dtype; others may use it unrounded.
         return (held if bare in EXACT or bare in FILLING or self.constants else operands), held
 
     def _result(self, func: Any, floats: Sequence[Tensor], operands: Any, held: Any, run: Any) -> Any:
@@ -395,12 +372,12 @@ class ExactMode(TorchDispatchMode):
                 y = self.decisions.compute(func, floats, operands, held, run)
             else:
                 y = run(*args, **kwargs)
-        except (RuntimeError, TypeError, ValueError) as error:  # an operator of the user's may refuse them
+        except (RuntimeError, TypeError, ValueError) as error:  # a custom operator may refuse them
             raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
         return mapped(_dense, y)
 
     def _drawn(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        # In the model's own dtype: float64 would take other numbers from the same generator.
+        # In the model's own dtype: float64 would draw other numbers from the same generator.
         positional, named = mapped(
             lambda x: x.value.to(x.dtype) if isinstance(x, Computed) else x, (tuple(args), kwargs)
         )
@@ -426,13 +403,13 @@ class ExactMode(TorchDispatchMode):
         floats: Sequence[Tensor],
     ) -> Any:
         dtype = _like(y, dtype)
-        if name in CONVERTING:  # to a wider dtype exactly, to a narrower one with a rounding
+        if name in CONVERTING:  # only a narrower dtype rounds
             held = floats and all(ROUNDOFF[x.dtype] >= ROUNDOFF[dtype] for x in floats)
             return y if held else self.erred(y, dtype, 1)
         if name in EXACT or not floats:
             return y
         if name in COUNTING:
-            # Only as far as the dtype counts exactly: up to 2^24 in float32.
+            # Only while the dtype counts exactly: up to 2^24 in float32.
             whole, held = args[0] == args[0].abs().floor(), y.abs() * ROUNDOFF[dtype] <= 1
             if bool(whole.all() & held.all()):
                 return y
@@ -474,59 +451,54 @@ class ExactMode(TorchDispatchMode):
             self.without_rule.add(name)
         if name in CONSTANT and isinstance(other, float):
             units += _held(dtype, other) != other
-        # A square is a product.
         if name == "pow" and not isinstance(other, Tensor) and other == 2:
             units = 1
         once: Tensor | bool = True
         if name == "div" and not torch.as_tensor(other).is_complex():
-            once = _power_of_two(other)  # another algorithm multiplies by the reciprocal
+            once = _power_of_two(other)  # a kernel may multiply by the reciprocal instead
         return self.erred(y, dtype, units, 4 if name in SATURATING else 0, once)
 
     def _taken_off(self, y: Tensor, dtype: torch.dtype, x: Any, other: Any) -> Tensor:
-        # Another algorithm rounds the multiple that is taken off, and may round the other operand.
+        # Another algorithm may round the subtracted multiple, or the other operand.
         multiple = x - y
         lost = (_wide(multiple.to(dtype)) != multiple) | (torch.as_tensor(_held(dtype, other)) != other)
         return self.varied(y, lambda _: 2 * ROUNDOFF[dtype] * multiple.abs() * lost)
 
     def _added(self, y: Tensor, dtype: torch.dtype, args: Sequence[Any]) -> Tensor:
         perturbed = self.erred(y, dtype, 1)
-        a, b = (_wide(torch.as_tensor(x)).abs() for x in args[:2])  # a mask of truth values may be one
+        a, b = (_wide(torch.as_tensor(x)).abs() for x in args[:2])  # one may be a Boolean mask
         large = torch.maximum(a, b)
         absorbs = large >= ABSORBS
         if not bool(absorbs.any()):
             return perturbed
-        # A term that is lost beside a large one is lost in every correct run.
+        # A term that is absorbed here is absorbed in every correct run.
         lost = absorbs & (torch.minimum(a, b) <= 4 * ROUNDOFF[dtype] * large)
         return torch.where(lost, _wide(y.to(dtype)), perturbed)
 
 
 class Perturbed(ExactMode):
-    """Monte Carlo arithmetic: each result has a random error as large as rounding in its dtype.
-
-    Args:
-        decisions: of the exact run.
-    """
+    """Monte Carlo arithmetic: adds random errors the size of rounding."""
 
     samples = 1
 
     def __init__(self, seed: int, decisions: Runner | None = None) -> None:
         super().__init__(decisions)
-        # Tensor cores may cut factors off, by up to twice what rounding changes (decision 13).
+        # Tensor cores may truncate factors, which errs by up to twice as much as rounding (decision 13).
         self.cut = seed % 2
-        self.weights: dict[int, tuple[Tensor, Tensor]] = {}  # with scores, by storage
-        # The last products of matrices, with their factors: two, since a product has two gradients.
+        self.weights: dict[int, tuple[Tensor, Tensor]] = {}  # weights and scores by storage
+        # The last two matrix products with their factors; two, because a product has two gradients.
         self.products: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=2)
         self.generator = np.random.Generator(np.random.SFC64(seed))  # PyTorch's takes nine times as long
         self.buffer = np.empty(0)
-        self.seed, self.generators = seed, dict[torch.device, torch.Generator]()  # of devices
+        self.seed, self.generators = seed, dict[torch.device, torch.Generator]()  # by device
 
     def noise(self, y: Tensor) -> Tensor:
-        """Return numbers uniform in [-1, 1], for both parts of complex ones."""
+        """Return uniform noise in [-1, 1]."""
         if y.is_complex():
             return torch.complex(self.noise(y.real), self.noise(y.imag))
         if y.device.type == "cpu":
             if self.buffer.size < y.numel():
-                self.buffer = np.empty(y.numel())  # kept, since fresh memory costs as much as its numbers
+                self.buffer = np.empty(y.numel())  # reused, because allocation costs as much as the draws
             drawn = self.generator.random(out=self.buffer[: y.numel()])
             return torch.from_numpy(drawn).view(y.shape).mul_(2).sub_(1)
         if y.device not in self.generators:
@@ -535,39 +507,39 @@ class Perturbed(ExactMode):
         return torch.rand(y.shape, generator=generator, device=y.device, dtype=y.dtype).mul_(2).sub_(1)
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-        """Perturb a result by a size that follows from it."""
+        """Perturb by the given size."""
         return torch.addcmul(y, size(y), self.noise(y))
 
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
     ) -> Tensor:
-        """Perturb a result by so many unit roundoffs of it, and of 1 if the error is absolute."""
+        """Perturb by roundoffs of the result, or of 1 if absolute."""
         size = y.abs().mul_(0 if absolute else units * ROUNDOFF[dtype])
         size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
-        # What the dtype holds needs no rounding: a mask of zeros and ones stays one. Else `1 - mask` times
-        # the smallest float32 is noise of 1e31, and any weights of attention agree (decision 32).
+        # A representable result needs no rounding: a mask of zeros and ones stays one. Otherwise `1 - mask`
+        # times the smallest float32 is noise of 1e31, and any attention weights agree (decision 32).
         held = y == 0
         if units <= ROUNDED_ONCE and not absolute:
             held |= (_wide(y.to(dtype)) == y) & once
         return self.varied(y, lambda _: size.masked_fill_(held, 0))
 
     def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
-        """Perturb a sum by its deviation."""
-        # It takes as long as the sum, and hardly differs between samples.
+        """Perturb by the deviation."""
+        # The deviation costs as much as the sum and hardly differs between samples, so they share it.
         beside = self.decisions
         size = beside.share(place, y.shape, deviation) if isinstance(beside, Followed) else deviation()
         y = self.varied(y, lambda _: size)
         return self.erred(y, dtype, 1) if ROUNDOFF[dtype] > SUMMED else y
 
     def shortened(self, x: Tensor) -> Tensor:
-        """Perturb a factor by rounding it, or by cutting it off."""
+        """Round or truncate a factor."""
         return self.varied(x * (1 - self.cut * SHORTENED), lambda x: SHORTENED * x)
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Compute an operation of linear algebra on matrices perturbed by their norm."""
+        """Perturb the matrices, and solve."""
         unit = min(ROUNDOFF[dtype], SUMMED)
-        # LAPACK is backward stable: its results are exact for a matrix that is a unit roundoff of its norm
-        # away.
+        # LAPACK is backward stable: its results are exact for a matrix that differs by a unit roundoff of the
+        # norm.
         erring = [
             self.varied(x, lambda x: unit * size_of(x)) if place in SOLVING[name] else x
             for place, x in enumerate(args)
@@ -575,12 +547,12 @@ class Perturbed(ExactMode):
         return func(*erring, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
-        """Note the scores of weights that the way back uses too."""
+        """Note the scores."""
         if torch.is_grad_enabled():
             self.weights[weights.untyped_storage().data_ptr()] = weights, scores
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Return the sums of absolute terms of one of the last two products."""
+        """Use the factors, if it is one of the last two products."""
         for y, a, b in self.products:
             same = y.untyped_storage().data_ptr() == product.untyped_storage().data_ptr()
             if same and product.is_contiguous() and y.shape[-2:] == product.shape[-2:]:
@@ -594,21 +566,21 @@ class Perturbed(ExactMode):
         return y
 
     def operand(self, x: Any) -> Any:
-        """Return an operand; on the way back, softmax weights of recomputed scores (SPEC ALG-2)."""
+        """Recompute softmax weights in the backward pass (SPEC ALG-2)."""
         x = super().operand(x)
         if not self.backward or not isinstance(x, Tensor):
             return x
         place = x.untyped_storage().data_ptr()
         if place not in self.weights:
             return x
-        # The backward of a fused kernel computes them again, and does not normalise them.
+        # A fused kernel's backward pass recomputes them without normalizing.
         y, scores = self.weights[place]
         again = self.varied(y, lambda y: RECOMPUTED * SUMMED * scores.abs().nan_to_num(posinf=0.0) * y)
         return again.as_strided(x.size(), x.stride(), x.storage_offset())
 
 
 class Rounded(ExactMode):
-    """One correct low-precision run: each result is rounded to its dtype."""
+    """A correct low-precision run, rounded after each operation."""
 
     def __init__(self, decisions: Runner | None = None, constants: bool = False) -> None:
         super().__init__(decisions)
@@ -617,29 +589,28 @@ class Rounded(ExactMode):
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
     ) -> Tensor:
-        """Round."""
+        """Round to the dtype."""
         return _wide(y.to(dtype))
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Compute an operation of linear algebra in its own precision."""
+        """Run linear algebra in its own precision."""
         low = dtype if ROUNDOFF[dtype] <= SUMMED else torch.float32  # LAPACK has no half precision
         args, kwargs = mapped(lambda x: x.to(_like(x, low)) if _rounded(x) else x, (args, kwargs))
         return mapped(lambda x: _wide(x) if _rounded(x) else x, func(*args, **kwargs))
 
 
 class Traits(NamedTuple):
-    """What an operation is, whatever its operands."""
+    """Properties of an operation, whatever its operands."""
 
-    bare: str  # its name, without the underscore of one in place
+    bare: str  # name without the underscore of an in-place operation
     changing: bool
     views: bool  # whether its result may share memory with an operand
     views_in_place: bool
-    steps: Callable[..., Any] | None  # what computes it, if it has several steps
+    steps: Callable[..., Any] | None  # its decomposition, if it is composite
 
 
 @cache
 def traits(func: Any) -> Traits:
-    """Return what an operation is."""
     name, changing = func.overloadpacket.__name__, func._schema.is_mutable
     composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return Traits(
@@ -673,7 +644,6 @@ def _into(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def without_fast_paths() -> Iterator[None]:
-    """Compute PyTorch's encoders as their modules say, padding included."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -684,9 +654,9 @@ def without_fast_paths() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Write fused kernels out: attention by its mathematical form, no oneDNN, no NNPACK, no cuDNN."""
+    """Disable fused kernels: math attention, no oneDNN, no NNPACK, no cuDNN."""
     with sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
-        with warnings.catch_warnings(action="ignore"):  # it warns of GPUs that nobody asked for
+        with warnings.catch_warnings(action="ignore"):  # it warns about GPUs that nobody asked for
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.enter_context(without_fast_paths())
@@ -696,8 +666,8 @@ def plainly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unfused() -> Iterator[None]:
-    """Run what TorchScript compiled operation by operation."""
-    # What it fuses for a GPU reads the memory of a tensor, which one with a float64 value does not have.
+    """Run TorchScript without fusion."""
+    # Its fused GPU kernels read a tensor's memory, which a Computed tensor does not have.
     compiled: Any = torch.jit._state._python_cu
     for function in compiled.get_functions() if torch.cuda.is_initialized() else ():
         function._debug_flush_compilation_cache()
@@ -707,11 +677,10 @@ def unfused() -> Iterator[None]:
 
 
 def _resulting(stated: Any, floats: Sequence[Tensor]) -> torch.dtype:
-    """Return the dtype of an operation's result: the stated one, or that of its operands."""
     if stated in ROUNDOFF:
         dtype: torch.dtype = stated
         return dtype
-    # PyTorch promotes over tensors with axes; scalars count where there are only those.
+    # PyTorch promotes dtypes of tensors that have axes; scalars count only if there are no others.
     ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats] or [torch.get_default_dtype()]
     return reduce(torch.promote_types, ranked)
 
@@ -719,7 +688,7 @@ def _resulting(stated: Any, floats: Sequence[Tensor]) -> torch.dtype:
 def _held(dtype: torch.dtype, x: Any) -> Any:
     if not isinstance(x, float):
         return x
-    # Out of its range a number stays as it is: infinity would make masks NaN.
+    # A number out of range stays unchanged: infinity would turn masks into NaN.
     held = float(torch.tensor(x, dtype=dtype))
     return held if math.isfinite(held) else x
 
@@ -738,25 +707,20 @@ def _wrapped(x: Any, dtype: torch.dtype) -> Any:
 
 
 def _like(x: Any, dtype: torch.dtype) -> torch.dtype:
-    """Return the complex or the real dtype of a precision, as a result is."""
     if isinstance(x, Tensor) and x.is_complex():
         return dtype.to_complex()
     return dtype.to_real() if dtype.is_complex else dtype
 
 
 def _deviation(y: Tensor, dtype: torch.dtype, counted: Counted, accumulation: float) -> Tensor:
-    """Return the deviation of a sum that is rounded in an unknown order.
-
-    Args:
-        accumulation: the unit roundoff of each addition.
-    """
+    # Rounded in an unknown order; `accumulation` is the unit roundoff of each addition.
     (count, total, walked), square = counted, _squared(y)
     terms = torch.clamp(torch.as_tensor(count), min=1)
-    several = (terms > 1) * 1.0  # one term alone is not rounded
+    several = (terms > 1) * 1.0  # a single term is not rounded
     variance = several * terms / 3 * square
     variance += several * (terms + 1) / 6 * torch.clamp(total - square / terms, min=0)
-    # Equal terms are rounded alike, and n of them err up to n/2 of their sum. Where all that are not zero are
-    # equal, the square of the sum over the sum of squares is a whole number.
+    # Equal terms are rounded alike, and n of them err by up to n/2 of their sum. If all nonzero terms are
+    # equal, the squared sum over the sum of squares is a whole number.
     equal = square / torch.where(total > 0, total, math.inf)
     alike = several * ((equal - equal.round()).abs() <= EQUAL * equal)
     variance = torch.maximum(variance, alike * (equal / 2) ** 2 * square)
@@ -767,8 +731,8 @@ def _deviation(y: Tensor, dtype: torch.dtype, counted: Counted, accumulation: fl
     return accumulation * torch.sqrt(variance) + lost
 
 
-# The number of terms of each element, the sum of their squares, and the squares of partial sums in the order
-# in which the terms stand; 0 where any order will do.
+# For each element: the number of terms, the sum of their squares, and the sum of squared partial sums in the
+# given order; 0 where the order does not matter.
 Counted = tuple[float | Tensor, Tensor, float | Tensor]
 
 
@@ -776,7 +740,7 @@ def _product(y: Tensor, *given: Tensor, beta: float = 1, alpha: float = 1) -> Co
     *added, a, b = given
     squares = alpha**2 * torch.matmul(_squared(a), _squared(b))
     count = a.shape[-1]
-    terms: Any = max(count + len(added), 2)  # one product is rounded too
+    terms: Any = max(count + len(added), 2)  # a single product is rounded too
     if b.ndim > 1:
         terms = terms * _alike(a.mT, b)
     walked = _walked(
@@ -786,15 +750,13 @@ def _product(y: Tensor, *given: Tensor, beta: float = 1, alpha: float = 1) -> Co
 
 
 def _blocks(count: int) -> list[slice]:
-    """Return the blocks of a sum whose order matters; none of a short one."""
     ends = [count * block // BLOCKS for block in range(BLOCKS + 1)] if count >= LONG else []
     return [slice(*between) for between in pairwise(ends)]
 
 
 def _walked(parts: Iterable[Tensor]) -> Any:
-    """Return the mean square of partial sums, at the ends of blocks."""
-    # Terms that stand together may have one sign, as gradients of a text's tokens do: then partial sums are
-    # far larger than in a random order. MiniLM's gradients were flagged before.
+    # Neighbouring terms may share a sign, as gradients of a text's tokens do. Partial sums are then far
+    # larger than in a random order: MiniLM's gradients were flagged before.
     total: Any = 0.0
     squares: Any = 0.0
     for part in parts:
@@ -804,19 +766,15 @@ def _walked(parts: Iterable[Tensor]) -> Any:
 
 
 def _alike(*factors: Tensor) -> Tensor:
-    """Return how many terms of a sum are rounded alike, on the mean over terms.
-
-    Args:
-        factors: of the terms, summed over the last axis but one.
-    """
-    # Equal terms, as of rows of padding, err in one direction where a kernel adds one by one: with 50 of 148
-    # rows equal, an H200's product erred by 31 unit roundoffs of all terms' sizes (decision 37).
+    # How many terms are rounded alike, averaged over the terms of a sum along the second-to-last axis.
+    # Equal terms, such as rows of padding, err in one direction in a kernel that adds one by one. With 50 of
+    # 148 rows equal, an H200's product erred by 31 unit roundoffs of all terms' sizes (decision 37).
     *batch, count, _ = factors[0].shape
-    if not count:  # as of an expert without a token
+    if not count:  # such as an expert without tokens
         return factors[0].new_ones(*batch, 1, 1, dtype=torch.float64)
     generator, zero = torch.Generator().manual_seed(0), factors[0].new_zeros(*batch, count, dtype=torch.bool)
     places = factors[0].new_zeros(2, *batch, count, dtype=torch.float64)
-    for x in factors:  # equal rows project to the same place on two random lines: no pair is compared
+    for x in factors:  # equal rows project to the same point on two random lines, so no pairs are compared
         lines = torch.randn(2, x.shape[-1], dtype=torch.float64, generator=generator).to(x.device)
         along = torch.stack([x.real @ line for line in lines])
         places += along / along.abs().amax(-1, keepdim=True).clamp(min=LEAST[torch.float64])
@@ -846,13 +804,13 @@ def _mean(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
 
 def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *_: Any) -> Counted:
     given_terms = math.prod(x.shape[d] for d in dim)
-    terms = max(given_terms, math.prod(y.shape[d] for d in dim))  # a real transform is given half its terms
+    terms = max(given_terms, math.prod(y.shape[d] for d in dim))  # a real transform takes half of its terms
     share = terms / given_terms * float(terms) ** -normalization
     return terms, share * _squared(x).sum(tuple(dim), keepdim=True), 0.0
 
 
 def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
-    """Return the rule of a linear operation with coefficients that sum to 1."""
+    # For coefficients that sum to 1.
 
     def rule(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
         return max(x.numel() / max(y.numel(), 1), 4.0), operation(x * x, *rest, **named), 0.0
@@ -861,11 +819,8 @@ def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
 
 
 def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Counted]:
-    """Return the rule of a linear operation: on ones it counts terms, on squares it sums them.
-
-    Args:
-        places: operands that it sums; by default all floating-point ones.
-    """
+    # Applied to ones, a linear operation counts terms; applied to squares, it sums them. `places` are the
+    # operands in which it is linear, by default all.
 
     def rule(y: Any, *args: Any, **named: Any) -> Counted:
         def of(function: Callable[[Tensor], Tensor]) -> Any:
@@ -893,29 +848,30 @@ SUMS: dict[str, Callable[..., Counted]] = {
 }
 
 
-# Kernels that err by more: what they give, from what an operation gives.
+# Kernels with larger errors, as changes of an operation's result.
 
-# Unit roundoffs of a tile's size by which a fast convolution errs: 16 times the error of the smallest tiles.
+# Error of a fast convolution in unit roundoffs of a tile's size: 16 times the error of the smallest tiles.
 # Tiles of 4 x 4 and 6 x 6 outputs err by 120 to 240 times that error, TF32 by 800 to 4000 times.
 FAST = 28.0
 
-# The same of gradients of 5 x 5 weights by cuDNN 9.19: 8e-4 of their size, and 4e-3 of the largest.
+# The same for gradients of 5 x 5 weights by cuDNN 9.19: 8e-4 of their size, and 4e-3 of the largest.
 WINOGRAD_9X9 = 5000.0
 
-# Share by which tanh and sigmoid of cuDNN's recurrent kernels err: 4e-6 to 7e-6 in cuDNN 9.19.
+# Relative error of tanh and sigmoid in cuDNN's recurrent kernels: 4e-6 to 7e-6 in cuDNN 9.19.
 APPROXIMATED = 2.0**-17
 
-# Places along an axis whose size decides the error in their midst: tiles have 4 to 8, or are all.
+# Length of the window along an axis whose values determine the error at its centre: tiles have 4 to 8 places,
+# or cover the image.
 NEIGHBOURS = 15
 
-# Places that a fast gradient of weights takes together.
+# Places per tile in a fast gradient of weights.
 TILE = 16
 
 
 def _around(x: Tensor) -> Tensor:
     pool: Any = getattr(torch.nn.functional, f"avg_pool{x.ndim - 2}d")
     squares = _squared(x)
-    # Padded before, since pooling in three dimensions refuses an image that is smaller without its padding.
+    # Padded first, because 3D pooling refuses an image that is smaller than its window without padding.
     padded = torch.nn.functional.pad(squares, [NEIGHBOURS // 2] * 2 * (x.ndim - 2))
     around: Tensor = pool(padded, NEIGHBOURS, 1)
     # The mean over all places is for an FFT, whose tile is the whole image.
@@ -923,13 +879,10 @@ def _around(x: Tensor) -> Tensor:
 
 
 def _spread(squares: Tensor) -> Tensor:
-    """Replace each square of a weight by the mean of its filter."""
     return squares.mean(tuple(range(2, squares.ndim)), keepdim=True).expand_as(squares)
 
 
 def _by_tiles(mode: ExactMode, y: Tensor, squares: Tensor, count: float, units: float) -> Tensor:
-    """Return a result with an error of its tile's size, not of its own terms."""
-
     def size(_: Tensor) -> Tensor:
         return units * SUMMED * (squares.clamp(min=0) * (1 + count / 6)).sqrt()
 
@@ -937,11 +890,9 @@ def _by_tiles(mode: ExactMode, y: Tensor, squares: Tensor, count: float, units: 
 
 
 def _convolved_fast(mode: ExactMode, name: str, y: Any, args: Sequence[Any]) -> Any:
-    """Return a convolution with the error of Winograd's algorithm or an FFT."""
     if not mode.samples or name not in ("convolution", "convolution_backward"):
         return y
     weight = args[1 if name == "convolution" else 2]
-    # A 1 x 1 convolution has no fast algorithm.
     if weight[0, 0].numel() == 1 or not 3 <= weight.ndim <= 5:
         return y
     filters = _spread(_squared(weight))
@@ -987,7 +938,7 @@ KERNEL_RULES: dict[str, Callable[..., Any]] = {
 
 
 class WholeFunctions(TorchFunctionMode):
-    """Tells an arithmetic which function of several operations runs."""
+    """Tells an arithmetic which composite function is running."""
 
     def __init__(self, arithmetic: ExactMode) -> None:
         super().__init__()
@@ -997,7 +948,7 @@ class WholeFunctions(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        # On a GPU PyTorch would go on with fused cells, whose operations an arithmetic does not see.
+        # On a GPU PyTorch would use fused cells, whose operations an arithmetic cannot intercept.
         if name in RECURRENT and args[0].device.type != "cpu":
             func = _recurrent(name, args)
         if name not in KERNELS[CUDNN_RECURRENT].concerns:
@@ -1014,10 +965,9 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
 
 
 def _recurrent(name: str, args: Sequence[Any]) -> Callable[..., Any]:
-    """Return a recurrent function in its steps."""
     if name.endswith("_cell"):
         return {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}[name]
-    # Of packed sequences the sizes of the batches come before the state, a list of two tensors in an LSTM.
+    # With packed sequences, the batch sizes precede the state, which is a list of two tensors in an LSTM.
     tensors = sum(isinstance(x, Tensor) for x in args[:3])
     packed = tensors > (1 if name == "lstm" else 2)
     function: Any = getattr(getattr(aten, name), "data" if packed else "input")
@@ -1043,7 +993,7 @@ def _gru_cell(x: Tensor, hidden: Tensor, by_x: Tensor, by_h: Tensor, *biases: An
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Return the maximum of each number and its neighbours, (N, C, *)."""
+    """Return each neighbourhood's maximum, (N, C, *)."""
     largest: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(x, 3, 1, 1)
     return largest
 
@@ -1062,8 +1012,8 @@ def _resized_back(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda y, gradient, *rest: max(y.shape[2:]) * _largest(operation(gradient.abs(), *rest)).abs()
 
 
-# Operations that compute coordinates: these err by a rounding of the whole side, and so does what they
-# select.
+# Operations that compute coordinates: these err by a rounding of the whole side, which changes the selected
+# values.
 RESAMPLING: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys([name for name in RULES["averaged"] if "upsample" in name], _resized),
     **dict.fromkeys([name for name in RULES["averaged"] if "grid" in name], _sampled),
@@ -1075,11 +1025,10 @@ RESAMPLING: dict[str, Callable[..., Tensor]] = {
 }
 
 
-# Operations of several steps, written out. They are called within the arithmetic.
+# Decompositions of composite operations, called within the arithmetic.
 
 
 def _erring(x: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a tensor with the error of an admissible algorithm."""
     if not isinstance(x, Computed):
         return x
     mode: Any = _get_current_dispatch_mode()
@@ -1092,10 +1041,10 @@ def _unit(x: Tensor) -> float:
 
 
 def _normalized(operation: Any) -> Callable[..., Any]:
-    """Return the rule of a norm that may multiply rows and mean out (SPEC ALG-5)."""
+    """Allow for norms that multiply out (SPEC ALG-5)."""
 
     def rule(x: Tensor, *rest: Any) -> Any:
-        # PyTorch's CPU kernel computes `x r - m r`, so each of the two products is rounded.
+        # PyTorch's CPU kernel computes `x r - m r`, and rounds both products.
         return DECOMPOSITIONS[operation](_erring(x, lambda value: 2 * _unit(x) * value.abs()), *rest)
 
     return rule
@@ -1104,7 +1053,7 @@ def _normalized(operation: Any) -> Callable[..., Any]:
 def _variance(
     x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return variance and mean; the variance may come from one pass or from blocks (SPEC ALG-5)."""
+    """Allow for one pass or blocks (SPEC ALG-5)."""
     dims = list(dim or range(x.ndim))
     count = math.prod(x.shape[d] for d in dims)
     mean = torch.mean(x, dims, keepdim=True)
@@ -1119,22 +1068,22 @@ def _variance(
         )
         return _unit(x) * (merged + several)
 
-    variance = torch.clamp(_erring(variance, size), min=0)  # none is negative, though one that is 0 may err
+    variance = torch.clamp(_erring(variance, size), min=0)  # a perturbed zero may be negative
     return (variance, mean) if keepdim else (variance.squeeze(dims), mean.squeeze(dims))
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Return weights, perhaps from the logarithm of a row's sum (SPEC ALG-1 to ALG-3)."""
+    """Allow for algorithms with logarithms (SPEC ALG-1 to ALG-3)."""
     y = DECOMPOSITIONS[aten._softmax.default](x, dim, half_to_float)
     if not isinstance(y, Computed) or not y.numel():
         return y
     mode: Any = _get_current_dispatch_mode()
     with _disable_current_modes():
         scores = value_of(x)
-        # An absolute error of the logarithm is a relative one of its exponential.
+        # An absolute error of the logarithm is a relative error of its exponential.
         logarithm = torch.logsumexp(scores, dim, keepdim=True).abs()
         share = torch.where(logarithm.isfinite(), logarithm, 0.0) * _unit(x)
-        # Constants that hide keys are far from the logarithm of a row that has any other.
+        # In a row with a visible key, mask constants are far from the logarithm.
         share = torch.where(share < 0.5, share, 0.0)
         y.value.copy_(mode.varied(y.value, lambda value: share * value))
         if mode.blind_rows:
@@ -1147,17 +1096,17 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     y = _softmax(x, dim, False)
     with _disable_current_modes():
-        value_of(y).nan_to_num_(nan=0.0)  # of rows that see no key
+        value_of(y).nan_to_num_(nan=0.0)  # rows that see no key
     return y
 
 
 def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Return the gradient of scores, perhaps from the row sum of outputs times gradients (SPEC ALG-2)."""
+    """Allow for row sums of outputs times gradients (SPEC ALG-2)."""
     product, mode = gradient * y, cast(Any, _get_current_dispatch_mode())
 
     def size(_: Tensor) -> Tensor:
-        # Where a query sees one key, a weight's gradient and the row's sum are one number, made in two ways:
-        # what is left errs by what cancelled in each, where the number itself may be small.
+        # If a query sees one key, the gradient of its weight and the row sum are the same number, computed in
+        # two ways. Their difference errs by what cancelled in each, even where the number itself is small.
         size, weights = value_of(gradient), value_of(y)
         cancelled = (mode.cancelled(size) * weights).sum(dim, keepdim=True)
         return 4 * _unit(product) * torch.maximum(size.abs().amax(dim, keepdim=True), cancelled)
@@ -1169,13 +1118,12 @@ def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype)
 def _dropout(x: Tensor, share: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or not share:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    with _disable_current_modes():  # the mask that the model draws
+    with _disable_current_modes():  # the model's own random mask
         mask = aten.native_dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), share, train)[1]
     return x * mask * (1 / (1 - share) if share < 1 else 0.0), mask
 
 
 def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int | None = None) -> Any:
-    """Return a tensor's levels, and a mask of those within the limits."""
     if axis is not None:
         shape = [-1 if place == axis else 1 for place in range(x.ndim)]
         scale, point = scale.view(shape), point.view(shape)
@@ -1185,14 +1133,9 @@ def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int |
 
 
 def _grouped_product(a: Tensor, b: Tensor, ends: Any = None, bias: Any = None, dtype: Any = None) -> Any:
-    """Multiply each group of rows by a matrix of its own.
-
-    Raises:
-        SpecError: for other groups, or a bias.
-    """
     if ends is None or a.ndim != 2 or bias is not None:
         raise SpecError("a grouped product has no rule but of groups of rows, without a bias")
-    with _disable_current_modes():  # ends that were counted with numbers of a model are computed
+    with _disable_current_modes():  # ends may have been counted with a model's numbers, and so be Computed
         places = [0, *map(int, value_of(ends).tolist())]
     if b.ndim == 2:
         return torch.stack([a[:, i:j] @ b[i:j] for i, j in pairwise(places)])
@@ -1254,6 +1197,6 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     aten._sparse_addmm.default: lambda c, a, b, **by: torch.addmm(c, computed(a), computed(b), **by),
     aten._conj.default: lambda x: torch.conj_physical(
         torch.as_tensor(x)
-    ),  # autograd gives it plain numbers too
+    ),  # autograd passes plain numbers too
     aten._neg_view.default: torch.neg,
 }

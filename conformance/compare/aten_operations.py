@@ -1,4 +1,4 @@
-"""Operations of ATen as a module calls them, and bugs that some of them have in a run."""
+"""ATen operations of a run, and bugs injected into them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def is_float(x: Any) -> TypeGuard[Tensor]:
-    """Return whether something is a tensor of floating-point numbers."""
+    """Whether ``x`` is a real floating-point tensor."""
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An ATen operation, its operands, and its number in a run."""
+    """An ATen operation with its operands and number."""
 
     func: Any
     args: Sequence[Any]
@@ -34,41 +34,41 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """What it is called, without its overload and whether it works in place."""
+        """Name without overload and trailing underscore."""
         return str(self.func.overloadpacket.__name__).rstrip("_")
 
     @functools.cached_property
     def given(self) -> dict[str, Any]:
-        """Its operands by name, those by default too."""
+        """Operands by name, defaults included."""
         arguments = self.func._schema.arguments  # noqa: SLF001 – nothing else names them
         defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
         positional = zip((one.name for one in arguments), self.args, strict=False)
         return {**defaults, **dict(positional), **self.kwargs}
 
     def having(self, /, **others: Any) -> Any:
-        """Compute it with other operands, given by name."""
+        """Compute it with some operands replaced."""
         arguments, given = self.func._schema.arguments, {**self.given, **others}  # noqa: SLF001
         keywords = {one.name: given[one.name] for one in arguments if one.kwarg_only}
         return self.func(*(given[one.name] for one in arguments if not one.kwarg_only), **keywords)
 
     def changed(self, name: str, function: Callable[[Any], Any]) -> Any:
-        """Compute it with what a function makes of an operand."""
+        """Compute it with a function applied to one operand."""
         return self.having(**{name: function(self.given[name])})
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Its operands that are tensors, or lists of one, by name."""
+        """Operands that are tensors, or lists of one."""
         alone = {name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in self.given.items()}
         return {name: x for name, x in alone.items() if isinstance(x, Tensor)}
 
     @property
     def floats(self) -> dict[str, Tensor]:
-        """Its operands that are tensors of floating-point numbers, by name."""
+        """Floating-point operands."""
         return {name: x for name, x in self.given.items() if is_float(x)}
 
     @property
     def optional(self) -> list[str]:
-        """The tensors among its operands that it may lack."""
+        """Names of the optional floating-point operands present."""
         arguments = self.func._schema.arguments  # noqa: SLF001
         return [
             one.name
@@ -78,28 +78,28 @@ class Operation:
 
     @functools.cached_property
     def result(self) -> Any:
-        """What it gives; its operands stay as they are, even if it works in place."""
+        """The result, without in-place changes."""
         if not self.func._schema.is_mutable:  # noqa: SLF001
             return self()
         name = self.func._schema.arguments[0].name  # noqa: SLF001
         return self.changed(name, torch.clone)
 
     def giving(self, value: Tensor) -> Any:
-        """Return its results with another first one."""
+        """Return the results with the first one replaced."""
         return (value, *self.result[1:]) if isinstance(self.result, tuple) else value
 
 
 def first(results: Any) -> Any:
-    """Return the first of several results, or the only one."""
+    """Return the first result, or the only one."""
     return results[0] if isinstance(results, tuple) else results
 
 
+# Computes the result of an operation, possibly a wrong one.
 Make = Callable[[Operation], Any]
-"""Makes what an operation gives."""
 
 
 class Watched(TorchDispatchMode):
-    """Has a function make what each operation in its block gives; its own operations are not watched."""
+    """Lets a function compute each operation in a block."""
 
     def __init__(self, make: Make) -> None:
         super().__init__()
@@ -113,14 +113,7 @@ class Watched(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class OperationBug:
-    """A bug that an operation may have.
-
-    Attributes:
-        name: of the bug.
-        text: what it is, in words that follow "is explained by".
-        make: returns what the operation gives then.
-        clause: of SPEC.md that it breaks in the family.
-    """
+    """A bug in one operation; ``text`` follows "is explained by"."""
 
     name: str
     text: str
@@ -128,12 +121,12 @@ class OperationBug:
     clause: str = ""
 
 
+# Yields the bugs that an operation may have.
 Kinds = Callable[[Operation], Iterator[OperationBug]]
-"""Yields the bugs that an operation may have."""
 
 
 def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds) -> Make:
-    """Return what makes what operations give, with a bug in those with these numbers that can have it."""
+    """Return a function that injects a bug into chosen operations."""
 
     def make(operation: Operation) -> Any:
         own = kinds(operation) if operation.number in chosen else ()
@@ -143,11 +136,7 @@ def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds) -> Make:
 
 
 def sites(run: Callable[[Make], Any], kinds: Kinds) -> Mapping[OperationBug, list[int]]:
-    """Return the numbers of the operations of a run that may have each bug.
-
-    Args:
-        run: takes what makes what each operation gives.
-    """
+    """Return the numbers of operations that may have each bug."""
     found = defaultdict[OperationBug, list[int]](list)
 
     def note(operation: Operation) -> Any:

@@ -1,4 +1,4 @@
-"""Rows that see no key: which they are, what each side holds there, and what declares it."""
+"""Rows that see no key: values on each side, and the declaration."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ HELD = {"zero": "zero weights", "uniform": "uniform weights (the mean of all val
 
 @dataclass(frozen=True)
 class BlindRows:
-    """Rows that see no key, where they alone are wrong."""
+    """Wrong rows of an activation that see no key."""
 
     rows: Flags  # (B, T)
-    expected: str  # "zero", "uniform", or other words; so for `actual`
+    expected: str  # "zero", "uniform", or other words, like `actual`
     actual: str
 
     @property
     def declaration(self) -> str:
-        """The declaration of what the candidate holds; empty if there is none."""
+        """The declaration that allows the candidate's values, if any."""
         return {"zero": BLIND_ROWS_ZERO, "uniform": BLIND_ROWS_UNIFORM}.get(self.actual, "")
 
     @property
     def note(self) -> str:
-        """The rows, and what each side holds, in words."""
+        """Describe the rows and both sides' values."""
         expected, actual = (HELD.get(what, what) for what in (self.expected, self.actual))
         text = (
             f"only {counted(int(self.rows.sum()), 'row')} that see no key are wrong, in samples (positions) "
@@ -54,7 +54,7 @@ class BlindRows:
 
 
 def places(rows: Flags) -> str:
-    """Return samples and positions of some rows in words."""
+    """Describe samples and positions of rows."""
     return few(f"{b} ({listed(np.flatnonzero(row))})" for b, row in enumerate(rows) if row.any())
 
 
@@ -62,7 +62,7 @@ OTHER = "neither zero nor uniform weights"
 
 
 def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
-    """Return the rows that see no key, if the end of a stretch is wrong in them alone."""
+    """Return a stretch's wrong rows, if all see no key."""
     shape = asked.actual.shape
     if len(shape) < 2:
         return None
@@ -78,7 +78,7 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
         return None
     known = {what: _filled(stretch, asked.right, what) for what in HELD}
 
-    # Where the exact weights are zero, sigma knows nothing of the rounding of any others.
+    # Where the exact weights are zero, sigma does not include the rounding of any other weights.
     sigma = np.broadcast_to(asked.right.sigma, shape)
     sigma = np.maximum(sigma, np.median(sigma[np.isfinite(sigma)]))
 

@@ -1,4 +1,4 @@
-"""Candidates: the same module run in another way, a graph, a callable, arrays."""
+"""Load and run candidates: modules, graphs, callables and arrays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ from concord.spec.text import first_line, first_of
 
 Array = NDArray[Any]
 
-# Tokens of the longest standard text, and numbers of a standard sound: primes, so that no two axes are alike.
+# Length in tokens of the longest standard text, and in samples of the standard audio. They are primes, so
+# that no two axes have the same length.
 TOKENS = 11
 
 SAMPLES = 5003
@@ -60,11 +61,7 @@ ARRAYS = (np.ndarray, np.generic)
 
 
 def load(reference: str) -> Any:
-    """Return the module from a function, or from a folder of transformers.
-
-    Raises:
-        SpecError: if there is none.
-    """
+    """Load a module from ``package.module:function`` or a folder of transformers."""
     if ":" in reference and not Path(reference).exists():
         sys.path.insert(0, os.getcwd())
         try:
@@ -82,11 +79,7 @@ def load(reference: str) -> Any:
 
 
 def placed(model: Any, device: str) -> Any:
-    """Return a reference on a device.
-
-    Raises:
-        SpecError: if it cannot be put there.
-    """
+    """Move a reference to a device."""
     if device == "cpu":
         return model
     if not isinstance(model, nn.Module):
@@ -96,7 +89,7 @@ def placed(model: Any, device: str) -> Any:
 
 
 def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
-    """Return texts as the folder's tokenizer prepares them."""
+    """Tokenize texts with a folder's tokenizer."""
     with optional("--text", "peers"):
         from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -104,11 +97,7 @@ def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
 
 
 def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a module's arguments as tensors, by default standard ones.
-
-    Raises:
-        SpecError: if none are given, and none can be made.
-    """
+    """Return arguments as tensors, by default :func:`standard` ones."""
     if inputs is None:
         return (), standard(model)
     tensors = tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, ARRAYS) else x, inputs)
@@ -118,17 +107,13 @@ def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
 
 
 def standard(model: Any) -> dict[str, Any]:
-    """Return standard inputs by the names that a module takes: texts, images, sounds.
-
-    Raises:
-        SpecError: for a module that takes anything else.
-    """
+    """Return standard text, images or audio for a module's parameters."""
     if not isinstance(model, nn.Module):
         raise SpecError("inputs are missing but required of a reference in NumPy")
     takes, config = inspect.signature(model.forward).parameters, getattr(model, "config", None)
 
     def of(name: str) -> Any:
-        # Settings of images stand in a part of the configuration, where there are texts too.
+        # Models of text and images keep the image settings in a part of their configuration.
         return getattr(config, name, None) or getattr(getattr(config, "vision_config", None), name, None)
 
     generator = torch.Generator().manual_seed(0)
@@ -172,17 +157,13 @@ def standard(model: Any) -> dict[str, Any]:
     return inputs
 
 
-# PyTorch's layers with weights of 8 bits, which no arithmetic here follows.
+# PyTorch's layers with 8-bit weights, which the arithmetic cannot follow.
 PACKED = ("torch.ao.nn", "torch.nn.quantized")
 
 
 def refuse_values(model: nn.Module, role: str) -> None:
-    """Refuse a module with lazy or meta weights.
-
-    Raises:
-        SpecError: naming the first of them.
-    """
-    # A run would fail too, in words that blame something else.
+    """Refuse lazy and meta weights."""
+    # A run would fail too, with an error that blames something else.
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor):
             why = "is lazy and has no value yet: call the module once before"
@@ -194,11 +175,7 @@ def refuse_values(model: nn.Module, role: str) -> None:
 
 
 def refuse_kinds(model: nn.Module) -> None:
-    """Refuse a reference whose numbers no arithmetic can follow.
-
-    Raises:
-        SpecError: naming the first such part.
-    """
+    """Refuse a reference that no arithmetic can follow."""
     for path, module in model.named_modules():
         kind, where = type(module).__name__, f"{path or 'the module'} of the reference"
         if isinstance(module, torch.jit.ScriptModule):
@@ -218,12 +195,12 @@ def refuse_kinds(model: nn.Module) -> None:
 
 
 def refuse_modes(model: nn.Module, seed: int | None) -> None:
-    """Refuse a reference in training mode, or with more digits than any candidate has."""
+    """Refuse training mode and float64."""
     for name, module in model.named_modules():
         if (
             seed is None
             and module.training
-            and "train" not in vars(module)  # what torch.export gives has one mode
+            and "train" not in vars(module)  # modules from torch.export have a single mode
             and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0))
         ):
             path = name or "the module"
@@ -235,13 +212,9 @@ def refuse_modes(model: nn.Module, seed: int | None) -> None:
 
 
 def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleReference:
-    """Return the reference with the candidate's weights of 8 bits.
-
-    Raises:
-        SpecError: if no layer has any.
-    """
-    # Weights of 8 bits are another model: beside the given weights every right candidate diverges (decision
-    # 32).
+    """Return the reference with the candidate's 8-bit weights."""
+    # 8-bit weights make another model: compared with the original weights, every correct candidate diverges
+    # (decision 32).
     model = reference.model
     copied, apart = copy.deepcopy(model), dict[str, float]()
     for path, module in candidate.named_modules():
@@ -259,11 +232,7 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
 
 @contextlib.contextmanager
 def weights_kept(reference: ModelReference) -> Iterator[None]:
-    """Refuse a candidate that changes the reference's parameters; undo other changes.
-
-    Raises:
-        SpecError: naming those parameters.
-    """
+    """Undo a candidate's changes to the reference; refuse changed parameters."""
     with reference.untouched() as changed:
         yield
     weights = dict(reference.model.named_parameters()) if isinstance(reference, ModuleReference) else {}
@@ -273,26 +242,26 @@ def weights_kept(reference: ModelReference) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Delivered:
-    """The tensors of a candidate."""
+    """A candidate's tensors."""
 
     arrays: Arrays  # by name
-    # Names of tensors that come from a run of their own, and so do not follow from these activations.
+    # Tensors of a separate run, which therefore do not follow from these activations.
     whole: frozenset[str] = frozenset()
-    notes: Mapping[str, str] = field(default_factory=dict)  # what is to be said of the run, by topic
-    unsteady: str = ""  # why one run shows nothing of the candidate; empty: it gives the same each time
+    notes: Mapping[str, str] = field(default_factory=dict)  # remarks on the run
+    unsteady: str = ""  # why the candidate is not deterministic; empty if it is
 
 
 HOOKS = "a run with hooks"
 
 
 def run_module(candidate: ModuleReference) -> Delivered:
-    """Run a module as the user does, and with hooks, which show its activations."""
+    """Run a module without hooks, and with hooks that expose activations."""
 
     def unhooked() -> Arrays:
         return {name: numbers(tensor) for name, tensor in candidate.watched(hooked=False).items()}
 
-    # Hooks take apart what a compiler fuses, and switch off fast paths. So outputs and gradients of
-    # parameters are those of the run without hooks.
+    # Hooks break up what a compiler fuses, and disable fast paths. So outputs and gradients of parameters
+    # come from the run without hooks.
     before, arrays, notes, hooked = states(), unhooked(), dict[str, str](), dict[str, Array]()
     try:
         hooked = candidate.arrays
@@ -308,11 +277,7 @@ def run_module(candidate: ModuleReference) -> Delivered:
 
 
 def run(reference: ModelReference, candidate: Any, python: str | None) -> Delivered:
-    """Return the tensors of a candidate that is no module.
-
-    Args:
-        python: the interpreter of another environment for a function.
-    """
+    """Run a candidate that is not a module."""
     if isinstance(candidate, str) and ":" in candidate and not Path(candidate).exists():
         return Delivered(run_alone(reference, candidate, python))
     if isinstance(candidate, (str, Path)):
@@ -338,13 +303,13 @@ def run(reference: ModelReference, candidate: Any, python: str | None) -> Delive
     return Delivered(by_name(reference, candidate))
 
 
-# Under this key PyTorch's exporter notes the paths of the modules in which a node was made, outermost first.
+# Under this key PyTorch's exporter lists the paths of the modules that contain a node, outermost first.
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
-    """Add the outputs of modules to an ONNX graph; return each module's tensor."""
-    # A module returns the one tensor made in it that anything outside of it uses.
+    """Add outputs of modules to an ONNX graph."""
+    # The output of a module is the only tensor of the module that is used outside it.
     known = {output.name for output in graph.output}
     users: Any = defaultdict(list, {name: [set()] for name in known})
     modules_of: dict[str, set[str]] = {}
@@ -364,7 +329,7 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
 
 
 def session_of(path: Path, graph: bytes = b"") -> Any:
-    """Return a session of ONNX Runtime for the graph in a file, or for an edited one beside its weights."""
+    """Load a graph in ONNX Runtime."""
     with optional("an ONNX file", "peers"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
@@ -373,18 +338,14 @@ def session_of(path: Path, graph: bytes = b"") -> Any:
 
 
 def feed(reference: ModelReference, session: Any) -> Arrays:
-    """Return the reference's inputs as a graph takes them: by name, else by place."""
+    """Return a graph's inputs, matched by name or position."""
     given, taken = reference.inputs, [entry.name for entry in session.get_inputs()]
     by_place = dict(zip(taken, given.values(), strict=False)) if len(taken) == len(given) else {}
     return {name: array for name, array in (by_place | given).items() if name in taken}
 
 
 def run_graph(reference: ModelReference, path: Path) -> Arrays:
-    """Run an ONNX graph in ONNX Runtime on the reference's inputs.
-
-    Raises:
-        SpecError: if the graph cannot be read, or wants other inputs.
-    """
+    """Run an ONNX graph in ONNX Runtime."""
     session = session_of(path)
     import onnx
 
@@ -406,10 +367,7 @@ def run_graph(reference: ModelReference, path: Path) -> Arrays:
 
 
 def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | None:
-    """Return what runs a candidate once, as its user does; None where nothing runs here.
-
-    It is what is timed: without hooks, from inputs that are there.
-    """
+    """Return a call of the candidate for timing, if it runs here."""
     if isinstance(candidate, ModuleReference):
         inputs = candidate.given(lambda x: x.to(candidate.device))
 
@@ -427,15 +385,11 @@ def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | No
 
 
 def run_alone(reference: ModelReference, target: str, python: str | None = None) -> Arrays:
-    """Call a function in a process of its own on the reference's inputs.
-
-    Args:
-        target: ``package.module:function``; it gets arrays by keyword and returns arrays by name.
-        python: the interpreter of another environment, which needs NumPy and safetensors.
+    """Call ``package.module:function`` in its own process.
 
     Raises:
-        SpecError: with its last line, if an exception ends it.
-        WorkerFailure: if its process is killed, or ends silently.
+        SpecError: if it raises an exception.
+        WorkerFailure: if the process dies.
     """
     with tempfile.TemporaryDirectory() as folder:
         input_file, output_file = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
@@ -453,7 +407,7 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
             check=False,
         )
         words = done.stderr.strip().splitlines()
-        if done.returncode == 1 and words:  # Python ended it, with an exception
+        if done.returncode == 1 and words:  # Python ended with an exception
             raise SpecError(f"{target} gave no result: {words[-1]}")
         if done.returncode or not output_file.is_file():
             killed = signal.Signals(-done.returncode).name if done.returncode < 0 else ""
@@ -463,7 +417,7 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
 
 
 def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
-    """Return arrays by the reference's names; if none matches, outputs by position."""
+    """Match arrays by name, or outputs by position."""
     arrays_by_name = {
         name: numbers(array) if isinstance(array, Tensor) else np.asarray(array)
         for name, array in arrays.items()
@@ -480,7 +434,7 @@ def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
         return arrays_by_name
     outputs = [name for name in plain if is_output(name)]
     by_place: Arrays = {}
-    for continuous in (True, False):  # whole numbers, which are held in float64, by their own places
+    for continuous in (True, False):  # integers are held in float64 and matched separately
         names = [name for name in outputs if (plain[name].dtype != torch.float64) == continuous]
         same_kind = [array for array in arrays_by_name.values() if (array.dtype.kind == "f") == continuous]
         fits = len(same_kind) <= len(names) and all(
@@ -494,7 +448,7 @@ def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
 
 
 def stub(reference: ModelReference) -> str:
-    """Return a function in Python that a port has to fill: every activation with shape, dtype and source."""
+    """Return a Python skeleton of a port with every activation."""
     modules = dict(reference.model.named_modules()) if isinstance(reference, ModuleReference) else {}
 
     def source(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What explains a stretch that went wrong: what two modules differ in, a bug, a number, another order."""
+"""Search for the cause of a wrong stretch."""
 
 from __future__ import annotations
 
@@ -38,39 +38,29 @@ from concord.conformance.judging.explanation import Explanation
 from concord.conformance.wording import few, gather, instead
 from concord.spec.arrays import Array
 
+# Number of module differences that are tried one by one.
 MOST_DIFFERENCES = 20
-"""So many differences of two modules are tried one by one."""
 
+# Each moved slice of an axis must contain at least this many distinct numbers.
 LEAST_MOVED = 3
-"""Fewer different numbers may be found in any place of an axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made(Hypothesis):
-    """A bug.
-
-    Attributes:
-        made: returns what it makes of the last activation.
-        own_sigma: returns the sigma of that; None: it is that of what is right.
-    """
+    """A hypothesis with its prediction; ``own_sigma`` recomputes sigma."""
 
     made: Callable[[], Prediction]
     own_sigma: Callable[[], Array] | None = None
 
 
 class StretchComputation(Computation):
-    """A stretch that went wrong.
-
-    Args:
-        actual: what the candidate gave.
-        right: what it should be.
-    """
+    """The wrong end of a stretch; ``right`` is expected."""
 
     def __init__(self, tensor: str, actual: Array, dtype: str, right: Prediction) -> None:
         self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the last activation with a bug; where it is not finite, what is right."""
+        """Return the prediction where it is finite."""
         return self._made(hypothesis).value
 
     def _made(self, hypothesis: Hypothesis) -> Prediction:
@@ -80,7 +70,7 @@ class StretchComputation(Computation):
         return Prediction(np.where(known, made.value, self.right.value), made.sigma)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the same with its sigma: that of what is right, or its own where that is too small."""
+        """Return the prediction, with its own sigma if necessary."""
         made = self._made(hypothesis)
         assert isinstance(hypothesis, Made)
         if hypothesis.own_sigma is None or self.judged(self.actual, made).status == "agrees":
@@ -95,15 +85,13 @@ def cause(
     differing: Sequence[Difference],
     effort: Effort,
 ) -> Explanation | None:
-    """Return what explains the last activation of a stretch.
+    """Search for what explains the end of a stretch.
 
     Args:
-        strange: tensors that the candidate has alone.
-        differing: what the two modules differ in.
-        effort: what the search may take.
+        strange: tensors that only the candidate has.
     """
     within = dict(stretch.module.model.named_modules())
-    active = [  # dropout that passes on what it is given has no activation
+    active = [  # inactive dropout has no activation
         Hypothesis("dropout_active", f"dropout that is active in {name}", "")
         for name in strange
         if isinstance(within.get(name), nn.Dropout)
@@ -130,7 +118,7 @@ def cause(
 def of_differences(
     stretch: Stretch, right: Prediction, differing: Iterable[Sequence[Difference]]
 ) -> Iterator[Made]:
-    """Yield the reference with values of the candidate's module in their places."""
+    """Yield the reference with the candidate's values."""
 
     def made(several: Sequence[Difference]) -> Prediction:
         reference = stretch.module
@@ -152,12 +140,11 @@ def changed(
     tried: Callable[[OperationBug], bool] = lambda bug: True,
     once: bool = False,
 ) -> Iterator[Made]:
-    """Yield a stretch with a bug in all operations, then in those that one place of its source makes.
+    """Yield each bug in all operations, then in those of one source location.
 
     Args:
-        possible: returns the bugs, and the operations that may have each.
-        tried: whether a bug is.
-        once: whether in each one alone of several that one place makes, as a loop does.
+        possible: returns operations by bug.
+        once: try single operations, such as one iteration of a loop.
     """
     for bug, places in possible().items():
         groups = gather(places, stretch.places.__getitem__).values()
@@ -180,7 +167,7 @@ def changed(
 
 
 def place_of(steps: Sequence[Recorded], stretch: Stretch, once: bool) -> str:
-    """Return the one line that asks for some operations, or the one module that they stand in."""
+    """Name the line or module that operations share."""
     lines = {step.line for step in steps}
     inner = {path for step in steps for path in stretch.within(step)[:1]}
     if len(lines) == 1:
@@ -189,7 +176,7 @@ def place_of(steps: Sequence[Recorded], stretch: Stretch, once: bool) -> str:
 
 
 def sigma_of(stretch: Stretch, make: Make, others: Mapping[int, Tensor] | None = None) -> Array:
-    """Return the sigma of the last activation with another outcome of some operations."""
+    """Estimate sigma at the end with changed operations."""
     end, dtype = stretch.end, dtype_name(stretch.result.dtype)
 
     def compute(arithmetic: Any, observer: Observer) -> None:
@@ -208,7 +195,7 @@ def replay(
     chosen: Collection[int] | None = None,
     others: Mapping[int, Tensor] | None = None,
 ) -> Prediction:
-    """Return what a stretch gives with another outcome of some operations."""
+    """Recompute a stretch exactly with changed operations."""
     found: dict[str, Array] = {}
     with modules.running("the stretch with a bug"):
         stretch.again(stretch.module.exact(), found.__setitem__, make, others, chosen)
@@ -216,7 +203,7 @@ def replay(
 
 
 def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
-    """Yield the parameters of each module that the one which the stretch ends in may be confused with."""
+    """Yield parameters of other modules of equal shapes."""
     within, parameters = dict(stretch.module.model.named_modules()), stretch.module.parameters
     own = re.split(r"[#\[]", stretch.end)[0]
     module = within.pop(own, nn.Module())
@@ -228,11 +215,11 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
             yield Made("parameters_exchanged", f"the parameters of {path}", "", made=made)
 
 
-# Numbers that operations are called with.
+# Numbers among the operands.
 
 
 def fitted(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
-    """Yield operations with another number, found by Newton's method: epsilon, a scale, an exponent."""
+    """Yield numbers fitted by Newton's method."""
     groups = defaultdict[tuple[str, str, str, float], list[int]](list)
     for number, step in enumerate(stretch.steps):
         for place, value in step.operation.given.items() if step.computes else ():
@@ -258,10 +245,10 @@ def _replaced(predict: Callable[[float], Array], number: float, sigma: Array) ->
 
 
 def fit(predict: Callable[[float], Array], value: float, asked: StretchComputation) -> float | None:
-    """Return the number with which a prediction comes nearest to what was computed; None if it does not."""
+    """Return the number that best predicts the actual value, if any."""
     sigma, known = asked.right.sigma, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
     weight = np.where(known & np.isfinite(sigma) & (sigma > 0), 1 / sigma, 0.0)
-    positive = 0 < value < 1e-2  # an epsilon has any size, and one sign
+    positive = 0 < value < 1e-2  # an epsilon has any magnitude, but one sign
 
     def weighed(first: Array, second: Array) -> Array:
         return np.where(known, first - second, 0.0) * weight
@@ -277,7 +264,7 @@ def fit(predict: Callable[[float], Array], value: float, asked: StretchComputati
         slope = weighed(predict(number(u + step)), predict(number(u - step))) / (2 * step)
         power, along = float((slope * slope).sum()), float((slope * error).sum())
         if not power > 0 or not np.isfinite(along) or (not turn and along**2 < 0.2 * power * before**2):
-            return None  # nothing that this number changes is wrong
+            return None  # this number does not change the wrong elements
         move = float(np.clip(along / power, -3.0, 3.0)) if positive else along / power
         u += move
         error = weighed(asked.actual, predict(number(u)))
@@ -285,7 +272,7 @@ def fit(predict: Callable[[float], Array], value: float, asked: StretchComputati
             break
     if not float(np.linalg.norm(error)) <= before / 5:
         return None
-    for digits in (2, 3, 4, 6):  # the plainest number that does
+    for digits in (2, 3, 4, 6):  # the shortest number that explains it
         plain = float(f"{number(u):.{digits}g}")
         if plain != value and asked.explains(Prediction(predict(plain), sigma)):
             return plain
@@ -293,7 +280,7 @@ def fit(predict: Callable[[float], Array], value: float, asked: StretchComputati
 
 
 def scaled(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
-    """Yield the right elements times a number, with and without a bias that is added last."""
+    """Yield multiples of the expected value."""
     right, known = asked.right, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
     for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
         base, actual = (np.where(known, x - bias, 0.0) for x in (right.value, asked.actual))
@@ -306,7 +293,7 @@ def scaled(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
 
 
 def entering(stretch: Stretch, right: Prediction) -> Iterator[Made]:
-    """Yield a stretch that goes on from a tensor without its mean, or with fewer digits."""
+    """Yield centred and half-precision tensors."""
     known = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
     known |= {f"what {step} gives": step.made for step in stretch.steps if step.computes}
     for name, x in known.items():
@@ -326,15 +313,15 @@ def entering(stretch: Stretch, right: Prediction) -> Iterator[Made]:
             )
 
 
+# Number of other tensors tried as operands.
 MOST_SUBSTITUTED = 200
-"""So often another tensor is tried in the place of an operand."""
 
 
 TERMS = {"self": "first term", "other": "second term"}
 
 
 def substituted(stretch: Stretch, right: Prediction) -> Iterator[Made]:
-    """Yield another tensor of the same shape in the place of an operand, or of what an operation gives."""
+    """Yield another tensor as an operand or result."""
     known = {f"`{name}`": made for _, name, made in stretch.taken.values()}
     for number, step in enumerate(stretch.steps):
         made = {"result": step.made} if isinstance(step.made, Tensor) else {}
@@ -367,7 +354,7 @@ def _with_another(number: int, place: str, tensor: Tensor, operation: Operation)
 
 
 def reordered(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
-    """Yield the right elements in another order along an axis, with and without a bias that is added last."""
+    """Yield other orders along an axis."""
     known = np.isfinite(asked.actual)
     for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
         base, right = np.nan_to_num(asked.actual) - bias, np.nan_to_num(asked.right.value) - bias
@@ -389,7 +376,7 @@ def reordered(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
 
 
 def of_bias(stretch: Stretch) -> Iterator[Array]:
-    """Yield the bias that the last operation adds, as it is broadcast to the last activation."""
+    """Yield the last operation's bias, ready to broadcast."""
     computing = [step for step in stretch.steps if step.computes]
     last = computing[-1].operation if computing else None
     shape = tuple(stretch.result.shape)
@@ -404,7 +391,7 @@ def of_bias(stretch: Stretch) -> Iterator[Array]:
 
 
 def shifted(asked: StretchComputation) -> Iterator[Made]:
-    """Yield the right elements one place on along an axis, with whatever stands in the place that is free."""
+    """Yield shifts along an axis, with the candidate's free edge."""
     for axis, size in enumerate(asked.actual.shape):
         if size < 3 or asked.actual.size // size < LEAST_MOVED:
             continue

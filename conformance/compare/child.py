@@ -1,6 +1,6 @@
-"""Calls a function of any framework in a process of its own: ``child.py TARGET INPUTS OUTPUTS``.
+"""Call a function of any framework in its own process: ``child.py TARGET INPUTS OUTPUTS``.
 
-It imports NumPy and safetensors, and nothing of Concord: the interpreter may be another environment's.
+It does not import Concord, because the interpreter's environment may lack it.
 """
 
 import os
@@ -14,18 +14,18 @@ from safetensors.numpy import load_file, save_file
 
 
 def called(function: Callable[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return a function's arrays by name; a result that is no dictionary is the output."""
+    """Return a function's arrays by name, or as ``output``."""
     positional = [inputs.pop(key) for key in sorted(key for key in inputs if key.isdigit())]
     result = function(*positional, **inputs)
     return result if isinstance(result, dict) else {"output": result}
 
 
 def main(target: str, given: str, made: str) -> None:
-    """Call the function on arrays by keyword, and write the arrays that it returns."""
+    """Call the function and save its arrays."""
     sys.path.insert(0, os.getcwd())
     try:
         arrays = called(pkgutil.resolve_name(target), load_file(given))
-    except SystemExit as end:  # a plain exit would leave no result, with exit code 0 and without a word
+    except SystemExit as end:  # else exit(0) would leave neither a result nor a message
         sys.exit(f"SystemExit: {end.code}")
     save_file({key: np.ascontiguousarray(np.asarray(array)) for key, array in arrays.items()}, made)
 

@@ -1,8 +1,4 @@
-"""Errors that a row or a channel shares in a half precision: no element shows them, but the mean of all does.
-
-A run's errors are summed over the elements of a group: as they are, which shows another mean, and along the
-right values, which shows another scale. The same sums of the reference's runs say how large they may be.
-"""
+"""Errors that a row or channel shares in a half precision, visible only in its mean or scale."""
 
 from __future__ import annotations
 
@@ -20,20 +16,20 @@ from concord.conformance.judging.verdict import NO_ELEMENT, Judgement
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
-# Elements of a group; the mean of fewer shows little more than they do.
+# Least number of elements in a group; the mean of fewer shows little more than they do.
 LEAST = 16
 
 MEAN, SCALE = "mean", "scale"
 
 Axes = tuple[int, ...]
 
-# Mean or scale, and the axes over which it is taken.
+# MEAN or SCALE, and the axes of the group.
 Key = tuple[str, Axes]
 
 
 def groups(shape: Axes) -> Iterator[Axes]:
-    """Yield the axes of a group: the last one, all but the first two, and all but each."""
-    # A tensor of one axis is one group alone, whose mean is no surer than its elements are.
+    """Yield the axes of groups: the last, all but the first two, all but one."""
+    # A tensor with one axis is a single group, whose mean is no more certain than its elements.
     axes = range(len(shape))
     kept = [axes[:-1], axes[:2], *([axis] for axis in axes)] if len(shape) > 1 else []
     over = dict.fromkeys(tuple(axis for axis in axes if axis not in some) for some in kept)
@@ -54,40 +50,32 @@ def _summed(key: Key, values: Array, weights: Array) -> Array:
 
 
 class Shared:
-    """What groups of elements share in correct runs: sigma by samples, bounds by low-precision runs.
-
-    Args:
-        rounded: the sums of a run that rounds only its result.
-    """
+    """Sums over groups in correct runs: sigma from samples, bounds from low-precision runs."""
 
     def __init__(self, rounded: Array) -> None:
         self.sigma = Sigma(np.zeros_like(rounded), "float64")
         self.low, self.high = np.minimum(rounded, 0.0), np.maximum(rounded, 0.0)
 
     def take(self, arithmetic: Any, errors: Array) -> None:
-        """Add the sums of a run."""
+        """Add a run."""
         if arithmetic.samples:
             self.sigma.take(arithmetic, errors[None])
         else:
             self.low, self.high = np.minimum(self.low, errors), np.maximum(self.high, errors)
 
     def beyond(self, errors: Array) -> Array:
-        """Return the errors beyond those of low-precision runs."""
-        # Rounding may be coherent too: times a number near 1, each element of a row is rounded to itself.
+        """Return the errors outside the bounds."""
+        # Rounding may be coherent too: multiplied by a number near 1, each element of a row rounds to itself.
         return errors - np.clip(errors, self.low, self.high)
 
 
 class Coherent:
-    """What groups of elements share in the runs of a reference, the exact one first.
-
-    Args:
-        dtypes: of each tensor.
-    """
+    """Errors that groups share in correct runs; the exact one comes first."""
 
     def __init__(self, dtypes: Mapping[str, str]) -> None:
         of = {name: precision(dtype) for name, dtype in dtypes.items()}
-        # In float32 nothing is judged so: the efficient attention of an H200 approximates exponentials, errs
-        # by 30 sigma of a row's scale, and is right (decision 37).
+        # Half precisions only. In float32 the efficient attention of an H200 approximates exponentials: it
+        # errs by 30 sigma of a row's scale, and is correct (decision 37).
         self.halves = {
             name: target for name, target in of.items() if target.unit_roundoff > target.accumulation
         }
@@ -96,7 +84,7 @@ class Coherent:
         self.repeats: dict[str, float] = {}
 
     def take(self, arithmetic: Any, name: str, array: Array) -> None:
-        """Add a tensor of a run, of a sample (1, …)."""
+        """Add a tensor; samples have a leading axis."""
         if name not in self.halves:
             return
         if name not in self.values:
@@ -113,7 +101,7 @@ class Coherent:
             shared.take(arithmetic, _summed(key, errors, _weights(key, self.values[name])))
 
     def repeated(self, name: str) -> float:
-        """Return how often a row of a tensor occurs, on the mean over all rows."""
+        """Return how often a row occurs, averaged over rows."""
         if name not in self.repeats:
             value = on_host(self.values[name])
             rows = self.halves[name].round(value).reshape(-1, value.shape[-1])
@@ -122,12 +110,7 @@ class Coherent:
         return self.repeats[name]
 
     def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
-        """Return the judgement of a tensor's elements, or of what they share if that is worse.
-
-        Args:
-            errors, sigma: of the elements.
-            judged: the judgement of the elements.
-        """
+        """Return the worse judgement of elements and groups."""
         known = np.isfinite(sigma) & np.isfinite(errors)
         errors, sigma = np.where(known, errors, 0.0), np.where(known, sigma, 0.0)
         worst, value = judged, on_host(self.values.get(name, errors))
@@ -136,7 +119,7 @@ class Coherent:
             least = np.sqrt(_summed(key, np.square(sigma), np.square(weights)))
             right = _summed(key, value, weights)
             actual = right + shared.beyond(_summed(key, errors, weights))
-            # Equal rows, as those of padding, are rounded alike: they count as one.
+            # Equal rows, such as rows of padding, are rounded alike and count as one.
             rows = key[1] == (value.ndim - 1,)
             repeated = 1.0 if rows else self.repeated(name)
             allowed = np.sqrt(repeated) * np.maximum(shared.sigma.result(), least)

@@ -1,4 +1,4 @@
-"""Several candidates for one model, side by side: their verdicts, and how long those that agree take."""
+"""Compare several candidates with one reference, and time those that agree."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ from concord.spec.errors import SpecError
 
 LEAST_TURNS, MOST_TURNS = 5, 50
 
+# Seconds of timing per candidate, after the least number of turns.
 SECONDS = 2.0
-"""How long each candidate is timed, unless it has not had its least turns by then."""
 
+# Characters per line of the text table.
 WIDTH = 110
-"""Characters of a line of the table as text."""
 
 
 @dataclass(frozen=True)
 class Comparisons(Mapping[str, Verdict]):
-    """The verdicts of several candidates by name.
+    """Verdicts by candidate.
 
     Attributes:
-        verdicts: of the candidates that could be judged.
-        missing: why the others could not.
-        milliseconds: of one forward pass of the reference (under ``"reference"``) and of each candidate that
-            agrees and runs here: the median of several, taken in turns.
-        dtypes: of the outputs of each candidate.
-        notes: what is to be said besides, by candidate and subject.
+        missing: why other candidates could not be judged.
+        milliseconds: median forward pass of the ``"reference"``, and of each candidate that agrees and runs
+            here.
+        dtypes: dtype of the outputs.
+        notes: remarks by candidate and topic.
     """
 
     verdicts: Mapping[str, Verdict]
@@ -53,7 +52,7 @@ class Comparisons(Mapping[str, Verdict]):
     notes: Mapping[str, str]
 
     def __getitem__(self, name: str) -> Verdict:
-        """Return the verdict of a candidate.
+        """Return a candidate's verdict.
 
         Raises:
             SpecError: if it could not be judged.
@@ -63,29 +62,22 @@ class Comparisons(Mapping[str, Verdict]):
         return self.verdicts[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of the candidates that were judged."""
         return iter(self.verdicts)
 
     def __len__(self) -> int:
-        """Return how many candidates were judged."""
         return len(self.verdicts)
 
     @property
     def passed(self) -> bool:
-        """Whether every candidate could be judged, and agrees."""
+        """Whether every candidate was judged and agrees."""
         return not self.missing and all(verdict.passed for verdict in self.verdicts.values())
 
     def explained(self) -> Comparisons:
-        """Return the same with what explains each divergence."""
+        """Add an explanation to each divergence."""
         return replace(self, verdicts={name: one.explained() for name, one in self.verdicts.items()})
 
     def results(self, reference: str = "", case: str = "") -> list[Result]:
-        """Return one result for each candidate, as a report has them.
-
-        Args:
-            reference: the name of the reference.
-            case: what the candidates were run on, in words.
-        """
+        """Return a report's results; ``case`` describes the inputs."""
         judged = [
             Result(
                 name,
@@ -103,14 +95,12 @@ class Comparisons(Mapping[str, Verdict]):
         return judged + missing
 
     def __str__(self) -> str:
-        """Return the table as text: a row for each candidate."""
         text = io.StringIO()
         table = candidates_table(self.explained().results(), self.milliseconds.get("reference", 0.0))
         Console(file=text, width=WIDTH, color_system=None).print(table)
         return text.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the table of the terminal."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
@@ -121,17 +111,13 @@ def compare_several(
     own_options: Mapping[str, Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Comparisons:
-    """Judge several candidates, and time those that agree.
-
-    What is expected from the inputs is derived once for all that compute in one dtype.
+    """Judge several candidates, by name, and time those that agree.
 
     Args:
-        reference, inputs, options: as :func:`concord.conformance.compare.prepare` takes them.
-        candidates: by name, each as it takes one, or the name of a way.
         own_options: of single candidates by name, in place of ``options``.
 
     Raises:
-        SpecError: if none of them can be compared.
+        SpecError: if none can be compared.
     """
     known, verdicts, missing = dict[Any, Any](), dict[str, Verdict](), dict[str, str]()
     dtypes, notes, calls = dict[str, str](), dict[str, str](), dict[str, Callable[[], Any]]()
@@ -148,36 +134,33 @@ def compare_several(
             continue
         dtypes[name] = comparison.reference.precision
         notes |= {f"{name}, {subject}": text for subject, text in comparison.notes.items()}
-        other_batches = in_way and candidate in BATCHES  # which take longer, and say nothing of speed
+        other_batches = in_way and candidate in BATCHES  # these take longer, and say nothing about speed
         if verdicts[name].passed and comparison.call and not other_batches:
             calls[name] = comparison.call
             modules += [comparison.theirs] if comparison.theirs else []
-    if not verdicts:  # what is wrong with the reference, or its inputs, is said of each
+    if not verdicts:  # a fault of the reference or its inputs is reported for each candidate
         raise SpecError([*dict.fromkeys(missing.values())] or "no candidate is given but one must be")
     model = next((one for one in known.values() if isinstance(one, ModuleReference)), None)
     if model and calls and (own := call_of(model, model)):
         calls, modules = {"reference": own, **calls}, [model, *modules]
     with contextlib.ExitStack() as stack:
-        for module in modules:  # what a pass changes of the caller's modules is put back
+        for module in modules:  # restores the caller's modules
             stack.enter_context(module.untouched())
         times = milliseconds(calls)
     return Comparisons(verdicts, missing, times, dtypes, notes)
 
 
 def milliseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the median time of each call, in milliseconds.
-
-    They take turns: what else the machine does disturbs all of them alike.
-    """
+    """Return median times; calls take turns, so that other load affects all alike."""
     turns = {name: list[float]() for name in calls}
-    for call in calls.values():  # the first call of a compiled program compiles it
+    for call in calls.values():  # a compiled program compiles at its first call
         call()
     started = time.perf_counter()
     for turn in range(MOST_TURNS):
         if turn >= LEAST_TURNS and time.perf_counter() - started > SECONDS * len(calls):
             break
         for name, call in calls.items():
-            call()  # what ran before had the caches
+            call()  # warms the caches after the previous candidate
             begun = _now()
             call()
             turns[name].append(_now() - begun)

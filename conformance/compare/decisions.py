@@ -1,8 +1,7 @@
-"""What rounding may decide: results of discrete operations, in the exact run and in those beside it.
+"""Discrete operations whose results rounding may change.
 
-The exact run records them. Samples take the same decisions, so that their errors are those of a continuous
-function, and note where rounding could turn one. Branches are exact runs in which some are turned: what they
-change has several right values (docs/decisions/0036-what-rounding-decides.md).
+Samples follow the exact run's decisions, and note where rounding could change them. Branches are exact runs
+with changed decisions: the allowed alternatives (docs/decisions/0036-what-rounding-decides.md).
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from concord.spec.text import first_of
 
 OWN, TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
 
-# Errors of a sample by which operands may lie otherwise. The largest of 16 samples lies about two sigma out,
-# so this reaches the 16 sigma that a tolerance has.
+# Operands may lie this many of a sample's errors away. The largest of 16 samples lies about two sigma out, so
+# this reaches the 16 sigma of a tolerance.
 REACH = 8
 
-# Other results of a decision that are kept for each element.
+# Alternative results kept for each element.
 KEPT = 4
 
-# Up to so many turns each is tried alone: beyond that each would cost an exact run.
+# Up to this many turns are tried one by one; each costs an exact run.
 FEW = 6
 
-# Pairs of branches where there are more turns: each is turned in one of a pair.
+# Pairs of branches if there are more turns; each turn occurs in one branch of a pair.
 PAIRS = 4
 
-# Branches that are computed at most, of two kinds: so up to 28 exact runs are added.
+# Maximum number of branches of each of two kinds: up to 28 exact runs are added.
 MOST = 14
 
-# What a branch changes by fewer sigma is judged as ever: the tolerance covers it.
+# A change by fewer sigma is judged as usual, because the tolerance covers it.
 SMALL = Z / 4
 
-# Discrete operations whose results do not show it, since they may be floating-point numbers.
+# Discrete operations that may return floating-point numbers, so that the result does not reveal them.
 DISCRETE = (
     *("floor", "ceil", "round", "trunc", "sign", "sgn", "histc"),
     *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not"),
@@ -56,14 +55,15 @@ DISCRETE = (
 
 SELECTING = ("sort", "topk", "max", "min", "kthvalue", "median", "nanmedian", "mode", "cummax", "cummin")
 
-# Operations whose decisions along an axis are one: no single index of an order can be turned.
+# Operations that decide once for a whole axis: no single index of an order can change.
 BY_ROW = ("sort", "topk", *UNORDERED_VALUES)
 
-# Operations that may give any of equal elements.
+# Operations that may return any of several equal elements.
 UNORDERED = ("sort", "topk", "kthvalue", "median", "nanmedian")
 
-# Each run decides these itself. What Python takes steers the program; maxima of pooling are continuous on the
-# way forward, and on the way back their turns are many and small, so that samples show how far they add up.
+# Each run decides these itself. Numbers that Python reads control the program. Maxima of pooling are
+# continuous in the forward pass; in the backward pass their turns are many and small, and samples show how
+# they add up.
 UNFORCED = (
     *("_local_scalar_dense", "max_pool2d_with_indices", "max_pool3d_with_indices"),
     *("adaptive_max_pool2d", "adaptive_max_pool3d"),
@@ -71,7 +71,7 @@ UNFORCED = (
 
 
 def mapped(function: Callable[[Any], Any], x: Any) -> Any:
-    """Map a function over what an operation takes or gives; a tenth of the time of PyTorch's trees."""
+    """Map a function over nested values, faster than PyTorch's trees."""
     if isinstance(x, (tuple, list)):
         return type(x)([mapped(function, entry) for entry in x])
     if isinstance(x, dict):
@@ -80,18 +80,18 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def leaves(x: Any) -> list[Any]:
-    """Return the entries of what an operation takes or gives."""
+    """Return the entries of nested values."""
     if isinstance(x, (tuple, list)):
         return [leaf for entry in x for leaf in leaves(entry)]
     return [leaf for entry in x.values() for leaf in leaves(entry)] if isinstance(x, dict) else [x]
 
 
 def source_line() -> str | None:
-    """Return the innermost line of source outside PyTorch, else of one of its modules."""
+    """Return the innermost line outside PyTorch, or in its modules."""
     inner = None
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
-        if path == f"{OWN}/module_reference.py":  # a hook, or what called the model
+        if path == f"{OWN}/module_reference.py":  # a hook, or the caller of the model
             break
         place = f"{Path(path).name}:{line}"
         if not path.startswith((OWN, TORCH)):
@@ -101,20 +101,19 @@ def source_line() -> str | None:
     return inner
 
 
-# Computes an operation of its operands.
 Run = Callable[..., Any]
 
-# By place and by name.
+# Positional and keyword operands.
 Operands = tuple[Sequence[Any], Mapping[str, Any]]
 
-# Kinds of discrete operations: what they decide, and what they give by a decision, of operands that may err.
+# Kinds of discrete operations.
 
 
 class Kind(NamedTuple):
-    """A kind of discrete operation."""
+    """How a discrete operation decides and follows."""
 
-    decide: Callable[..., Tensor]  # returns the decision of an operation, of its operands
-    follow: Callable[..., Any]  # returns the operation's result by a decision, of operands that may err
+    decide: Callable[..., Tensor]  # returns the decision
+    follow: Callable[..., Any]  # returns the result by a given decision, with inexact operands
 
 
 def _all(func: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -167,7 +166,7 @@ CLASSES = Kind(_classes, _distinct)
 
 
 def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | None:
-    """Return the kind of a discrete operation; None if none is known before it runs."""
+    """Return a discrete operation's kind, if known before it runs."""
     name = func.overloadpacket.__name__
     bare, several = name.rstrip("_"), len(func._schema.returns) > 1  # noqa: SLF001
     if not floats or bare in UNFORCED:
@@ -183,38 +182,38 @@ def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | 
 
 
 def is_discrete(y: Any) -> bool:
-    """Return whether a result shows that its operation is discrete."""
+    """Whether a result is discrete."""
     if isinstance(y, Tensor):
         return not y.is_floating_point() and not y.is_complex()
     return isinstance(y, bool)
 
 
-# Decisions, and the runs that take them.
+# Decisions and the runs that follow them.
 
 
 class Decision:
-    """The exact run's decision in a discrete operation, and others that rounding could make.
+    """The exact run's decision in an operation, and alternatives.
 
     Attributes:
-        others: other results, each where the ones before have none; elsewhere the decision.
-        rounded: of the low-precision run, if it differs.
-        reshaped: a result of another shape, if rounding could lead to one.
+        others: alternatives, each different from those before or equal to the decision.
+        rounded: the low-precision run's, if different.
+        reshaped: an alternative of another shape.
     """
 
     def __init__(self, func: Any, kind: Kind, operands: Operands, held: Operands, dtype: torch.dtype) -> None:
         self.func, self.kind, self.line = func, kind, source_line()
-        self.operands = mapped(_kept, held)  # copies, since later operations may work in place
+        self.operands = mapped(_kept, held)  # copied, because later operations may work in place
         self.state = rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         self.decided = self.decide_again(*held)
         self.others: list[Tensor] = []
         self.rounded: Tensor | None = None
         self.reshaped: Tensor | None = None
-        if _numbers(operands) != _numbers(held):  # a constant may be rounded to the dtype, or not
+        if _numbers(operands) != _numbers(held):  # the dtype may round a constant
             self._add(self.decide_again(*operands))
         if kind is REMAINDER:
             x, y = held[0]
             self._divide(x, y, dtype)
-        # Of equal elements a kernel may take any: the flipped operand gives those at the other end.
+        # A kernel may select any of several equal elements: the flipped operand selects from the other end.
         if _bare(func) in UNORDERED and not held[1].get("stable"):
             x, *rest = held[0]
             if x.ndim:
@@ -223,13 +222,13 @@ class Decision:
 
     @property
     def name(self) -> str:
-        """The operation and its line of source."""
+        """The operation with its source line."""
         bare = _bare(self.func).lstrip("_").removeprefix("linalg_").removesuffix("_ex")
         return described(bare, self.line)
 
     @property
     def turned(self) -> Tensor | None:
-        """Where it could be turned; None: nowhere."""
+        """Where rounding could change it."""
         if self.reshaped is not None:
             return torch.ones_like(self.decided, dtype=torch.bool)
         return self.differing(self.others[0]) if self.others else None
@@ -241,8 +240,8 @@ class Decision:
 
     @property
     def groups(self) -> tuple[Tensor, int]:
-        """Numbers of decisions that turn together, from 1 (0: decided), and their count."""
-        # Equal operands err equally where one operation computes them.
+        """Groups that turn together (0: fixed), and their count."""
+        # Equal operands have equal errors if one operation computed them.
         turned = self.turned
         assert turned is not None
         if self.reshaped is not None or not self.decided.ndim:
@@ -251,7 +250,7 @@ class Decision:
             rows, count = _numbered(turned.any(self.axis, keepdim=True))
             return rows * turned, count
         keys = [x for x in leaves(self.operands) if isinstance(x, Tensor) and x.is_floating_point()]
-        with contextlib.suppress(RuntimeError):  # of other shapes, as of a maximum's place
+        with contextlib.suppress(RuntimeError):  # other shapes, such as a maximum's index
             values = torch.stack([x.expand(self.decided.shape)[turned] for x in keys])
             number = torch.unique(values, dim=1, return_inverse=True)[1] + 1
             return torch.zeros_like(turned, dtype=torch.long).masked_scatter(turned, number), int(
@@ -261,24 +260,24 @@ class Decision:
 
     @property
     def by_row(self) -> bool:
-        """Whether its decisions along its axis are one."""
+        """Whether its axis is decided at once."""
         return _bare(self.func) in BY_ROW and self.decided.ndim > 0
 
     @property
     def axis(self) -> int:
-        """The axis along which it decides."""
+        """The axis of the decision."""
         return -1 if isinstance(self, Solving) else _axis(self.func, *self.operands)
 
     def differing(self, other: Tensor) -> Tensor:
         """Return where another result differs."""
-        # NaN is no other result than NaN.
+        # NaN equals NaN here.
         differs = (other != self.decided) & ~((other != other) & (self.decided != self.decided))
         if self.by_row:
             return differs.any(self.axis, keepdim=True).expand(differs.shape)
         return differs.any().expand(differs.shape) if self.kind is CLASSES else differs
 
     def decide_again(self, args: Any, kwargs: Any) -> Tensor:
-        """Decide with other operands and the same random numbers."""
+        """Decide on other operands with the same random numbers."""
         if self.state is None:
             return self.kind.decide(self.func, *args, **kwargs)
         with torch.random.fork_rng():
@@ -287,7 +286,7 @@ class Decision:
             return self.kind.decide(self.func, *args, **kwargs)
 
     def doubt(self, operands: Operands, reach: float, rounded: bool) -> None:
-        """Note where erring operands, or operands `reach` errors off, would turn the decision."""
+        """Note where operands `reach` errors away change the decision."""
         exact, form = tree_flatten(self.operands)
         errors = [_error(x, y) for x, y in zip(leaves(operands), exact, strict=True)]
         if not any(isinstance(error, Tensor) and bool(error.any()) for error in errors):
@@ -305,8 +304,8 @@ class Decision:
                 self._add(low)
 
     def _divide(self, x: Any, y: Any, dtype: torch.dtype) -> None:
-        # The quotient may be rounded, and its multiple too: where the dtype holds the multiple nothing is
-        # open.
+        # The quotient may be rounded, and its multiple too. A multiple that the dtype represents leaves
+        # nothing open.
         multiple = self.decided * y
         lost = multiple.to(dtype).to(multiple.dtype) != multiple
         for by in (1 + torch.finfo(dtype).eps, 1 - torch.finfo(dtype).eps):
@@ -329,7 +328,7 @@ class Decision:
 
 
 class Solving(Decision):
-    """A decision of linear algebra: signs of vectors and orders of values are always open."""
+    """Linear algebra: signs and orders are always open."""
 
     def __init__(self, func: Any, results: Any) -> None:
         self.func, self.line, self.solution = func, source_line(), Solution(func, results)
@@ -340,7 +339,7 @@ class Solving(Decision):
 
 
 def rng_state() -> list[Tensor]:
-    """Return the states of PyTorch's generators, that of the CPU first."""
+    """Return the states of generators, the CPU's first."""
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 
@@ -360,14 +359,14 @@ def _error(x: Any, exact: Any) -> Any:
 
 @dataclass(frozen=True)
 class ExactStep:
-    """An operation of the exact run, with its whole numbers and its decision."""
+    """An operation of the exact run."""
 
     func: Any
     whole: list[int]
     decision: Decision | None
 
     def fits(self, func: Any, operands: Operands) -> bool:
-        """Return whether another run computes the same operation on operands of the same shapes."""
+        """Whether another run computes the same operation."""
         if self.func is not func or self.whole != _whole(operands):
             return False
         if self.decision is None or isinstance(self.decision, Solving):
@@ -390,31 +389,25 @@ def _shape(x: Any) -> Any:
 
 @dataclass
 class Decisions:
-    """Records the decisions of the exact run."""
+    """The exact run's decisions."""
 
     steps: list[ExactStep] = field(default_factory=list)  # in order
-    # The operation that handed numbers to Python before another run parted; empty if none did.
+    # The last operation that returned a Python number before another run left the sequence.
     handed: str = ""
-    # Tensors that another run lacks, or has in another shape, and why.
+    # Why another run lacks a tensor, or has it in another shape.
     lost: dict[str, str] = field(default_factory=dict)
-    # Of each sum, by the number of its operation and its place among the results: its deviation.
+    # The deviation of each sum, by operation number and result index.
     deviations: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     parted = False
 
     def lose(self, name: str) -> None:
-        """Note that a run lacks or reshapes a tensor."""
+        """Note a missing or reshaped tensor."""
         self.lost[name] = f"rounding decides {self.handed or 'its shape'}"
 
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Compute an operation, and record it.
-
-        Args:
-            floats: its floating-point operands.
-            held: its operands, with numbers of Python as the dtype holds them.
-            run: computes it with the errors of the arithmetic.
-        """
+        """Compute and record an operation; ``held`` operands have numbers rounded to the dtype."""
         args, kwargs = operands
         decision: Decision | None = None
         kind, whole = kind_of(func, args, floats), _whole(operands)
@@ -430,7 +423,7 @@ class Decisions:
         return y
 
     def branches(self) -> list[Branch]:
-        """Return exact runs with decisions that rounding could turn."""
+        """Return exact runs with changed decisions."""
         turnable = {
             place: step.decision
             for place, step in enumerate(self.steps)
@@ -450,14 +443,14 @@ class Decisions:
 
 @dataclass
 class Beside:
-    """A run beside the exact one."""
+    """A run that follows the exact one's sequence."""
 
-    record: Decisions  # of the exact run
-    place: int = field(default=-1, init=False)  # number of the last operation
-    another: bool = field(default=False, init=False)  # whether it has gone another way
+    record: Decisions  # the exact run's
+    place: int = field(default=-1, init=False)  # the last operation's number
+    another: bool = field(default=False, init=False)  # whether it has left the sequence
 
     def decision(self, func: Any, operands: Operands) -> Decision | None:
-        """Return the exact run's decision in the same operation; None if there is none."""
+        """Return the exact run's decision, if any."""
         steps = self.record.steps
         self.place += 1
         self.another = self.another or self.place >= len(steps) or not steps[self.place].fits(func, operands)
@@ -466,27 +459,22 @@ class Beside:
 
 @dataclass
 class Followed(Beside):
-    """A sample or low-precision run, which shares the exact run's decisions."""
+    """A sample or low-precision run with the exact decisions."""
 
     rounded: bool = False
     handed: str = ""
 
     @property
     def parted(self) -> bool:
-        """Whether it has left the exact run's sequence of operations."""
+        """Whether it has left the sequence."""
         return self.another
 
     def lose(self, name: str) -> None:
-        """Note that this run lacks a tensor."""
+        """Note a missing tensor."""
         self.record.lose(name)
 
     def share(self, place: int, shape: torch.Size, make: Callable[[], Tensor]) -> Tensor:
-        """Return the deviation of the last operation's result, which one sample makes for all.
-
-        Args:
-            place: among the operation's results.
-            shape: of the result.
-        """
+        """Return a deviation that one sample computes for all."""
         known = None if self.another else self.record.deviations.get((self.place, place))
         if known is None or known.shape != shape:
             made = make()
@@ -498,7 +486,7 @@ class Followed(Beside):
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Compute an operation by the exact decision, and note whether rounding could turn it."""
+        """Follow the exact decision; note what rounding could change."""
         (args, kwargs), before = operands, self.another
         decision = self.decision(func, operands)
         if self.another and not before:
@@ -510,28 +498,28 @@ class Followed(Beside):
         if isinstance(decision, Solving):
             try:
                 return decision.solution.turned(run(*args, **kwargs), decision.decided)
-            except RuntimeError:  # a matrix that rounding makes singular, or not a number
+            except RuntimeError:  # rounding made the matrix singular, or it is NaN
                 return decision.solution.undefined
         decision.doubt(held, REACH, self.rounded)
-        if decision.state is not None:  # draws as the exact run did, so that later draws are the same
+        if decision.state is not None:  # advances the generator as in the exact run
             func(*args, **kwargs)
         return decision.kind.follow(decision.decided, func, *args, **kwargs)
 
 
 @dataclass
 class Branch(Beside):
-    """An exact run with some decisions turned."""
+    """An exact run with changed decisions."""
 
-    # For the number of an operation, where it is turned, and its other result.
+    # By operation number: where the decision changes, and the alternative.
     turns: Mapping[int, tuple[Tensor, Tensor]]
-    share: float  # the largest effect of all turns together, as a multiple of this branch's
-    wholly: bool  # whether rounding decides its operations nearly everywhere
-    because: str  # the decisions in words
-    spoils: bool = False  # whether results of linear algebra are NaN in it
-    parted = False  # one that goes another way, such as past an expert without a token, is right as it is
+    share: float  # largest effect of all turns together, relative to this branch's
+    wholly: bool  # whether rounding decides nearly all elements
+    because: str  # describes the decisions
+    spoils: bool = False  # whether it replaces results of linear algebra by NaN
+    parted = False  # one that leaves the sequence, such as past an expert without tokens, is still right
 
     def lose(self, name: str) -> None:
-        """Go on: a branch may lack a tensor."""
+        """Ignore it: branches may lack tensors."""
 
     def compute(
         self,
@@ -541,7 +529,7 @@ class Branch(Beside):
         held: Operands,
         run: Run,
     ) -> Any:
-        """Compute an operation, by another decision where one is turned."""
+        """Compute, with the alternative if any."""
         (args, kwargs), decision = operands, self.decision(func, operands)
         if decision is None:
             return run(*args, **kwargs)
@@ -565,12 +553,12 @@ class Branch(Beside):
         return decision.solution.turned(results, torch.where(where, other, decision.decided))
 
 
-# The number of an operation, where it is turned, and its other result.
+# Operation number, where the decision changes, and the alternative.
 Turn = tuple[int, Tensor, Tensor]
 
 
 def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -> list[Branch]:
-    # Each turn alone where they are few, else half of all at a time; and all together.
+    # A few turns are tried one by one, more of them in random halves; then all together.
     groups = {place: decision.groups for place, decision in chosen.items()}
     count = sum(number for _, number in groups.values())
     because = first_of(list(dict.fromkeys(decision.name for decision in chosen.values())), 2)
@@ -590,12 +578,12 @@ def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -
                 first = (torch.rand(number + 1, generator=generator) < 0.5).to(numbers.device)[numbers]
                 first_other, *more = others = _others(decision, numbers > 0)
                 other = others[int(torch.randint(len(others), (), generator=generator))]
-                if more:  # an element that has no such result has the first
+                if more:  # elements without this alternative take the first
                     other = torch.where(decision.differing(other), other, first_other)
                 for half, where in zip(halves, (first, ~first), strict=True):
                     half.append((place, where & (numbers > 0), other))
-            # Half of n effects with random signs add up to sqrt(n / 2) of one, and all with one sign to n:
-            # to sqrt(2 n) times as much.
+            # Half of n effects with random signs add up to sqrt(n / 2) times one effect, and all n with one
+            # sign to n times: sqrt(2 n) times as much.
             plans += [(half, math.sqrt(2 * count), because) for half in halves]
     joint = [
         [
@@ -626,7 +614,7 @@ def _others(decision: Decision, where: Tensor) -> list[Tensor]:
 
 
 def described(name: str, line: str | None) -> str:
-    """Return an operation in words, with its line of source."""
+    """Return an operation's name with its source line."""
     return f"`{name}`" + (f" ({line})" if line else "")
 
 
@@ -634,15 +622,11 @@ def _bare(func: Any) -> str:
     return str(func.overloadpacket.__name__).rstrip("_")
 
 
-# Tensors of which some elements have several right values.
+# Tensors in which some elements have allowed alternatives.
 
 
 class Ties:
-    """The right values of a tensor under turned decisions.
-
-    Args:
-        value, sigma: by the decisions of the exact run.
-    """
+    """The allowed alternatives of a tensor."""
 
     def __init__(self, value: Array, sigma: Array) -> None:
         self.value, self.sigma = value, sigma
@@ -651,14 +635,14 @@ class Ties:
         self.wholly: NDArray[np.bool_] = np.zeros(value.shape, bool)
         self.affected: NDArray[np.bool_] = np.zeros(value.shape, bool)
         self.because = dict[str, None]()
-        self.lost = ""  # why nothing is known of it
+        self.lost = ""  # why it cannot be judged
         self.spoilt: NDArray[np.bool_] = np.zeros(value.shape, bool)
         self.nothing_of = ""
 
     def take(self, branch: Branch, array: Array) -> None:
-        """Add the tensor of a branch, NaN where it has none."""
+        """Add a branch; NaN where it has no value."""
         if branch.spoils:
-            # Linear algebra of an ill-conditioned matrix leaves sigma larger than what it is to judge.
+            # For an ill-conditioned matrix sigma exceeds the result that it should judge.
             size = abs(self.value)
             if size.ndim > 1:
                 size = np.sqrt(np.square(size).mean(-1, keepdims=True))
@@ -681,15 +665,15 @@ class Ties:
             self.together += apart
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
-        """Return the right value nearest to the actual one, and sigma: NaN where nothing is decided."""
+        """Return the nearest allowed value, and sigma (NaN: undetermined)."""
         if self.lost:
             return self.value, np.full(self.value.shape, np.nan)
         value, least = self.value, abs(actual - self.value)
         for other in self.allowed:
             nearer = self.affected & (abs(actual - other) < least)
             value, least = np.where(nearer, other, value), np.where(nearer, abs(actual - other), least)
-        # An element agrees with any of its values, unless rounding decides an operation nearly everywhere:
-        # then a wrong operation would agree too. Beyond all that turns can do it diverges.
+        # An element agrees with any allowed value, unless rounding decides nearly all of an operation: then a
+        # wrong operation would agree too. It diverges beyond the reach of all turns together.
         near = (least <= Z * self.sigma) & ~self.wholly
         beyond = abs(actual - self.value) > 2 * (self.together + self.halves) + Z * self.sigma
         unsure = (self.affected & ~near & ~beyond & np.isfinite(actual)) | self.spoilt
@@ -697,7 +681,7 @@ class Ties:
 
     @property
     def why(self) -> str:
-        """The reason for undetermined elements; empty if there are none."""
+        """Why elements are undetermined."""
         words = [f"rounding decides {first_of([*self.because], 2)}"] if self.because else []
         words += [f"rounding leaves nothing of {self.nothing_of}"] if self.nothing_of else []
         return self.lost or "; ".join(words)

@@ -1,7 +1,4 @@
-"""Differences of two modules before they compute anything: parameters, buffers and settings, by path.
-
-Each can be put into a copy of the reference, whose result shows whether it explains a divergence.
-"""
+"""Differences of two modules in parameters, buffers, settings and layers."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from concord.conformance.wording import counted, few, instead
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
-# So many elements of a tensor are listed.
+# Number of elements that are listed.
 FEW = 3
 
 SCALARS = (bool, int, float, str, type(None), torch.dtype)
@@ -38,24 +35,24 @@ FORMATS = ("bfloat16", "float16", "tf32")
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor, a setting or a kind of layer that differs in the candidate."""
+    """A tensor, setting or kind of layer that differs."""
 
     text: str
-    # By the path of the reference's module, the object in it that holds the setting, such as config, or
-    # nothing, and the name.
+    # Keys: the path of the module, the object in it that holds the setting (such as config) or an empty
+    # string, and the name.
     values: Mapping[tuple[str, str, str], Any]
 
     @property
     def is_layer(self) -> bool:
-        """Whether it is another kind of layer, whose code may differ."""
+        """Whether the kind of layer differs."""
         return any(isinstance(value, nn.Module) for value in self.values.values())
 
     def within(self, active: Collection[str]) -> bool:
-        """Return whether it lies in one of some modules, or in what one of them holds."""
+        """Whether it lies in these modules or their children."""
         return any({path, path.rpartition(".")[0]} & {*active} for path, _, _ in self.values)
 
     def applied(self, reference: ModuleReference) -> ModuleReference:
-        """Return a reference with the candidate's value, which shares all other parameters."""
+        """Copy the reference, with the candidate's value."""
         known = {id(tensor): tensor for tensor in reference.model.parameters()}
         model = copy.deepcopy(reference.model, dict(known))
         for (path, inner, name), value in self.values.items():
@@ -73,7 +70,7 @@ class Difference:
 
 
 def there(value: Any, device: torch.device) -> Any:
-    """Return a tensor or a module on a device, and anything else as it is."""
+    """Move tensors and modules to a device."""
     if isinstance(value, nn.Module):
         here = all(tensor.device == device for tensor in value.parameters())
         return value if here else copy.deepcopy(value).to(device)
@@ -84,18 +81,14 @@ def there(value: Any, device: torch.device) -> Any:
 
 
 def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]) -> Iterator[Difference]:
-    """Yield differences of tensors and settings under corresponding names.
-
-    Args:
-        paths: gives the candidate's path of a submodule of the reference.
-    """
-    # The later of two names is that of the module itself, not of its compiled wrapper.
-    # What has no counterpart of the same shape is left out: another layout is no difference.
+    """Yield differences; ``paths`` maps the reference's paths to the candidate's."""
+    # Of two names of a compiled module, the later one belongs to the module itself, not to its wrapper.
+    # Tensors without a counterpart of the same shape are skipped: another layout is not a difference.
     others = {
         without_wrappers(name): submodule for name, submodule in theirs.named_modules(remove_duplicate=False)
     }
     tensors = defaultdict[tuple[int, int], list[tuple[str, str, Tensor, Tensor]]](list)
-    told = set[tuple[int, int]]()  # what has several names is told once
+    told = set[tuple[int, int]]()  # modules with several names are reported once
     for path, module in right.named_modules(remove_duplicate=False):
         if (other := others.get(paths(path))) is None:
             continue
@@ -189,7 +182,7 @@ def _of_settings(path: str, module: nn.Module, other: nn.Module) -> Iterator[Dif
     for inner, holder in {"": module, **held}.items():
         counterpart = vars(other).get(inner) if inner else other
         expected, actual = (_settings(owner) for owner in (holder, counterpart))
-        # What a module derives from its settings goes with them, as a convolution's padding.
+        # Values derived from the settings go with them, such as a convolution's padding.
         same = type(holder) is type(counterpart)
         derived = {key: value for key, value in actual.items() if same and key.startswith("_")}
         for name in expected.keys() & actual.keys() - derived.keys():
@@ -223,7 +216,7 @@ def _name(value: Any) -> str:
 
 
 def _spread(value: Any) -> Any:
-    # A kernel of (3, 3) is one of 3.
+    # A kernel of (3, 3) equals one of 3.
     if isinstance(value, tuple) and len({*value}) == 1:
         return value[0]
     return _name(value) or value

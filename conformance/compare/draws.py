@@ -1,4 +1,4 @@
-"""What a run depends on: random numbers, state that it carries from call to call, inputs or none."""
+"""Detect runs that do not repeat, and activations that do not depend on inputs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from concord.spec.text import first_of
 
-# Exact tensors may differ by this share of their size from run to run, as sums in another order do.
+# Exact tensors may differ from run to run by this share of their size, because sums may change order.
 REPEATED = 2.0**-30
 
 
 def states(*generators: torch.Generator | None) -> list[bytes]:
-    """Return the states of all global generators, and of some others."""
+    """Return all global generators' states, and those of others."""
     tensors = rng_state()
     tensors += [generator.get_state() for generator in generators if generator is not None]
     shared = repr(random.getstate()), repr(np.random.get_state())
@@ -34,7 +34,7 @@ def states(*generators: torch.Generator | None) -> list[bytes]:
 
 
 def drawn(model: ModuleReference) -> list[str]:
-    """Return the operations that draw random numbers without a seed, with lines of source."""
+    """Return operations that draw without a seed, with lines."""
     operations = dict[str, None]()
 
     def watch(operation: Operation) -> Any:
@@ -50,7 +50,7 @@ def drawn(model: ModuleReference) -> list[str]:
 
 
 def constants(model: ModelReference) -> set[str]:
-    """Return the activations computed of parameters alone, or of nothing."""
+    """Return activations that do not depend on the inputs."""
     if not isinstance(model, ModuleReference):
         return set()
     free, names = WeakIdKeyDictionary(), set[str]()
@@ -75,11 +75,7 @@ def constants(model: ModelReference) -> set[str]:
 def change(
     arrays: Mapping[str, Array], others: Mapping[str, Array], sizes: Mapping[str, Array] | None = None
 ) -> tuple[str, float]:
-    """Return the first tensor with other bits, and the largest difference as a share of a tensor's size.
-
-    Args:
-        sizes: arrays whose largest element is a tensor's size; by default the first.
-    """
+    """Return the first tensor with other bits, and the largest difference relative to ``sizes``."""
     first, largest, sizes = "", 0.0, sizes or arrays
     for name, array in arrays.items():
         other = others.get(name)
@@ -87,7 +83,7 @@ def change(
             return first or name, np.inf
         if np.array_equal(array, other, equal_nan=True):
             continue
-        with np.errstate(invalid="ignore"):  # what is not finite in one run alone is infinitely far off
+        with np.errstate(invalid="ignore"):  # a value that is finite in only one run is infinitely far off
             off = np.nan_to_num(abs(array.astype(np.float64) - other), nan=np.inf)
         off[np.isnan(array) & np.isnan(other) | (array == other)] = 0.0
         size = float(np.max(abs(sizes[name]), initial=0.0, where=np.isfinite(sizes[name]))) or 1.0
@@ -96,11 +92,7 @@ def change(
 
 
 def refuse_changes(reference: ModelReference) -> str:
-    """Refuse a reference whose second run differs; return a note if it differs by rounding alone.
-
-    Raises:
-        SpecError: naming the operations that draw, or the first activation that differs.
-    """
+    """Refuse a reference that does not repeat; return a note if only rounding differs."""
     plain, before = reference.arrays, states()
     name, share = change(plain, replace(reference).arrays)
     if states() == before and not name:
@@ -111,12 +103,12 @@ def refuse_changes(reference: ModelReference) -> str:
             f"the reference draws random numbers, so there is no right answer: {first_of(operations, 3)}; "
             f"switch that off{seed}"
         )
-    if not name:  # something was drawn, and changes nothing
+    if not name:  # random draws had no effect
         return ""
     runs = [dict[str, Array]() for _ in range(2)]
     for run in runs:
         reference.compute(reference.exact(), run.__setitem__, nothing)
-    # An exact gradient of zero is nothing but rounding of float64: beside that of the plain run it is small.
+    # An exact gradient of zero is only float64 rounding: compared with that of the plain run it is small.
     sizes = {
         name: np.maximum(abs(array), 2.0**10 * abs(plain[name] - array)) for name, array in runs[0].items()
     }
@@ -130,9 +122,8 @@ def refuse_changes(reference: ModelReference) -> str:
 
 
 def again(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
-    """Return a note if a second run of a candidate gives something else."""
+    """Run again; return a note if more than rounding differs."""
     name, share = change(first, run())
-    # Sums in another order change bits too, by far less than this.
     if share <= np.sqrt(precision(dtype).unit_roundoff):
         return ""
     return f"the candidate gives something else each time: {name} by {share:.1g} of its size"

@@ -1,4 +1,4 @@
-"""Which kernels of a GPU computed an activation, and what their names say."""
+"""Name the GPU kernels that computed an activation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from concord.spec.text import first_of, shown
 
 MARK = "concord: "
 
+# Limits on the listed names, and on the characters of each.
 FEW, LONGEST = 3, 72
-"""So many names are told, and so many characters of each."""
 
+# What a pattern in a kernel's name means.
 MEANINGS = {
     r"tf32|s1688(gemm|fprop|dgrad|wgrad)": "products in TF32",
     r"(?i)winograd": "a convolution by Winograd's algorithm",
@@ -28,16 +29,10 @@ MEANINGS = {
     r"16816|bf16|f16f16|h884": "products in half precision",
     r"(?i)split_?k": "a product split along its sum",
 }
-"""What a pattern in a kernel's name says."""
 
 
 def kernels(candidate: ModuleReference, end: str, starts: Collection[str]) -> list[str]:
-    """Return a sentence on the kernels of a GPU that computed an activation of a candidate, if one did.
-
-    Args:
-        end: the activation, by the candidate's name.
-        starts: activations before it, whose modules' kernels are not counted.
-    """
+    """Describe a candidate's GPU kernels from ``starts`` to ``end``."""
     if candidate.device.type != "cuda":
         return []
     modules = {"": candidate.model} | submodules(candidate.model)
@@ -62,7 +57,7 @@ def kernels(candidate: ModuleReference, end: str, starts: Collection[str]) -> li
 
 
 def meanings(names: Collection[str]) -> list[str]:
-    """Return what the names of kernels say."""
+    """Return what kernel names mean."""
     return [text for pattern, text in MEANINGS.items() if any(re.search(pattern, name) for name in names)]
 
 
@@ -76,7 +71,7 @@ def _leave(entered: list[Any], *_: Any) -> None:
 
 
 def within(event: Any, others: Collection[str]) -> Iterator[str]:
-    """Yield the kernels that an event of the profiler launched, without those of other events in it."""
+    """Yield a profiler event's kernels, except those of other activations."""
     yield from (kernel.name for kernel in event.kernels)
     for child in event.cpu_children:
         if child.name not in others:

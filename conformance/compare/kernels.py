@@ -1,7 +1,4 @@
-"""Kernels that err by more than the operation as it is written: names and words.
-
-:mod:`~.aten_arithmetic` holds the size of their errors.
-"""
+"""Kernels with larger errors than their operations; :mod:`~.aten_arithmetic` has the sizes."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from dataclasses import dataclass
 class Kernel:
     """A kernel that a candidate may have run."""
 
-    text: str  # words that follow "explained by"
-    concerns: tuple[str, ...]  # operations and functions of which one has to occur
-    switch: str = ""  # what avoids it. Empty: a right algorithm, which need not be declared
+    text: str  # follows "explained by"
+    concerns: tuple[str, ...]  # at least one of these must occur
+    switch: str = ""  # how to avoid it; empty for a correct algorithm, which need not be declared
 
 
 FAST_CONVOLUTION = "fast_convolution"
@@ -22,7 +19,7 @@ CUDNN_RECURRENT = "cudnn_recurrent"
 CUDNN_WINOGRAD_9X9 = "cudnn_winograd_9x9"
 TF32 = "tf32"
 
-# Products, and which of their operands are factors.
+# Positions of the factors among a product's operands.
 FACTORS = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "convolution"), range(2)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), range(1, 3)),
@@ -41,7 +38,7 @@ KERNELS = {
         ("convolution_backward",),
         "torch.backends.cudnn.enabled = False",
     ),
-    # Last, since its error covers those of all others.
+    # Last, because its error covers all others.
     TF32: Kernel(
         "products in TF32, which rounds their factors to 11 bits",
         tuple(FACTORS),

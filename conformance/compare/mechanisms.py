@@ -1,8 +1,4 @@
-"""Bugs of operations that need no entry in the catalogue: what is written otherwise than it should be.
-
-Something is left out, or done twice; another number, operand or operation stands in a place; numbers have
-another format, elements another order.
-"""
+"""Bugs of operations beyond the catalogue: a changed step, number, operand, mask, format or order."""
 
 from __future__ import annotations
 
@@ -35,24 +31,24 @@ aten = torch.ops.aten
 
 Unary = Callable[[Tensor], Tensor]
 
+# Yields the name, the text and the computation of each bug.
 Found = Iterator[tuple[str, str, Callable[[], Any]]]
-"""Of each bug its name, its text, and what makes it."""
 
 
 def bugs(it: Operation) -> Iterator[OperationBug]:
-    """Yield every bug that an operation may have: the catalogue's, and those of each mechanism."""
+    """Yield every bug of an operation."""
     yield from of_catalogue(it)
     for mechanism in MECHANISMS:
         yield from starmap(OperationBug, mechanism(it))
 
 
 def _moves(it: Operation) -> bool:
-    """Return whether an operation hands an operand on."""
     return it.func.is_view or it.name in ("clone", "_unsafe_view", "copy", "where", "detach", "alias")
 
 
-# Left out, or done twice.
+# Omitted or repeated steps.
 
+# Names of bugs by what is omitted.
 LEFT_OUT = {
     "scale": "score_scale_missing",
     "bias": "missing_bias",
@@ -60,17 +56,16 @@ LEFT_OUT = {
     "first term": "residual_missing",
     "second term": "residual_missing",
 }
-"""What is left out, and what the catalogue calls that."""
 
 
 def left_out(it: Operation) -> Found:
-    """Yield steps that may be left out or done twice, since they keep a shape, and operands that may lack."""
+    """Yield steps omitted or repeated, and omitted operands."""
     if _moves(it) or mask_of(it) or not it.floats:
         return
     for name, x in it.floats.items():
         if x.shape == first(it.result).shape:
             what = _besides(it, name)
-            if it.name not in ACTIVATIONS:  # of which the catalogue has that
+            if it.name not in ACTIVATIONS:  # the catalogue covers these
                 yield LEFT_OUT.get(what, "step_left_out"), f"leaving out the {what}", partial(it.giving, x)
             if x is it.args[0]:
                 yield (
@@ -95,7 +90,7 @@ def left_out(it: Operation) -> Found:
 
 
 def _besides(it: Operation, kept: str) -> str:
-    """Return what an operation has besides an operand, in words."""
+    """Name the operation's other part."""
     other = it.given.get("self" if kept == "other" else "other")
     if it.name in ("mul", "div", "sub"):
         words = {"mul": "factor", "div": "division", "sub": "subtraction"}
@@ -109,19 +104,19 @@ def _besides(it: Operation, kept: str) -> str:
     return "second term" if kept == "self" else "first term"
 
 
-# Another number.
+# Other numbers.
 
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
 
+# Other indices are tried only along axes up to this length.
 MOST_PLACES = 64
-"""Along a longer axis no other place is tried."""
 
+# Names of bugs by the changed argument.
 OF_NUMBERS = {"eps": "norm_epsilon", "other": "norm_epsilon", "correction": "norm_variance"}
-"""What another value of a number is called."""
 
 
 def of_numbers(it: Operation) -> Found:
-    """Yield other numbers that an operation may be called with; those of any value are solved for."""
+    """Yield other arguments; arbitrary values are fitted elsewhere."""
     softmax = it.name in SOFTMAXES
     for name, value in it.given.items():
         for other in _others(it, name, value):
@@ -143,7 +138,7 @@ def of_numbers(it: Operation) -> Found:
 
 
 def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
-    """Return what may stand in the place of a number."""
+    """Return alternatives to a number."""
     x = next((x for x in it.given.values() if isinstance(x, Tensor)), None)
     if name == "eps" or (it.name == "add" and type(value) is float and 0 < value <= 1e-2):
         return EPSILONS if value is not None else ()
@@ -166,19 +161,20 @@ def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
     return ()
 
 
-# Another operand, or operation.
+# Other operands and operations.
 
+# Names of the factors of products.
 FACTORS = {
     **dict.fromkeys(("mm", "bmm"), ("self", "mat2")),
     "addmm": ("mat1", "mat2"),
     "baddbmm": ("batch1", "batch2"),
     "convolution": ("input", "weight"),
 }
-"""Products, and their factors."""
 
+# Index and table operands of lookups.
 INDICES = {"embedding": ("indices", "weight"), "index_select": ("index", "self"), "gather": ("index", "self")}
-"""Which operand says what is looked up, and in which one."""
 
+# Operations and their wrong substitutes.
 IN_PLACE_OF: dict[str, Callable[..., Any]] = {
     "add": aten.sub,
     "sub": aten.add,
@@ -194,14 +190,13 @@ IN_PLACE_OF: dict[str, Callable[..., Any]] = {
     "rsqrt": aten.reciprocal,
     "max_pool2d_with_indices": aten.avg_pool2d,
 }
-"""Operations, and those that may stand in their place."""
 
+# Only results with at most this many parts have them exchanged.
 PARTS = 4
-"""So many parts at most have another order."""
 
 
 def of_factors(it: Operation) -> Found:
-    """Yield factors of a product that are transposed, reversed or shifted."""
+    """Yield transposed, reversed or shifted factors."""
     for place, name in enumerate(FACTORS.get(it.name, ())):
         x, what = it.given[name], ("first", "second")[place]
         if place and x.shape[-1] == x.shape[-2] > 1:
@@ -223,7 +218,7 @@ def of_factors(it: Operation) -> Found:
 
 
 def of_indices(it: Operation) -> Found:
-    """Yield rows that are looked up some places off, and positions that start elsewhere."""
+    """Yield shifted lookups and positions."""
     for by in (1, -1, 2, -2) if it.name in INDICES else ():
         indices, table = INDICES[it.name]
         far = f"{'one' if abs(by) == 1 else 'two'} too {'far' if by > 0 else 'early'}"
@@ -236,7 +231,7 @@ def of_indices(it: Operation) -> Found:
 
 
 def of_operations(it: Operation) -> Found:
-    """Yield another operation of the same operands, and operands or parts that are exchanged."""
+    """Yield other operations, operands and parts."""
     one: Any = it.given.get("self")
     other: Any = it.given.get("other")
     pair = isinstance(one, Tensor) and isinstance(other, Tensor)
@@ -272,7 +267,6 @@ def _another(it: Operation, function: Callable[..., Any]) -> Any:
 
 
 def _alternating(first: Tensor, second: Tensor) -> Tensor:
-    """Return what a rotation of halves, (-b, a) of (a, b), gives of numbers that stand next to each other."""
     x = torch.cat([second, -first], -1)
     return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
 
@@ -283,14 +277,14 @@ def _with_exchanged(it: Operation, i: int, j: int) -> Any:
     return type(parts)(parts)
 
 
-# Another mask.
+# Other masks.
 
+# Mask constants that hide too little if scores are large.
 CONSTANTS = (-10.0, -100.0, -1e3, -1e4)
-"""Numbers that hide too little where scores are large."""
 
 
 def of_masks(it: Operation) -> Found:
-    """Yield masks that hide others, or by another number; and other weights of rows that see no key."""
+    """Yield other masks, constants, and rows that see no key."""
     if it.name in SOFTMAXES and (rows := blind_rows(it.given["self"], it.given["dim"])) is not None:
         for value, what in ((1 / it.result.shape[it.given["dim"]], "uniform"), (0.0, "zero")):
             filled = partial(torch.masked_fill, it.result, rows, value)
@@ -306,7 +300,7 @@ def of_masks(it: Operation) -> Found:
 
 
 def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield other masks, with the names and texts of such bugs."""
+    """Yield names, texts and masks."""
     yield "mask_of_other_tokens", "whose queries and keys are exchanged", hidden.transpose(-1, -2)
     for by, side in ((1, "right"), (-1, "left")):
         yield "mask_of_other_tokens", f"that is one key too far {side}", torch.roll(hidden, by, -1)
@@ -322,17 +316,17 @@ def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
-    """Return which rows of a softmax see no key; None if all see one."""
+    """Return softmax rows that see no key, if any."""
     with _disable_current_modes():
         rows = value_of(scores).amax(axis, keepdim=True) <= BLIND
         return rows if bool(rows.any()) else None
 
 
-# Another count, or place of an epsilon.
+# Other counts and places of an epsilon.
 
 
 def of_statistics(it: Operation) -> Found:
-    """Yield n - 1 in place of n, sums in place of means, and other places of an epsilon."""
+    """Yield other counts and places of an epsilon."""
     x, epsilon = it.given.get("self"), it.given.get("other")
     if not is_float(x):
         return
@@ -352,11 +346,10 @@ def _added_within(x: Tensor, number: float, inner: Unary, outer: Unary) -> Tenso
     return outer(inner(x) + number)
 
 
-# Another format.
+# Other formats.
 
 
 def _quantized(x: Array) -> Array:
-    """Return numbers of 8 bits, with a scale for each column."""
     scale = abs(x).max(0, keepdims=True) / 127
     return np.round(x / np.where(scale > 0, scale, 1)) * scale
 
@@ -370,7 +363,7 @@ FORMATS: dict[str, Callable[[Array], Array]] = {
 
 
 def of_formats(it: Operation) -> Found:
-    """Yield operands and results that have fewer digits."""
+    """Yield operands and results in shorter formats."""
     what = it.name.strip("_")
     for form, rounding in FORMATS.items() if it.floats and not _moves(it) else ():
         shorter = partial(rounded, rounding=rounding)
@@ -401,14 +394,14 @@ def _result_in(
     return it.giving(after(first(_with(it, names, before))))
 
 
-# Another order of elements.
+# Other orders of elements.
 
+# Other orders are tried only for up to this many joined axes.
 MOST_JOINED = 3
-"""Of more axes that are joined no other order is tried."""
 
 
 def of_layouts(it: Operation) -> Found:
-    """Yield heads that are split, and axes that are joined, in another order."""
+    """Yield split heads and joined axes in other orders."""
     x: Any = it.given.get("self")
     if it.name not in ("view", "_unsafe_view", "reshape") or not is_float(x):
         return
@@ -422,7 +415,7 @@ def of_layouts(it: Operation) -> Found:
     for axis in range(len(shape)) if 1 < joined <= MOST_JOINED and x.ndim > 2 else ():
         sizes = x.shape[axis : axis + joined]
         if sizes.numel() == shape[axis] > max(sizes) and x.shape[:axis] == result.shape[:axis]:
-            for start in {max(axis - 1, 0), axis}:  # after or before axes have changed places
+            for start in {max(axis - 1, 0), axis}:  # the axes may have been transposed before
                 for order in list(itertools.permutations(range(start, start + joined)))[1:]:
                     axes = [*range(start), *order, *range(start + joined, x.ndim)]
                     text = f"axes that are joined in the order {axes}, as of heads"
@@ -437,7 +430,7 @@ def _permuted(x: Tensor, axes: list[int], result: list[int]) -> Tensor:
     return x.permute(axes).reshape(result)
 
 
-# Another border.
+# Other borders.
 
 BORDERS = {
     "reflect": "mirrored at its border",
@@ -448,7 +441,7 @@ BORDERS = {
 
 
 def of_borders(it: Operation) -> Found:
-    """Yield what stands beside an input otherwise, or on other sides."""
+    """Yield other padding values and sides."""
     pads = [*(it.given.get("pad") or it.given.get("padding") or ())]
     if it.name == "convolution" and not it.given["transposed"] and any(pads):
         pads = [n for n in pads[::-1] for _ in range(2)]
@@ -473,13 +466,12 @@ def _bordered(it: Operation, pads: list[int], mode: str) -> Any:
     return it.having(input=x, padding=[0] * len(it.given["padding"])) if it.name == "convolution" else x
 
 
-# All.
-
 MECHANISMS = (
     *(left_out, of_numbers, of_factors, of_indices, of_operations),
     *(of_masks, of_statistics, of_formats, of_layouts, of_borders),
 )
 
+# Bugs that a proof of sensitivity counts: people make them, and usual inputs reveal them.
 COUNTED = {
     *(bug.name for bug in BUGS.values() if bug.scenario == "ragged"),
     *LEFT_OUT.values(),
@@ -488,4 +480,3 @@ COUNTED = {
     *(f"{what}_{form}" for form in FORMATS for what in ("weight_in", "computed_in")),
     *(f"{form}_products" for form in FORMATS),
 }
-"""Bugs that a proof of sensitivity counts: those that people make, and that usual inputs show."""

@@ -1,8 +1,6 @@
-"""A candidate beside a PyTorch module, which is its own specification.
+"""Judge one candidate's tensors by a PyTorch module or a NumPy model.
 
-The reference runs in float64 values and in Monte Carlo arithmetic (:mod:`~.aten_arithmetic`), with the
-constants of the family (:mod:`~concord.conformance.judging.estimate`). Each activation is judged end to end
-and locally, so that an error is charged to the stretch between two submodules.
+Local judgement assigns an error to the stretch between two submodules.
 """
 
 from __future__ import annotations
@@ -41,26 +39,22 @@ from concord.spec.text import first_of
 SAME_BITS = "the same bits as the reference's own run"
 
 
+# A verdict reports the exact error of this many outputs.
 FEW_OUTPUTS = 3
-"""Of so many outputs a verdict tells how far they lie off exact ones."""
 
 
 class ModelComparison(Judge):
-    """One candidate's run before its reference.
+    """One candidate's run and its reference.
 
     Args:
         given: the candidate's tensors by the reference's names.
-        allow_same_bits: whether the reference's own bits are right without judging.
-        whole: names of tensors from a run of their own, which do not follow from these activations.
+        allow_same_bits: whether equal bits agree without judgement.
+        whole: tensors of a separate run, which do not follow from these activations.
         theirs: the candidate, if it is a module.
-        own: its names of activations, by the reference's.
-        notes: on its run, by topic.
-        unsteady: why its agreement would show nothing; empty: it does.
-        check: called with each activation; may raise to end the judging.
-        call: runs the candidate once, as its user does, to be timed.
-
-    Raises:
-        SpecError: for tensors of other shapes than the reference's.
+        own: the candidate's names by the reference's.
+        unsteady: why agreement would show nothing; else empty.
+        check: called for each activation; may raise to stop.
+        call: runs the candidate once, for timing.
     """
 
     reference: ModelReference
@@ -88,33 +82,33 @@ class ModelComparison(Judge):
             for name, array in known.items()
             if array.shape != shapes[name]
         }
-        # An output of another shape is refused. An activation is left out, since a port may lay it out
-        # otherwise, unless none fits.
+        # An output of another shape is refused. An activation is skipped, because a port may use another
+        # layout, unless none fits.
         outputs = [words for name, words in self.misshapen.items() if is_output(name)]
         refuse(outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(known)))
         self.unmatched = {name: array for name, array in given.items() if name not in self.plain}
         tensors = {name: array for name, array in known.items() if name not in self.misshapen}
-        alone = tensors.keys() <= {*whole}  # then there is nothing else to follow from
+        alone = tensors.keys() <= {*whole}  # then there are no other activations
         self.ops_without_rule: set[str] = set()
         self.occurred: set[str] = set()
-        self.truth_errors: dict[str, str] = {}  # of outputs, in words
-        self.local_expected: dict[str, Prediction] = {}  # of tensors that diverge locally
+        self.truth_errors: dict[str, str] = {}  # descriptions by output
+        self.local_expected: dict[str, Prediction] = {}  # tensors that diverge locally
         super().__init__(reference, tensors, () if alone else whole)
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
-        """Return status and note of a tensor that is missing, or of another shape."""
+        """Handle misshapen tensors too."""
         if name in self.misshapen:
             return "not exposed", self.misshapen[name]
         return super().unjudgeable(name)
 
     def pin(self, name: str) -> Array | None:
-        """Return a tensor of the candidate that replaces the reference's, if there is one."""
+        """Return the candidate's tensor, if any."""
         self.check()
         return super().pin(name)
 
     @property
     def notes(self) -> dict[str, str]:
-        """Remarks beside the verdict, by topic."""
+        """Remarks by topic."""
         notes = dict(self.ran)
         if isinstance(self.reference, ModuleReference) and (apart := self.reference.quantized):
             worst = max(apart, key=apart.__getitem__)
@@ -144,20 +138,20 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def proposed(self) -> dict[str, str]:
-        """Proposed names for unmatched tensors, by what they hold."""
+        """Names proposed for unmatched tensors."""
         left = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.tensors}
         return proposed(self.unmatched, left)
 
     @property
     def lines(self) -> list[str]:
-        """The proposed names as lines of a file."""
+        """Proposed names as lines of a file."""
         return [f"{own} = {theirs}" for own, theirs in self.proposed.items()]
 
     def verdict(self) -> Verdict:
         """Judge every tensor, locally and end to end.
 
         Raises:
-            SpecError: if no name of the candidate's is one of the reference's.
+            SpecError: if no activation has a name of the reference.
         """
         if all(map(is_gradient, self.tensors)):
             near = first_of(self.lines, 3)
@@ -171,7 +165,7 @@ class ModelComparison(Judge):
         return dataclasses.replace(verdict, judge=self) if verdict.status == "diverges" else verdict
 
     def explain(self, verdict: Verdict) -> Explanation:
-        """Return the stretch of the first divergence, and its cause or the missing declaration."""
+        """Explain the first divergence."""
         return explain(self, verdict)
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
@@ -181,18 +175,14 @@ class ModelComparison(Judge):
         return [self.with_exemptions(row, blind) for row in table]
 
     def with_exemptions(self, row: Row, blind: Row | None) -> Row:
-        """Return a row with the reason why it is judged nowhere, or why its agreement shows nothing.
-
-        Args:
-            blind: the first activation that rounding decides wholly.
-        """
+        """Add why a row is undetermined, or its agreement shows nothing."""
         if row.status == "undetermined":
             return dataclasses.replace(row, note=self.void(row.tensor) or row.note)
         if row.status != "agrees":
             return row
         by_steps = row.local and not (row.end_to_end and row.end_to_end.status == "agrees")
         if blind and by_steps and is_output(row.tensor):
-            # It was computed from the candidate's own, of which nothing is known.
+            # It was computed from an activation about which nothing is known.
             note = f"so is {blind.tensor} before it: {blind.local and blind.local.note}"
             return dataclasses.replace(row, status="undetermined", note=note)
         if self.unsteady:
@@ -201,19 +191,19 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def constants(self) -> set[str]:
-        """Activations that depend on no input."""
-        # Asked for only where not all outputs have to be judged: it takes a run of its own.
+        """Activations independent of the inputs."""
+        # Needed only if some outputs are absent, because it costs a run.
         return constants(self.reference) if self.reference.absent else set()
 
     @functools.cached_property
     def unhooked(self) -> Mapping[str, Tensor]:
-        """The reference's results without hooks, if the candidate has such results."""
+        """The reference's results without hooks, if needed."""
         if not (self.whole and isinstance(self.reference, ModuleReference)):
             return {}
         return self.reference.watched(hooked=False)
 
     def void(self, name: str) -> str:
-        """Return why nothing in a tensor can be judged; empty if something can."""
+        """Why a whole tensor cannot be judged."""
         if not self.plain[name].numel():
             return "it has no elements"
         if bool(self.plain[name].isfinite().any()):
@@ -224,24 +214,24 @@ class ModelComparison(Judge):
         return f"it is not finite in the reference, where {first} is the first that is not"
 
     def same(self, array: Array) -> Judgement:
-        """Return the judgement of a tensor that has the reference's bits."""
+        """Judge a tensor with the reference's bits."""
         status = "agrees" if np.isfinite(array).any() else "undetermined"
         return Judgement(status, size=array.size, note=SAME_BITS)
 
     def run_notes(self, table: Iterable[Row]) -> tuple[str, ...]:
-        """Name the kernels with larger errors that computed what agrees."""
+        """List special kernels and exact errors."""
         fast = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
         names = [row.tensor for row in table if row.note == fast]
         declared = [KERNELS[name] for name in KERNELS if name in self.reference.declared]
         return (
             *([f"{first_of(names, 3)}: {fast}"] if names else []),
             *(f"declared: {kernel.text}" for kernel in declared),
-            # By this sentence maintainers of PyTorch tell rounding from a bug.
+            # PyTorch's maintainers use this to tell rounding from a bug.
             *[*self.truth_errors.values()][:FEW_OUTPUTS],
         )
 
     def same_bits(self, names: Iterable[str] | None = None) -> bool:
-        """Whether all tensors, or some, have the reference's bits."""
+        """Whether tensors have the reference's bits."""
         return all(
             name in self.tensors
             and np.array_equal(numbers(self.plain[name]), self.tensors[name], equal_nan=True)
@@ -250,30 +240,30 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def is_same(self) -> bool:
-        """Whether the reference's bits settle the judgement."""
+        """Whether equal bits settle the judgement."""
         return self.allow_same_bits and self.same_bits()
 
     def judge_steps(self) -> dict[str, Judgement]:
-        """Judge each step by itself, unless the bits settle it."""
+        """Judge locally, unless equal bits settle it."""
         if self.is_same:
             return {name: self.same(array) for name, array in self.tensors.items()}
         return super().judge_steps()
 
     def judge_whole(self, deciding: bool = False) -> dict[str, Judgement]:
-        """Judge from the inputs, unless the bits settle it."""
+        """Judge end to end, unless equal bits settle it."""
         return {} if self.is_same else super().judge_whole(deciding)
 
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
     ) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge by the first look that is enough, and allow for fast convolutions."""
+        """Judge, allowing for fast convolutions."""
         judgements, expected = super().look(pin, names, deciding)
         self.ops_without_rule.update(expected.without_rule)
         self.occurred.update(expected.occurred)
         if pin is None:
             self.truth_errors |= self.errors_against(expected)
         judgements |= self.by_kernel(FAST_CONVOLUTION, judgements, pin is not None)
-        # Other pins are those of passed_by, which tries what the candidate may not go on with.
+        # Other pins come from passed_by, which tests whether the model skips an activation.
         if pin == self.pin:
             self.local_expected = {
                 name: Prediction(expected.values[name], expected.sigmas[name])
@@ -283,7 +273,7 @@ class ModelComparison(Judge):
         return judgements, expected
 
     def errors_against(self, expected: Expectation) -> dict[str, str]:
-        """Say how far the outputs of both sides lie off exact ones, and how tight the tolerance is."""
+        """Describe exact errors of outputs."""
         told = {}
         for name in self.judged:
             if not is_output(name) or name not in expected.values:
@@ -304,18 +294,18 @@ class ModelComparison(Judge):
         return told
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
-        """Judge divergent tensors by a kernel's errors; return those that agree then."""
+        """Return tensors that agree with a kernel's errors."""
         wrong = {
             name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
         }
         known = isinstance(self.reference, ModuleReference) and kernel not in self.reference.declared
-        # A declared kernel is part of the estimate already.
+        # The estimate already includes a declared kernel.
         if not wrong or not known or self.occurred.isdisjoint(KERNELS[kernel].concerns):
             return {}
         reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])
         comparison = ModelComparison(reference, self.tensors, allow_same_bits=False, whole=self.whole)
         again = comparison.judge_steps() if pinned else comparison.judge_whole()
-        # Other draws alone may bring a tensor at its limit below it: the kernel has to halve the error.
+        # New random draws alone may move a tensor at its limit below it: the kernel must halve the error.
         return {
             name: dataclasses.replace(again[name], note=f"computed by {KERNELS[kernel].text}")
             for name, ratio in wrong.items()
@@ -325,17 +315,17 @@ class ModelComparison(Judge):
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Return value and sigma: the value without hooks where that is nearer."""
+        """Use the unhooked value where it is nearer."""
         value, sigma, why = super().settle(name, expected, actual, local)
         if not local and name in self.unhooked and self.unhooked[name].shape == value.shape:
-            # A fast path, such as one that returns zeros for padding, is the reference's own program too.
+            # A fast path, such as one that returns zeros for padding, belongs to the reference too.
             other = numbers(self.unhooked[name]).astype(np.float64)
             another = abs(other - value) > Z * sigma
             value = np.where(another & (abs(actual - other) < abs(actual - value)), other, value)
         return value, sigma, why
 
     def would_agree(self, declaration: str, check: Callable[[], None]) -> bool:
-        """Return whether the forward pass would agree with one more declaration."""
+        """Whether a declaration would suffice for the forward pass."""
         declared = [declaration, *self.reference.absent]
         forward = dataclasses.replace(self.reference, cotangents=None, declared=declared)
         tensors = {name: array for name, array in self.tensors.items() if not is_gradient(name)}
@@ -344,7 +334,7 @@ class ModelComparison(Judge):
         return all(judgement.status != "diverges" for judgement in judged.values())
 
     def path(self, own: str) -> str:
-        """Return the candidate's path of a submodule of the reference."""
+        """Return the candidate's path of a submodule."""
         if own in self.own:
             return self.own[own]
         parent, dot, name = own.rpartition(".")
@@ -352,5 +342,5 @@ class ModelComparison(Judge):
 
 
 def is_blind(judged: Judgement) -> bool:
-    """Return whether rounding decides a whole tensor, so that a wrong one may hide in it."""
+    """Whether rounding decides an entire tensor."""
     return judged.status == "undetermined" and judged.note.startswith("rounding")

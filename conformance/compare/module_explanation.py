@@ -1,4 +1,4 @@
-"""Why a candidate diverges: where the first error was made, its cause, or a missing declaration."""
+"""Explain a divergence: its place, its cause, or a missing declaration."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from concord.spec.text import first_of
 if TYPE_CHECKING:
     from concord.conformance.compare.model_comparison import ModelComparison
 
-# Seconds of processor time for everything that is looked for after the verdict.
+# CPU seconds for the whole explanation.
 LONGEST = 40.0
 
-# So many differences of two modules are listed.
+# Number of module differences that are listed.
 FEW_TOLD = 3
 
-# Note of an output that comes from a run of its own, where the activations of another run agree.
+# Note on an output of a separate run, if the activations of the other run agree.
 APART = (
     "no activation diverges in the run that shows them: "
     "what is wrong here, the program has only where nothing takes it apart, as where steps are fused"
@@ -44,12 +44,12 @@ APART = (
 
 
 def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
-    """Return the cause of the first divergence with its source, or a missing declaration."""
+    """Explain the first divergence."""
     first, reference = verdict.first_divergence, comparison.reference
     assert first is not None
     end, effort, undeclared = first.tensor, Effort(LONGEST), ""
     why: Explanation | None = None
-    # Gradients are computed from the outputs back: their stretch begins there.
+    # Gradients are computed backwards, so their stretch begins at the outputs.
     beginning = "the outputs" if is_gradient(end) else "the inputs"
     agreeing = [
         row.tensor
@@ -81,7 +81,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
 
 
 def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanation | None, tuple[str, ...]]:
-    """Return the kernel that explains a tensor, and how to avoid it."""
+    """Return the kernel that explains a tensor, and its switch."""
     candidate = comparison.theirs
     device = next((p.device.type for p in candidate.model.parameters()), "cpu") if candidate else ""
     if device == "cpu":  # cuDNN has not run
@@ -98,8 +98,8 @@ def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanatio
 def find_declaration(
     comparison: ModelComparison, end: str, stretch: Stretch | None, effort: Effort, notes: list[str]
 ) -> str:
-    """Return the declaration that would make the forward pass agree; empty if there is none."""
-    # Each declaration takes a judgement of its own, so those that the wrong rows rule out are not tried.
+    """Return the declaration that would suffice, if any."""
+    # Each declaration costs a judgement, so those that the wrong rows exclude are not tried.
     names, reference = list(ROWS), comparison.reference
     if stretch and end in comparison.local_expected:
         asked = computation(comparison, end)
@@ -126,7 +126,7 @@ def find_declaration(
 def find_cause(
     comparison: ModelComparison, right: Stretch, effort: Effort, notes: list[str]
 ) -> Explanation | None:
-    """Return the cause at the end of a stretch; add other observations to the notes."""
+    """Return the cause; append other observations to the notes."""
     asked, theirs, own = computation(comparison, right.end), comparison.theirs, comparison.own
     differing = list[Difference]()
     if theirs is not None:
@@ -146,12 +146,12 @@ def find_cause(
         )
         if apart(eagerly, actual) <= apart(value, actual) / 2:
             notes += opened(right, stretch)
-        else:  # what a compiler made of it has no operations that could be seen
+        else:  # compiled code has no visible operations
             notes.append("run eagerly the candidate does not diverge here: its compiler made this")
     return why
 
 
 def computation(comparison: ModelComparison, end: str) -> StretchComputation:
-    """Return the question that a divergent tensor asks."""
+    """Return a divergent tensor for the search."""
     actual, dtype = comparison.tensors[end].astype(np.float64), comparison.reference.activations[end].dtype
     return StretchComputation(end, actual, dtype, comparison.local_expected[end])

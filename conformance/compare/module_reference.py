@@ -1,8 +1,7 @@
 """A PyTorch module as the reference: its activations by name, in any arithmetic.
 
-An activation is an output of a submodule, ``encoder.layer.0.attention``. A submodule that is called again has
-another, ``norm#2``; several tensors that one returns have their places, ``lstm[1]`` or ``decoder[logits]``.
-What a module passes on as it is, such as inactive dropout, has none of its own.
+An activation has its submodule's path, ``encoder.layer.0.attention``. A second call is ``norm#2``; several
+results have keys, ``lstm[1]`` or ``decoder[logits]``. A tensor returned unchanged keeps its first name.
 """
 
 from __future__ import annotations
@@ -59,30 +58,30 @@ from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPU
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line, shown
 
-# Takes each tensor by name as soon as it is computed; what follows may work on it in place.
+# Receives each tensor as soon as it is computed; later operations may change it in place.
 Take = Callable[[str, Tensor], None]
 
-# The name of what the whole module returns.
+# Name of the whole module's result.
 OUTPUT = "output"
 
-# Of the cotangents, so that every run differentiates the same sum.
+# Seed of the cotangents, so that every run differentiates the same sum.
 SEED = 0xC0
 
 HALF = (torch.bfloat16, torch.float16)
 
-# Samples of a first look, which may only say that all is well.
+# Samples of a first look, which may only confirm agreement.
 FEW = 6
 
 
-# Characters of an error's text that are passed on.
+# Maximum characters of an error message.
 LONGEST_LINE = 400
 
-# Characters of the key of a result that its name keeps.
+# Maximum characters of a result's key in its name.
 LONGEST_KEY = 80
 
 
 def is_output(name: str) -> bool:
-    """Return whether the whole module returns a tensor."""
+    """Whether the whole module returns the tensor."""
     return name == OUTPUT or name.startswith(f"{OUTPUT}[")
 
 
@@ -92,7 +91,7 @@ def nothing(name: str) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Seed every global generator for a block; None: leave them alone."""
+    """Seed every global generator, unless the seed is None."""
     if seed is None:
         yield
         return
@@ -109,7 +108,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 class Kept:
-    """The items of an iterator, as often as they are asked for; each is made once."""
+    """Caches the items of an iterator."""
 
     def __init__(self, rest: Iterator[Expectation]) -> None:
         self.items, self.rest = list[Expectation](), rest
@@ -124,70 +123,66 @@ class Kept:
 
 
 class Finished(Exception):
-    """Raised by an observer that needs no more tensors."""
+    """Stops a run when an observer has enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReference:
     """A reference with its inputs."""
 
-    args: tuple[Any, ...] = ()  # inputs are tensors
+    args: tuple[Any, ...] = ()  # input tensors and other arguments
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    # By output: the sum of all products with them is differentiated. None: no gradients.
+    # Gradients are those of the sum of all outputs times these. None: no gradients.
     cotangents: Mapping[str, Tensor] | None = None
-    declared: Collection[str] = ()  # what candidates need not compute (DECLARATIONS)
-    role: str = "the reference"  # its name in errors
-    seed: int | None = None  # from which each run draws random numbers, if it may draw any
-    keeps: bool = False  # whether what is expected from the inputs is kept, for the next candidate
+    declared: Collection[str] = ()  # names from DECLARATIONS, and absent outputs
+    role: str = "the reference"  # name in errors
+    seed: int | None = None  # seeds each run; None: no random draws allowed
+    keeps: bool = False  # whether to keep what is expected from the inputs, for the next candidate
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
-        """One correct run in a candidate's dtypes: activations, outputs and gradients by name, in order."""
+        """One correct run in the candidate's dtypes."""
         raise NotImplementedError
 
     @property
     def blind_rows(self) -> str:
-        """The declared weights of rows that see no key: ``zero``, ``uniform``, or empty."""
+        """Declared weights of rows that see no key, if any."""
         held = {BLIND_ROWS_ZERO: "zero", BLIND_ROWS_UNIFORM: "uniform"}
         return next((what for name, what in held.items() if name in self.declared), "")
 
     def exact(self) -> Any:
-        """Return the arithmetic of the truth."""
+        """Return the exact arithmetic."""
         raise NotImplementedError
 
     def runs(self, seeds: range, truth: Any) -> list[Any]:
-        """Return the samples with these seeds, and low-precision runs.
-
-        Args:
-            truth: the arithmetic of the truth, whose decisions they share.
-        """
+        """Return samples and low-precision runs."""
         raise NotImplementedError
 
     def others(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return further low-precision runs, which show errors that many elements share."""
+        """Return low-precision runs that reveal shared errors."""
         return []
 
     def branches(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return exact arithmetics with decisions that rounding could turn."""
+        """Return exact runs with changed decisions."""
         return []
 
     def lost(self, truth: Any) -> Mapping[str, str]:  # noqa: ARG002
-        """Return tensors that some run lacks or reshapes, each with the reason."""
+        """Return why runs lack tensors."""
         return {}
 
     def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
-        """Compute every tensor in an arithmetic."""
+        """Compute every tensor."""
         raise NotImplementedError
 
     def compute_on_device(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
-        """Compute every tensor, and hand each on where it lies."""
+        """Compute every tensor on its device."""
         self.compute(arithmetic, observer, pin)
 
-    # What the judge asks (:class:`concord.conformance.judging.protocol.Reference`).
+    # The protocol of the judge (:class:`concord.conformance.judging.protocol.Reference`).
 
     @functools.cached_property
     def activations(self) -> dict[str, Activation]:
-        """Every tensor that a run may have, in order."""
+        """Every tensor of a run, in order."""
         return {
             name: Activation(
                 tuple(tensor.shape),
@@ -205,12 +200,12 @@ class ModelReference:
 
     @property
     def absent(self) -> list[str]:
-        """Outputs that the candidate is declared to lack."""
+        """Outputs declared absent."""
         outputs = [name for name in self.plain if is_output(name)]
         return [name for name in outputs if {name, OUTPUT} & {*self.declared}]
 
     def expect(self, pin: Pin | None) -> Iterable[Expectation]:
-        """Yield what is expected at a first look, and then in full."""
+        """Yield expectations: a first look, then in full."""
         return self._from_inputs if self.keeps and pin is None else self._expect(pin)
 
     @functools.cached_property
@@ -240,7 +235,7 @@ class ModelReference:
             independent, last = estimate.independent(), seeds.stop == SAMPLES
             sigmas, branches = estimate.sigmas(last=last), self.branches(truth)
             if branches and not last:
-                continue  # with more samples more decisions may be open
+                continue  # more samples may open more decisions
             ties = {name: Ties(value, sigmas[name]) for name, value in estimate.values.items()}
             for place, branch in enumerate(branches):
                 say(f"{where}: decisions of rounding, {place + 1} of {len(branches)}")
@@ -261,43 +256,43 @@ class ModelReference:
             )
 
     def compute_exactly(self, pin: Pin) -> dict[str, Array]:
-        """Return every tensor in exact arithmetic."""
+        """Return every exact tensor."""
         values: dict[str, Array] = {}
         self.compute(self.exact(), values.__setitem__, pin)
         return values
 
     @functools.cached_property
     def padding(self) -> NDArray[np.bool_] | None:
-        """Tokens that candidates need not compute, (B, T); None without that declaration."""
+        """Tokens declared uncomputed, (B, T), if any."""
         return ~self.real.cpu().numpy() if UNCOMPUTED_PADDING in self.declared else None
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return which elements stand in uncomputed rows of padding."""
+        """Return which elements are uncomputed padding."""
         if self.padding is None:
             return False
         uncomputed = spread(self.padding, self.activations[name].shape)
         return False if uncomputed is None else uncomputed
 
     def contradiction(self, name: str) -> str:  # noqa: ARG002
-        """Return nothing: a candidate promises only its tensors."""
+        """Return an empty string: candidates promise only tensors."""
         return ""
 
     def untouched(self) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo what a block changes of the reference; yield its names."""
+        """Undo a block's changes; yield their names."""
         return contextlib.nullcontext([])
 
     def cast(self, dtype: torch.dtype) -> Any:
-        """Return the reference in a candidate's dtype."""
+        """Return the reference in another dtype."""
         raise NotImplementedError
 
     def given(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
-        """Map a function over the input tensors; return the inputs by field."""
+        """Map a function over input tensors."""
         given = {"args": self.args, "kwargs": dict(self.kwargs)}
         inputs: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, given)
         return inputs
 
     def given_in(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Return the inputs, with floating-point tensors in a dtype."""
+        """Return the inputs in a dtype."""
         return self.given(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     @property
@@ -312,12 +307,12 @@ class ModelReference:
 
     @property
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """Copies of the input tensors as arrays, positional ones by number."""
+        """Copies of input tensors; positional ones by number."""
         entries = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
         return {name: numbers(entry).copy() for name, entry in entries.items() if isinstance(entry, Tensor)}
 
     def differentiated(self) -> Any:
-        """Return the reference with gradients of all outputs times fixed random numbers."""
+        """Return the reference with gradients."""
         generator = torch.Generator().manual_seed(SEED)
         drawn = {
             name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
@@ -328,11 +323,7 @@ class ModelReference:
 
     @property
     def real(self) -> Tensor:
-        """Tokens that are no padding, (B, T).
-
-        Raises:
-            SpecError: if no input says so.
-        """
+        """Tokens that are not padding, (B, T)."""
         mask = self.kwargs.get("attention_mask")
         if not isinstance(mask, Tensor) or mask.ndim != 2:
             raise SpecError(
@@ -346,12 +337,12 @@ class ModuleReference(ModelReference):
     """A PyTorch module as the reference."""
 
     model: nn.Module
-    compiled: bool = False  # whether its compiled parts run compiled; the truth is eager always
-    # Weights that have other values than the user's, and their distance as a share of their size.
+    compiled: bool = False  # whether compiled parts stay compiled; exact runs are always eager
+    # Relative distance of quantized weights from the user's.
     quantized: Mapping[str, float] = field(default_factory=dict)
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
-        """Return the reference in another dtype, unless that is float64."""
+        """Return the reference in another dtype, except float64."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
         with running(self.role, f"cannot be copied, to run in {dtype_name(dtype)} as the candidate does"):
@@ -359,18 +350,18 @@ class ModuleReference(ModelReference):
 
     @property
     def device(self) -> torch.device:
-        """Where the module's parameters lie, or its inputs if it has none."""
+        """Device of its parameters, else of its inputs."""
         given = tree_leaves((self.args, dict(self.kwargs)))
         tensors = itertools.chain(self.model.parameters(), self.model.buffers(), given)
         return next((x.device for x in tensors if isinstance(x, Tensor)), torch.device("cpu"))
 
     @property
     def in_host_memory(self) -> bool:
-        """Whether NumPy can read its tensors where they lie."""
+        """Whether it is on the CPU."""
         return self.device.type == "cpu"
 
     def on_host(self) -> ModuleReference:
-        """Return the same in the memory of the processor, where a cause is looked for."""
+        """Return a copy on the CPU."""
         if self.in_host_memory:
             return self
         moved = replace(self, model=copy.deepcopy(self.model).cpu(), **self.given(Tensor.cpu))
@@ -384,16 +375,16 @@ class ModuleReference(ModelReference):
 
     @property
     def plain(self) -> dict[str, Tensor]:
-        """The module's tensors as it runs."""
+        """The tensors of an ordinary run."""
         return self._as_it_is[0]
 
     @property
     def state(self) -> list[str]:
-        """Names of the state that a forward pass changes."""
+        """State that a forward pass changes."""
         return self._as_it_is[1]
 
     def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> dict[str, Tensor]:
-        """Return the module's tensors, computed in modes that see its operations."""
+        """Return tensors computed in dispatch modes."""
         return self._watched(*modes, hooked=hooked)[0]
 
     def _watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> tuple[dict[str, Tensor], list[str]]:
@@ -406,7 +397,7 @@ class ModuleReference(ModelReference):
 
     @functools.cached_property
     def parameters(self) -> dict[str, Tensor]:
-        """Parameters with float64 values, shared ones once."""
+        """Parameters with float64 values; shared ones once."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         by_identity = {
             id(x): Weight(x) if x.layout == torch.strided else computed(x) for x in parameters.values()
@@ -422,70 +413,66 @@ class ModuleReference(ModelReference):
         return Copies(wrap, known | {id(tensor): used[name] for name, tensor in parameters})
 
     def untouched(self, copied: Copies | None = None) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo what a block changes of the module; yield its names.
-
-        Args:
-            copied: makes the copies that the block uses.
-        """
+        """Undo a block's changes; yield their names."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         fixed = parameters | dict(self.model.named_buffers())
         return untouched(self.model, copied or self._copies(parameters, lambda x: x), fixed)
 
     def exact(self) -> ExactMode:
-        """Return the arithmetic of the truth, which records its decisions."""
+        """Return exact arithmetic."""
         return ExactMode(Decisions())
 
     def runs(self, seeds: range, truth: ExactMode) -> list[ExactMode]:
-        """Return samples, and a low-precision run beside the first of them."""
+        """Return samples, and at first a low-precision run."""
         samples = [Perturbed(seed, Followed(truth.recorded)) for seed in seeds]
         return [*samples, *([] if seeds.start else [Rounded(Followed(truth.recorded, rounded=True))])]
 
     def others(self, truth: ExactMode) -> list[ExactMode]:
-        """Return a low-precision run with rounded constants, an error that a whole tensor shares."""
+        """Return a run with rounded constants."""
         return [Rounded(Followed(truth.recorded, rounded=True), constants=True)]
 
     def branches(self, truth: ExactMode) -> list[ExactMode]:
-        """Return exact arithmetics with decisions that rounding could turn."""
+        """Return exact runs with changed decisions."""
         return [ExactMode(branch) for branch in truth.recorded.branches()]
 
     def lost(self, truth: ExactMode) -> Mapping[str, str]:
-        """Return tensors that some run lacks or reshapes, each with the reason."""
+        """Return why runs lack tensors."""
         return truth.recorded.lost
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
-        """Compute every activation, and any gradients."""
+        """Compute every tensor."""
         self._compute(arithmetic, handing(observer, arithmetic, self.plain), pin)
 
     def compute_on_device(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
-        """Compute every tensor, and hand each on as a tensor of the module's device, if that is a GPU."""
+        """Compute every tensor on its device."""
         read = numbers if self.in_host_memory else wide
         self._compute(arithmetic, handing(observer, arithmetic, self.plain, read), pin)
 
     def _compute(self, arithmetic: ExactMode, take: Callable[[str, Tensor | None], None], pin: Pin) -> None:
         self.observe(take, arithmetic, pin=pin)
-        for name in self.plain:  # those that this arithmetic did not compute, since it went another way
+        for name in self.plain:  # tensors of operations that this arithmetic did not reach
             take(name, None)
 
     def observe(
         self, take: Take, *modes: TorchDispatchMode, pin: Pin = nothing, hooked: bool = True
     ) -> list[str]:
-        """Run the module on copies of its inputs and state; return the state that it changed.
+        """Run the module on copies of its inputs and state; return the changed state.
 
         Args:
-            take: receives each tensor; it may raise :class:`Finished`.
-            modes: in which the module runs, an arithmetic first.
-            pin: replaces an activation, and its gradient on the way back.
-            hooked: whether activations are observed. A compiler fuses less then, and no fast path is taken.
+            take: receives each tensor; may raise :class:`Finished`.
+            modes: dispatch modes, an arithmetic first.
+            pin: replaces activations and, in the backward pass, their gradients.
+            hooked: whether to observe activations, which disables fast paths.
 
         Raises:
-            SpecError: if the module returns no floating-point tensor, or cannot run.
+            SpecError: if the module cannot run, or returns no floating-point tensor.
         """
         arithmetic = modes[0] if modes and isinstance(modes[0], ExactMode) else None
         device = self.device
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         used = self.parameters if arithmetic else parameters
         trained = {name: used[name] for name, _ in self.model.named_parameters() if used[name].requires_grad}
-        # Copied before the modes are entered: an arithmetic would compute the copies too.
+        # Copied outside the modes: an arithmetic would compute the copies too.
         copied = self._copies(used, computed if arithmetic else lambda x: x)
         for name, weight in used.items() if arithmetic else ():
             if isinstance(weight, Weight):
@@ -504,7 +491,7 @@ class ModuleReference(ModelReference):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.set_grad_enabled(self.cotangents is not None))
             if self.cotangents is not None and not self.compiled:
-                # In evaluation mode cuDNN's recurrent kernels have no way back.
+                # cuDNN's recurrent kernels have no backward pass in evaluation mode.
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             if arithmetic:
                 arithmetic.blind_rows = self.blind_rows
@@ -532,10 +519,10 @@ class ModuleReference(ModelReference):
     @contextlib.contextmanager
     def _hooked(self, hook: Callable[..., None]) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(without_fast_paths())  # hooks switch off most of them, but not all
+            stack.enter_context(without_fast_paths())  # hooks disable most of them, but not all
             if self.compiled and DYNAMO in sys.modules:
                 stack.enter_context(recompiling())
-                hook = torch.compiler.disable(hook)  # else it is compiled too, for each name anew
+                hook = torch.compiler.disable(hook)  # else it is recompiled for each name
             for path, module in submodules(self.model).items():
                 stack.callback(module.register_forward_hook(partial(hook, path)).remove)
             yield
@@ -543,8 +530,8 @@ class ModuleReference(ModelReference):
     def _hook(
         self, take: Take, pin: Pin, arithmetic: ExactMode | None, outputs: Mapping[str, Tensor]
     ) -> Callable[..., None]:
-        # Outputs are there once the forward pass is over: a gradient before belongs to a backward pass of its
-        # own.
+        # Outputs exist once the forward pass is over: an earlier gradient belongs to a backward pass within
+        # the model.
         calls, known = Counter[str](), WeakIdKeyDictionary()
 
         def pinned(name: str, tensor: Computed) -> Tensor:
@@ -555,12 +542,12 @@ class ModuleReference(ModelReference):
                 value = torch.empty_like(tensor.value)
                 parts(value).copy_(torch.from_numpy(array))
                 if arithmetic and tensor.dtype in HALF and not is_gradient(name):
-                    # It may have been used before it was rounded.
+                    # The candidate may have used it before rounding it.
                     value = arithmetic.varied(value, lambda value: ROUNDOFF[tensor.dtype] * value.abs())
                 return value
 
         def back(name: str, gradient: Tensor | None) -> Tensor | None:
-            # None: nothing depends on it, though another result of the same operation is used.
+            # None: nothing depends on it, though another result of its operation is used.
             if gradient is None or not outputs:
                 return None
             take(name, gradient)
@@ -572,7 +559,7 @@ class ModuleReference(ModelReference):
             calls[path] += 1
             stem = path if calls[path] == 1 else f"{path}#{calls[path]}"
             for name, tensor in named(result, stem).items():
-                # Within a transformation, such as vmap, a tensor is none that could be taken out.
+                # Tensors in a transformation such as vmap cannot be taken out.
                 if tensor in known or is_functorch_wrapped_tensor(tensor):
                     continue
                 known[tensor] = True
@@ -593,7 +580,7 @@ class ModuleReference(ModelReference):
             return
 
         def back(name: str, gradient: Tensor | None) -> None:
-            if gradient is not None:  # an operator of the user's may give none
+            if gradient is not None:  # a custom operator may return None
                 take(name, gradient)
 
         with contextlib.ExitStack() as stack:
@@ -607,17 +594,12 @@ class ModuleReference(ModelReference):
                 [*used.values()], [*trained.values()], cotangents, allow_unused=True
             )
         for (name, tensor), gradient in zip(trained.items(), gradients, strict=True):
-            if gradient is None:  # a branch that is cut off has a gradient of zero
+            if gradient is None:  # an unused branch has a zero gradient
                 take(f"gradients.{without_wrappers(name)}", torch.zeros_like(tensor))
 
 
 def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """Return which elements of an activation belong to some tokens; None if its axes do not show it.
-
-    Args:
-        rows: the tokens, (B, T).
-        shape: (B, T, ...), (B, H, T, ...) with heads, or (B * T, ...).
-    """
+    """Expand tokens (B, T) to elements (B, T, ...), (B, H, T, ...) or (B * T, ...)."""
     samples, tokens = rows.shape
     if shape[:2] == rows.shape:
         laid = rows.reshape(samples, tokens, *[1] * (len(shape) - 2))
@@ -639,61 +621,61 @@ def _take(ties: Mapping[str, Ties], compute: Callable[..., None], branch: Any) -
 
     try:
         compute(branch, take)
-    except Exception:  # noqa: BLE001 – the model itself may refuse what a branch holds, such as NaN
+    except Exception:  # noqa: BLE001 – the model may refuse a branch's values, such as NaN
         for tie in left.values():
             tie.take(branch.decisions, np.full(tie.value.shape, np.nan))
 
 
 def parts(tensor: Tensor) -> Tensor:
-    """Return complex numbers as pairs of real ones, which are judged; others as they are."""
+    """View complex numbers as real pairs."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def joined(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return pairs as complex numbers, if the dtype is complex."""
+    """View pairs as complex numbers, if needed."""
     return torch.view_as_complex(tensor) if dtype.is_complex else tensor
 
 
-# PyTorch's compiler. Nothing is compiled before it is imported, which takes seconds: so it is
-# never imported here.
+# PyTorch's compiler. Nothing is compiled before it is imported, which takes seconds, so it is never imported
+# here.
 DYNAMO = "torch._dynamo"
 
-# The wrapper of a compiled module holds the module under this name.
+# The attribute of a compiled wrapper that holds the module.
 WRAPPER = "_orig_mod"
 
 
 def without_wrappers(path: str) -> str:
-    """Return a path without the wrappers of ``torch.compile``."""
+    """Remove compilers' wrappers from a path."""
     return ".".join(part for part in path.split(".") if part != WRAPPER)
 
 
 def submodules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the submodules that may have hooks, by path without wrappers."""
+    """Return submodules that accept hooks, by path."""
     modules: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         if not isinstance(module, torch.jit.ScriptModule):
             modules.setdefault(without_wrappers(path), module)
     modules.pop("", None)
-    modules.pop(OUTPUT, None)  # its activation would be taken, and pinned, as the output of the whole module
+    modules.pop(OUTPUT, None)  # else its activation would be mistaken for the model's output
     return modules
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` wrapped, wholly or in parts."""
+    """Remove compilers' wrappers."""
     if WRAPPER in dict(model.named_children()):
         return unwrapped(model.get_submodule(WRAPPER))
     paths = [path for path, _ in model.named_modules()]
     wrappers = [path.removesuffix(f".{WRAPPER}") for path in paths if path.endswith(f".{WRAPPER}")]
     bare = copy.deepcopy(model) if wrappers else model
-    for path in reversed(wrappers):  # one may stand in another
+    for path in reversed(wrappers):  # wrappers may be nested
         bare.set_submodule(path, bare.get_submodule(f"{path}.{WRAPPER}"))
     return bare
 
 
 @contextlib.contextmanager
 def recompiling() -> Iterator[None]:
-    """Recompile what is compiled, before a block and after it."""
-    torch.compiler.reset()  # compiled code knows nothing of hooks that come or go
+    """Recompile before and after a block."""
+    torch.compiler.reset()  # compiled code ignores hooks that are added or removed
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
@@ -703,14 +685,14 @@ def recompiling() -> Iterator[None]:
 
 
 def numbers(tensor: Tensor) -> NDArray[np.floating]:
-    """Return a tensor's value as an array, half precisions as float32."""
-    with _disable_current_modes():  # an arithmetic would take it for an operand
+    """Return an array; half precisions become float32."""
+    with _disable_current_modes():  # else an arithmetic would intercept this
         tensor = parts(value_of(tensor) if isinstance(tensor, Computed) else tensor.detach()).cpu()
         return (tensor.float() if tensor.dtype in HALF else tensor).resolve_neg().numpy()
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor's value in float64, where it lies."""
+    """Return the float64 value on its device."""
     with _disable_current_modes():
         return parts(value_of(tensor)).resolve_neg()
 
@@ -721,12 +703,9 @@ def handing(
     plain: Mapping[str, Tensor],
     read: Callable[[Tensor], Any] = numbers,
 ) -> Callable[[str, Tensor | None], None]:
-    """Return an observer of tensors that passes them on as arrays, of a sample or exact.
+    """Return a function that passes tensors to an observer as arrays.
 
-    Args:
-        plain: the module as it runs. A tensor of another shape is undetermined, as of an expert that gets
-            other tokens.
-        read: returns a tensor's numbers.
+    Tensors of other shapes than in ``plain`` become NaN.
     """
     seen = set[str]()
 
@@ -735,13 +714,13 @@ def handing(
             return
         seen.add(name)
         decisions, right = arithmetic.decisions, plain[name]
-        with _disable_current_modes():  # what an observer computes is none of the model's
+        with _disable_current_modes():  # else an arithmetic would intercept the observer
             array = None if tensor is None else read(tensor)
             if array is None or array.shape != right.shape or (decisions and decisions.parted):
                 array = read(torch.full_like(right, math.nan, dtype=torch.float64))
                 if decisions:
                     decisions.lose(name)
-            if not arithmetic.samples:  # it may be kept, where what follows may work in place
+            if not arithmetic.samples:  # it may be kept while later operations work in place
                 array = namespace_of(array).asarray(array, copy=True)
             observer(name, array[None] if arithmetic.samples else array)
 
@@ -749,23 +728,23 @@ def handing(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype as a precision."""
+    """Return the name of a precision."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype of a module's first floating-point parameter."""
+    """Return the dtype of the first floating-point parameter."""
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
     return next((dtype for dtype in dtypes if dtype in ROUNDOFF), torch.float32)
 
 
 def named(result: Any, stem: str) -> dict[str, Tensor]:
-    """Return the floating-point tensors of a module's result by name."""
+    """Return floating-point results by name."""
     tensors = [(place, leaf) for place, leaf in _leaves(result) if is_continuous(leaf)]
     tensors_by_name = dict[str, Tensor]()
     for place, tensor in tensors:
         name = stem if len(tensors) == 1 or not place else f"{stem}[{place}]"
-        while name in tensors_by_name:  # keys may look the same: 1 and "1"
+        while name in tensors_by_name:  # keys may look alike: 1 and "1"
             name += "'"
         if tensor.is_nested or tensor.dtype not in ROUNDOFF:
             kind = "a nested tensor" if tensor.is_nested else f"of {tensor.dtype}"
@@ -777,8 +756,8 @@ def named(result: Any, stem: str) -> dict[str, Tensor]:
 
 
 def discrete(result: Any) -> dict[str, Tensor]:
-    """Return the whole numbers and truth values of the module's result as float64."""
-    with _disable_current_modes():  # rounding of the model's dtype is none of theirs
+    """Return integer and Boolean results as float64."""
+    with _disable_current_modes():  # they are not rounded to the model's dtype
         return {
             f"{OUTPUT}[{place}]": torch.as_tensor(leaf).double()
             for place, leaf in _leaves(result)
@@ -787,7 +766,7 @@ def discrete(result: Any) -> dict[str, Tensor]:
 
 
 def is_continuous(leaf: Any) -> bool:
-    """Return whether an object is a real or complex floating-point tensor."""
+    """Whether an object is a real or complex tensor."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
@@ -803,23 +782,19 @@ def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def running(what: str, why: str = "cannot be run with these inputs") -> Iterator[None]:
-    """Refuse in one line what cannot run, whatever it raises, and what ends the process.
-
-    Raises:
-        SpecError: naming ``what``, with the reason ``why``.
-    """
+    """Turn errors and exits of a block into a one-line :class:`SpecError`."""
     try:
         yield
     except SpecError:
         raise
-    except SystemExit as error:  # in whatever arithmetic, it would end the command without a word
+    except SystemExit as error:  # else it would end the command silently
         raise SpecError(f"{what} ends the process: {described(error)}") from None
     except Exception as error:
         raise SpecError(f"{what} {why}: {described(error)}") from error
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type, first line, and the user's line that led to it."""
+    """Return an error's type, first line and source."""
     lines = [
         f" ({Path(frame.f_code.co_filename).name}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)

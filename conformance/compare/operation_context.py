@@ -1,7 +1,6 @@
-"""An ATen operation as the edits of the catalogue see it: a bug that is written once is one of any module.
+"""Apply the catalogue's edits to single ATen operations.
 
-An operation is described by those options of the family that say the same of a step. What an edit needs
-besides, of a model or a batch, is not there: it fails, and the bug is none of that operation.
+Edits that need a model or a batch fail, and do not apply.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from concord.spec.precision import precision
 
 SOFTMAXES = ("_softmax", "_safe_softmax")
 
+# The name of each activation operation in FUNCTIONS.
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -42,18 +42,13 @@ ACTIVATIONS = {
     "hardtanh": "relu6",
     "leaky_relu": "leaky relu",
 }
-"""Operations that are activations, and what :data:`FUNCTIONS` calls them."""
 
+# A number below this, added to a score, hides its key.
 HIDDEN = -1e3
-"""What is added to a score to hide its key is below this."""
 
 
 class OperationContext(TorchOperations, Context):
-    """One operation: what goes into it, what it gives, and its mask, or the parameters of a norm.
-
-    Args:
-        options: of the family that describe it.
-    """
+    """One operation: input, result, and mask or norm parameters."""
 
     x: Array = None
     unnormalised: Array = None
@@ -64,23 +59,23 @@ class OperationContext(TorchOperations, Context):
 
     def __init__(self, x: Tensor, y: Tensor, **options: Any) -> None:
         self.x, self.unnormalised, self.y = x, x, y
-        self.config = SimpleNamespace(**options)  # type: ignore[assignment]  # those of one step
+        self.config = SimpleNamespace(**options)  # type: ignore[assignment]  # only the options of this step
 
     def beside(self, name: str) -> Array:
-        """Return scores, which a mask is given."""
+        """Return the scores of a mask."""
         return {"scores": self.x}[name]
 
-    def rows_of(self, table: str, ids: Ids) -> Array:  # noqa: ARG002 – there is one
-        """Look up rows of the table, which is what goes in."""
+    def rows_of(self, table: str, ids: Ids) -> Array:  # noqa: ARG002 – there is only one table
+        """Look up input rows."""
         return self.x[torch.from_numpy(ids.clip(0, len(self.x) - 1))]
 
     def rounded(self, x: Array, number_format: str) -> Array:
-        """Return the nearest numbers of a shorter format."""
+        """Round to a shorter format."""
         return rounded(x, precision(number_format).round)
 
 
 def rounded(x: Tensor, rounding: Callable[[Any], Any]) -> Tensor:
-    """Return a tensor whose numbers have a format, whatever arithmetic it is computed in."""
+    """Round a tensor in any arithmetic."""
     with _disable_current_modes():
         value = torch.from_numpy(np.asarray(rounding(value_of(x).numpy())))
         return Computed(value.double(), x.dtype) if isinstance(x, Computed) else value.to(x.dtype)
@@ -88,15 +83,7 @@ def rounded(x: Tensor, rounding: Callable[[Any], Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class Mask:
-    """What an operation hides.
-
-    Attributes:
-        operation: that hides.
-        operand: which of its operands says what.
-        scores: that are hidden.
-        hidden: where it is True.
-        constant: what scores become, or have added.
-    """
+    """What an operation hides: scores that ``constant`` replaces or is added to."""
 
     operation: Operation
     operand: str
@@ -106,11 +93,11 @@ class Mask:
 
     @property
     def fill(self) -> str:
-        """What the option ``mask_fill`` of the family calls it."""
+        """The family's ``mask_fill`` option."""
         return "replace" if self.operand == "mask" else "add"
 
     def hide(self, hidden: Tensor, constant: float | None = None) -> Any:
-        """Compute the operation with others hidden, or by another constant."""
+        """Compute with another mask or constant."""
         constant = self.constant if constant is None else constant
         if self.operand == "mask":
             return self.operation.having(mask=hidden, value=constant)
@@ -119,7 +106,7 @@ class Mask:
 
 
 def mask_of(it: Operation) -> Mask | None:
-    """Return the mask of an operation, if it has one that hides something."""
+    """Return an operation's mask, if it hides anything."""
     given = it.given
     with _disable_current_modes():
         if it.name == "masked_fill" and not isinstance(given["value"], Tensor) and given["value"] < HIDDEN:
@@ -133,7 +120,7 @@ def mask_of(it: Operation) -> Mask | None:
     return None
 
 
-# What shows an operation to an edit.
+# Contexts of operations.
 
 
 def _as_weights(it: Operation) -> OperationContext:
@@ -144,7 +131,6 @@ def _as_weights(it: Operation) -> OperationContext:
 
 
 def _as_norm(it: Operation) -> OperationContext:
-    """Return a norm of rows, whose parameters have a place for each entry."""
     given, x = it.given, it.given["input"]
     if it.name == "native_group_norm":
         rows = x.reshape(x.shape[0], given["group"], -1)
@@ -195,7 +181,7 @@ Show = Callable[[Operation], OperationContext]
 
 
 def shown(it: Operation) -> tuple[str, Show] | None:
-    """Return the tap of the family that is what an operation gives, and what shows the operation to edits."""
+    """Return an operation's tap in the family, and its context."""
     if it.name in SOFTMAXES:
         return "layers.0.attention.weights", _as_weights
     if it.name in ("native_layer_norm", "native_group_norm"):
@@ -210,7 +196,7 @@ def shown(it: Operation) -> tuple[str, Show] | None:
 
 
 def edited(it: Operation, show: Show, edit: Edit) -> Any:
-    """Return what an operation gives with an edit."""
+    """Compute an operation with an edit."""
     return it.giving(edit(show(it)).reshape(first(it.result).shape))
 
 
@@ -219,6 +205,7 @@ def _unbiased(m: Context) -> Array:
     return m.norm(m.x, variance=lambda variance: variance * (width / (width - 1)))
 
 
+# Alternatives to a norm that are options of the family, and other axes.
 OF_NORMS: tuple[tuple[str, str, Edit], ...] = (
     ("norm_variance", "the unbiased variance", _unbiased),
     (
@@ -229,11 +216,10 @@ OF_NORMS: tuple[tuple[str, str, Edit], ...] = (
     ("norm_axis", "a norm over tokens", lambda m: m.norm(m.x, axes=(-2,))),
     ("norm_axis", "a norm over tokens and features", lambda m: m.norm(m.x, axes=(-2, -1))),
 )
-"""What options of the family say of a norm, and other axes."""
 
 
 def of_catalogue(it: Operation) -> Iterator[OperationBug]:
-    """Yield the bugs of the catalogue that an operation may have, and other functions in its place."""
+    """Yield the catalogue's bugs, and other activations."""
     if (place := shown(it)) is None:
         return
     tap, show = place

@@ -1,4 +1,4 @@
-"""Whether a comparison could have failed, and whether a sample depends on its batch."""
+"""Prove that a comparison could fail, and that samples do not depend on their batch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from concord.spec.errors import SpecError
 
 ANOTHER_SHAPE = "it has another shape alone than in its batch"
 
-# Of each bug the number of mutants ``tried``, of those ``found``, and of ``silent`` ones, which have the same
-# bits with these inputs.
+# For each bug the number of mutants ``tried`` and ``found``, and of ``silent`` ones, whose bits do not change
+# with these inputs.
 Proof = Mapping[OperationBug, Counter[str]]
 
 
 def prove(comparison: ModelComparison) -> Proof:
-    """Put each bug into the reference: into all operations that can have it, the first, the last.
+    """Inject each bug into all operations, the first, and the last.
 
-    A mutant delivers what the candidate delivered. It is found if it diverges end to end, or locally.
+    A mutant returns the candidate's tensors, and is found if it diverges.
     """
     if not isinstance(comparison.reference, ModuleReference):
         raise SpecError("bugs are put into a torch.nn.Module, and the reference is none")
@@ -57,7 +57,7 @@ def prove(comparison: ModelComparison) -> Proof:
 
 
 def said(proof: Proof) -> dict[str, str]:
-    """Return in words which bugs the comparison would have found, and which not."""
+    """Describe which bugs the comparison finds and misses."""
     total = sum(proof.values(), Counter[str]())
     effective = total["tried"] - total["silent"]
     words = {"sensitivity": f"{total['found']} of {effective} bugs planted in the reference would be caught"}
@@ -73,23 +73,13 @@ def said(proof: Proof) -> dict[str, str]:
 
 
 def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
-    """Judge each sample of a batch by the same sample alone.
-
-    If an input ``attention_mask`` (B, T) says where padding is, the sample alone has none.
-
-    Yields:
-        What is judged, in words, and the verdict.
-
-    Raises:
-        SpecError: if the inputs have no common first axis.
-    """
+    """Judge each sample of a batch by the same sample alone, without padding."""
     mask = reference.real if "attention_mask" in reference.kwargs else None
     samples, tokens = (samples_of(reference), 0) if mask is None else mask.shape
     for sample in range(samples):
         real = None if mask is None else torch.nonzero(mask[sample])[:, 0]
 
         def cut(entry: Tensor, sample: int = sample, real: Tensor | None = real) -> Tensor:
-            """Return one sample's share of a tensor, without its padding."""
             if not entry.ndim or entry.shape[0] != samples:
                 return entry
             entry = entry[sample : sample + 1]
@@ -118,11 +108,7 @@ def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
 
 
 def samples_of(reference: ModelReference) -> int:
-    """Return how many samples the inputs hold.
-
-    Raises:
-        SpecError: if their first axes differ.
-    """
+    """Return the number of samples."""
     sizes = {name: len(array) for name, array in reference.inputs.items() if array.ndim}
     if len({*sizes.values()}) != 1:
         raise SpecError(f"the first axes of the inputs must be samples, but have lengths {sizes}")

@@ -1,4 +1,4 @@
-"""A divergence as a script that needs PyTorch alone: the form in which maintainers want reports."""
+"""Write a divergence as a script that needs only PyTorch."""
 
 from __future__ import annotations
 
@@ -50,13 +50,10 @@ print("tolerance of that element: {tolerance:.3g}")
 
 
 def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
-    """Write the stretch of the first divergence as a script, and its tensors beside it, as ``.pt``.
-
-    It computes the stretch from the candidate's tensors before it: as the reference writes it, in float64 and
-    in its own dtype, and as the candidate does, if that is a module.
+    """Write the stretch of the first divergence as a script, with tensors in a ``.pt`` file.
 
     Raises:
-        SpecError: if nothing diverges, or no stretch of forward operations made it.
+        SpecError: if nothing diverges, or no forward stretch produced it.
     """
     first, reference, own = verdict.first_divergence, comparison.reference, comparison.own
     if first is None or first.deciding is None:
@@ -73,7 +70,7 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
         known = [own[name] for name in comparison.tensors if name in own]
         theirs, held["its tensors"] = steps(Stretch(eager, own[end], known))
         candidate = f'\n\ndef candidate():\n    dtype, given = None, held["its tensors"]\n{theirs}\n'
-        # Of what a compiler or a GPU computed, its operations alone may give something else.
+        # For a compiled or GPU candidate, its operations alone may give another result.
         again = '\n    "candidate, run again": candidate(),'
     tensors = path.with_suffix(".pt")
     torch.save(held, tensors)
@@ -93,7 +90,7 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
 
 
 def told(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
-    """Write a script, and say so, or why there is none."""
+    """Write a script; return a message about it."""
     try:
         write(comparison, verdict, path)
     except SpecError as error:
@@ -102,13 +99,13 @@ def told(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
 
 
 def steps(stretch: Stretch) -> tuple[str, list[Tensor]]:
-    """Return the operations of a stretch as lines of Python, and the tensors that they start from."""
+    """Return a stretch in Python, and its input tensors."""
     given, names, lines = list[Tensor](), dict[int, str](), list[str]()
 
     def name_of(x: Tensor) -> str:
         if id(x) not in names:
             names[id(x)] = f"given[{len(given)}]"
-            before = stretch.before.get(id(x), x)  # an operation may work in place
+            before = stretch.before.get(id(x), x)  # in case an operation worked in place
             with _disable_current_modes():
                 plain = (
                     before.value.to(before.dtype) if isinstance(before, Computed) else before.detach().cpu()
@@ -132,11 +129,11 @@ def steps(stretch: Stretch) -> tuple[str, list[Tensor]]:
 
 
 def written(x: Any, name_of: Callable[[Tensor], str]) -> str:
-    """Return an operand as Python writes it."""
+    """Return an operand as Python source."""
     if isinstance(x, Tensor):
         return name_of(x)
     if isinstance(x, (tuple, list)):
         return f"[{', '.join(written(entry, name_of) for entry in x)}]"
     if isinstance(x, torch.dtype) and x.is_floating_point:
-        return f"dtype or {x}"  # the run in float64 stays there
+        return f"dtype or {x}"  # keeps the float64 run in float64
     return f"torch.device({str(x)!r})" if isinstance(x, torch.device) else repr(x)

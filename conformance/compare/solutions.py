@@ -1,4 +1,4 @@
-"""Results of linear algebra: what signs, orders and the condition of a matrix leave open."""
+"""Linear algebra: what signs, orders and conditioning leave open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from concord.conformance.judging.estimate import Z
 
-# Operations of linear algebra, and the operands in which their backward errors lie, measured by their norms.
+# Operations of linear algebra, and the operands that carry their backward error, relative to the norm.
 SOLVING: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(
         ("linalg_inv_ex", "_linalg_solve_ex", "linalg_solve_triangular", "linalg_matrix_exp"), (0,)
@@ -23,30 +23,25 @@ SOLVING: Mapping[str, tuple[int, ...]] = {
     "linalg_lstsq": (0, 1),
 }
 
-# Products of reflections: they err by the size of what is reflected.
+# Products of reflections, whose error is relative to the reflected matrix.
 REFLECTING = ("linalg_householder_product", "ormqr")
 
-# Results that hold vectors with free signs, and the axis along which each vector lies.
+# Results whose vectors have free signs, and the axis of each vector.
 VECTORS: Mapping[str, Mapping[int, int]] = {
     "_linalg_eigh": {1: -2},
     "_linalg_svd": {0: -2, 2: -1},
     "linalg_qr": {0: -2, 1: -1},
 }
 
-# Operations whose values come in no order.
+# Operations whose values have no defined order.
 UNORDERED_VALUES = ("linalg_eig", "_linalg_eigvals")
 
-# Beyond this share of its row, sigma leaves nothing to judge: half of a value would be tolerance.
+# If sigma exceeds this share of its row, nothing can be judged: half of a value would be tolerance.
 LEFT = 1 / (2 * Z)
 
 
 class Solution:
-    """The result of an operation of linear algebra in the exact run.
-
-    Attributes:
-        exact: its tensors.
-        choice: the signs of its vectors, or the order of its values; empty if it has neither.
-    """
+    """An exact result; ``choice`` has signs of vectors or an order."""
 
     def __init__(self, func: Any, exact: Any) -> None:
         self.name = str(func.overloadpacket.__name__)
@@ -67,7 +62,7 @@ class Solution:
 
     @property
     def others(self) -> list[Tensor]:
-        """Other signs, or other orders."""
+        """Alternative signs or orders."""
         if not self.choice.numel():
             return []
         if self.name in UNORDERED_VALUES:
@@ -76,9 +71,9 @@ class Solution:
         return [self.choice * (1j if self.choice.is_complex() else -1)]
 
     def turned(self, results: Any, turn: Tensor) -> Any:
-        """Return results with the exact ones' signs or order, turned."""
+        """Return results with exact signs or order, then changed."""
         tensors = list(results) if self.several else [results]
-        if self.name.endswith("_ex"):  # a sample does not decide whether the operation succeeded
+        if self.name.endswith("_ex"):  # a sample does not decide success
             tensors[-1] = self.exact[-1].clone()
         if self.name in UNORDERED_VALUES:
             order = _matching(tensors[0], self.exact[0]).gather(-1, turn)
@@ -94,20 +89,20 @@ class Solution:
                     factor = torch.where(along == 0, 1, along) * turn
                 else:
                     factor = factor.conj()
-                rest = x.shape[-3 - axis] - count  # vectors of an empty space
+                rest = x.shape[-3 - axis] - count  # vectors of a null space
                 full = torch.cat([factor, factor.new_ones((*factor.shape[:-1], rest))], -1)
                 tensors[place] = x * full.unsqueeze(axis)
         return tuple(tensors) if self.several else tensors[0]
 
     @property
     def undefined(self) -> Any:
-        """Results that are NaN."""
+        """Results of NaN."""
         tensors = [torch.full_like(x, torch.nan) if _floats(x) else x.clone() for x in self.exact]
         return tuple(tensors) if self.several else tensors[0]
 
 
 def size_of(x: Tensor) -> Tensor:
-    """Return the norm of each matrix, in its shape."""
+    """Return each matrix's norm, expanded."""
     return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).real.expand(x.shape)
 
 
@@ -123,7 +118,7 @@ def _matching(values: Tensor, exact: Tensor) -> Tensor:
     flat, places = values.reshape(-1, values.shape[-1]), torch.empty_like(values, dtype=torch.long)
     for row, wanted, place in zip(flat, exact.reshape(flat.shape), places.view(flat.shape), strict=True):
         apart = (row[None] - wanted[:, None]).abs().nan_to_num(nan=0.0)
-        # Each value is taken once.
+        # Each value is matched once.
         for number in range(len(row)):
             place[number] = apart[number].argmin()
             apart[:, place[number]] = torch.inf

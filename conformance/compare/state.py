@@ -1,4 +1,4 @@
-"""What a module keeps between calls: each run has copies of it, and the module stays as it was."""
+"""Give each run copies of a module's state."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 REGISTERED = ("_parameters", "_buffers", "_modules")
 
-# Attributes of every module; its hooks are among them.
+# Attributes of every module, including its hooks.
 OWN = frozenset(vars(nn.Module()))
 
 FIXED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
 class Copies:
-    """Copies of what modules and inputs hold; shared objects have one copy.
+    """Copies of objects, shared ones once.
 
     Args:
-        wrap: makes of a copied tensor what a run uses.
-        known: what a run uses in place of objects, by identity.
+        wrap: converts copied tensors.
+        known: replacements by identity.
     """
 
     def __init__(self, wrap: Callable[[Tensor], Tensor], known: Mapping[int, Any]) -> None:
         self.wrap, self.known = wrap, dict(known)
 
     def __call__(self, value: Any) -> Any:
-        """Return a copy; objects that cannot be copied, such as locks, stay what they are."""
+        """Copy a value, except locks and the like."""
         return tree_map(self._copied, value)
 
     def _copied(self, x: Any) -> Any:
-        # PyTorch's own objects, as those of a compiler, are no state of a model.
+        # PyTorch's own objects, such as a compiler's, are not part of a model's state.
         if isinstance(x, FIXED) or (type(x).__module__.startswith("torch") and not isinstance(x, Tensor)):
             return x
         if id(x) not in self.known:
@@ -57,7 +57,7 @@ class Copies:
 
 @contextlib.contextmanager
 def kept(model: nn.Module, copied: Copies) -> Iterator[None]:
-    """Have a module use copies of its state within a block."""
+    """Make a module use copies within a block."""
     modules = modules_of(model)
     before = {path: _attributes(module) for path, module in modules.items()}
     try:
@@ -71,13 +71,10 @@ def kept(model: nn.Module, copied: Copies) -> Iterator[None]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, copied: Copies, fixed: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Have a module use copies of its state within a block, and undo what it changes of some tensors.
-
-    Args:
-        fixed: tensors that are used themselves, by name.
+    """Like :func:`kept`, and undo changes of ``fixed`` tensors.
 
     Yields:
-        Names of what the block changed, complete once it is left.
+        A list of changed names, complete after the block.
     """
     values = {name: tensor.detach().clone() for name, tensor in fixed.items()}
     before = {path: _attributes(module) for path, module in modules_of(model).items()}
@@ -103,7 +100,7 @@ def untouched(model: nn.Module, copied: Copies, fixed: Mapping[str, Tensor]) -> 
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules whose state can be exchanged, by path."""
+    """Return the modules with replaceable state, by path."""
     return {
         path: module
         for path, module in model.named_modules()
@@ -114,7 +111,7 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
 def _attributes(module: nn.Module) -> dict[tuple[str, ...], Any]:
     held = vars(module)
     plain = {(key,): value for key, value in held.items() if key not in OWN}
-    # What PyTorch registers stands in dictionaries of its own.
+    # PyTorch keeps registered objects in separate dictionaries.
     return plain | {(key, name): value for key in REGISTERED for name, value in held[key].items()}
 
 
@@ -130,7 +127,7 @@ def _replace(module: nn.Module, attributes: Mapping[tuple[str, ...], Any]) -> No
 
 def _same(one: Any, other: Any) -> bool:
     (leaves, form), (others, its) = tree_flatten(one), tree_flatten(other)
-    with contextlib.suppress(RecursionError):  # objects may refer to each other: then nothing is seen
+    with contextlib.suppress(RecursionError):  # reference cycles count as unchanged
         return form == its and all(map(_equal, leaves, others))
     return True
 
@@ -142,7 +139,7 @@ def _equal(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, Tensor):
         alike = isinstance(other, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
-        with contextlib.suppress(RuntimeError, TypeError):  # of meta tensors nothing is known
+        with contextlib.suppress(RuntimeError, TypeError):  # meta tensors cannot be compared
             one, other = one.detach(), other.detach()
             return alike and (torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num()))
         return alike

@@ -1,8 +1,4 @@
-"""The stretch in which a divergence was made: its operations, recorded once and computed again.
-
-In other arithmetics that gives each operation's tolerance, by which the first is found that a candidate
-computes otherwise; with a bug in one of them, what the bug would explain.
-"""
+"""The operations that lead to a divergence, recorded once and run again."""
 
 from __future__ import annotations
 
@@ -29,11 +25,11 @@ from concord.conformance.judging.scoring import judge_tensor
 from concord.spec.arrays import Array
 from concord.spec.text import first_of
 
+# Limit on the recorded results.
 MOST_BYTES = 2**30
-"""Of what operations give that are recorded."""
 
+# Operations that rearrange their first operand without being views.
 MOVING = ("_unsafe_view", "clone", "copy", "repeat", "unsafe_split", "_reshape_copy", "roll", "flip")
-"""Operations that hand on their first operand in another layout, and are no views of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +37,10 @@ class Recorded:
     """An operation of a stretch.
 
     Attributes:
-        operation: with the operands that it had.
-        line: where the source asks for it, ``file:line``.
-        made: what it gave.
-        tensors: copies of it by name, since what follows may work on it in place.
-        owners: identities of the modules that it is called in.
+        line: ``file:line``.
+        made: its result.
+        tensors: copies, because later operations may work in place.
+        owners: identities of calling modules.
     """
 
     operation: Operation
@@ -59,30 +54,28 @@ class Recorded:
 
     @functools.cached_property
     def operands(self) -> frozenset[int]:
-        """The identities of the tensors that it was given."""
+        """Identities of its operand tensors."""
         given = tree_leaves((self.operation.args, self.operation.kwargs))
         return frozenset(id(x) for x in given if isinstance(x, Tensor))
 
     @property
     def computes(self) -> bool:
-        """Whether it makes other numbers of those that it is given, and does not only move them."""
+        """Whether it does more than move numbers."""
         moves = self.operation.func.is_view or self.operation.name in MOVING
         return not moves and any(map(is_float, self.operation.args[:1]))
 
 
 class Stretch:
-    """The operations of one run of a module that an activation follows from, and no other one between.
+    """The operations between an activation and those before it.
 
     Args:
-        module: in evaluation mode.
-        end: the activation.
-        known: names of activations that it may start from.
-        pin: returns what an exact run uses in place of activations; None: a run as it is.
-        check: called with each operation; it raises what ends the recording, or a later run.
+        known: activations at which the stretch may start.
+        pin: for an exact run; None: an ordinary one.
+        check: called for each operation; may raise to stop.
 
     Attributes:
-        starts: the activations that it does start from; none: the inputs.
-        active: paths of the modules that its operations are called in.
+        starts: where it starts; empty: at the inputs.
+        active: paths of calling modules.
     """
 
     def __init__(
@@ -96,10 +89,10 @@ class Stretch:
         self.module, self.end, self.known, self.pin, self.check = module, end, known, pin, check
         self.steps: list[Recorded] = []
         self.result: Any = None
-        self.before: dict[int, Tensor] = {}  # what operations change in place, as it was
+        self.before: dict[int, Tensor] = {}  # tensors before an in-place change
         self.taken: dict[
             int, tuple[int, str, Tensor]
-        ] = {}  # activations, and how many operations came before
+        ] = {}  # activations, with the number of operations before each
         self.starts: list[str] = []
         self.size = 0
         modes = [*([module.exact()] if pin else []), Watched(self.record)]
@@ -114,11 +107,11 @@ class Stretch:
         self.active = {path for step in self.steps for path in self.within(step)}
 
     def within(self, step: Recorded) -> list[str]:
-        """Return the paths of the modules that an operation is called in, the innermost first."""
+        """Return the paths of an operation's modules, innermost first."""
         return [self.paths[owner] for owner in step.owners if owner in self.paths]
 
     def take(self, name: str, made: Tensor) -> None:
-        """Take an activation of the run, which ends with the last one."""
+        """Note an activation; stop at the last one."""
         if name == self.end:
             self.result = made
             raise Finished
@@ -126,10 +119,10 @@ class Stretch:
             self.taken[id(made)] = len(self.steps), name, made
 
     def record(self, operation: Operation) -> Any:
-        """Compute an operation, and note it."""
+        """Compute and record an operation."""
         self.check()
         line = source_line()
-        if line is None:  # a hook asked for it
+        if line is None:  # called by a hook
             return operation()
         if operation.func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
@@ -137,7 +130,7 @@ class Stretch:
         copies = {name: one.detach().clone() for name, one in named(made, "").items()}
         self.steps.append(Recorded(operation, line, made, copies, callers()))
         self.size += sum(one.nbytes for one in copies.values())
-        if self.size > MOST_BYTES:  # of a large model what is far away is forgotten
+        if self.size > MOST_BYTES:  # forgets the earlier half of a large model
             far = len(self.steps) // 2
             del self.steps[:far]
             self.taken = {key: (max(n - far, 0), name, one) for key, (n, name, one) in self.taken.items()}
@@ -145,7 +138,7 @@ class Stretch:
         return made
 
     def between(self) -> list[Recorded]:
-        """Return the operations that the last activation follows from, up to activations before it."""
+        """Return the operations back to earlier activations."""
         found, wanted = list[Recorded](), {id(self.result)}
         for place, step in reversed([*enumerate(self.steps)]):
             hit = wanted & set(map(id, tree_leaves(step.made)))
@@ -166,15 +159,11 @@ class Stretch:
         others: Mapping[int, Tensor] | None = None,
         changed: Collection[int] | None = None,
     ) -> None:
-        """Compute all operations again.
+        """Run all operations again.
 
         Args:
-            observer: takes what each operation gives, by the names of its arrays, and the last activation.
-            make: returns what an operation gives.
-            others: tensors in place of those with these identities.
-            changed: the numbers of operations that give something else, in exact arithmetic; what does not
-                follow from them keeps its recorded value, and only the last activation is handed on. None:
-                all are computed.
+            others: replacements of tensors, by identity.
+            changed: compute exactly what follows from these operations, and observe only the end.
         """
         known = dict(others or {})
         named_here = self.tensors if changed is None else {self.end: self.result}
@@ -188,7 +177,7 @@ class Stretch:
             known |= {key: tensor.clone() for key, tensor in self.before.items()}
             for number, step in enumerate(self.steps):
                 self.check()
-                # An operation in place may change what others hold by another identity.
+                # An in-place operation may change a tensor under another identity.
                 kept = changed is not None and not self.before and number not in changed
                 if kept and step.operands.isdisjoint(known):
                     continue
@@ -202,10 +191,7 @@ class Stretch:
 
     @functools.cached_property
     def places(self) -> list[tuple[str, int]]:
-        """Of each operation its line, and its place among those that the line makes one after the other.
-
-        So a loop makes several in one place.
-        """
+        """Each operation's line, and position within consecutive ones of that line."""
         found = list[tuple[str, int]]()
         for step in self.steps:
             line, place = found[-1] if found else ("", 0)
@@ -214,12 +200,12 @@ class Stretch:
 
     @functools.cached_property
     def last(self) -> Recorded | None:
-        """The operation that gives the last activation."""
+        """The operation that returns the last activation."""
         made = [step for step in self.steps if id(self.result) in map(id, tree_leaves(step.made))]
         return made[-1] if made else None
 
     def before_end(self, ends: Callable[[Recorded], bool]) -> list[Recorded]:
-        """Return the operations that the last activation follows from, up to those at which a search ends."""
+        """Return operations before the end, back to those where ``ends`` holds."""
         if self.last is None:
             return []
         found, wanted = list[Recorded](), set(self.last.operands)
@@ -235,27 +221,26 @@ class Stretch:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What its operations give, and the last activation, by name."""
+        """All results by name."""
         made = {name: one for step in self.steps for name, one in step.tensors.items()}
         return {**made, self.end: self.result}
 
     @property
     def lines(self) -> str:
-        """Where its operations are written."""
+        """Source lines of its operations."""
         return first_of(list(dict.fromkeys(step.line for step in self.steps)), 4)
 
 
 def callers() -> list[int]:
-    """Return the identities of the modules whose ``forward`` is being called, by their first argument."""
+    """Return the modules whose ``forward`` is running, by identity."""
     frames = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == "forward")
     return [id(frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))) for frame in frames]
 
 
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
-    """Say in which operations of the candidate numbers become wrong: what goes into them is right.
+    """Describe where the candidate's operations go wrong on right inputs.
 
-    A candidate may compute some numbers otherwise and be right. So only operations count that the wrong end
-    follows from, and none before numbers that the reference has too.
+    Only operations that lead to the wrong end count, because others may correctly differ.
     """
     dtypes = {name: dtype_name(one.dtype) for name, one in right.tensors.items()}
     truth = right.module.exact()
@@ -264,7 +249,6 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
     outlines = {name: outline(value) for name, value in values.items()}
 
     def matching(tensor: Tensor) -> str:
-        """Return which of the reference's numbers a tensor of the candidate holds, in whatever layout."""
         right.check()
         array = numbers(tensor).astype(np.float64)
         own = outline(array)
@@ -280,7 +264,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
     met: dict[str, Recorded] = {}
 
     def same(step: Recorded) -> bool:
-        """Return whether the reference has all numbers of an operation; constant ones say nothing."""
+        # Constant tensors say nothing.
         telling = [tensor for tensor in step.tensors.values() if tensor.unique().numel() > 1]
         names = [matching(tensor) for tensor in telling]
         met.update(dict.fromkeys(names, step))
@@ -298,7 +282,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
             step for step in right.steps if step.operation.number > ending.operation.number and step.computes
         ]
         return [f"the candidate ends with {ending}; in the reference {left[0]} follows"] if left else []
-    if right.last is None:  # the reference passes on what the candidate computes with
+    if right.last is None:  # the reference returns it unchanged
         return [f"nothing is computed there in the reference, {first} in the candidate"]
     if done := met.get(end) or next((met[name] for name in right.last.tensors if name in met), None):
         return [f"the candidate has the right numbers after {done}, and goes on with {first}"]
@@ -312,16 +296,13 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
 
 
 def outline(array: Array) -> Array:
-    """Return numbers that no layout of an array changes."""
+    """Return sorted elements, equal in every layout."""
     flat = np.sort(array, None)
     return flat[[0, len(flat) // 3, 2 * len(flat) // 3, -1]] if len(flat) else np.zeros(4)
 
 
 def layouts(array: Array, value: Array, sigma: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield an array with the value and sigma that it may have, in each order of axes that fits.
-
-    In the same shape another order of axes is another tensor.
-    """
+    """Yield an array with value and sigma in each fitting layout."""
     if array.shape == value.shape:
         yield array, value, sigma
         return

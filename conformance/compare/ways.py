@@ -1,7 +1,4 @@
-"""Ways to run the reference's own module as a candidate: kernels, precisions, compilers, engines, batches.
-
-Ways are joined by ``+``: ``cuda+bfloat16+compile``.
-"""
+"""Ways to run the reference's own module as a candidate, such as ``cuda+bfloat16+compile``."""
 
 from __future__ import annotations
 
@@ -34,34 +31,30 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 DEVICES = ("cuda", "tf32")
 
+# Kernels of scaled_dot_product_attention; PyTorch reports missing ones.
 ATTENTION = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-"""Kernels of ``scaled_dot_product_attention``; where there is no such kernel, PyTorch says so."""
 
+# Ways that return another module and can be joined.
 MODULES = ("eager", "sdpa", *ATTENTION, *DTYPES, "int8", *DEVICES, "compile")
-"""Ways that give another module; they may be joined."""
 
+# Ways that export the module and run the graph in an engine.
 ENGINES = ("onnx", "openvino")
-"""Ways that export the module, and run the graph in an engine."""
 
+# Ways that change the batch: more padding, or one token at a time with a cache.
 BATCHES = ("padded", "padded-left", "cached")
-"""Ways that give the module its tokens otherwise: with more padding, or one by one with its cache."""
 
 WAYS = (*MODULES, *ENGINES, *BATCHES)
 
+# Tokens of padding that way padded adds.
 MORE = 3
-"""Tokens of padding that ``padded`` adds."""
 
 
 def parts_of(way: str) -> list[str]:
-    """Return the ways that one is joined of.
-
-    Raises:
-        SpecError: for one that does not exist, or cannot be joined.
-    """
+    """Split a joined way."""
     names = way.split("+")
     for name in names:
         if name not in WAYS:
@@ -72,14 +65,7 @@ def parts_of(way: str) -> list[str]:
 
 
 def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
-    """Return the reference's module as a candidate: a module, a graph, or a function of arrays.
-
-    Args:
-        folder: where a graph is written.
-
-    Raises:
-        SpecError: if it cannot run in that way.
-    """
+    """Return a way's candidate: a module, a graph, or a function of arrays."""
     names = parts_of(way)
     alone = [name for name in names if name not in MODULES]
     if alone:
@@ -91,16 +77,12 @@ def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
 
 
 def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
-    """Return a copy of a module that runs in several ways at once.
-
-    Raises:
-        SpecError: if it cannot run so.
-    """
+    """Copy a module, and configure it for several ways."""
     dtype = next((DTYPES[name] for name in names if name in DTYPES), None)
     model: Any
     with running("the reference", f"cannot be copied, as way {way!r} needs it"):
         model = copy.deepcopy(reference).to(dtype)
-    for name in sorted(names, key=MODULES.index):  # what is compiled is compiled as all others left it
+    for name in sorted(names, key=MODULES.index):  # compilation comes last
         if name in ("eager", "sdpa"):
             try:
                 model.set_attn_implementation(name)
@@ -135,12 +117,12 @@ def _attending(kernel: SDPBackend, forward: Callable[..., Any], *args: Any, **kw
 
 
 def exported(reference: ModuleReference, folder: Path) -> Path:
-    """Write the module as an ONNX graph, by PyTorch's exporter, and return its path."""
+    """Export the module to ONNX and return the path."""
     with optional("way 'onnx'", "peers"):
-        import onnxruntime  # noqa: F401 - what is exported is run in it
+        import onnxruntime  # noqa: F401 - runs the exported graph
         import onnxscript  # noqa: F401
     path, given = folder / "model.onnx", reference.on_host()
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that are not installed
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing packages
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -152,16 +134,16 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
                 dynamo=True,
                 verbose=False,
             )
-        except Exception as error:  # whatever the exporter, or the model in it, raises
+        except Exception as error:  # the exporter, or the model in it, may raise anything
             cause: BaseException = error
-            while cause.__cause__:  # the last one says what stands in its way
+            while cause.__cause__:  # the last cause is the obstacle
                 cause = cause.__cause__
             raise SpecError(f"the reference cannot be exported to ONNX: {described(cause)}") from error
     return path
 
 
 def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
-    """Return the module as OpenVINO converts it, in full float32, as a function of arrays."""
+    """Return OpenVINO's function of arrays, in float32."""
     with optional("way 'openvino'", "peers"):
         import openvino
     given = reference.on_host()
@@ -169,7 +151,7 @@ def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[
     with running("the reference", "cannot be converted by OpenVINO"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         graph = openvino.convert_model(copy.deepcopy(given.model), example_input=example)
-        # Its own choice of precision depends on the processor.
+        # OpenVINO's default precision depends on the processor.
         asked = {"INFERENCE_PRECISION_HINT": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}
         compiled = openvino.Core().compile_model(graph, "CPU", asked)
 
@@ -184,10 +166,9 @@ def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[
 
 
 def padded(reference: ModuleReference, left: bool, *_args: Any, **_inputs: Any) -> dict[str, Any]:
-    """Run the module with :data:`MORE` tokens of padding, and cut them off what it computes.
+    """Run with :data:`MORE` tokens of padding, and remove them from the results.
 
-    Padding on the left moves every position: of activations that hold positions nothing follows, so outputs
-    alone are delivered.
+    Left padding changes positions, so only outputs are returned.
     """
     samples, tokens = reference.real.shape
     fill = {"input_ids": getattr(getattr(reference.model, "config", None), "pad_token_id", None) or 0}
@@ -210,11 +191,7 @@ def padded(reference: ModuleReference, left: bool, *_args: Any, **_inputs: Any) 
 
 
 def token_by_token(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
-    """Return a decoder that is fed token by token, with its cache between them, as a function.
-
-    Raises:
-        SpecError: for a module without tokens or cache.
-    """
+    """Return a function that feeds a decoder one token at a time."""
     model, kwargs = reference.model, dict(reference.kwargs)
     ids, mask = kwargs.pop("input_ids", None), kwargs.pop("attention_mask", None)
     takes = inspect.signature(model.forward).parameters

@@ -1,4 +1,4 @@
-"""A reference of one's own in NumPy, written against the arithmetic as :mod:`concord.spec.encoder` is."""
+"""A NumPy model as the reference, written like :mod:`concord.spec.encoder`."""
 
 from __future__ import annotations
 
@@ -31,34 +31,26 @@ from concord.spec.tape import Node
 
 Array = NDArray[Any]
 
-# Names an activation, and returns the node with which the function goes on.
+# Names an activation, and returns the node to continue with.
 Tap = Callable[[str, Node], Node]
 
-# Computes a model of an arithmetic, its weights and its inputs by name; returns its outputs.
+# Computes outputs from an arithmetic, weights and inputs.
 Function = Callable[[Arithmetic, Mapping[str, Node], Mapping[str, Array], Tap], "Node | Mapping[str, Node]"]
 
 
 class Guarded(Arithmetic):
-    """Exact arithmetic, which refuses a mask that a softmax cannot tell from scores.
-
-    Args:
-        dtype: the precision that is judged.
-    """
+    """Exact arithmetic that rejects mask constants which hide nothing."""
 
     without_rule = ()
 
     def __init__(self, dtype: str) -> None:
         super().__init__("float64")
-        # From here on numbers of the precision are 1 apart: a score beside one leaves no digit.
+        # Beyond this, numbers of the precision are 1 apart: added to it, a score loses all its digits.
         self.largest = 0.5 / precision(dtype).unit_roundoff
 
     def softmax(self, a: Node, floor: Any = None, sums: Any = None) -> Node:
-        """Return the softmax.
-
-        Raises:
-            SpecError: for a score that leaves no digit and that no mask hides.
-        """
-        # Its tolerance would be so wide that zeros pass (decision 32).
+        """Return the softmax, or reject a mask-like score that is not hidden."""
+        # Its tolerance would be so wide that zeros agree (decision 32).
         scores = a.value if a.hidden is None else np.where(a.hidden, 0, a.value)
         if (scores < -self.largest).any():
             raise SpecError(
@@ -72,14 +64,14 @@ class Guarded(Arithmetic):
 class Written(ModelReference):
     """A function that computes a model in any arithmetic.
 
-    It calls the operations of :class:`concord.spec.arithmetic.Arithmetic` alone, and ``tap(name, node)`` for
-    each activation. ``replace`` or ``add_where`` hides scores as the last step before a softmax.
+    It uses only operations of :class:`concord.spec.arithmetic.Arithmetic`, and calls ``tap(name, node)`` for
+    each activation. The last step before a softmax must hide scores by ``replace`` or ``add_where``.
 
     Attributes:
-        function: takes an arithmetic, weights and inputs by name, and ``tap``; returns a node, or several by
-            the names ``output[NAME]``.
-        weights: by name.
-        dtype: the precision that is judged.
+        function: takes an arithmetic, weights and inputs by name, and ``tap``; returns a node, or a mapping
+            of ``output[NAME]`` to nodes.
+        weights: arrays by name.
+        dtype: the judged precision.
     """
 
     function: Function
@@ -87,7 +79,7 @@ class Written(ModelReference):
     dtype: str = "float32"
 
     def cast(self, dtype: torch.dtype) -> Written:
-        """Return the same for candidates of another dtype."""
+        """Return the reference in another dtype."""
         return replace(self, dtype=dtype_name(dtype), **self.given_in(dtype))
 
     @functools.cached_property
@@ -103,17 +95,17 @@ class Written(ModelReference):
         return tensors
 
     def exact(self) -> Arithmetic:
-        """Return the arithmetic of the truth."""
+        """Return the exact arithmetic."""
         return Guarded(self.dtype)
 
     def runs(self, seeds: range, truth: Arithmetic) -> list[Arithmetic]:  # noqa: ARG002
-        """Return samples and low-precision runs: the first of these at a first look, the others after it."""
+        """Return samples, with one low-precision run at first and the rest later."""
         first, *others = low_precision(self.dtype)
         samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)
         return [*samples, *(others if seeds.start else [first])]
 
     def compute(self, arithmetic: Arithmetic, observer: Observer, pin: Pin) -> None:
-        """Compute every activation, and gradients if they are wanted."""
+        """Compute every activation and gradient."""
         m, arithmetic.recording = arithmetic, self.cotangents is not None
         m.blind_rows_zero = self.blind_rows == "zero"
         rounded = {name: precision(self.dtype).round(array) for name, array in self.weights.items()}

@@ -1,1 +1,1 @@
-"""Random cases: any configuration of the family on every backend."""
+"""Random cases of any configuration on every backend."""

@@ -1,4 +1,4 @@
-"""The page of a hunt through random cases."""
+"""The page of a hunt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concord.conformance.run.report import FirstDivergence
 
 
 def findings_page(record: Record) -> str:
-    """Return the page of the record of a hunt."""
+    """Return the page of a record."""
     outcome = record.outcome
     names = {id(failure.result): failure.name for failure in outcome.failures}
     tallies = []

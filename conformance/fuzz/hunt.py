@@ -1,4 +1,4 @@
-"""A hunt: random cases on every backend, here or as tasks of a Dask cluster."""
+"""Run random cases on every backend, here or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from concord.conformance.run.campaign import Runner, Setup, own_bug, unseen
 from concord.spec.errors import SpecError, optional
 from concord.spec.text import first_line
 
-# Times that a worker is started again in one chunk, after crashes of a known kind.
+# Maximum restarts of a worker per chunk, after crashes of a known kind.
 RESTARTS = 5
 
-# Seconds that a scheduler has to answer.
+# Seconds to wait for a scheduler.
 PATIENCE = 8.0
 
 
@@ -32,13 +32,13 @@ def hunt(
     progress: Callable[[int], None] = lambda done: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Findings:
-    """Run the cases of a plan, and end all workers.
+    """Run the cases of a plan.
 
     Args:
-        scheduler: the address of a Dask scheduler whose workers run the chunks of the plan, such as
-            ``"tcp://host:8786"``; by default the cases run here.
-        progress: called with the number of cases that are done.
-        stopped: asked now and then; once it says True, the hunt ends with what it has found.
+        scheduler: the address of a Dask scheduler, such as ``"tcp://host:8786"``; by default the cases run
+            here.
+        progress: called with the number of finished cases.
+        stopped: polled; if true, the hunt ends with its findings so far.
 
     Raises:
         SpecError: if Dask is not installed, or no scheduler answers.
@@ -84,7 +84,7 @@ class _Hunt:
 
     @property
     def left(self) -> list[Runner]:
-        # Without those that have died too often in this chunk.
+        # Excludes those that crashed too often in this chunk.
         return [runner for runner in self.runners.values() if not runner.supervisor.failure]
 
     def renew(self) -> None:
@@ -98,7 +98,7 @@ class _Hunt:
         case, findings = drawn(self.plan, index), self.findings
         job = case.job(f"fuzz-{self.plan.seed}-{index}")
         results = self.pool.map(lambda runner: runner.attempt(job), self.left)
-        if self.pool.stopped:  # the workers were ended in the middle of it
+        if self.pool.stopped:  # workers were stopped during the case
             return
         for result in results:
             name = result.backend
@@ -108,8 +108,8 @@ class _Hunt:
                 findings.note(f"{name} is {result.status}: {result.detail}")
                 continue
             if unseen(self.environments.get(name, {}), self.device):
-                self.runners.pop(name).supervisor.end()  # so it would be with every case
-            if result.status == NOT_JUDGED:  # a fault of Concord, which is no finding
+                self.runners.pop(name).supervisor.end()  # every case would fail alike
+            if result.status == NOT_JUDGED:  # an error in Concord is not a finding
                 findings.owed = True
                 fault = f" could not be judged: {name}: {first_line(result.detail)}"
                 if not any(note.endswith(fault) for note in findings.notes):
@@ -134,7 +134,7 @@ def _on_dask(
     done: dict[int, Findings] = {}
     try:
         while True:
-            # Twice as many chunks as Dask has threads, so that none waits.
+            # Two chunks per Dask thread, so that none is idle.
             room = 0 if ending or plan.late else 2 * max(1, sum(client.nthreads().values())) - len(pending)
             for number, indices in itertools.islice(chunks, max(room, 0)):
                 pending[executor.submit(_hunt_on_dask, plan, settings, indices, event.name)] = number
@@ -144,18 +144,18 @@ def _on_dask(
                 number = pending.pop(future)
                 done[number] = future.result()
                 progress(sum(chunk.cases for chunk in done.values()))
-                ending |= not done[number].tallies  # no backend is there
+                ending |= not done[number].tallies  # no backend is available
             ending |= stopped()
             if ending:
                 event.set()
-    except Exception as error:  # what was found until then is kept
+    except Exception as error:  # keeps earlier findings
         findings.owed = True
         findings.note(own_bug("hunting", error))
     finally:
         event.set()
         executor.shutdown()
         client.close()
-    for number in sorted(done):  # in the order of chunks, whichever was done first
+    for number in sorted(done):  # in order, whichever finished first
         findings.merge(done[number])
     return findings
 
@@ -165,10 +165,10 @@ def _hunt_on_dask(plan: Plan, settings: Setup, indices: Iterable[int], event: st
 
 
 def connected(address: str) -> Any:
-    """Return a client of a Dask scheduler, whose workers need this code and the frameworks.
+    """Return a Dask client, whose workers need Concord and the frameworks.
 
     Raises:
-        SpecError: if Dask is not installed, or no scheduler answers.
+        SpecError: if no scheduler answers.
     """
     distributed = dask()
     try:
@@ -181,10 +181,6 @@ def connected(address: str) -> Any:
 
 
 def dask() -> Any:
-    """Return the module of Dask.
-
-    Raises:
-        SpecError: if it is not installed.
-    """
+    """Import Dask."""
     with optional("--scheduler", "dask"):
         return importlib.import_module("distributed")

@@ -1,7 +1,7 @@
-"""The plan of a hunt, and how hypothesis draws a case from the seed and its number.
+"""Plan a hunt, and draw each case from the seed and its number.
 
-No draw has 100 values or more. Hypothesis mixes numbers that it finds in the source code of loaded modules
-into wider ranges: the cases of a seed would depend on what else was imported.
+No draw has 100 values or more. Hypothesis mixes numbers from the source code of loaded modules into wider
+ranges, so that cases would depend on unrelated imports.
 """
 
 from __future__ import annotations
@@ -27,54 +27,54 @@ from concord.spec.config import CHOICES, EncoderConfig
 from concord.spec.parameters import PROFILES
 from concord.spec.tensors import PARTS, POOLED
 
-# Tuples of sizes in the default pool.
+# Default number of sizes.
 SHAPES = 12
 
-# Cases of a task of Dask, and after which a backend that died too often is started again.
+# Cases per Dask task; after as many, a backend that crashed too often is restarted.
 CHUNK = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to hunt through."""
+    """The cases to run."""
 
     names: tuple[str, ...]
-    seed: Count = 0  # of the run, not negative
-    cases: Count | None = 100  # None: as many as come until `until`
+    seed: Count = 0  # not negative
+    cases: Count | None = 100  # None: run until `until`
     dtypes: tuple[str, ...] = ("float32",)
     parts: tuple[str, ...] = tuple(PARTS)
-    shapes: Count = SHAPES  # tuples of sizes that the cases share
-    chunk: Count = CHUNK  # cases that are given out at a time
-    until: Number | None = None  # when to stop, in seconds since the epoch
+    shapes: Count = SHAPES  # number of sizes that the cases share
+    chunk: Count = CHUNK  # cases per chunk
+    until: Number | None = None  # end time, in seconds since the epoch
 
     @property
     def indices(self) -> Iterable[int]:
-        """The numbers of the cases."""
+        """Numbers of the cases."""
         return itertools.count() if self.cases is None else range(self.cases)
 
     @property
     def chunks(self) -> Iterator[tuple[int, Iterable[int]]]:
-        """Numbers of chunks, and the numbers of the cases of each."""
+        """Numbered chunks of case numbers."""
         indices = iter(self.indices)
         return enumerate(iter(lambda: list(itertools.islice(indices, self.chunk)), []))
 
     @property
     def late(self) -> bool:
-        """Whether the time is over."""
+        """Whether time is up."""
         return self.until is not None and time.time() >= self.until
 
 
 def sample(plan: Plan, indices: Iterable[int]) -> list[FuzzCase]:
-    """Return the cases with these numbers, without running them."""
+    """Draw cases without running them."""
     with files_elsewhere():
         return [drawn(plan, index) for index in indices]
 
 
 def drawn(plan: Plan, index: int) -> FuzzCase:
-    """Return the case of a number, the same each time."""
-    # Hypothesis draws the smallest case first, and then most cases from earlier ones, with a value or two
-    # exchanged. So each case has a run of its own, in which it is the second: it follows from the seed and
-    # its number alone.
+    """Draw the case of a number, which is reproducible."""
+    # Hypothesis draws the smallest case first, and derives most later cases from earlier ones by changing a
+    # value or two. So each case is the second one of a separate Hypothesis run, and depends only on the seed
+    # and its number.
     chosen = hypothesis.settings(
         max_examples=2,
         phases=(Phase.generate,),
@@ -98,7 +98,7 @@ def drawn(plan: Plan, index: int) -> FuzzCase:
 
 @contextmanager
 def files_elsewhere() -> Iterator[None]:
-    """Keep hypothesis from leaving a folder where somebody happens to stand."""
+    """Keep hypothesis from writing to the working directory."""
     with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
         configuration.set_hypothesis_home_dir(folder)
         try:
@@ -107,9 +107,9 @@ def files_elsewhere() -> Iterator[None]:
             configuration.set_hypothesis_home_dir(None)
 
 
-# What is drawn.
+# Draws.
 
-# The mask constants of published sources; any other negative number is drawn too.
+# Mask constants of published sources; other negative numbers are drawn too.
 MASK_VALUES = (-1e9, -1e4, -(2.0**32) + 1, float(np.finfo(np.float32).min))
 
 SCALES = (1.0, *(quarter / 4 for quarter in range(1, 13) if quarter != 4))
@@ -118,11 +118,10 @@ BASES = (10000.0, 10000.0, 2.0, 100.0, 1e6)
 L2_WEIGHTS = (0.0, 0.0, 0.01, 1.0)
 LENGTH_EPSILONS = (1e-12, 1e-6, 1.0)
 MOSTLY_MODEL = ("model", "model", "model", "model", "pooled", "encoder", "stack", "attention", "dot_product")
-# In a table of 100 rows and more, the row of padding is one of the first, or the last: no draw has 100
-# values.
+# With 100 rows or more, the row of padding is one of the first or the last, because no draw has 100 values.
 ROWS = 8
 
-# Draws of small sizes for each draw of a large kind, which takes some seconds.
+# Weight of small sizes relative to large ones, which take some seconds.
 SMALL = 4
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
@@ -139,32 +138,32 @@ class Sizes:
     d_ff: int
     num_classes: int
     vocab_size: int
-    # Leaves room for positions that start at 1.
+    # Includes room for positions that start at 1.
     max_positions: int
     num_segments: int
 
     @property
     def volume(self) -> int:
-        """Numbers in one activation, by which the sizes of a run are sorted."""
+        """Elements per activation, the sort key."""
         return self.batch * self.tokens * self.num_heads * self.head_dim
 
     @property
     def large(self) -> bool:
-        """Whether it is of a large kind (:data:`LARGE`)."""
+        """Whether it belongs to :data:`LARGE`."""
         return self.num_heads > 4 or self.tokens > 37 or self.vocab_size > 61
 
     @property
     def apart(self) -> bool:
-        """Whether all axes have different sizes, as far as they can."""
-        # Axes of one size could be exchanged without a trace.
+        """Whether all axes differ in size where possible."""
+        # Exchanging axes of equal size would go unnoticed.
         width = self.num_heads * self.head_dim
         sizes = [self.batch, self.tokens, width, self.d_ff, self.vocab_size, self.max_positions]
         sizes += [self.head_dim] if self.num_heads > 1 else []
         return len(set(sizes)) == len(sizes)
 
 
-# Sizes of every pool of five or more: usual ones, one token and one head, one head of width 1, width 64, a
-# longer text of one sample.
+# Sizes in every pool of five or more: usual ones, one token and one head, one head of width 1, width 64, and
+# one sample of a longer text.
 FIXED = (
     Sizes(3, 5, 2, 7, 11, 3, 19, 13, 2),
     Sizes(1, 1, 1, 3, 2, 2, 5, 4, 1),
@@ -173,7 +172,7 @@ FIXED = (
     Sizes(1, 37, 3, 5, 23, 1, 53, 41, 0),
 )
 
-# Sizes on which kernels branch, each kind large in one way; every pool of nine or more has one of each.
+# Sizes at which kernels branch, each kind large in one way; every pool of nine or more has one of each.
 LARGE = {
     "heads": {
         "batch": (1, 2, 3),
@@ -199,10 +198,9 @@ LARGE = {
 
 @functools.cache
 def pool(seed: int, count: int) -> tuple[Sizes, ...]:
-    """Return the sizes that all cases of a run share, the smallest first."""
-    # JAX compiles each primitive for each new shape, which takes seconds for each tuple: cases with sizes of
-    # their own would spend their time compiling.
-    # A stream apart from those of the cases.
+    """Return the sizes that all cases share, smallest first."""
+    # JAX compiles each primitive for each new shape, which takes seconds per tuple: with individual sizes,
+    # cases would mostly compile. The random stream is separate from those of the cases.
     generator = np.random.default_rng([seed, 0x512E5])
     sizes_drawn = list(FIXED[:count])
     kinds = [*LARGE.values()] if count >= 9 else []
@@ -234,15 +232,11 @@ def _random_sizes(generator: np.random.Generator, kind: Mapping[str, Sequence[in
 def fuzz_cases(
     draw: DrawFn, dtypes: Sequence[str], parts: Sequence[str], shared: Sequence[Sizes]
 ) -> FuzzCase:
-    """Draw a case.
-
-    Args:
-        dtypes, parts, shared: what to choose from.
-    """
-    # Hypothesis draws the smallest case first, and departs from it at the first draw: here that costs
-    # nothing.
+    """Draw a case."""
+    # Hypothesis draws the smallest case first, and departs from it at the first draw, where that does no
+    # harm.
     weights_seed = draw(_seeds())
-    # Small sizes stand first, where the smallest case is drawn, and more than once.
+    # Small sizes come first, for the smallest case, and repeatedly.
     weighed = [sizes for sizes in shared for _ in range(1 if sizes.large else SMALL)]
     sizes = draw(st.sampled_from(weighed))
     part = draw(st.sampled_from([part for part in MOSTLY_MODEL if part in parts]))
@@ -275,18 +269,18 @@ def _seeds() -> SearchStrategy[int]:
 
 @st.composite
 def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
-    """Draw a configuration of given sizes; none is rejected."""
+    """Draw a valid configuration of given sizes."""
 
     def pick(field: str) -> str:
         return draw(st.sampled_from(CHOICES[field]))
 
     width, flat = sizes.num_heads * sizes.head_dim, pick("pooling")
-    # The flattening head takes exactly max_positions tokens (INP-5), which leaves no room for positions from
-    # 1 (INP-2).
+    # The flattening head takes exactly max_positions tokens (INP-5), without room for positions from 1
+    # (INP-2).
     filled = flat == "flatten" and part in POOLED
     heads = pick("head_computation")
     padding = "counted" if filled else pick("position_of_padding")
-    # What follows the row of padding has to have room for the tokens (INP-2).
+    # The rows after the row of padding must have room for the tokens (INP-2).
     free = sizes.max_positions - sizes.tokens if padding == "pad_row" else sizes.vocab_size
     pad = draw(_row_number(min(free, sizes.vocab_size)))
     start = (

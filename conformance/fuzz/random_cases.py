@@ -1,4 +1,4 @@
-"""A random case as small data: a configuration, and seeds from which weights and inputs are drawn."""
+"""A random case: a configuration, and seeds for weights and inputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from concord.spec.config import EncoderConfig
 from concord.spec.parameters import initialize, parameters
 from concord.spec.tensors import axis_sizes, inputs, resolve
 
-# None; the end of each row, but for one token; any token; the beginning of each row; the beginning of one row
-# alone; whole rows; everything.
+# None; the end of each row, except for one token; any token; the beginning of each row; the beginning of one
+# row; whole rows; everything.
 PADDINGS = ("none", "tail", "inside", "front", "left", "rows", "all")
 
-# Of a part that is given one: none; (B, S), one for all queries of a sample; (B, Q, S).
+# For parts with a key mask: none; (B, S), one for all queries of a sample; (B, Q, S).
 KEY_MASKS = ("none", "samples", "queries")
 
 ATTENTION_PARTS = ("attention", "dot_product")
@@ -29,42 +29,42 @@ ATTENTION_PARTS = ("attention", "dot_product")
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzCase:
-    """A random case, from which its arrays follow."""
+    """A random case, which determines its arrays."""
 
     config: Config
     part: str
     dtype: str
     batch: Count
-    tokens: Count  # of the attention parts: keys
-    queries: Count  # of the attention parts
+    tokens: Count  # keys in attention parts
+    queries: Count  # in attention parts
     weights_seed: Count
     inputs_seed: Count
-    profile: str  # of the weights (PROFILES)
+    profile: str  # of weights (PROFILES)
     scale: Number  # factor of every kernel
-    offset: Number  # added to the token table and to floating-point inputs, so that their mean is far from 0
+    offset: Number  # added to token table and real inputs, so that their means are not near 0
     padding: str
-    key_mask: str  # one of KEY_MASKS, for the attention parts
+    key_mask: str  # from KEY_MASKS, in attention parts
     query_mask: bool
     gradients: bool = True
 
     def build(self) -> tuple[EncoderConfig, dict[str, NDArray[np.float64]], Batch]:
-        """Return configuration, weights and inputs. All floating-point values are float32 numbers."""
+        """Return configuration, weights and inputs, exact in float32."""
         return self.config, self._weights(), self._inputs()
 
     def job(self, name: str) -> Job:
-        """Return the job that runs this case."""
+        """Return the job of this case."""
         return Job(
             "fuzz",
             name,
             self.dtype,
             self.part,
             *self.build(),
-            end_to_end=False,  # each step by itself decides
+            end_to_end=False,  # the local judgement decides
             gradients=self.gradients,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the case as data."""
+        """Return JSON types."""
         return {**vars(self), "config": self.config.as_dict()}
 
     def _weights(self) -> dict[str, NDArray[np.float64]]:
@@ -83,7 +83,7 @@ class FuzzCase:
         )
         drawn: dict[str, NDArray[Any]] = {}
         for name, tensor in inputs(self.config, self.part).items():
-            # Each input has a stream of its own, so that a change of one leaves the others alone.
+            # Separate streams, so that changing one input leaves others alone.
             generator = np.random.default_rng([self.inputs_seed, zlib.crc32(name.encode())])
             shape = resolve(tensor.shape, sizes)
             if name == "input_ids":
@@ -108,8 +108,8 @@ class FuzzCase:
         config, real = self.config, _real(generator, shape, self.padding)
         words = generator.integers(0, config.vocab_size, shape)
         if config.vocab_size > 2**8:
-            # Of a large table half of the tokens use few rows again and again, where kernels branch: those at
-            # which ids need a bit more, and the last.
+            # In a large table half of the tokens reuse few rows, where kernels branch: the rows at which ids
+            # need another bit, and the last.
             few = np.minimum(LANDMARKS, config.vocab_size - 1)
             words = np.where(generator.random(shape) < 0.5, generator.choice(few, shape), words)
         words = np.where(words == config.pad_id, (words + 1) % config.vocab_size, words)
@@ -119,7 +119,7 @@ class FuzzCase:
         classes = max(self.config.num_classes, 2)
         labels = generator.integers(0, classes, shape)
         if self.config.ignore_label is not None and (labels == self.config.ignore_label).all():
-            labels[-1] = (self.config.ignore_label + 1) % classes  # one sample has to count (LOS-3)
+            labels[-1] = (self.config.ignore_label + 1) % classes  # at least one sample must count (LOS-3)
         return labels
 
     def _key_mask(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
@@ -130,12 +130,11 @@ class FuzzCase:
 
 
 def _single(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    # So float64 and float32 runs see the same values (SPEC WGT-5).
+    # Float64 and float32 runs then see the same values (SPEC WGT-5).
     return values.astype(np.float32).astype(np.float64)
 
 
 def _real(generator: np.random.Generator, shape: tuple[int, ...], padding: str) -> NDArray[np.bool_]:
-    """Return (rows, tokens), True where a token is no padding."""
     rows, tokens = shape
     place = np.arange(tokens)
     if padding == "tail":

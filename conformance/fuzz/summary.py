@@ -1,4 +1,4 @@
-"""Findings as a person reads them: printed, and each failure as a folder that can be run again."""
+"""Print findings, and write failures as folders."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from concord.conformance.wording import counted
 from concord.spec.errors import collecting
 from concord.spec.folders import write_folder
 
-# Settings of a hunt that are kept: the options by which a failure is run again.
+# Settings that are needed to repeat a failure.
 SETTINGS = ("device", "implementation", "execution", "precision")
 
 
 def table(findings: Findings) -> Table:
-    """Return statuses and largest errors by backend and precision."""
+    """Return statuses and largest errors."""
     title = "Random cases; largest error of an element in sigma / of a tensor in RMS sigma"
     drawn = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     drawn.add_column("backend", overflow="fold")
@@ -77,7 +77,7 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
 
 
 def command(failure: Failure, settings: Setup) -> str:
-    """Return the command that runs a failure again from its folder."""
+    """Return the command that repeats a failure."""
     usual = vars(Setup())
     options = [
         f"--{name} {value}"
@@ -89,11 +89,7 @@ def command(failure: Failure, settings: Setup) -> str:
 
 
 def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[str]:
-    """Write each failure as a folder that ``concord case run`` runs again, and note where.
-
-    Returns:
-        What kept others from being written.
-    """
+    """Write failures as folders for ``concord case run``; return problems."""
     problems: list[str] = []
     chosen = {name: getattr(settings, name) for name in SETTINGS}
     for failure in findings.failures:
@@ -101,8 +97,8 @@ def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[st
         version = findings.environments.get(backend, {}).get("version")
         about = {"versions": {**machine.describe(), backend: version}, "settings": chosen}
         case = case_files(failure.case.job(failure.name))
-        # Folders are named by their content: the same finding under the same settings is written once, and
-        # none takes the place of another.
+        # Folders are named by content: the same finding with the same settings is written once, and none
+        # replaces another.
         content = hashlib.sha256(b"".join([*case.values(), str([backend, chosen]).encode()]))
         target = folder / f"{failure.name}-{dtype}-{content.hexdigest()[:8]}"
         text = record.lines({**record.plain(failure), **about}).encode()

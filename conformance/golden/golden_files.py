@@ -1,7 +1,7 @@
 """Golden files: what published sources computed, as jobs that backends have to reproduce.
 
 The table of a source maps its names to ours (:mod:`concord.spec.sources.schema`); nothing here knows a
-source. docs/guides/golden.md describes the layout of a file.
+source. conformance/golden/README.md describes the layout of a file.
 """
 
 from __future__ import annotations

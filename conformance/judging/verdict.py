@@ -110,16 +110,15 @@ class Judgement:
     z: Number = 0.0  # the largest error, in sigma; infinite where it cannot be compared
     rms: Number = 0.0  # the root mean square error, in root mean square sigma
     element: tuple[Count, ...] = ()  # the place of the largest error
-    # The values there.
-    actual: Number = float("nan")
-    expected: Number = float("nan")
-    sigma: Number = float("nan")
+    actual: Number = float("nan")  # the run's value there
+    expected: Number = float("nan")  # the reference's value there
+    sigma: Number = float("nan")  # how much rounding may move the value there
     beyond: Count = 0  # elements that err more than Z sigma
     size: Count = 0
     independent: Number = 0.0  # what independent_elements says, or the samples; 0: all
     # Elements whose error lies in each bin of Z_BINS, and beyond the last.
     histogram: Annotated[tuple[Count, ...], Field(min_length=BINS, max_length=BINS)] = (0,) * BINS
-    note: str = ""
+    note: str = ""  # what else is wrong
     # Where in the tensor the error lies, if it diverges and this judgement decides.
     breakdown: Breakdown | None = None
 

@@ -1,1 +1,1 @@
-"""Training in lockstep: the same batches through several backends, each step judged."""
+"""Lockstep training: backends process the same batches, step by step."""

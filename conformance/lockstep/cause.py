@@ -1,7 +1,4 @@
-"""Causes of steps that diverge: a bug of the catalogue, another field of a recipe, or a fitted number.
-
-Each is put into the step, which is made again.
-"""
+"""Find the cause of a divergent step: a bug, another field of the recipe, or a fitted number."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from concord.spec.parameters import parameters
 from concord.spec.training.recipe import CHOICES, KINDS_OF_PARAMETERS, RATES, Recipe
 from concord.spec.training.schedules import learning_rate
 
-# Other values that fields of a recipe are given by mistake; of a choice every other one is tried.
+# Values that fields of a recipe get by mistake; for choices, every other one is tried.
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "clip_epsilon": (0.0, 1e-8, 1e-7, 1e-6),
     "dampening": (0.0,),
@@ -42,19 +39,15 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(RATES, (0.0, 0.1, 0.5)),
 }
 
-# Share by which a rate may differ from one that is rounded to float32.
+# Relative difference of a rate from one rounded to float32.
 SAME_RATE = 1e-6
 
-# By how many steps a schedule may be longer or shorter.
+# Range of steps by which a schedule may be longer or shorter.
 LONGEST = 2_000
 
 
 def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Explanation | None:
-    """Return what explains the first step that diverges, and holds in other steps.
-
-    Args:
-        others: steps before it, which agree, and after it, which diverge too.
-    """
+    """Return what explains the first divergent step, and holds in ``others``."""
     search, diverging = Search(first, others=others), [other for other in others if other.tensor]
     cause = search.explain((suspects(first.case.training.recipe), recovered(first)))
     for failure in search.effort.failures:
@@ -66,14 +59,15 @@ def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Expl
         for refuted in search.refuted
         if all(other.compatible(refuted.hypothesis) for other in diverging)
     ]
-    # Steps that agree contradict these, unless something is wrong from this step on: several have to say so.
+    # Agreeing steps contradict these, unless something goes wrong from this step on: then several steps must
+    # show it.
     if diverging and lasting:
         return search.conclude(lasting, f" from step {first.start.step + 1} on")
     return search.explain((), readings(first))
 
 
 def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
-    """Yield bugs and other values that training by a recipe may have."""
+    """Yield bugs and alternative values for a recipe."""
     for bug in TRAINING.values():
         if bug.only in ("", recipe.algorithm):
             yield Hypothesis(bug.name, bug.explanation, bug.clause, change=bug.change)
@@ -94,7 +88,7 @@ def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
 
 
 def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield other values of a recipe's fields, with the other fields that each requires."""
+    """Yield alternative values, with the fields that they require."""
     total, warmup, accumulation = recipe.total_steps or 0, recipe.warmup_steps, recipe.accumulation
     numbers = {
         **NUMBERS,
@@ -113,10 +107,10 @@ def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _besides(recipe: Recipe, name: str, value: Any) -> dict[str, Any]:
-    # A recipe without these would be refused.
+    # Without these fields the recipe would be refused.
     if name == "momentum":
         return {"dampening": 0.0, "nesterov": False}
-    if name == "beta1":  # each in the other's place
+    if name == "beta1":  # swapped
         return {"beta2": recipe.beta1}
     if name == "schedule" and value not in ("linear", "cosine"):
         return {"total_steps": None}
@@ -125,20 +119,20 @@ def _besides(recipe: Recipe, name: str, value: Any) -> dict[str, Any]:
 
 
 def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield other sets of kinds: none, all but these, and with one or two kinds more or fewer."""
+    # The empty set, the complement, and sets with one or two kinds toggled.
     now, kinds = set(undecayed), KINDS_OF_PARAMETERS
     toggled = [{kind, other} for place, kind in enumerate(kinds) for other in kinds[place:]]
     for changed in (now, set(kinds), *toggled):
         yield tuple(kind for kind in kinds if kind in now ^ changed)
 
 
-# Numbers of a recipe that nobody would guess.
+# Numbers of a recipe that cannot be guessed.
 
 
 def recovered(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """Yield the numbers that a step was computed with, by the stage where it is first wrong."""
+    """Yield fitted numbers, according to the first wrong stage."""
     for look in LOOKS.get(made.stage, ()):
-        with contextlib.suppress(*INAPPLICABLE):  # no such training, or other tensors than it has
+        with contextlib.suppress(*INAPPLICABLE):  # other training, or other tensors
             yield from look(made)
 
 
@@ -148,7 +142,6 @@ def _number(made: DeliveredStep, name: str, value: float) -> Hypothesis:
 
 
 def _left(made: DeliveredStep, section: str, change: Callable[[float], Change]) -> Left:
-    """Return the residual of a reported section, as a function of a change's number."""
     prefix = f"steps.{made.start.step}.{section}."
     wanted = {name: array for name, array in made.delivered.items() if name.startswith(prefix)}
 
@@ -182,7 +175,7 @@ def _schedule(made: DeliveredStep) -> Iterator[Hypothesis]:
 
 def _fitted(name: str, section: str, made: DeliveredStep) -> Iterator[Hypothesis]:
     start = getattr(made.case.training.recipe, name)
-    if name == "clip_at":  # below the norm clipped gradients are proportional to it
+    if name == "clip_at":  # below the norm, clipped gradients are proportional to it
         start = float(made.exactly(Change())[f"steps.{made.start.step}.norm"]) / 4
     left = _left(made, section, lambda number: with_recipe(**{name: number}))
     yield _number(made, name, *fitted(left, start))
@@ -205,7 +198,7 @@ def _rate(made: DeliveredStep) -> Iterator[Hypothesis]:
 
     (factor,) = fitted(_left(made, "parameters", moved), 1.0)
     reported = float(made.delivered.get(f"steps.{step}.rate", rate))
-    # A reported rate is nearer than one that is fitted to rounded parameters.
+    # A reported rate is more precise than one fitted to rounded parameters.
     moved_by = reported if reported != rate else factor * rate
     what = f"a learning rate of {instead(moved_by, rate, digits=4)}"
     if rate:
@@ -214,7 +207,7 @@ def _rate(made: DeliveredStep) -> Iterator[Hypothesis]:
     yield Hypothesis("learning_rate", f"{what} in every step", "OPT-9", change=always)
 
 
-# What a step tells by the stage where it is first wrong.
+# What to fit, by the first wrong stage.
 LOOKS: dict[str, tuple[Callable[[DeliveredStep], Iterator[Hypothesis]], ...]] = {
     "clipped": (partial(_fitted, "clip_at", "clipped"),),
     "moments": (
@@ -229,12 +222,12 @@ LOOKS: dict[str, tuple[Callable[[DeliveredStep], Iterator[Hypothesis]], ...]] = 
 }
 
 
-# What a section of a step shows by itself.
+# What a section reveals by itself.
 
-# Kinds of parameters whose name is not their word.
+# Kinds of parameters with a special name.
 KINDS = {"embedding": "token and segment tables", "positions": "position tables", "kernel": "weights"}
 
-# A section in words, and the clause that it breaks; empty: that of its tensors.
+# Each section's description, and the clause that it breaks; empty: that of its tensors.
 SECTIONS = {
     "gradients": ("gradients", "GRD-1"),
     "clipped": ("gradients", "OPT-7"),
@@ -243,7 +236,7 @@ SECTIONS = {
 
 
 def readings(made: DeliveredStep) -> Iterator[Hypothesis]:
-    """Read off which parameters of a section are wrong, and what they hold."""
+    """Yield what wrong parameters hold."""
     section = made.tensor.split(".")[2]
     if section not in SECTIONS:
         return
@@ -262,7 +255,7 @@ def readings(made: DeliveredStep) -> Iterator[Hypothesis]:
 
 
 def _of(made: DeliveredStep, wrong: Sequence[str], like: Collection[str], every: Sequence[str]) -> str:
-    # All of some kinds, where every one of them shows it, right or wrong; else a few by their names.
+    # Name whole kinds if all their parameters show it, right or wrong; otherwise name a few parameters.
     kinds = {name: parameter.kind for name, parameter in parameters(made.case.config, made.case.part).items()}
     some = dict.fromkeys(kinds[name] for name in wrong)
     if {*every} <= {*like}:
@@ -273,7 +266,6 @@ def _of(made: DeliveredStep, wrong: Sequence[str], like: Collection[str], every:
 
 
 def _instead(made: DeliveredStep, section: str) -> dict[str, dict[str, Array]]:
-    """Return what a section may hold instead, by its words and by parameter."""
     values, prefix = made.expected.values, f"steps.{made.start.step}."
 
     def of(kind: str) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""How far correct training may lie from the reference's, step after step."""
+"""Tolerances of correct training, step by step."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from concord.spec.training.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class Start:
-    """A step, and where training stood before it."""
+    """A step, and the state before it."""
 
-    # By parameters.<name> and <moment>.<name>.
+    # Keys are parameters.<name> and <moment>.<name>.
     state: Mapping[str, Array]
     step: int
     batches: Sequence[Batch]
-    # Sigma of the state, where rounding was carried on to it.
+    # Sigma of the state, if rounding is carried over.
     carried: Mapping[str, Array] = field(default_factory=dict)
     earlier: Start | None = None  # the step before
-    resumed: int = 0  # the step before which the backend last went on from a given state; 0: at the start
+    resumed: int = 0  # the step at which the backend last resumed from a given state; 0: never
 
 
 class Envelope:
-    """The reference's training, and how far a correct one may lie from it.
+    """The reference's training, and tolerances around it.
 
     Args:
-        case: the training.
-        resynchronised: whether each step starts from a given state, and all clip by the reference's norm.
+        resynchronised: whether each step starts from a given state, and is clipped by the reference's norm.
     """
 
     def __init__(self, case: JudgedTraining, resynchronised: bool = False) -> None:
@@ -49,14 +48,14 @@ class Envelope:
         self.elements = 0
 
     def advance(self, start: Start) -> None:
-        """Make the reference's step, from a given state or from where the step before ended."""
+        """Run the reference's next step."""
         self.start, self.looks, values = start, {}, dict[str, Array]()
         self.values = values
         if self.resynchronised:
             self.truth.load(start.state, start.step)
         prefix, before = f"steps.{start.step}.", self.truth.a.elements
         self.truth.step(start.batches, lambda name, array: values.__setitem__(prefix + name, array))
-        # What a sample holds: of a batch on its way forward, or of the model, if that is more.
+        # Numbers per sample: of a batch's forward pass, or of the model if that is more.
         self.elements = max(
             (self.truth.a.elements - before) // max(len(start.batches), 1),
             sum(array.size for array in self.case.weights.values()),
@@ -66,8 +65,8 @@ class Envelope:
         """Return what is expected of the reference's last step.
 
         Args:
-            whole: whether a first look is not enough: few samples, one low-precision run, no turned corners.
-            last: whether no step follows from it: then one training at a time is in memory.
+            whole: False for a first look with few runs.
+            last: whether no step follows, which saves memory.
         """
         if whole in self.looks:
             return self.looks[whole]
@@ -76,7 +75,7 @@ class Envelope:
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
             other = self.others.get(arithmetic)
-            if other is None:  # it begins where the reference's began
+            if other is None:  # it starts like the reference
                 other = self.case.trajectory(arithmetic)
                 if self.resynchronised:
                     other.load(start.state, start.step)
@@ -98,9 +97,9 @@ class Envelope:
         return expected
 
     def of_run(self, delivered: Mapping[str, Array], whole: bool = True) -> Expectation:
-        """Return what is expected of a run's step, which is clipped by its own norm."""
+        """Return what is expected of a run, clipped by its own norm."""
         expected, prefix = self.around(whole), f"steps.{self.start.step}."
-        # The norm is judged by itself. Its error is the same in every clipped gradient, and no noise of each
+        # The norm is judged separately. Its error is the same in every clipped gradient, not noise per
         # element (decision 24).
         norm, right = delivered.get(f"{prefix}norm", np.zeros(0)), expected.values.get(f"{prefix}norm")
         known = norm.shape == () and norm.dtype.kind == "f" and np.isfinite(norm)
@@ -126,30 +125,26 @@ class Envelope:
 
 def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:
     """Return what is expected of training."""
-    # Not chained: an undecided tensor says nothing of the next.
+    # Not chained: an undetermined tensor says nothing about the next.
     clauses = {name: case.clause(name) for name in values}
     return Expectation(case.dtype, values, sigmas, clauses, chained=False)
 
 
 def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
-    """Return what is expected of a step; what follows from numbers out of range is undetermined.
-
-    Args:
-        state: from which the step starts.
-    """
-    # What is not finite passes a closed ReLU in a framework that multiplies by 0, and not in one that
-    # selects: from there on, whether an element is finite is no question of right or wrong.
+    """Mark results of out-of-range numbers as undetermined."""
+    # A number that is not finite passes a closed ReLU in frameworks that multiply by 0, but not in those that
+    # select. From there on, whether an element is finite is not a question of correctness.
     largest, sigmas = precision(expected.dtype).largest, dict(expected.sigmas)
     sound = all(np.isfinite(values).all() for values in state.values())
     for section in STEP_SECTIONS:
         names = [
             name for name in sigmas if section_of(name) == section and section != "rate"
-        ]  # which follows from no number of the model
+        ]  # independent of the model
         within = all(
             (abs(expected.values[name]) <= largest).all() and np.isfinite(sigmas[name]).all()
             for name in names
         )
-        if section == "gradients":  # each of which may follow from any other
+        if section == "gradients":  # each may depend on any other
             sound = sound and within
         sigmas |= {name: np.full_like(sigmas[name], np.nan) for name in names if not sound}
         if section == "losses":
@@ -158,12 +153,12 @@ def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
 
 
 def rounded(case: JudgedTraining, state: Mapping[str, Array]) -> dict[str, Array]:
-    """Return a state as the precision holds it."""
+    """Round a state to the precision."""
     return {name: precision(case.dtype).round(values) for name, values in state.items()}
 
 
 def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
-    """Return sigma of the state from which the next step starts."""
+    """Return sigma of the next step's initial state."""
     prefix, kept = f"steps.{step}.", ("parameters", *moments(case.training.recipe))
     return {
         name.removeprefix(prefix): sigma
@@ -176,7 +171,7 @@ _derived = Cache()
 
 
 def of_training(case: JudgedTraining) -> Expectation:
-    """Return what correct training reports; rounding is carried through the steps."""
+    """Return what correct training reports over all steps."""
     expected: Expectation = _derived.get(case.key, lambda: _of_training(case))
     return expected
 

@@ -1,4 +1,4 @@
-"""The outcome of lockstep training: errors of each backend step by step, and its first divergence."""
+"""The outcome of lockstep training: errors by step, and first divergences."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MODES = ("resynchronised", "free-running")
 
 @dataclass(frozen=True)
 class Curve:
-    """One section of a backend's tensors over the steps."""
+    """Errors of one section of tensors over the steps."""
 
     section: str  # losses, gradients, norm, clipped, rate, moments or parameters
-    ratio: list[Number]  # the largest error of each step, in tolerances; 0 where none was judged
-    worst: str = ""  # the tensor with the largest error over all steps
-    at: Count = 0  # the step of `worst`, from 0
-    unjudged: Count = 0  # steps at which none of its tensors was judged
+    ratio: list[Number]  # largest error per step in tolerances; 0 if not judged
+    worst: str = ""  # tensor with the largest error
+    at: Count = 0  # its step, from 0
+    unjudged: Count = 0  # steps where no tensor was judged
 
     @classmethod
     def of(cls, section: str, rows: Sequence[Row]) -> Curve:
-        """Return the curve of a section, from the row with the largest error of each step."""
+        """Return a curve from the worst row of each step."""
         worst = max(rows, key=lambda row: row.ratio)
         _, step, tensor = worst.tensor.split(".", 2)
         unjudged = sum(not judged(row) for row in rows)
@@ -37,7 +37,7 @@ class Curve:
 
     @property
     def judged(self) -> bool:
-        """Whether one of its tensors was judged at any step."""
+        """Whether a tensor was judged at any step."""
         return self.unjudged < len(self.ratio)
 
     @property
@@ -47,35 +47,35 @@ class Curve:
 
 
 def judged(row: Row) -> bool:
-    """Return whether a tensor was judged."""
+    """Whether a tensor was judged."""
     return row.status in ("agrees", "diverges")
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a backend first left its tolerance."""
+    """A backend's first divergence."""
 
     as_written = also("text")
 
     step: Count  # from 0
-    row: Row  # of the first tensor, in the order of computation, that lies beyond it
-    cause: Explanation | None = None  # what explains it, if a known cause does
-    more: Count = 0  # further tensors of the same step that diverge
+    row: Row  # of the first divergent tensor in order of computation
+    cause: Explanation | None = None  # the explanation, if known
+    more: Count = 0  # number of other divergent tensors in the step
 
     @classmethod
     def of(cls, verdict: Verdict) -> Divergence:
-        """Return the first divergence of a step that diverges."""
+        """Return a step's first divergence."""
         first, *more = [row for row in verdict.table if row.status == "diverges"]
         return cls(int(first.tensor.split(".")[1]), first, more=len(more))
 
     @property
     def tensor(self) -> str:
-        """The name of the tensor, without that of the step."""
+        """The tensor's name without the step."""
         return self.row.tensor.split(".", 2)[-1]
 
     @property
     def text(self) -> str:
-        """The divergence in a sentence."""
+        """A sentence about it."""
         row, judgement, cause = self.row, self.row.deciding, self.cause
         clauses = ", ".join(cause.clauses) if cause else row.clause
         finite = np.isfinite(row.ratio)
@@ -92,21 +92,21 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Track:
-    """One backend in lockstep with the reference."""
+    """One backend's training."""
 
     as_written = also("worst", "unjudged")
 
     backend: str
-    # "agrees", "diverges", "undetermined" if nothing or a section was judged at no step, or what kept it from
-    # going on: "unsupported", "crashed" and so on.
+    # "agrees", "diverges", "undetermined" if nothing or a section was never judged, or the failure that
+    # stopped it, such as "unsupported" or "crashed".
     status: str
     steps: Count = 0
     diverged: Count = 0
     curves: tuple[Curve, ...] = ()
     first: Divergence | None = None
-    detail: str = ""  # one line of explanation where it could not go on
-    stderr: str = ""  # the last lines of a worker that failed
-    seconds: Number = 0.0  # of its steps, in its worker
+    detail: str = ""  # why it stopped, in one line
+    stderr: str = ""  # last output of a failed worker
+    seconds: Number = 0.0  # of steps in its worker
 
     @property
     def worst(self) -> float:
@@ -115,17 +115,17 @@ class Track:
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """The sections that were judged at no step."""
+        """Sections that were never judged."""
         return tuple(curve.section for curve in self.curves if not curve.judged)
 
     def curve(self, section: str) -> Curve | None:
-        """Return the curve of a section."""
+        """Return a section's curve."""
         return next((curve for curve in self.curves if curve.section == section), None)
 
 
 @dataclass(frozen=True)
 class LockstepCase:
-    """What was trained and how."""
+    """What was trained, and how."""
 
     steps: Count
     seed: int  # of batches, weights and dropout
@@ -139,25 +139,25 @@ class LockstepCase:
 class Lockstep:
     """The outcome of lockstep training."""
 
-    # Resynchronised: each step starts from the reference's weights and state. Free-running: each backend goes
-    # on from its own, and nothing is judged.
+    # Resynchronised: each step starts from the reference's state. Free-running: each backend continues from
+    # its own, and nothing is judged.
     mode: str
     dtype: str
     about: LockstepCase
     tracks: tuple[Track, ...] = ()
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     seconds: Number = 0.0
-    # Hyperparameters that the precision does not hold as they are meant, a line each (SPEC OPT-11).
+    # Hyperparameters that the precision cannot represent, one line each (SPEC OPT-11).
     lost: list[str] = field(default_factory=list)
 
     @property
     def sections(self) -> list[str]:
-        """The sections with a curve."""
+        """Sections with a curve."""
         return [name for name in STEP_SECTIONS if any(track.curve(name) for track in self.tracks)]
 
     @property
     def exit_code(self) -> int:
-        """0: all agree; 1: one diverges; 3: of one nothing or not all was judged."""
+        """0: all agree; 1: a divergence; 3: something was not judged."""
         statuses = {track.status for track in self.tracks}
         if "diverges" in statuses:
             return 1

@@ -1,7 +1,7 @@
-"""Backends beside the reference, step by step.
+"""Run backends in lockstep with the reference.
 
-Each step starts from the reference's state, and is judged. Or it starts from the backend's own, and only
-curves are kept: a right backend drifts away as far as the training is chaotic.
+From the reference's state, each step is judged. From a backend's own state only curves are kept, because even
+a correct backend drifts as far as the training is chaotic.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from concord.spec.errors import SpecError
 from concord.spec.text import first_line, first_of, shown
 from concord.spec.training.recipe import rounded_hyperparameters
 
-# Steps that diverge by which causes are told apart.
+# Number of divergent steps that tell causes apart.
 WITNESSES = 3
 
-# Numbers of a state: beyond, only the first step that diverges is kept, since each holds the whole model.
+# For a larger state only the first divergent step is kept, since each holds the whole model.
 WITNESSED = 4_000_000
 
-# Takes the name of a backend and the number of its steps so far.
+# Takes a backend's name and its number of finished steps.
 Callback = Callable[[str, int], None]
 
 
@@ -71,21 +71,21 @@ class Candidate:
     name: str
     session: TrainingSession
     deviations: Deviations = field(default_factory=lambda: NONE)
-    environment: dict[str, Any] = field(default_factory=dict)  # its description of itself
-    judged: bool = True  # else only curves are kept
+    environment: dict[str, Any] = field(default_factory=dict)  # its description
+    judged: bool = True  # False: only curves are kept
 
     def __post_init__(self) -> None:
-        self.failure: tuple[str, str, str] | None = None  # status, line, last output
+        self.failure: tuple[str, str, str] | None = None  # status, detail, last output
         self.steps, self.diverged, self.seconds = 0, 0, 0.0
-        self.rows: dict[str, list[Row]] = {}  # by section, the row with the largest error of each step
-        # Steps that tell causes apart: the first and the last that agree, and the first that diverge.
+        self.rows: dict[str, list[Row]] = {}  # worst row of each step, by section
+        # Steps that tell causes apart: the first and last that agree, and the first divergent ones.
         self.agreed: list[DeliveredStep] = []
         self.diverging: list[DeliveredStep] = []
 
     def step(
         self, state: Mapping[str, Array] | None, step: int, batches: Sequence[Batch]
     ) -> dict[str, Array]:
-        """Return the report of a step, from a state or from where the backend stands."""
+        """Run a step, and return its report."""
         started = time.perf_counter()
         try:
             if state is not None:
@@ -96,10 +96,10 @@ class Candidate:
         return {f"steps.{step}.{name}": array for name, array in reported.items()}
 
     def receive(self, asked: Future[dict[str, Array]], envelope: Envelope, start: Start) -> None:
-        """Judge a step once it is made, or keep the failure."""
+        """Judge a finished step, or keep its failure."""
         try:
             delivered = asked.result()
-        except Exception as error:  # whatever keeps one backend from going on keeps no other
+        except Exception as error:  # one backend's failure does not stop others
             line = f"{type(error).__name__}: {first_line(error)}"
             self.failure = failure_of(error) or ("error", line, traceback.format_exc())
             return
@@ -108,19 +108,19 @@ class Candidate:
             return
         try:
             self.judge(delivered, envelope, start)
-        except Exception as error:  # what was delivered is in order: the fault is Concord's own
+        except Exception as error:  # the delivered tensors are valid, so the fault is Concord's
             self.fail(f"judging step {start.step + 1}", error)
 
     def judge(self, delivered: dict[str, Array], envelope: Envelope, start: Start) -> None:
-        """Judge a step: in full where it comes near a tolerance."""
+        """Judge a step."""
         start = replace(start, resumed=start.step)
-        # Once it has diverged a first look is enough: the verdict stands.
+        # After a divergence a first look is enough: the verdict stands.
         looks = (False, True) if self.judged and not self.diverging else (False,)
         expected = [partial(envelope.of_run, delivered, whole=whole) for whole in looks]
         self.add(DeliveredStep(envelope.case, start, delivered, *expected))
 
     def add(self, step: DeliveredStep) -> None:
-        """Keep the outcome of a step."""
+        """Keep a step's outcome."""
         large = sum(array.size for array in step.start.state.values()) > WITNESSED
         if self.judged and step.tensor:
             self.diverged += 1
@@ -134,18 +134,18 @@ class Candidate:
             self.rows.setdefault(section, []).append(worst)
 
     def fail(self, doing: str, error: Exception) -> None:
-        """Keep that Concord itself failed, while the backend did not."""
+        """Keep an error in Concord."""
         self.failure = own_failure(doing, error)
 
     def track(self) -> Track:
-        """Return its track, with the cause of its first divergence."""
+        """Return its track, with the first divergence explained."""
         first = None
         if self.diverging:
             first_step, *more = self.diverging
             first = Divergence.of(first_step.verdict)
             try:
                 first = replace(first, cause=cause_of(first_step, [*self.agreed, *more]))
-            except Exception as error:  # the divergence stands
+            except Exception as error:  # the divergence is still valid
                 self.fail(f"explaining step {first.step + 1}", error)
         conclusion = conclude((section, row.status) for section, rows in self.rows.items() for row in rows)
         status, detail, stderr = self.failure or (conclusion[0] if self.judged else "undetermined", "", "")
@@ -163,7 +163,7 @@ class Candidate:
 
 
 def misfits(delivered: Mapping[str, Array], expected: Mapping[str, Array]) -> str:
-    """Return the unknown or misshapen tensors of a step in words; empty if there are none."""
+    """Describe unknown or misshapen tensors."""
     problems = list[str]()
     for name, array in delivered.items():
         quoted, right = repr(shown(name.split(".", 2)[2])), expected.get(name)
@@ -182,14 +182,13 @@ def in_lockstep(
     candidates: Sequence[Candidate],
     callback: Callback = lambda name, steps: None,
 ) -> list[Track]:
-    """Let backends train beside the reference.
+    """Train backends in lockstep with the reference.
 
     Args:
-        resynchronise: whether each step starts from the reference's weights and state, and is judged.
-        case: the training; its deviations are not used.
+        resynchronise: whether each step starts from the reference's state, and is judged.
     """
-    # An envelope for each set of deviations; from the one without comes the reference's state.
-    # From the reference's state a bug shows at its own step, not in the rounding of those before.
+    # One envelope per set of deviations; the one without deviations gives the reference's state. Starting
+    # from that, a bug shows at its own step, not through the rounding of earlier steps.
     envelopes = {
         frozenset(one.items()): Envelope(replace(case, deviations=one), resynchronised=True)
         for one in (NONE, *(candidate.deviations for candidate in candidates))
@@ -198,12 +197,10 @@ def in_lockstep(
     for candidate in candidates:
         candidate.judged = resynchronise
     with ExitStack() as stack:
-        # Each backend answers in its own time, and one request after the other.
-        # While one step is judged, the backends make the next.
+        # Each backend processes its requests in order, and the next step while the last is judged.
         lines = [stack.enter_context(ThreadPoolExecutor(max_workers=1)) for _ in candidates]
 
         def ask(state: Mapping[str, Array], step: int) -> list[Any]:
-            """Have every backend that goes on make a step."""
             start_state = state if resynchronise or step == 0 else None
             return [
                 (candidate, line.submit(candidate.step, start_state, step, batches[step]))
@@ -233,7 +230,7 @@ def in_lockstep(
 resynchronised, free_running = partial(in_lockstep, True), partial(in_lockstep, False)
 
 
-# In workers.
+# With workers.
 
 
 def conduct(
@@ -243,15 +240,10 @@ def conduct(
     mode: str = MODES[0],
     callback: Callback = lambda name, steps: None,
 ) -> Lockstep:
-    """Train in lockstep on backends in their workers.
-
-    Args:
-        settings: without threads, backends and reference share this machine's cores.
-        mode: one of :data:`concord.conformance.lockstep.outcome.MODES`.
-    """
+    """Train backends in lockstep in their workers; without a number of threads they share the cores."""
     heaps.share()
     started, cores = time.perf_counter(), os.cpu_count() or 1
-    # More threads than cores wait for each other: small products take ten times as long.
+    # With more threads than cores, small products take ten times as long.
     share = max(1, cores // (len(names) + 1))
     settings = settings if settings.threads else replace(settings, threads=share)
     with ExitStack() as stack, threadpool_limits(share, user_api="blas"):
@@ -272,11 +264,7 @@ def conduct(
 
 
 def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -> Candidate | Track:
-    """Open a backend and its session; return its track if it cannot train.
-
-    Args:
-        stack: closes the worker.
-    """
+    """Open a training session, or return a failed track."""
     try:
         worker = stack.enter_context(settings.open(name))
         request = Request(
@@ -287,19 +275,19 @@ def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -
             **asdict(settings.how(case.dtype)),
             taps=False,
             gradients=False,
-            training=replace(case.training, steps=[]),  # batches come with the steps
+            training=replace(case.training, steps=[]),  # batches are sent with steps
         )
         session = worker.train(request)
         stated = session.info().get("deviations", [])
         deviations = in_precision(declared(stated), case.dtype)
         return Candidate(name, session, deviations, environment_of(worker, stated))
-    except Exception as error:  # whatever keeps one backend from training keeps no other
+    except Exception as error:  # one backend's failure does not stop others
         status, detail, stderr = failure_of(error) or own_failure("opening it", error)
         return Track(name, settings.status_of(name, status), detail=detail, stderr=stderr)
 
 
 def about(case: JudgedTraining, settings: Setup) -> LockstepCase:
-    """Return what was trained and how."""
+    """Describe the training."""
     training = case.training
     return LockstepCase(
         len(training.steps),
@@ -311,21 +299,20 @@ def about(case: JudgedTraining, settings: Setup) -> LockstepCase:
     )
 
 
-# Training that was made by itself.
+# Separate training runs.
 
 
 def judged_steps(
     case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0
 ) -> Iterator[DeliveredStep]:
-    """Yield the steps of a separate training run, until one diverges.
+    """Yield the steps of a separate run, up to the first divergence.
 
     Args:
-        case: reports all of its steps, with the deviations of the backend.
-        made: the reports of each step, without the step's number.
-        resumed: the step before which it went on from its own checkpoint; 0: it did not.
+        case: with the backend's deviations; reports every step.
+        resumed: the step at which it resumed from a checkpoint; 0: never.
 
     Raises:
-        SpecError: at the end, if a section was judged at no step.
+        SpecError: at the end, if a section was never judged.
     """
     whole, start, statuses = of_training(case), None, set[tuple[str, str]]()
     sigmas, state = dict[str, Array](), rounded(case, case.start)
@@ -356,11 +343,7 @@ def judged_steps(
 def first_divergence(
     case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0, explaining: bool = True
 ) -> Divergence | None:
-    """Return where training first left its tolerance, and why.
-
-    Args:
-        explaining: whether a cause is looked for.
-    """
+    """Return where training first diverges, and perhaps the cause."""
     *agreed, last = judged_steps(case, made, resumed)
     if not last.tensor:
         return None

@@ -1,4 +1,4 @@
-"""The page of training in lockstep."""
+"""The page of lockstep training."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from concord.conformance.run.page import render
 from concord.conformance.run.record import Record
 from concord.conformance.wording import joined
 
-# Points of a line at most: of several steps that share one the largest error is drawn.
+# Maximum points per line; steps that share a point show their largest error.
 POINTS = 400
 
 
 def steps_page(record: Record) -> str:
-    """Return the page of the record of training in lockstep."""
+    """Return the page of a record."""
     outcome = record.outcome
     tracks = outcome.tracks
     wrong = [

@@ -1,4 +1,4 @@
-"""Lockstep as a person reads it: the largest errors by section, and each first divergence in a sentence."""
+"""Print lockstep training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concord.conformance.run.report import STYLES, indented
 
 
 def show(found: Lockstep, console: Console, title: str) -> None:
-    """Print the table, and what diverged."""
+    """Print table and divergences."""
     console.print(title, style="bold", highlight=False, markup=False)
     console.print(table(found))
     console.print(explanation(found), style="dim")
@@ -23,7 +23,7 @@ def show(found: Lockstep, console: Console, title: str) -> None:
 
 
 def table(found: Lockstep) -> Table:
-    """Return the largest errors in tolerances by section and backend."""
+    """Return largest errors in tolerances."""
     tracks = found.tracks
     columns = [Column(track.backend, justify="right", overflow="fold") for track in tracks]
     drawn = Table("", *columns, padding=(0, 1), expand=False)
@@ -45,7 +45,7 @@ def _error(curve: Curve | None, mode: str) -> Text:
 
 
 def explanation(found: Lockstep) -> str:
-    """Explain the numbers of the table."""
+    """Explain the table."""
     how = (
         "each step starts from the reference's weights and state"
         if found.mode == MODES[0]
@@ -55,7 +55,7 @@ def explanation(found: Lockstep) -> str:
 
 
 def unjudged(track: Track, found: Lockstep) -> str:
-    """Name the sections that some steps did not judge, the reason, and what to do."""
+    """Describe unjudged sections, the reason, and a remedy."""
     sections = [
         f"{curve.section} at {curve.unjudged} of {track.steps} steps"
         for curve in track.curves
@@ -76,7 +76,7 @@ def unjudged(track: Track, found: Lockstep) -> str:
 
 
 def lines(track: Track, found: Lockstep) -> list[tuple[str, str]]:
-    """Return the first divergence of a backend, what was not judged, and what stopped it."""
+    """Describe a backend's divergence, unjudged sections, and failure."""
     described = [(f"{track.backend} diverges first at {track.first.text}", "bold red")] if track.first else []
     if why := unjudged(track, found):
         described.append((f"{track.backend}: {why}", "yellow"))

@@ -1,4 +1,4 @@
-"""What lockstep trains: example batches, and the standard case."""
+"""Example batches and the standard case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concord.spec.parameters import Weights, initialize
 from concord.spec.training.recipe import RATES, Recipe
 from concord.spec.training.trajectory import Training
 
-# Steps after which an accumulation is short, as at the end of an epoch.
+# Every such step has a short accumulation, like the end of an epoch.
 EPOCH = 17
 
 # Steps of the standard case.
@@ -28,22 +28,22 @@ def example(
     weights: Weights | None = None,
     part: str = "model",
 ) -> JudgedTraining:
-    """Return training on random batches with ragged padding, which follows from the seed.
+    """Return training on random, padded batches.
 
     Args:
-        batch: samples of a step's first batch.
-        tokens: of a sample.
-        words: ids below this number alone are drawn; None: any.
-        weights: where training starts; None: they are drawn.
-        part: of the model (:data:`concord.spec.tensors.PARTS`).
+        batch: samples in a step's first batch.
+        tokens: per sample.
+        words: draw only ids below this; None: any.
+        weights: initial weights; None: random.
+        part: one of :data:`concord.spec.tensors.PARTS`.
     """
     drawn = config if words is None else config.replace(vocab_size=words)
     drawn_steps: list[list[Batch]] = []
-    # Seeds lie so far apart that no two share a batch.
+    # Seeds are spaced so that no two share a batch.
     number = seed * 1_000_003
     for step in range(steps):
-        # Every second batch of a step has half as many samples as the first, so that a mean of means shows.
-        # Each epoch and the last step end with a single batch.
+        # Every second batch of a step has half as many samples, so that a mean of means is noticeable. Each
+        # epoch and the last step end with a single batch.
         last = (step + 1) % EPOCH == 0 or step == steps - 1
         sizes = (
             [max(1, batch // 2)]
@@ -63,11 +63,11 @@ def example(
 
 
 def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> JudgedTraining:
-    """Return the standard case: two layers of ``nndl-paddle`` trained by AdamW."""
-    # It has what bugs need to show. Warm-up and linear decay; a norm that is clipped in some steps only;
-    # dropout at every site; two batches a step, with other numbers of samples and of counted labels; rows of
-    # the token table that no batch looks up, and of the position table that no text reaches. The gradient of
-    # a key's bias is rounding alone, so that second moments are as tiny as its square.
+    """Return two layers of ``nndl-paddle`` trained by AdamW."""
+    # It contains what reveals bugs. Warm-up and linear decay; a norm that is clipped only in some steps;
+    # dropout at every site; two batches per step, with different numbers of samples and counted labels; rows
+    # of the token table that no batch looks up, and rows of the position table that no text reaches. The
+    # gradient of a key's bias is only rounding, so second moments are as tiny as its square.
     learnt = {
         "positions": "learned",
         "position_layout": None,
@@ -104,5 +104,5 @@ def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> Judge
     return example(config, recipe, steps, batch=5, tokens=11, seed=seed, dtype=dtype, words=199)
 
 
-# About a quarter of the standard case's steps have a larger norm.
+# About a quarter of the standard case's steps exceed this norm.
 CLIP_AT = 4.0

@@ -1,4 +1,4 @@
-"""A step that a backend made, and the same step with a bug put in."""
+"""A backend's training step, and the same with a bug."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ from concord.spec.arrays import Array
 
 
 class DeliveredStep(Computation):
-    """A step that a backend made, explained by making it again with a bug.
+    """A backend's step, explained by repeating it with a bug.
 
-    A bug explains it if everything reported lies within the tolerances of training with that bug.
+    A bug explains it if the whole report lies within tolerance of training with that bug.
 
     Args:
-        case: the training, with the deviations of the backend.
         start: the step, and the reference's state before it.
-        delivered: what the backend reported.
-        looks: give what is expected, the final one last.
+        delivered: the backend's report.
+        looks: return what is expected, the final look last.
 
     Attributes:
-        tensor: the first that diverges; empty if none does.
+        tensor: the first divergent one, or empty.
     """
 
     subject = ""
@@ -48,7 +47,7 @@ class DeliveredStep(Computation):
         *looks: Callable[[], Expectation],
     ) -> None:
         self.case, self.start, self.dtype, self.delivered = case, start, case.dtype, delivered
-        self.known: dict[Any, Any] = {}  # gradients that were computed for this step
+        self.known: dict[Any, Any] = {}  # gradients computed for this step
         judge = Judge(PublishedReference(*looks), delivered)
         judgements, self.expected = judge.look(None, judge.judged)
         self.verdict = Verdict(
@@ -60,17 +59,13 @@ class DeliveredStep(Computation):
 
     @cached_property
     def right(self) -> Prediction:
-        """What the first divergent tensor should be."""
+        """The expected value of the divergent tensor."""
         return Prediction(self.expected.values[self.tensor], self.expected.sigmas[self.tensor])
 
     def trajectory(
         self, change: Change, arithmetic: Arithmetic, known: Any = None, earlier: Start | None = None
     ) -> BuggedTrajectory:
-        """Return training with a bug, as it stands before the step.
-
-        Args:
-            earlier: the step before, if that is made again too.
-        """
+        """Return training with a bug, before the step."""
         start, resumed = self.start, self.start.resumed
         trajectory = BuggedTrajectory(self.case, arithmetic, change, resumed, known)
         trajectory.place.resumed = resumed if resumed < start.step else 0
@@ -88,9 +83,9 @@ class DeliveredStep(Computation):
         return trajectory
 
     def step(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> dict[str, Array]:
-        """Return the tensors of the step in training with a bug."""
+        """Run the step with a bug."""
         tensors, prefix = dict[str, Array](), f"steps.{self.start.step}."
-        # The step before is made again only for a bug that keeps something of it.
+        # The previous step is repeated only for a bug that remembers it.
         for earlier in (None, self.start.earlier) if self.start.earlier else (None,):
             trajectory = self.trajectory(change, arithmetic, known, earlier)
             trajectory.step(
@@ -101,15 +96,11 @@ class DeliveredStep(Computation):
         return tensors
 
     def exactly(self, change: Change) -> dict[str, Array]:
-        """Return them in exact arithmetic."""
+        """Run the step exactly."""
         return self.step(change, exact(self.dtype), self.known)
 
     def tried(self, hypothesis: Hypothesis) -> dict[str, Array]:
-        """Return the exact tensors of the step under a hypothesis.
-
-        Raises:
-            LookupError: if it reports other tensors than the backend.
-        """
+        """Return the exact step under a hypothesis, if its report has the same tensors."""
         tensors = self.exactly(hypothesis.change)
         reported, shapes = (
             {name: array.shape for name, array in arrays.items() if name in self.asked}
@@ -121,43 +112,43 @@ class DeliveredStep(Computation):
 
     @cached_property
     def asked(self) -> set[str]:
-        """Names of the tensors that are compared."""
+        """Names of compared tensors."""
         known = {*self.expected.values, *self.delivered}
         return {name for name in known if section_of(name) != "rate" or name in self.delivered}
 
     @property
     def stage(self) -> str:
-        """The stage of the first divergence."""
+        """The stage of the divergence."""
         return stage_of(self.tensor)
 
     def possible(self, change: Change) -> bool:
-        """Return whether a bug may show first at this stage."""
+        """Whether a bug may first show at this stage."""
         first, reported = STAGES.index(self.stage), {stage_of(name) for name in self.delivered}
         shown = {STAGES.index(stage) for stage in stages(change, self.case.training.recipe)}
         return any(stage == first or (stage < first and STAGES[stage] not in reported) for stage in shown)
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the divergent tensor under a hypothesis, exactly."""
+        """Return the exact divergent tensor under a hypothesis."""
         if not self.possible(hypothesis.change):
             raise LookupError("it shows elsewhere")
         return self.tried(hypothesis).get(self.tensor, MISSING)
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:  # noqa: ARG002
-        """Return whether a value leaves little of the error."""
-        # By the root mean square: a step holds many numbers, which are moved together.
+        """Whether a value leaves little error."""
+        # Compare root mean squares, because a step's many numbers move together.
         if not self.actual.size:
             return True
         before, left = (root_mean_square(self.actual - other) for other in (self.right.value, value))
         return CLEAR * left < before or not np.isfinite(before)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the divergent tensor under a hypothesis, and all others beside it."""
+        """Predict the divergent tensor, and all others."""
         every = self.predictions(hypothesis)
         prediction = every.pop(self.tensor, Prediction(MISSING, MISSING))
         return Prediction(prediction.value, prediction.sigma, every)
 
     def predictions(self, hypothesis: Hypothesis) -> dict[str, Prediction]:
-        """Return every reported tensor under a hypothesis."""
+        """Predict every reported tensor."""
         values = self.tried(hypothesis)
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
@@ -175,7 +166,7 @@ class DeliveredStep(Computation):
         }
 
     def judged(self, actual: Array, prediction: Prediction) -> Judgement:
-        """Judge a tensor; elements that are NaN or infinite in both agree."""
+        """Judge a tensor; equal NaN or infinite elements agree."""
         value = prediction.value
         alike = ~np.isfinite(value) & (np.isnan(value) == np.isnan(actual)) & ~np.isfinite(actual)
         finite_actual, value, sigma = (
@@ -184,27 +175,27 @@ class DeliveredStep(Computation):
         return super().judged(finite_actual, Prediction(value, np.where(alike, 1.0, sigma)))
 
     def explains(self, prediction: Prediction) -> bool:
-        """Return whether everything reported is as predicted."""
+        """Whether the whole report is as predicted."""
         shown = not self.actual.size or super().explains(prediction)
         return shown and self.distance(prediction) <= 1
 
     def one_cause(self, one: Hypothesis, other: Hypothesis) -> bool:
-        """Return whether two hypotheses are one cause, as a field of a recipe and a known bug of it."""
+        """Whether two hypotheses are one cause."""
         recipes = one.change.places == other.change.places == {"recipe"}
         return super().one_cause(one, other) or (recipes and not {one.name, other.name}.isdisjoint(CLAUSE_OF))
 
     def same(self, one: Prediction, other: Prediction) -> bool:
-        """Return whether two hypotheses predict the same."""
+        """Whether two predictions are the same."""
         beside = (self.judged(value.value, other.beside[name]) for name, value in one.beside.items())
         return super().same(one, other) and all(judgement.ratio <= SAME for judgement in beside)
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether training with a bug may have reported this."""
+        """Whether training with a bug could give this report."""
         change = hypothesis.change
         try:
             trajectory = self.trajectory(change, exact(self.dtype), self.known, self.start.earlier)
             if self.tensor and trajectory.place.memory:
-                return True  # it keeps something of more steps than are made again
+                return True  # it remembers more steps than are repeated
             every = self.predictions(hypothesis)
             return all(
                 self.judged(self.delivered[name], prediction).ratio <= 1 for name, prediction in every.items()
@@ -213,12 +204,12 @@ class DeliveredStep(Computation):
             return False
 
 
-# Stands for a tensor that was not reported.
+# A tensor that was not reported.
 MISSING = np.zeros(0)
 
 
 def stage_of(tensor: str) -> str:
-    """Return the stage of :data:`concord.conformance.bugs.training.edited_step.STAGES` of a tensor."""
+    """Return a tensor's stage (:data:`concord.conformance.bugs.training.edited_step.STAGES`)."""
     return {"losses": "losses", "gradients": "gradients", "norm": "clipped", "clipped": "clipped"}.get(
         section_of(tensor), "moments"
     )

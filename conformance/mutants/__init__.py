@@ -1,1 +1,1 @@
-"""Mutants: bugs that are put into a backend on purpose, to prove that the judge finds and names them."""
+"""Mutants: injected bugs, which prove that the judge finds and names them."""

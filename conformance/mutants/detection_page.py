@@ -1,4 +1,4 @@
-"""The page of mutants: whether each was found, at which tensor, and under which name."""
+"""The page of mutants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concord.conformance.run.report import ordered
 
 
 def detection_page(record: Record) -> str:
-    """Return the page of a record of mutants, as HTML."""
+    """Return the page of a record."""
     findings = record.outcome.findings
     names = ordered(finding.backend for finding in findings)
     judged = [finding for finding in findings if finding.status != "absent"]

@@ -1,4 +1,4 @@
-"""The detection matrix as a table in a terminal."""
+"""The detection matrix as a terminal table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES = {"found": "green", "absent": "dim", "failed": "bold magenta"}
 
 
 def matrix_table(matrix: Matrix) -> Table:
-    """Return a row for each mutant, with its margin over the tolerance on each backend."""
+    """Return a row per mutant."""
     names = ordered(finding.backend for finding in matrix.findings)
     table = Table(
         title="Mutants: first error in tolerances", title_justify="left", title_style="bold", padding=(0, 1)
@@ -41,7 +41,7 @@ def matrix_table(matrix: Matrix) -> Table:
 
 
 def summary(matrix: Matrix, backend: str) -> str:
-    """Return a backend's share of found mutants, and of right tensors, clauses and causes among them."""
+    """Return shares of found mutants and correct explanations."""
     asked = [finding for finding in matrix.findings if finding.backend == backend]
     found = [finding for finding in asked if finding.status in ("found", "misplaced")]
     parts = [f"{backend}: found {len(found)} of {len(asked)}"]
@@ -56,7 +56,7 @@ def summary(matrix: Matrix, backend: str) -> str:
 
 
 def show(matrix: Matrix, console: Console) -> None:
-    """Print the matrix, each mutant that was not found, wrong explanations, and a summary."""
+    """Print matrix, failures and summary."""
     console.print(matrix_table(matrix))
     told = list[tuple[str, str, object]]()
     absent = dict[str, str]()

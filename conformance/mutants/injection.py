@@ -1,4 +1,4 @@
-"""Injection of a bug: edits of the taps of a framework's model in one run."""
+"""Inject a bug by editing the taps of a model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ Tap = Callable[[str, Array], Array]
 
 
 class Injection(Context):
-    """One run of a framework's model, with the edits of a change.
+    """One run of a model with edits.
 
     Args:
-        memory: what edits of earlier runs left for later ones.
+        memory: state that edits keep between runs.
 
     Attributes:
-        libraries: of the framework; an operation is taken from the first that has its name.
-        seen: the taps that were edited.
+        libraries: namespaces of the framework, searched in order.
     """
 
     libraries: tuple[Any, ...] = ()
@@ -35,8 +34,8 @@ class Injection(Context):
         super().__init__(request.config, request.batch, request.part, request.dtype, {}, memory)
         self.request, self.seen = request, set[str]()
         self.edits = {name: edit for name in taps(request.config, request.part) if (edit := change.at(name))}
-        # A compiler that reads Python would trace an edit's NumPy as its own, and lose what the edit keeps.
-        # It sees these two calls alone, with all tensors that they need.
+        # A compiler that traces Python would absorb an edit's NumPy code, and lose the edit's state. It sees
+        # only these two calls, with all their tensors.
         self.step, self.keep = self.opaque(self._step), self.opaque(self._keep)
 
     def __getattr__(self, name: str) -> Any:
@@ -46,26 +45,19 @@ class Injection(Context):
         raise AttributeError(name)
 
     def opaque(self, function: Callable[..., Array]) -> Callable[..., Array]:
-        """Return a function that compilers call while they trace, without reading its code."""
+        """Hide a function's code from compilers."""
         return function
 
     @abstractmethod
     def held(self, layer: Any, kind: str) -> Array:
-        """Return a parameter of a layer in its canonical layout; None where the layer has none.
-
-        Args:
-            kind: as of :class:`concord.spec.parameters.Parameter`.
-        """
+        """Return a layer's parameter in canonical layout, if any."""
 
     def submodule(self, owner: Any, name: str) -> Any:
-        """Return a submodule by a word of its canonical name."""
+        """Return a submodule by part of its canonical name."""
         return getattr(owner, name)
 
     def given(self, model: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs and parameters of a model by canonical name.
-
-        Parameters that a framework's layer keeps in its own form are missing.
-        """
+        """Return inputs and parameters by canonical name, as far as available."""
         tensors = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
         for name, parameter in parameters(self.config, self.part).items():
             owner = model
@@ -78,14 +70,14 @@ class Injection(Context):
         return tensors
 
     def trace(self, model: Any, inputs: Mapping[str, Array], record: Tap) -> Tap:
-        """Return the tap that edits a tensor before it is recorded."""
+        """Return a tap that edits before recording."""
         return lambda name, tensor: self.keep(
             name,
             record(name, self.step(name, tensor, self.given(model, inputs) if name in self.edits else {})),
         )
 
     def _step(self, name: str, tensor: Array, tensors: dict[str, Array]) -> Array:
-        if name in self.now:  # another evaluation of the model begins
+        if name in self.now:  # another evaluation begins
             self.now.clear()
         if name not in self.edits:
             return tensor
@@ -100,10 +92,10 @@ class Injection(Context):
 
     @contextmanager
     def confirmed(self) -> Iterator[None]:
-        """Check that a run within the block was edited.
+        """Check that the block's run was edited.
 
         Raises:
-            Unsupported: where the model does not compute a tap that the edit changes or needs.
+            Unsupported: if the model lacks a tap that the edit changes or needs.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""The detection matrix: where each mutant is found, and by how much, on one backend in turn or on all."""
+"""The detection matrix: where each mutant is found, and by how much."""
 
 from __future__ import annotations
 
@@ -29,18 +29,15 @@ class Finding:
     """The result of one mutant on one backend.
 
     Attributes:
-        status: ``"found"``; ``"misplaced"``: found, but another tensor named first; ``"missed"``;
-            ``"failed"``: no result; ``"absent"``: the framework is not installed.
+        status: ``"found"``; ``"misplaced"``: found at another tensor; ``"missed"``; ``"failed"``: no result;
+            ``"absent"``: framework not installed.
         tensor: the first wrong one, or :data:`concord.conformance.bugs.bug.REFUSED`.
         margin: its error in tolerances.
-        case, dtype: where the mutant was found.
-        detail: a note in one line.
-        cause: whether the explanation names the injected bug: ``"right"``, ``"none"`` or ``"wrong"``; empty
-            where the catalogue does not say which hypothesis should, or nothing was found.
-        said: the hypotheses that the explanation names.
-        clause: whether the explanation's clause is the broken one: ``"right"`` or ``"wrong"``; empty without
-            an explanation.
-        row: the judgement of the tensor.
+        cause: ``"right"`` if the explanation names the bug, else ``"none"`` or ``"wrong"``; empty if unknown.
+        said: hypotheses of the explanation.
+        clause: ``"right"`` if the explanation names the broken clause, else ``"wrong"``; empty if
+            unexplained.
+        row: the tensor's judgement.
     """
 
     mutant: str
@@ -58,7 +55,7 @@ class Finding:
 
     @property
     def cell(self) -> str:
-        """The text of a cell of the matrix."""
+        """Text of the matrix cell."""
         return f"{number(self.margin)} ✓" if self.status == "found" else self.status
 
 
@@ -67,9 +64,9 @@ class Matrix:
     """The findings of all mutants.
 
     Attributes:
-        findings: one for each mutant and backend.
-        asked: backends that the user named: if one of them is absent, it has failed.
-        unfinished: number of findings that an early end left out.
+        findings: one per mutant and backend.
+        asked: backends that the user named; the absence of one is a failure.
+        unfinished: findings missing because of an early end.
     """
 
     findings: list[Finding]
@@ -79,7 +76,7 @@ class Matrix:
 
     @property
     def exit_code(self) -> int:
-        """0: all are found, at the right tensor; 1: not all; 3: a backend gave no result, or not all ran."""
+        """0: all found at the right tensor; 1: not all; 3: a failed backend, or unfinished."""
         statuses = {finding.status for finding in self.findings}
         if (
             "failed" in statuses
@@ -92,16 +89,12 @@ class Matrix:
 
 
 def plugin(backend: str) -> str:
-    """Return the path of the class of a built-in backend that has bugs on request."""
+    """Return the class path of a backend with bugs."""
     return f"concord.conformance.mutants.plugins.{backend}:Mutated"
 
 
 def mutable(names: Sequence[str] | None) -> list[str]:
-    """Return the named built-in backends; all by default.
-
-    Raises:
-        SpecError: listing every unknown name, with the nearest names.
-    """
+    """Return the named built-in backends; all by default."""
     problems = unknowns("backend", names or [], backends.BUILT_IN)
     if problems:
         raise SpecError(problems)
@@ -109,11 +102,7 @@ def mutable(names: Sequence[str] | None) -> list[str]:
 
 
 def chosen(names: Sequence[str] | None) -> list[Bug]:
-    """Return mutants by their names or operations, in the catalogue's order; all by default.
-
-    Raises:
-        SpecError: listing every unknown name, with the nearest names.
-    """
+    """Return mutants by name or operation; all by default."""
     asked = set(names or OPERATIONS)
     problems = unknowns("mutant", names or [], [*KNOWN, *OPERATIONS])
     if problems:
@@ -121,12 +110,12 @@ def chosen(names: Sequence[str] | None) -> list[Bug]:
     return [mutant for mutant in KNOWN.values() if asked & {mutant.name, mutant.operation}]
 
 
-# Takes a backend's name, and the mutant that it has finished or "started".
+# Takes a backend's name, and its finished mutant or "started".
 Progress = Callable[[str, str], None]
 
 
 def turns(mutants: Sequence[Bug], names: Sequence[str], every: bool = False) -> dict[str, Sequence[Bug]]:
-    """Return the mutants of each backend: each mutant on one of them in turn, or on every one."""
+    """Assign each mutant to one backend in turn, or to every one."""
     step = 1 if every else len(names)
     return {name: mutants[0 if every else place :: step] for place, name in enumerate(names)}
 
@@ -137,12 +126,7 @@ def conduct(
     progress: Progress = lambda backend, done: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Matrix:
-    """Run mutants, as many backends at a time as there are cores.
-
-    Args:
-        asked: the mutants of each backend.
-        stopped: as of :func:`concord.conformance.run.campaign.conduct`.
-    """
+    """Run mutants on several backends in parallel."""
     with Pool(halted=stopped) as pool:
         hunts = [Hunt(name, settings, progress, pool) for name in asked]
         findings = pool.map(lambda hunt: hunt.all(asked[hunt.backend]), hunts)
@@ -152,13 +136,11 @@ def conduct(
 
 
 class Hunt:
-    """The hunt for mutants on one backend.
+    """Runs mutants on one backend.
 
     Args:
-        backend: the name of a built-in backend.
-        pool: supervises the worker; by default one of the hunt's own.
-        worker: a worker of the plug-in that runs already.
-        diagnosing: whether to explain what is found, which takes longer than all the rest.
+        worker: an existing worker of the plugin.
+        diagnosing: whether to explain findings, the slowest part.
     """
 
     def __init__(
@@ -178,11 +160,11 @@ class Hunt:
         )
 
     def all(self, mutants: Sequence[Bug]) -> list[Finding]:
-        """Return a finding for each mutant, until the pool is stopped."""
+        """Return a finding per mutant, until the pool stops."""
         findings = []
         for mutant in mutants:
             finding = self.find(mutant)
-            if self.pool.stopped:  # the worker was ended within this mutant
+            if self.pool.stopped:  # the worker was stopped during this mutant
                 break
             findings.append(finding)
             self.progress(self.backend, mutant.name)
@@ -190,12 +172,12 @@ class Hunt:
         return findings
 
     def started(self, worker: Worker) -> None:
-        """Note the version of the backend."""
+        """Note the backend's version."""
         self.version = str(worker.description.get("version", ""))
         self.progress(self.backend, "started")
 
     def find(self, mutant: Bug) -> Finding:
-        """Look for a mutant in each of its precisions until it is found."""
+        """Try a mutant in its precisions until it is found."""
         ended = partial(Finding, mutant.name, self.backend)
         try:
             for dtype in mutant.precisions:
@@ -208,7 +190,7 @@ class Hunt:
             return ended("failed", detail=str(error))
 
     def look(self, mutant: Bug, dtype: str) -> Finding | None:
-        """Look for a mutant in its case, or run of training, in one precision; None where it is missed."""
+        """Try a mutant in one precision; None if it is missed."""
         case = f"{mutant.variant}-{mutant.scenario}"
 
         def found(right: bool, tensor: str, margin: float, **fields: Any) -> Finding:
@@ -245,12 +227,7 @@ class Hunt:
         return found(right, row.tensor, row.ratio, detail=detail, row=row, **named)
 
     def verdict(self, mutant: Bug, dtype: str) -> Verdict:
-        """Judge a run of a mutant in its standard case; a worker that dies is started again, a few times.
-
-        Raises:
-            WorkerFailure: if there is no result.
-            Misfit: for a run whose tensors do not fit the case.
-        """
+        """Judge a mutant's run in its standard case."""
 
         def run(case: Case) -> Run:
             how = (dtype, f"mutant:{mutant.name}")

@@ -1,4 +1,4 @@
-"""A backend with a bug on request: the base class of the four frameworks' plug-ins."""
+"""A backend with a bug on request: base class of the plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.mutant_trainer import MutatedTrainer
 from concord.spec.errors import unknown
 
-# By what stands before the colon of an implementation's name, and after it.
+# By the parts of an implementation's name before and after the colon.
 CHANGES: dict[str, dict[str, Change]] = {
     "mutant": {name: mutant.change for name, mutant in BUGS.items()},
     "emulate": EMULATIONS,
@@ -22,11 +22,11 @@ CHANGES: dict[str, dict[str, Change]] = {
 
 
 class Mutating:
-    """The first base of a class, before a backend's adapter; it changes the adapter's runs.
+    """A mixin before a backend's adapter, which changes its runs.
 
-    ``mutant:NAME`` has that bug in the explicit implementation, ``mutant:NAME@library`` in another;
-    ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute their products as tensor cores do; any other
-    implementation runs untouched.
+    ``mutant:NAME`` injects a bug into the explicit implementation, ``mutant:NAME@library`` into another.
+    ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute products like tensor cores. Other implementations
+    run unchanged.
     """
 
     context: type[Injection]
@@ -35,11 +35,10 @@ class Mutating:
     memory: dict[str, Any]
 
     def run(self, request: Request) -> Run:
-        """Run a request, with the change that the implementation names.
+        """Run a request, with the change that its implementation names.
 
         Raises:
-            UnknownNameError: for a change that does not exist.
-            Unsupported: where the implementation does not compute a tap that the change edits or needs.
+            Unsupported: if the model lacks a tap that the change needs.
         """
         kind, colon, name = request.implementation.partition(":")
         name, _, implementation = name.partition("@")
@@ -61,11 +60,7 @@ class Mutating:
             self.injection = None
 
     def train(self, request: Request) -> TrainingSession:
-        """Open a training session, with the bug that the implementation names.
-
-        Raises:
-            UnknownNameError: for a bug that does not exist.
-        """
+        """Open a training session, possibly with a bug."""
         _, colon, name = request.implementation.partition(":")
         if colon and name not in TRAINING:
             raise unknown("bug of training", name, list(TRAINING))
@@ -74,17 +69,17 @@ class Mutating:
             request = dataclasses.replace(request, implementation="explicit")
             self.trainer = partial(MutatedTrainer, change=change, rounding=self.context(change, request, {}))
         try:
-            # Of the adapter, the next base.
+            # Defined by the adapter, the next base class.
             session: TrainingSession = super().train(request)  # type: ignore[misc]
         finally:
             self.__dict__.pop("trainer", None)
         return session
 
     def trace(self, request: Request) -> Trace:
-        """Return the injection's trace, if there is one (:meth:`~.adapter.FrameworkAdapter.trace`)."""
-        traced: Trace = super().trace(request)  # type: ignore[misc]  # of the adapter, the next base
+        """Return the injection's trace, if any."""
+        traced: Trace = super().trace(request)  # type: ignore[misc]  # defined by the adapter
         return self.injection.trace if self.injection else traced
 
     def _untouched(self, request: Request) -> Run:
-        run: Run = super().run(request)  # type: ignore[misc]  # of the adapter, the next base
+        run: Run = super().run(request)  # type: ignore[misc]  # defined by the adapter
         return run

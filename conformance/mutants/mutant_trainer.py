@@ -1,4 +1,4 @@
-"""A trainer with a bug: each place of a step is a method that the bug may change."""
+"""A trainer with a bug."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 
 class MutatedTrainer(Bugged, Trainer):
-    """A trainer with a bug.
+    """A trainer whose steps consist of methods that a bug may change.
 
     Args:
-        session: of a request that has the bug's recipe.
-        change: the edits of places of a step.
+        session: for a request with the bug's recipe.
         rounding: the framework's operations.
     """
 
@@ -44,7 +43,7 @@ class MutatedTrainer(Bugged, Trainer):
         return TrainingStep(self.operations, self.shortened, self.recipe, self.kinds)
 
     def shortened(self, tensor: Any, number_format: str) -> Any:
-        """Round a tensor, or an array of a stored state, to a shorter format."""
+        """Round a tensor or array to a shorter format."""
         if not isinstance(tensor, np.ndarray):
             return self.rounding.rounded(tensor, number_format)
         exact = tensor.astype(np.float64)
@@ -54,7 +53,7 @@ class MutatedTrainer(Bugged, Trainer):
         right = super().updating()
         if not self.change.places & {"optimizer", "keeps"}:
             return right
-        # The framework's own optimizer cannot have the bug: this one is written in its operations.
+        # The framework's own optimizer cannot have the bug, so this one consists of its operations.
         variables = self.variables(self.session.model)
         return self.change.optimizer(right.operations, self.recipe, variables, self.kinds)
 

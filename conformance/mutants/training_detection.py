@@ -1,4 +1,4 @@
-"""Detection of a training bug in a backend: at the first step where the reference shows it."""
+"""Detect a training bug at the step where the reference shows it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from concord.spec.precision import precision
 
 @dataclass(frozen=True)
 class Shown:
-    """The first place where a bug shows.
+    """Where a bug shows first.
 
     Attributes:
-        step: from 0; -1 if it shows nowhere.
-        section: of the first tensor beyond its tolerance, such as ``gradients`` or ``first_moment``.
-        margin: the error of that tensor in tolerances; infinite where it is missing.
-        before: the largest error, in tolerances, of earlier steps.
+        step: from 0; -1 if nowhere.
+        section: of the first divergent tensor, such as ``gradients`` or ``first_moment``.
+        margin: its error in tolerances; infinite if missing.
+        before: the largest error of earlier steps, in tolerances.
     """
 
     step: int
@@ -40,11 +40,7 @@ class Shown:
 
 @functools.cache
 def shown(name: str, dtype: str) -> Shown:
-    """Return where a bug shows first in the reference, by the tolerances of right training.
-
-    Raises:
-        SpecError: if it shows nowhere, and a section was judged at no step.
-    """
+    """Return where a bug first exceeds the tolerances of correct training."""
     bug, before = TRAINING[name], 0.0
     training, resume = shown_by(bug)
     right = JudgedTraining(*model(), training, dtype=dtype)
@@ -67,9 +63,7 @@ def divergence_of(
     """Run a bug's training on a backend, and return its first divergence.
 
     Args:
-        worker: of a backend that has bugs on request.
-        right: whether to train without the bug.
-        explaining: whether to look for the cause.
+        right: train without the bug.
     """
     training, resume = shown_by(bug)
     config, weights = model()
@@ -85,7 +79,7 @@ def divergence_of(
     session, steps = worker.train(request), list[Mapping[str, Array]]()
     try:
         for step, batches in enumerate(training.steps):
-            if resume and step == resume:  # a new session goes on from the stored state
+            if resume and step == resume:  # a new session resumes from the state
                 state = session.state()
                 session.close()
                 session = worker.train(request)

@@ -1,1 +1,1 @@
-"""Runs of many cases, and what is written of them: records, reports, pages."""
+"""Runs of many cases, and their records, reports and pages."""

@@ -1,4 +1,4 @@
-"""Many runs on many backends: jobs in, results out. A worker that dies is a result and never the end."""
+"""Run many jobs on many backends. The death of a worker is a result."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ from concord.spec.training.trajectory import Training
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be made and judged on every backend.
+    """A run to perform and judge on every backend.
 
     Attributes:
-        group: the heading of its results: a variant, or a published source.
-        expectation: gives tensors to compare with in place of the reference's.
-        end_to_end: whether to judge end to end where that does not decide.
-        gradients: whether gradients are computed and judged.
-        times: runs, where it stands several times in a list of jobs.
+        group: the heading of its results: a variant or a published source.
+        expectation: replaces the reference's tensors.
+        end_to_end: whether to judge end to end even where that does not decide.
+        times: how often it runs.
     """
 
     group: str
@@ -63,14 +62,14 @@ class Job:
 
     @property
     def name(self) -> str:
-        """A name for progress and files."""
+        """Name in progress messages and files."""
         return f"{self.case}-{self.dtype}"
 
     def judge(self, run: Run, rules: str | None = None) -> Verdict:
         """Judge a run of this job.
 
         Args:
-            rules: the precision or mode whose rounding is allowed for, where it is not that of ``dtype``.
+            rules: the precision mode whose rounding applies, if it is not that of ``dtype``.
 
         Raises:
             Misfit: for unknown tensors, or wrong shapes or types.
@@ -87,10 +86,10 @@ class Job:
         )
 
     def judgeable(self, run: Run) -> Job:
-        """Return the job that judges a run: without uncomputed padding, if the run declares that.
+        """Return the job without padding that the run declares uncomputed.
 
         Raises:
-            Unsupported: if nothing is left.
+            Unsupported: if no sample is left.
         """
         if self.expectation or not declared(run.info.get("deviations", [])).get(UNCOMPUTED_PADDING):
             return self
@@ -100,7 +99,7 @@ class Job:
         return left
 
     def independent(self) -> Job | None:
-        """Return the job with a loss independent of rows of padding; None if no sample is left."""
+        """Return the job with a loss independent of padding, if samples are left."""
         batch = independent_batch(self.config, self.batch, self.part)
         if batch is None:
             return None
@@ -109,20 +108,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Setup:
-    """How the runs are made (:class:`concord.backends.worker.Worker`).
+    """Settings of runs (:class:`concord.backends.worker.Worker`).
 
     Attributes:
         device: cpu, cuda or cuda:N.
-        implementation: explicit, library, or one of a backend's own.
+        implementation: explicit, library, or a backend's own.
         execution: eager, compiled, unpadded or unpadded-compiled.
-        asked: backends that were asked for by name. Not installed, one of them is *missing*, another
-            *absent*.
-        python: the interpreter of each backend that runs in another environment.
-        time_limit: seconds of one run.
-        memory_limit: bytes of one worker; by default four fifths of the machine's.
-        threads: of each worker; by default one for each core.
+        asked: backends that the user named. If one is not installed it is *missing*; others are *absent*.
+        python: interpreters of backends in other environments.
+        time_limit: seconds per run.
+        memory_limit: bytes per worker; by default four fifths of the machine's.
+        threads: per worker; by default one per core.
         precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
-        repeat: runs of each job, at least; from 2 on, what differs in its bits is *nondeterministic*.
+        repeat: minimum runs per job; from 2 on, differing bits are *nondeterministic*.
     """
 
     device: str = "cpu"
@@ -138,9 +136,8 @@ class Setup:
     repeat: Count = 1
 
     def rules(self, dtype: str) -> str | None:
-        """Return the mode that judges a run, where it is not its precision."""
-        # That of an implementation ``emulate:MODE``, or of the arithmetic that float32 products were asked
-        # for in.
+        """Return the mode that judges a run, if not its dtype."""
+        # Set by an implementation ``emulate:MODE``, or by TF32 products in float32.
         kind, _, mode = self.implementation.partition(":")
         return (
             mode.partition("_")[0]
@@ -151,7 +148,7 @@ class Setup:
         )
 
     def how(self, dtype: str) -> Settings:
-        """Return the settings of a run in a precision."""
+        """Return the settings of a run."""
         names = {setting.name for setting in dataclasses.fields(Settings)} - {"dtype"}
         return Settings(dtype, **{name: getattr(self, name) for name in names})
 
@@ -160,7 +157,7 @@ class Setup:
         return "missing" if status == "absent" and name in self.asked else status
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None, **more: Any) -> Worker:
-        """Start the worker of a backend (:class:`concord.backends.worker.Worker`)."""
+        """Start a backend's worker (:class:`concord.backends.worker.Worker`)."""
         return backends.open(
             name,
             self.device,
@@ -179,14 +176,13 @@ class Report:
     """The results of a campaign.
 
     Attributes:
-        results: one for each backend and job.
-        environments: what each backend says of itself, with import and run seconds and its largest resident
-            size.
-        seconds: of the whole campaign; 0 where the runs came as files.
+        results: one per backend and job.
+        environments: each backend's description, with import and run seconds and peak memory.
+        seconds: total time; 0 if the runs came from files.
         notes: what was not run and why, by name.
-        conclusions: what all cases of a backend say together of a wrong tensor, once it is explained.
-        unfinished: results that are lacking since the campaign was ended.
-        milliseconds: of one forward pass of the reference of any model; 0 if it was not timed.
+        conclusions: from all wrong tensors of a backend, once explained.
+        unfinished: results missing because the campaign was stopped.
+        milliseconds: a reference module's forward pass; 0 if not timed.
     """
 
     results: list[Result]
@@ -199,7 +195,7 @@ class Report:
     milliseconds: Number = 0.0
 
     def explained(self) -> Report:
-        """Return the report with each divergence explained, by all cases together."""
+        """Return the report with an explanation of each divergence."""
         if not any(result.verdict and result.verdict.judge for result in self.results):
             return self
         results, conclusions = conclude(self.results)
@@ -216,29 +212,29 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree. 1: something diverges, or differs when run again. 3: not all was run or judged."""
+        """0: all agree. 1: a divergence, refusal or nondeterminism. 3: not everything was run or judged."""
         return (
             3 if self.unfinished else exit_code_of((result.backend, result.status) for result in self.results)
         )
 
 
 def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
-    """Return the exit code of runs, from backend and status of each."""
-    # A backend that nobody asked for may be absent.
+    """Return the exit code for pairs of backend and status."""
+    # A backend that the user did not name may be absent.
     runs = [(backend, status) for backend, status in statuses if status != "absent"]
     present = {status for _, status in runs}
     if present & {*FAILED_WORKER, NOT_JUDGED}:
         return 3
     if present & {"diverges", "nondeterministic", "refused"}:
         return 1
-    # A backend of which no run was judged has not agreed.
+    # A backend without a judged run has not agreed.
     _, unjudged = verdicts.conclude(
         (backend, "agrees" if status == verdicts.ACCEPTED else status) for backend, status in runs
     )
     return 3 if unjudged or "undetermined" in present or not runs else 0
 
 
-# Called with a backend's name and what it has done, a job's name or ``"started"``; or with what it is doing
+# Called with a backend's name and the job that it has finished, or "started"; or with its current task
 # (concord.conformance.progress.Underway).
 Progress = Callable[[str, str], None]
 
@@ -253,8 +249,8 @@ def conduct(
     """Run every job on every backend, and judge the runs.
 
     Args:
-        jobs: in order; one that stands there several times has one result.
-        stopped: polled; once it says True, the campaign ends with the results that it has.
+        jobs: in order; repeated jobs share a result.
+        stopped: polled; if true, the campaign ends with the results so far.
 
     Raises:
         UnknownNameError: for an unknown backend, before anything runs.
@@ -264,11 +260,10 @@ def conduct(
         backends.resolve(name)
     started, environments = time.perf_counter(), dict[str, dict[str, Any]]()
     turns = repeated(jobs, settings.repeat)
-    # As many backends at a time as there are cores.
     with Pool(min(len(chosen), os.cpu_count() or 1) or 1, stopped) as pool:
         runners = [Runner(name, settings, pool, environments, progress) for name in chosen]
-        # Job by job, so that backends share an estimate while it is cached. A backend's jobs stay in order,
-        # since it has one worker: each waits for the turn before.
+        # Job by job, so that backends share a cached estimate. A backend's jobs stay in order on its only
+        # worker: each waits for the previous turn.
         done = [[Event() for _ in turns] for _ in runners]
         results: list[dict[int, Result]] = [{} for _ in runners]
         left = [Counter(map(id, turns)) for _ in runners]
@@ -281,7 +276,7 @@ def conduct(
                 if not pool.stopped:
                     runner, job = runners[which], turns[number]
                     result = runner.attempt(job)
-                    if not pool.stopped:  # else its worker was ended in the middle of it
+                    if not pool.stopped:  # else its worker was stopped during the job
                         results[which][id(job)] = result
                         left[which][id(job)] -= 1
                         progress(runner.name, job.name)
@@ -291,14 +286,14 @@ def conduct(
         pool.map(turn, itertools.product(range(len(turns)), range(len(runners))))
     every = [result for of_one in results for result in of_one.values()]
     unfinished = sum(count > 0 for of_one in left for count in of_one.values())
-    if unfinished:  # whoever ended it does not wait for causes to be found
+    if unfinished:  # whoever stopped it does not wait for explanations
         every = [dataclasses.replace(one, verdict=one.verdict and one.verdict.unexplained()) for one in every]
     seconds = time.perf_counter() - started
     return Report(every, environments, settings, seconds, unfinished=unfinished)
 
 
 def unseen(environment: Mapping[str, Any], device: str) -> str:
-    """Say so if a backend does not see a device; empty if it does, or says nothing."""
+    """Say that a backend does not see a device, if so."""
     seen = environment.get("devices", [])
     if not seen or (f"{device}:0" if device == "cuda" else device) in seen:
         return ""
@@ -308,7 +303,7 @@ def unseen(environment: Mapping[str, Any], device: str) -> str:
 def deviations_of(
     description: Mapping[str, Any], device: str, implementation: str = "explicit"
 ) -> list[dict[str, Any]]:
-    """Return the deviations that a backend states for a device."""
+    """Return a backend's deviations on a device."""
     further = description.get("implementation_deviations", {})
     deviations = []
     for stated in (description.get("deviations", []), further.get(implementation, [])):
@@ -317,11 +312,7 @@ def deviations_of(
 
 
 def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is kept of a backend's description.
-
-    Args:
-        deviations: for the way it runs.
-    """
+    """Return the part of a backend's description to keep."""
     about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
     return {
         **about,
@@ -330,15 +321,14 @@ def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> d
     }
 
 
-# Type, shape and content of each tensor.
 Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 
 
 @dataclass(frozen=True)
 class _Earlier:
-    result: Result  # of all its runs so far
-    first: Bits | None  # the bits of its first run; None if the job failed, and is not run again
-    turn: int  # of its backend, when it last ran
+    result: Result  # combines all runs so far
+    first: Bits | None  # None: the job failed, and is not run again
+    turn: int  # its backend's last turn
 
     def words(self, job: Job, turn: int) -> str:
         between = ", after others" if turn > self.turn + 1 else ""
@@ -352,7 +342,7 @@ def _verb(status: str) -> str:
 
 
 def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
-    """Repeat each job in place until it occurs at least ``least`` times, and count its occurrences."""
+    """Repeat each job in place at least ``least`` times, and count it."""
     listed, counted, turns = Counter(map(id, jobs)), dict[int, Job](), list[Job]()
     for job in jobs:
         added = 0
@@ -364,12 +354,7 @@ def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
 
 
 class Runner:
-    """One backend at work: its jobs run one after the other on one worker.
-
-    Args:
-        pool: supervises the worker.
-        environments: receives the backend's description.
-    """
+    """Runs one backend's jobs in sequence on one worker."""
 
     def __init__(
         self,
@@ -382,19 +367,19 @@ class Runner:
         self.name, self.settings = name, settings
         self.environments, self.progress = environments, progress
         self.earlier: dict[int, _Earlier] = {}
-        # One worker for all jobs: a state that a backend carries from run to run shows then.
+        # A single worker reveals state that a backend carries from run to run.
         self.turn = 0
         self.supervisor = pool.supervise(partial(settings.open, name), started=self.started)
 
     def attempt(self, job: Job) -> Result:
-        """Run a job and judge it; return the result of all its runs so far, failures too."""
+        """Run and judge a job; return the result of all runs so far."""
         self.turn += 1
         started, before = time.perf_counter(), self.earlier.pop(id(job), None)
         if before is None:
             self.supervisor.renew()
         now = before if before and before.first is None else self._made(job, before)
         if before and before.result.status == "diverges" and now.result.verdict is None:
-            now = dataclasses.replace(before, first=None)  # a failure does not cover what is wrong
+            now = dataclasses.replace(before, first=None)  # a failure does not hide a divergence
         if now.result.times < job.times:
             self.earlier[id(job)] = now
         if self.name in self.environments:
@@ -429,7 +414,7 @@ class Runner:
             verdict, attribution = self._judged(job, run, before, others, again)
         except Misfit as error:
             return made("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
-        except Exception as error:  # what was delivered is in order: whatever is raised then is Concord's own
+        except Exception as error:  # the delivered tensors are valid, so the fault is Concord's
             status, detail, stderr = own_failure("judging", error)
             return made(status, detail, stderr=stderr)
         others |= {*before.result.differing} if before else set()
@@ -443,7 +428,7 @@ class Runner:
         self, job: Job, run: Run, before: _Earlier | None, others: set[str], again: str
     ) -> tuple[Verdict, str]:
         earlier = before.result.verdict if before else None
-        # The same bits have the same verdict.
+        # Equal bits have equal verdicts.
         if before and earlier and (not others or earlier.status == "diverges"):
             return earlier, before.result.attribution
         with listening(lambda text: self.progress(self.name, text)):
@@ -456,14 +441,14 @@ class Runner:
         return earlier, before.result.attribution
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
-        """Say so if a divergent run agrees in the strict precision."""
+        """Note agreement in the strict precision."""
         if verdict.status != "diverges" or self.settings.precision == "strict":
             return ""
         try:
             strict = self.run(job, "strict")
             if job.judge(strict).status != "agrees":
                 return ""
-        except (Unsupported, WorkerFailure, SpecError):  # then nothing is known
+        except (Unsupported, WorkerFailure, SpecError):
             return ""
         before, after = (outcome.info.get("precision_switches", {}) for outcome in (run, strict))
         others = ", ".join(f"{name}={value}" for name, value in before.items() if after.get(name) != value)
@@ -476,7 +461,7 @@ class Runner:
         """Run a job in a precision mode."""
         settings = self.settings
         problem = (job.config, job.weights, job.batch, job.part, job.dtype)
-        by_taps = job.gradients and job.expectation is None  # nobody publishes gradients by taps
+        by_taps = job.gradients and job.expectation is None  # published gradients are not by tap
 
         def ask(worker: Worker) -> Run:
             taps = job.training is None
@@ -507,11 +492,11 @@ class Runner:
         self.note(
             "deviations",
             [*stated, *(entry for entry in outcome.info.get("deviations", []) if entry not in stated)],
-        )  # those of an optimizer, say
+        )  # such as an optimizer's
         return outcome
 
     def started(self, worker: Worker) -> None:
-        """Note a backend's description of itself."""
+        """Keep a backend's description."""
         self.environments[self.name] = {
             **self.environments.get(self.name, {}),
             **environment_of(
@@ -526,12 +511,12 @@ class Runner:
         self.progress(self.name, "started")
 
     def note(self, key: str, value: Any) -> None:
-        """Keep a fact of the backend's environment."""
+        """Keep a fact of the environment."""
         self.environments.setdefault(self.name, {})[key] = value
 
 
 def failure_of(error: Exception) -> tuple[str, str, str] | None:
-    """Return status, line and output of a failed worker; None for another error."""
+    """Return a worker failure's status, detail and output; None for other errors."""
     if isinstance(error, WorkerFailure):
         return error.status, error.detail, error.stderr
     if isinstance(error, SpecError):
@@ -540,10 +525,10 @@ def failure_of(error: Exception) -> tuple[str, str, str] | None:
 
 
 def own_failure(doing: str, error: Exception) -> tuple[str, str, str]:
-    """Return the same for Concord's own fault, while it is handled."""
+    """Like :func:`failure_of`, for an error in Concord."""
     return NOT_JUDGED, own_bug(doing, error), traceback.format_exc()
 
 
 def own_bug(doing: str, error: Exception) -> str:
-    """Name Concord's own fault in a line."""
+    """Describe an error in Concord."""
     return f"a bug in Concord while {doing}: {type(error).__name__}: {first_line(error)}"

@@ -1,4 +1,4 @@
-"""Geometry of the small drawings of a page, which ``templates/drawings.html`` draws."""
+"""Geometry of the charts in ``templates/drawings.html``."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.verdict import BINS, Z_BINS, Row, number
 from concord.spec.text import first_of
 
-# Upper ends of the levels of an error, in tolerances; the last level has none.
+# Upper bounds of error levels, in tolerances; the last level has none.
 LEVELS = (0.03, 0.1, 0.3, 1.0, 10.0, 1e3, 1e6)
 
-# Levels up to one tolerance.
+# Number of levels up to one tolerance.
 WITHIN = 4
 
-# Height of a line chart, and of a histogram.
+# Heights of line charts and histograms.
 CHART, BARS = 120, 60
 
-# Powers of ten, in tolerances, between which lines are drawn: what lies beyond lies at the edge.
+# Range of a line chart in powers of ten of a tolerance; values beyond are drawn at the edge.
 DECADES = (-3, 3)
 
-# Places, in percent from the top, and words of the labelled powers of ten.
+# Position of each label in percent from the top, and its text.
 TICKS = [(round(100 * (DECADES[1] - i) / (DECADES[1] - DECADES[0]), 1), f"{10.0**i:g}") for i in range(-3, 4)]
 
 
 def level(row: Row, way: str) -> int | None:
-    """Return the level of a tensor's error; what could not be compared is of the last."""
+    """Return a tensor's error level, the last if it cannot be compared."""
     judgement = row.judged(way)
     if judgement is None:
         return len(LEVELS) if row.status == "diverges" and row.deciding is None else None
     reached = bisect_left(LEVELS, judgement.ratio)
-    # The ratio is rounded, perhaps to 1: what diverges is drawn beyond one tolerance all the same.
+    # The ratio is rounded, perhaps to 1, but a divergence is always drawn beyond one tolerance.
     return max(reached, WITHIN) if row.status == "diverges" and judgement is row.deciding else reached
 
 
 def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence[int] = ()) -> dict[str, Any]:
-    """Return the lines of runs over tensors or steps, their errors on a logarithmic scale.
+    """Return a logarithmic line chart of errors.
 
     Args:
-        lines: errors in tolerances; None interrupts the line.
-        bounds: places before which a vertical line stands.
+        lines: errors in tolerances; None interrupts a line.
+        bounds: positions of vertical lines.
     """
     lowest, highest = (10.0**end for end in DECADES)
 
@@ -63,16 +63,12 @@ def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence
 
 
 def summed(histograms: Iterable[Sequence[int]]) -> list[int]:
-    """Return the sum of several histograms."""
+    """Add histograms."""
     return [sum(column) for column in zip([0] * BINS, *histograms, strict=True)]
 
 
 def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
-    """Return the bars of elements by their errors in sigma, both on logarithmic scales.
-
-    Args:
-        filled, outlined: two counts for each bin: as bars, and as a line around bars.
-    """
+    """Return a logarithmic histogram of errors in sigma, as bars and an outline."""
     below, over = Z_BINS.index(1.0) + 1, Z_BINS.index(Z) + 1
     elements, beyond = sum(filled), sum(filled[over:])
     largest = math.log10(1 + max([1, *filled, *outlined]))
@@ -94,13 +90,13 @@ def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dic
 
 
 def heat_maps(breakdown: Breakdown) -> dict[str, Any]:
-    """Return the maps of a breakdown, and the scale of their levels."""
+    """Return a breakdown's maps and their scale."""
     powers = [
         power for by_level in breakdown.maps for row in by_level.levels for power in row if power is not None
     ]
     beyond = [power for power in powers if power >= 0]
     low, high = min(beyond, default=0), max(beyond, default=0)
-    # Up to a tolerance about LEVELS; beyond, as many between the least and the largest.
+    # About LEVELS up to one tolerance, and as many levels up to the maximum.
     steps = (low + math.ceil((high + 1 - low) * step / WITHIN) for step in range(1, WITHIN))
     levels = (-4, -3, -1, 0, *steps)
     starts = [number(2.0 ** (power or low)) for power in levels]
@@ -150,7 +146,7 @@ def _heat_map(heat: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
 def _strokes(
     rows: Sequence[Sequence[int | None]], levels: Sequence[int]
 ) -> dict[int, list[tuple[int, int, int]]]:
-    """Return (left, top, length) of neighbouring cells of one level, by the level."""
+    """Return (left, top, length) of runs of equal cells, by level."""
     strokes: dict[int, list[tuple[int, int, int]]] = {}
     for top, row in enumerate(rows):
         left = 0

@@ -1,4 +1,4 @@
-"""Joining by files alone: cases out, runs in (docs/guides/joining.md)."""
+"""Exchange cases and runs as files (docs/guides/joining.md)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from concord.spec.tensors import output_name, taps
 
 FORMAT = "concord.case/1"
 
-# Taps behind the output: a run without gradients needs none of them.
+# Taps after the output, which a run without gradients does not need.
 OF_THE_LOSS = ("log_probabilities", "losses", "loss")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of ``case.json``; docs/guides/joining.md explains it."""
+    """The contents of ``case.json`` (docs/guides/joining.md)."""
 
     format: Literal["concord.case/1"]
     group: str
@@ -49,7 +49,7 @@ class Manifest:
     tap_gradients: bool
 
 
-# Fields of ``case.json`` that make up the request, beside its configuration.
+# Fields of ``case.json`` that define the request, besides its configuration.
 ASKED = [one.name for one in fields(Manifest) if one.name not in ("format", "group", "case", "config")]
 
 
@@ -65,7 +65,7 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
     """Write each job as a folder with ``case.json`` and ``case.safetensors``.
 
     Raises:
-        SpecError: if the folder cannot be written, or holds a case already.
+        SpecError: if a folder cannot be written or exists.
     """
     written: list[Path] = []
     try:
@@ -73,7 +73,7 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
             write_folder(folder / job.name, case_files(job))
             written.append(folder / job.name)
     except BaseException as error:
-        # All cases or none: half an export would look like a whole one.
+        # All cases or none: a partial export would look complete.
         for path in written:
             shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, FileExistsError):
@@ -83,7 +83,7 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
 
 
 def case_files(job: Job) -> dict[str, bytes]:
-    """Return the files of a case by name."""
+    """Return a case's files by name."""
     request = Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients)
     arrays = {f"weights/{name}": array for name, array in job.weights.items()}
     arrays |= {f"inputs/{name}": array for name, array in job.batch.arrays().items()}
@@ -103,11 +103,7 @@ def case_files(job: Job) -> dict[str, bytes]:
 
 
 def read_jobs(folder: Path) -> list[Job]:
-    """Read every case under a folder.
-
-    Raises:
-        SpecError: if there is none, or listing every missing or corrupt file.
-    """
+    """Read every case in a folder."""
     return collect(*(partial(read_job, path) for path in _cases(folder)))
 
 
@@ -122,7 +118,7 @@ def read_job(folder: Path) -> Job:
     """Read a case.
 
     Raises:
-        SpecError: if a file is missing or corrupt; each problem names it.
+        SpecError: for missing or corrupt files.
     """
     manifest, arrays = read_as(folder / "case.json", Manifest), folder / "case.safetensors"
     tensors = read_arrays(arrays)
@@ -152,14 +148,14 @@ def read_job(folder: Path) -> Job:
 
 
 def read_run(folder: Path, job: Job) -> Run:
-    """Read the run that came back for a case.
+    """Read a case's run.
 
     Raises:
-        SpecError: if a file is missing or corrupt.
+        SpecError: for missing or corrupt files.
     """
     path, about_path = folder / "run.safetensors", folder / "run.json"
     arrays = read_arrays(path)
-    # Gradients are of the loss, so that they cannot do without it.
+    # Gradients require their loss.
     needed = ("output", "loss") if job.gradients else ("output",)
     missing = [name for name in needed if name not in arrays]
     if missing:
@@ -178,7 +174,7 @@ def read_run(folder: Path, job: Job) -> Run:
         check_info(about.info)
     except SpecError as error:
         raise SpecError(f"{about_path}: {error}") from None
-    # A dump is judged on everything that its case wanted, whatever it left out.
+    # A dump is judged on everything its case asked for.
     by_name, by_taps = split_gradients(section(arrays, "gradients/"))
     return Run(
         arrays["output"],
@@ -194,11 +190,7 @@ def read_run(folder: Path, job: Job) -> Run:
 
 
 def judge_dumps(folder: Path) -> Report:
-    """Judge every run that came back under a folder; a case without one is ``missing``.
-
-    Raises:
-        SpecError: if there is no case in the folder, or listing every corrupt file.
-    """
+    """Judge every run in a folder; a case without a run is ``missing``."""
     judged = collect(*(partial(_judge_dump, path) for path in _cases(folder)))
     return Report([result for result, _ in judged], {one.backend: info for one, info in judged}, Setup())
 

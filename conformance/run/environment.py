@@ -1,4 +1,4 @@
-"""What is installed here, what it would run on, and how to fix what is wrong."""
+"""Diagnose the installed backends and this machine."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from concord.conformance.run.campaign import Setup
 
 @dataclass(frozen=True)
 class Installed:
-    """One backend on this machine."""
+    """A backend on this machine."""
 
     backend: str
-    status: str  # "ready", "absent", "broken" or another status of a failed worker
-    facts: dict[str, Any]  # its description of itself, with the seconds that its import took
-    advice: list[str]  # what to do, one line each
+    status: str  # "ready", or the status of a failed worker
+    facts: dict[str, Any]  # its description and import time
+    advice: list[str]  # lines of advice
 
 
 def machine() -> dict[str, Any]:
-    """Return the facts of this machine that results depend on."""
+    """Return this machine's facts."""
     total, free = here.memory()
     return {
         **here.describe(),
@@ -36,7 +36,7 @@ def machine() -> dict[str, Any]:
 
 
 def diagnose(names: Sequence[str], settings: Setup) -> list[Installed]:
-    """Start each backend and ask for its description."""
+    """Start each backend and read its description."""
 
     def ask(name: str) -> Installed:
         try:
@@ -51,7 +51,7 @@ def diagnose(names: Sequence[str], settings: Setup) -> list[Installed]:
 
 
 def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
-    """Return lines about all backends together: defaults that differ, and GPUs."""
+    """Return advice on differing defaults and GPUs."""
     ready = [diagnosis for diagnosis in diagnoses if diagnosis.status == "ready"]
     lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
     seen = any(

@@ -1,4 +1,4 @@
-"""Pages: one HTML file of a record, without network; its script only searches and sorts tables."""
+"""Render records as self-contained HTML pages; the script only searches and sorts tables."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ TONES = {
     "undetermined": "quiet",
 }
 
-# Limits of an element and of a tensor, and the edges of histograms, in sigma.
+# Limits per element and per tensor, and histogram bins, in sigma.
 LIMITS: dict[str, Any] = {"z": Z, "rms": R, "bins": Z_BINS}
 
-# Breakdowns that are drawn: more would make a page of tens of MiB.
+# Maximum number of breakdowns drawn: more would make a page of tens of MiB.
 MAPS = 100
 
 
@@ -55,12 +55,11 @@ def render(template: str, record: Record, *folders: Path, script: str = "", **pa
     """Return a page.
 
     Args:
-        template: its name; it extends ``page.html``, which lists its sections in their order.
-        folders: of further templates.
-        script: appended to the script that all pages share.
-        parts: what the template needs; of ``page.html``, where the template does not set them: ``tone``
-            (good, bad or broken; by default that of the exit code), ``headline`` (the verdict in a sentence),
-            ``compared`` (what was compared, and by what).
+        template: the name of a template that extends ``page.html``.
+        folders: further folders of templates.
+        script: appended to the shared script.
+        parts: values for the template. Those of ``page.html`` are ``tone`` (good, bad or broken; by default
+            from the exit code), ``headline`` and ``compared``.
     """
     style, shared = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     script = shared + script
@@ -82,7 +81,7 @@ def render(template: str, record: Record, *folders: Path, script: str = "", **pa
         "script": Markup(script),
         "seal": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
-    # Control characters and those that turn the direction of text are written out, wherever they come from.
+    # Control characters and bidirectional marks are escaped, whatever their source.
     return legible(_environment(*folders).get_template(template).render(values | parts))
 
 
@@ -122,7 +121,7 @@ def _environment(*folders: Path) -> jinja2.Environment:
 
 
 def _soft(name: str) -> Markup:
-    # A long name may be broken after a dot, colon, slash or underscore: tables get too wide else.
+    # Long names may break after a dot, colon, slash or underscore, which keeps tables narrow.
     return Markup("<wbr>").join(re.findall(r"[^.:/_]*[.:/_]|[^.:/_]+", shortened(name)))
 
 

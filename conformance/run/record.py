@@ -1,4 +1,4 @@
-"""Records: results as JSON, read back into the objects that were written (docs/guides/json.md)."""
+"""Records: results as JSON, and read back into objects (docs/reference/json.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from concord.spec.files import LARGEST, parse_json, read_bytes, typed, write_tex
 
 SCHEMA: Final = "concord.report/6"
 
-# The class of the outcome of each kind.
+# Outcome classes by kind.
 KINDS = {
     "check": "concord.conformance.run.campaign:Report",
     "golden": "concord.conformance.run.campaign:Report",
@@ -33,16 +33,16 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Record:
-    """What a command came to.
+    """The outcome of a command.
 
     Attributes:
-        kind: what wrote it: check, golden, compare, fuzz, mutants, lockstep, speed, attention or certificate.
-        title: what was run, in words.
-        written: when the record was made: ISO 8601, UTC.
-        exit_code: what the command exits with: 0, 1 or 3.
-        machine: the machine and the process that judged.
-        schema: it changes when a key changes its meaning or goes away.
-        outcome: what it came to: an object of the class of the kind.
+        kind: check, golden, compare, fuzz, mutants, lockstep, speed, attention or certificate.
+        title: describes what was run.
+        written: creation time in ISO 8601, UTC.
+        exit_code: of the command: 0, 1 or 3.
+        machine: the machine and process that judged.
+        schema: changes if a key changes its meaning or disappears.
+        outcome: an object of the kind's class.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Record:
 
 
 def made(outcome: Any, kind: str, title: str = "") -> Record:
-    """Return the record of an outcome, which has an exit code."""
+    """Return a record of an outcome."""
     if isinstance(outcome, Report):
         outcome = outcome.explained()
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -76,8 +76,8 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON's types, without fields that have their default."""
-    # Not by pydantic, which is not on every machine that measures.
+    """Convert a value to JSON types, without defaults."""
+    # Without pydantic, which some measuring machines lack.
     if isinstance(value, EncoderConfig):
         return value.as_dict()
     if is_dataclass(value) and not isinstance(value, type):
@@ -98,12 +98,12 @@ def data(record: Record) -> dict[str, Any]:
 
 
 def text(record: Record) -> str:
-    """Return a record as JSON text."""
+    """Return a record as JSON."""
     return lines(data(record))
 
 
 def lines(value: Any) -> str:
-    """Return data as JSON text, with an entry on each line."""
+    """Return data as JSON, one entry per line."""
     return _lines(value, "") + "\n"
 
 
@@ -127,20 +127,16 @@ def _deep(value: Any) -> bool:
 
 
 def _scalar(value: Any) -> Any:
-    # Infinity and NaN, which JSON does not have.
+    # JSON has no infinity or NaN.
     if isinstance(value, float) and value - value != 0:
         return str(value)
-    if isinstance(value, str) and not value.isascii():  # a name of a file need not be text
+    if isinstance(value, str) and not value.isascii():  # a file name need not be valid text
         return value.encode("utf-8", "backslashreplace").decode()
     return value
 
 
 def write(path: Path, record: Record) -> None:
-    """Write a record to a file, whole or not at all.
-
-    Raises:
-        SpecError: if the file cannot be written.
-    """
+    """Write a record atomically."""
     write_text(path, text(record))
 
 
@@ -148,10 +144,10 @@ def read(path: Path, kinds: Mapping[str, str] = KINDS) -> Record:
     """Read a record from a file.
 
     Args:
-        kinds: the accepted kinds, each with the class of its outcome.
+        kinds: classes of accepted kinds.
 
     Raises:
-        SpecError: if the file is missing, no JSON, of another schema or kind, or contradicts itself.
+        SpecError: if the file is missing, malformed, of another schema or kind, or inconsistent.
     """
     content = read_bytes(path, LARGEST)
     parse_json(content, str(path))
@@ -160,7 +156,7 @@ def read(path: Path, kinds: Mapping[str, str] = KINDS) -> Record:
 
 
 def parsed(content: bytes, kinds: Mapping[str, str] = KINDS) -> Record:
-    """Return the record that JSON text holds."""
+    """Parse a record's JSON."""
     contents = json.loads(content)
     schema, kind = (contents.get(key) if isinstance(contents, dict) else None for key in ("schema", "kind"))
     if schema != SCHEMA:
@@ -172,7 +168,7 @@ def parsed(content: bytes, kinds: Mapping[str, str] = KINDS) -> Record:
     with optional(f"a record of concord {kind}", "fuzz"):
         outcome = typed(pkgutil.resolve_name(kinds[kind]), content)
     record = replace(typed(Record, content), outcome=outcome)
-    # A record may have been edited: statuses have to follow from tensors, and the exit code from statuses.
+    # A record may have been edited: statuses must follow from tensors, and the exit code from statuses.
     refuse(list(getattr(outcome, "contradictions", list)()))
     if not isinstance(outcome, dict) and record.exit_code != outcome.exit_code:
         raise SpecError(f"exit_code is {record.exit_code} but what it holds comes to {outcome.exit_code}")

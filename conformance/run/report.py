@@ -1,4 +1,4 @@
-"""Results as a person reads them: a table, and for each failure where it first diverged."""
+"""Print results: a table of verdicts, and first divergences."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16
 
 
 def gravity(result: Result) -> tuple[int, float]:
-    """Return the sort key of results, the worst first: status, then largest error."""
+    """Sort key of results, the worst first."""
     return STATUSES.index(result.status), -result.worst
 
 
 @dataclass(frozen=True)
 class FirstDivergence:
-    """Runs of one backend that diverge first at the same tensor, of whatever layer."""
+    """Runs of a backend that first diverge at the same tensor."""
 
     results: list[Result]
-    together: list[Conclusion]  # what all cases say of them, where there are several
+    together: list[Conclusion]  # conclusions from several cases
 
     @cached_property
     def result(self) -> Result:
-        """The one that speaks for all: one whose cause is known, then the gravest."""
+        """The run with a known cause, or the largest error."""
 
         def order(result: Result) -> tuple[bool, bool, float]:
             cause = result.verdict.cause if result.verdict else None
@@ -60,12 +60,12 @@ class FirstDivergence:
 
     @property
     def others(self) -> list[Result]:
-        """All but that one."""
+        """The remaining runs."""
         return [result for result in self.results if result is not self.result]
 
 
 def findings_of(report: Report) -> list[FirstDivergence]:
-    """Return the first divergences of all backends, alike ones together."""
+    """Return first divergences, grouped by backend and tensor."""
     wrong = [
         (result, role_of(row.tensor))
         for result in report.results
@@ -101,17 +101,17 @@ def word(result: Result) -> str:
 
 
 def tail(name: str) -> str:
-    """Return the name of a backend without its module."""
+    """Return a backend's name without its module."""
     return name.rpartition(":")[2] or name
 
 
 def ordered(values: Iterable[str]) -> list[str]:
-    """Return each value once, in the order of their first occurrence."""
+    """Return unique values in order of first occurrence."""
     return list(dict.fromkeys(values))
 
 
 def select(report: Report, **fields: str) -> list[Result]:
-    """Return the results whose fields have these values."""
+    """Return the results with these fields."""
     return [
         result
         for result in report.results
@@ -120,7 +120,7 @@ def select(report: Report, **fields: str) -> list[Result]:
 
 
 def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
-    """Return the worst result by group, backend and precision; None: none was run."""
+    """Return the worst result by group, backend and dtype."""
     groups, names, dtypes = (
         ordered(getattr(result, key) for result in report.results) for key in ("group", "backend", "dtype")
     )
@@ -136,7 +136,7 @@ def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
 
 
 def cell(dtype: str, result: Result | None) -> Text:
-    """Return a precision's entry in the table."""
+    """Return a dtype's entry in the table."""
     if result is None:
         return Text(f"{SHORT.get(dtype, dtype)} –", style="dim")
     sign = {"agrees": " ✓", "diverges": " ✗"}.get(result.status, "")
@@ -146,7 +146,7 @@ def cell(dtype: str, result: Result | None) -> Text:
 
 
 def table(report: Report, title: str, group: str = "variant") -> Table:
-    """Return the table of verdicts: the worst error in tolerances in each cell."""
+    """Return the table of worst errors in tolerances."""
     verdicts = Table(
         title=Text(title), title_justify="left", title_style="bold", padding=(0, 1), expand=False
     )
@@ -161,11 +161,7 @@ def table(report: Report, title: str, group: str = "variant") -> Table:
 
 
 def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table:
-    """Return a table with a row for each candidate for one model.
-
-    Args:
-        reference: milliseconds of the reference's own forward pass; 0: nobody timed it.
-    """
+    """Return a table of candidates; ``reference`` is the reference's time in milliseconds."""
     timed = reference or any(result.milliseconds for result in results)
     several_cases = len({result.case for result in results}) > 1
     columns = ["candidate", *(["inputs"] * several_cases), "verdict", "worst", "first wrong, and why"]
@@ -192,7 +188,7 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
 
 
 def markdown(report: Report) -> str:
-    """Return the table of verdicts as Markdown."""
+    """Return the table in Markdown."""
     names = ordered(result.backend for result in report.results)
     lines = [["variant", *names], ["---", *["---:"] * len(names)]]
     for entry, backends in matrix(report).items():
@@ -209,7 +205,7 @@ def markdown(report: Report) -> str:
 
 
 def runs(report: Report) -> str:
-    """Return a tab-separated line for each run: a record of one hundredth the size."""
+    """Return a tab-separated line per run, a compact record."""
     rows = [("backend", "group", "case", "part", "dtype", "status", "tolerances", "tensor", "note")]
     for result in report.results:
         row = result.first_divergence or (result.verdict and result.verdict.nearest)
@@ -223,22 +219,13 @@ def runs(report: Report) -> str:
 
 
 def within(path: Path, name: str, text: str) -> str:
-    """Return a file's text with a new text between its markers.
-
-    Raises:
-        SpecError: if the file or its markers are missing.
-    """
+    """Replace the text between a file's markers."""
     before, after = around(path, name)
-    # A file with line ends of Windows keeps them.
     return before + (text.replace("\n", "\r\n") if before.endswith("\r\n") else text) + after
 
 
 def around(path: Path, name: str) -> tuple[str, str]:
-    """Return the text before and after the markers, with the markers.
-
-    Raises:
-        SpecError: if the file or its markers are missing.
-    """
+    """Return the text before and after the markers, inclusive."""
     begin, end = (f"<!-- {which} {name} -->" for which in ("begin", "end"))
     match = re.fullmatch(rf"(.*?{re.escape(begin)}\r?\n).*?({re.escape(end)}.*)", read_text(path), re.DOTALL)
     if not match:
@@ -247,7 +234,7 @@ def around(path: Path, name: str) -> tuple[str, str]:
 
 
 def failures(report: Report, details: int = 4) -> RenderableType:
-    """Describe each first divergence of a backend, and each backend without a result."""
+    """Describe first divergences, and backends without a result."""
     lines: list[RenderableType] = []
     by_backend = gather(findings_of(report), lambda finding: finding.result.backend)
     for name, results in gather(report.results, lambda result: result.backend).items():
@@ -279,7 +266,7 @@ def failures(report: Report, details: int = 4) -> RenderableType:
 
 
 def indented(line: str, style: str = "") -> RenderableType:
-    """Return a line whose wrapped parts keep its indentation."""
+    """Return a line that wraps at its indentation."""
     text = line.lstrip(" ")
     return Padding(Text(text, style=style), (0, 0, 0, len(line) - len(text)), expand=False)
 
@@ -306,7 +293,7 @@ def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
 
 
 def declarations(report: Report) -> list[str]:
-    """Describe the declared deviations of each backend."""
+    """Describe declared deviations."""
     return [
         f"{name} declares {entry['name']} = {entry['value']:g} "
         f"(SPEC {KNOWN_DEVIATIONS[entry['name']].clause}): {entry['reason']}"
@@ -317,7 +304,7 @@ def declarations(report: Report) -> list[str]:
 
 
 def repeated(results: Sequence[Result]) -> str:
-    """Say whether repeated runs of a backend gave the same bits; empty if none was repeated."""
+    """Say whether a backend's repeated runs have the same bits."""
     runs = [result for result in results if result.verdict and result.times > 1]
     if not runs:
         return ""
@@ -331,13 +318,13 @@ def repeated(results: Sequence[Result]) -> str:
 
 
 def repetitions(report: Report) -> list[str]:
-    """Say the same of each backend."""
+    """Describe each backend's repeated runs."""
     names = ordered(result.backend for result in report.results)
     return [f"{name}: {words}" for name in names if (words := repeated(select(report, backend=name)))]
 
 
 def summary(report: Report) -> str:
-    """Return the number of runs, and of each status."""
+    """Count runs by status."""
     counts = Counter(result.status for result in report.results)
     plural = {"agrees": "agree", "diverges": "diverge"}
     parts = (

@@ -1,4 +1,4 @@
-"""Contents of the page of a check, golden files or a comparison."""
+"""The page of a check, golden files, or a comparison."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from concord.conformance.run.report import (
 from concord.conformance.wording import counted, gather, joined
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
-# Cases that are unfolded at first: the gravest of those that do not agree.
+# Number of failed cases that are initially unfolded.
 OPEN = 6
 
-# First divergences that stand in full at the top.
+# Number of first divergences shown in full.
 FINDINGS = 8
 
-# Tensors over all runs. Beyond, cases that are not unfolded show the worst run alone: a cell for each would
-# make the page too large.
+# With more tensors over all runs, folded cases show only the worst run: a cell for each would make the page
+# too large.
 CELLS = 15_000
 
 WAYS = ("local", "end_to_end")
@@ -62,38 +62,38 @@ class CaseResults:
 
     @property
     def worst(self) -> Result:
-        """The one that speaks for all."""
+        """The worst result."""
         return min(self.results, key=gravity)
 
     @property
     def order(self) -> int:
-        """0 where something diverges, 1 where a run failed, 2 otherwise."""
+        """0 for a divergence, 1 for a failed run, else 2."""
         statuses = {result.status for result in self.results}
         failed = statuses & {*FAILED_WORKER, NOT_JUDGED, "refused", "nondeterministic"}
         return 0 if "diverges" in statuses else 1 if failed else 2
 
     @property
     def by_dtype(self) -> dict[str, list[Result]]:
-        """The results of each precision."""
+        """Results by dtype."""
         return gather(self.results, lambda result: result.dtype)
 
     @property
     def chips(self) -> list[Result]:
-        """The worst result of each backend, or of those that do not agree."""
+        """Each backend's worst result; only bad ones of a failed case."""
         fine = ("absent", "unsupported", *(["agrees"] if self.order < 2 else []))
         shown = [result for result in self.results if result.status not in fine]
         return [min(results, key=gravity) for results in gather(shown, lambda one: one.backend).values()]
 
     @property
     def silent(self) -> list[tuple[Result, str]]:
-        """Results without a drawing, one for all precisions with the same reason."""
+        """Results without a chart, grouped by reason."""
         mute = [result for result in self.results if not result.verdict or result.status == "undetermined"]
         gathered = gather(mute, lambda result: (result.backend, result.status, result.detail))
         return [(results[0], ", ".join(result.dtype for result in results)) for results in gathered.values()]
 
 
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:
-    """Return the cases: first those that diverge, then those with failed runs."""
+    """Return the cases, divergent ones first."""
     gathered = gather(results, lambda result: (result.group, result.case, result.part)).values()
     cases = [
         CaseResults(f"case-{place}", results_of_case) for place, results_of_case in enumerate(gathered, 1)
@@ -102,7 +102,7 @@ def cases_of(results: Sequence[Result]) -> list[CaseResults]:
 
 
 def results_page(record: Record) -> str:
-    """Return the page of the record of a report."""
+    """Return a report's page."""
     report: Report = record.outcome
     results, truth = report.results, TRUTH[record.kind]
     cases = cases_of(results)
@@ -151,7 +151,7 @@ def results_page(record: Record) -> str:
 
 
 def headline(results: Sequence[Result], truth: str = "reference") -> str:
-    """Return the whole in one sentence."""
+    """Summarize results in a sentence."""
     counts_of = {
         name: Counter(result.status for result in of_one)
         for name, of_one in gather(results, lambda result: result.backend).items()
@@ -277,7 +277,6 @@ def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict
 
 
 def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
-    """Return the tooltip of a tensor: its name, and the errors of each run unless brief."""
     tensor, clause = column[0][1].tensor, column[0][1].clause
     lines = [f"{tensor} ({clause})" if clause else tensor]
     for result, row in () if brief else column:

@@ -1,4 +1,4 @@
-"""The main job: the standard cases on every backend, judged against the reference."""
+"""The standard cases as jobs for every backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concord.spec.errors import refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.spec.tensors import PARTS
 
-# Precisions that are checked unless others are asked for.
+# Default precisions.
 DTYPES = ("float64", "float32")
 
 
@@ -21,16 +21,16 @@ def check_jobs(
     part: str = "model",
     cases: Sequence[str] | None = None,
 ) -> list[Job]:
-    """Return the jobs of a check: every case in every precision.
+    """Return a job for every case in every precision.
 
     Args:
-        variants: by name; all by default.
+        variants: names; all by default.
         dtypes: names of precisions.
         part: one of :data:`concord.spec.tensors.PARTS`.
         cases: names of standard cases; all by default.
 
     Raises:
-        SpecError: listing every unknown name, with the nearest names.
+        SpecError: for unknown names, with suggestions.
     """
     refuse(
         unknowns("part", [part], PARTS)
@@ -39,7 +39,7 @@ def check_jobs(
     )
     chosen = standard_cases(None if variants is None else list(variants), part)
     refuse(unknowns("case", cases or [], [case.name for case in chosen]))
-    # A case that one precision shows runs in the last alone, unless it is asked for by name.
+    # A case that needs only one precision runs in the last, unless it is asked for by name.
     return [
         job_of(case, dtype)
         for case in chosen
@@ -49,15 +49,15 @@ def check_jobs(
 
 
 def job_of(case: Case, dtype: str) -> Job:
-    """Return the job that runs a case in a precision."""
+    """Return the job of a case in a precision."""
     return Job(case.variant, case.name, dtype, case.part, case.config, case.weights, case.batch)
 
 
 def sequence(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs of a check in their order, in which some stand twice (:attr:`Job.times`)."""
-    # What a backend keeps from an earlier run has to show. From the same inputs: the first case in the last
-    # precision runs twice in a row. From a shorter or a longer text: the smallest runs first and in its
-    # place.
+    """Order a check's jobs, and repeat some (:attr:`Job.times`)."""
+    # The repetitions reveal state that a backend keeps between runs. The first case in the last precision
+    # runs twice in a row, on the same inputs. The smallest case runs first and again in its place, after a
+    # shorter or longer text.
     turns: list[Job] = []
     for group in dict.fromkeys(job.group for job in jobs):
         of_group = [job for job in jobs if job.group == group]

@@ -1,4 +1,4 @@
-"""Sizes of errors: counts over many runs of one backend in one precision."""
+"""Counts and largest errors of one backend in one precision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS: tuple[Kind, ...] = ("taps", "gradients")
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest value of a statistic, with the tensor and the case of it."""
+    """A statistic's largest value, with its tensor and case."""
 
     value: Number = 0.0
     tensor: str = ""
@@ -25,19 +25,19 @@ class Peak:
 
 @dataclass
 class Statistics:
-    """The judgements of one kind of tensor."""
+    """Judgements of one kind of tensor."""
 
-    tensors: Count = 0  # those that were judged
-    undetermined: Count = 0  # those that were not
+    tensors: Count = 0  # number of judged tensors
+    undetermined: Count = 0  # number of undetermined tensors
     z: Peak = Peak()  # the largest error of an element, in sigma
-    rms: Peak = Peak()  # the largest root mean square error of a tensor, in root mean square sigma
-    # Elements with an error in each bin of Z_BINS, and beyond the last.
+    rms: Peak = Peak()  # the largest RMS error of a tensor, in RMS sigma
+    # Elements by bin of Z_BINS, and beyond the last.
     histogram: Annotated[list[Count], Field(min_length=BINS, max_length=BINS)] = field(
         default_factory=lambda: [0] * BINS
     )
 
     def add(self, judgement: Judgement, tensor: str, case: str) -> None:
-        """Count the judgement of a tensor of a case."""
+        """Count a judgement."""
         if judgement.status == "undetermined":
             self.undetermined += 1
             return
@@ -45,10 +45,10 @@ class Statistics:
         self.merge(Statistics(1, 0, z, rms, [*judgement.histogram]))
 
     def merge(self, other: Statistics) -> None:
-        """Add the counts of another."""
+        """Add other counts."""
         self.tensors += other.tensors
         self.undetermined += other.undetermined
-        # Of equal peaks the first stays.
+        # The first of equal peaks stays.
         self.z = max(self.z, other.z, key=lambda peak: peak.value)
         self.rms = max(self.rms, other.rms, key=lambda peak: peak.value)
         self.histogram = [ours + others for ours, others in zip(self.histogram, other.histogram, strict=True)]
@@ -56,20 +56,20 @@ class Statistics:
 
 @dataclass
 class Tally:
-    """One backend in one precision."""
+    """Counts of one backend in one precision."""
 
     as_written = also("cases")
 
-    statuses: Counter[str] = field(default_factory=Counter)  # by status, the number of cases
-    tensors: Count = 0  # those that were judged
-    # Of the deciding judgements, by kind.
+    statuses: Counter[str] = field(default_factory=Counter)  # cases by status
+    tensors: Count = 0  # number of judged tensors
+    # Deciding judgements by kind.
     statistics: Annotated[dict[Kind, Statistics], Field(min_length=2)] = field(
         default_factory=lambda: {kind: Statistics() for kind in KINDS}
     )
 
     @property
     def cases(self) -> int:
-        """All cases."""
+        """Number of cases."""
         return self.statuses.total()
 
     def add(self, result: Result) -> None:
@@ -82,7 +82,7 @@ class Tally:
                 self.statistics[kind].add(row.deciding, row.tensor, result.case)
 
     def merge(self, other: Tally) -> None:
-        """Add the counts of another."""
+        """Add other counts."""
         self.statuses += other.statuses
         self.tensors += other.tensors
         for kind, statistics in self.statistics.items():

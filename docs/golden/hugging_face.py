@@ -1,8 +1,6 @@
-"""Write the golden files of Hugging Face's models.
+"""Write golden files of what transformers and sentence-transformers compute.
 
-What transformers and sentence-transformers themselves compute.
-
-Run it in an environment of its own, and judge what it wrote by ``concord golden``::
+Run it in its own environment, and judge the files with ``concord golden``::
 
     pip install torch==2.13.0 transformers==5.23.0 sentence-transformers==6.2.0
     python docs/golden/hugging_face.py conformance/golden
@@ -30,8 +28,8 @@ SIZES = {
 LABELS = 3
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
-# Which tokens are real: of the shared cases; and a row of padding only, and padding before and inside the
-# text, which is masked by id.
+# Which tokens are real: in the shared cases; and in rows of padding only, and with padding before and inside
+# the text, which is masked by id.
 ROWS = {
     "b_ragged": ["1111111", "1111100", "1110000", "1000000"],
     "c_fullpad_row": ["1111111", "0000000", "0011111", "1101011"],
@@ -39,7 +37,7 @@ ROWS = {
 
 
 class SentenceEmbedder(nn.Module):
-    """A BERT with the modules that sentence-transformers puts behind it."""
+    """A BERT followed by the modules of sentence-transformers."""
 
     def __init__(self, config: transformers.BertConfig) -> None:
         super().__init__()
@@ -106,7 +104,7 @@ STATED = (
 
 
 def drawn(model: nn.Module, seed: int) -> dict[str, np.ndarray]:
-    """Return random float32 weights, none of them at a value that hides an error."""
+    """Return random float32 weights without values that hide errors."""
     generator, weights = np.random.default_rng(seed), {}
     for name, parameter in model.named_parameters():
         normal = generator.standard_normal(tuple(parameter.shape))
@@ -142,7 +140,7 @@ def inputs_of(
 
 
 def computed(model: nn.Module, inputs: dict[str, Tensor], pad_id: int) -> dict[str, Tensor]:
-    """Run a model with gradients and return what it gives."""
+    """Run a model with gradients and return its tensors."""
     given = {**inputs, "attention_mask": (inputs["input_ids"] != pad_id).long()}
     cotangent = given.pop("cotangent", None)
     if cotangent is None:

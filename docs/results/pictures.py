@@ -1,4 +1,4 @@
-"""Takes pictures of the pages in this folder, for the README: ``python docs/results/pictures.py``."""
+"""Takes pictures of the pages in this folder for the README: ``python docs/results/pictures.py``."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ PAGES = {
 
 
 def main() -> None:
-    """Write a picture of each page, of 64 colours."""
+    """Write a picture of each page in 64 colours."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise SystemExit("Chromium is not installed")

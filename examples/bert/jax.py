@@ -1,4 +1,4 @@
-"""BERT for classification in JAX with Flax, plain; below it, how it joins Concord.
+"""BERT for classification in plain JAX with Flax, followed by the class with which it joins Concord.
 
 Shapes: B batch, T tokens, D width, H heads, K = D / H, C classes.
 """
@@ -100,10 +100,9 @@ class Backend(Plain):
     name, version = "plain-jax", jax.__version__
 
     def __init__(self) -> None:
-        jax.config.update("jax_enable_x64", True)  # else a float64 is a float32
+        jax.config.update("jax_enable_x64", True)  # otherwise float64 would be float32
 
     def compute(self, config, weights, inputs, dtype):
-        """Return logits, loss and gradients (:meth:`Plain.compute`)."""
         model = Bert(config, nnx.Rngs(0))
         state = nnx.to_flat_state(nnx.state(model))
         loaded = [(path, value.replace(jnp.asarray(weights[canonical(path)]))) for path, value in state]
@@ -114,5 +113,5 @@ class Backend(Plain):
 
 
 def as_arrays(state: nnx.State) -> Arrays:
-    """Return what a state holds as NumPy arrays, by canonical name."""
+    """Convert a state to NumPy arrays by canonical name."""
     return {canonical(path): np.asarray(value[...]) for path, value in nnx.to_flat_state(state)}

@@ -1,4 +1,4 @@
-"""What the four share when they join: the requests that they accept, and names of parameters."""
+"""What the four models share to join Concord: accepted requests, and names of parameters."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ Arrays = dict[str, np.ndarray]
 class Plain:
     """A backend that computes BERT of any size on the CPU, operation by operation.
 
-    A subclass has a ``name``, a ``version``, its framework's known ``deviations``, and ``compute``.
+    A subclass has a ``name``, a ``version``, known ``deviations`` of its framework, and ``compute``.
     """
 
     name = version = ""
     deviations: ClassVar[list[dict[str, object]]] = []
 
     def describe(self) -> dict[str, object]:
-        """Return JSON data about the backend."""
         return {
             "version": self.version,
             "devices": ["cpu"],
@@ -34,7 +33,6 @@ class Plain:
         }
 
     def run(self, request: Request) -> Run:
-        """Compute logits, loss and gradients."""
         config = request.config
         bert = spec.variant("bert", **{size: getattr(config, size) for size in SIZES})
         asked = (request.part, request.execution, request.device, request.implementation, request.precision)
@@ -65,6 +63,6 @@ class Plain:
 
 
 def canonical(path: Iterable[object]) -> str:
-    """Return the canonical name of a parameter, given the path that its framework has."""
-    *scope, last = map(str, path)  # frameworks differ in the last part: kernel, gamma, scale, embeddings
+    """Return the canonical name of a parameter, given its path in the framework."""
+    *scope, last = map(str, path)  # the last part differs by framework: kernel, gamma, scale, embeddings
     return ".".join([*scope, "bias" if last in ("bias", "beta") else "weight"])

@@ -1,4 +1,4 @@
-"""BERT for classification in PaddlePaddle, plain; below it, how it joins Concord.
+"""BERT for classification in plain PaddlePaddle, followed by the class with which it joins Concord.
 
 Shapes: B batch, T tokens, D width, H heads, K = D / H, C classes.
 """
@@ -102,7 +102,6 @@ class Backend(Plain):
     ]
 
     def compute(self, config, weights, inputs, dtype):
-        """Return logits, loss and gradients (:meth:`Plain.compute`)."""
         paddle.set_device("cpu")
         paddle.set_default_dtype(dtype)
         model = Bert(config)

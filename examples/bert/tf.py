@@ -1,4 +1,4 @@
-"""BERT for classification in TensorFlow with Keras, plain; below it, how it joins Concord.
+"""BERT for classification in plain TensorFlow with Keras, followed by the class with which it joins Concord.
 
 Shapes: B batch, T tokens, D width, H heads, K = D / H, C classes.
 """
@@ -62,7 +62,7 @@ class FeedForward(layers.Layer):
         x = self.inner(x)
         return self.outer(
             0.5 * x * (1.0 + ops.erf(x / math.sqrt(2.0)))
-        )  # tf.nn.gelu has 1.4142135 in float64 too
+        )  # tf.nn.gelu uses 1.4142135 even in float64
 
 
 class Layer(layers.Layer):
@@ -100,11 +100,10 @@ class Backend(Plain):
     name, version = "plain-tf", f"{tf.__version__} (keras {keras.__version__})"
 
     def compute(self, config, weights, inputs, dtype):
-        """Return logits, loss and gradients (:meth:`Plain.compute`)."""
         keras.config.set_dtype_policy(dtype)
         model = Bert(config)
         ids, segments, labels = (tf.constant(inputs[name]) for name in ("input_ids", "segment_ids", "labels"))
-        model(ids, segments)  # which builds it
+        model(ids, segments)  # the first call builds the model
         names = [canonical(variable.path.split("/")[1:]) for variable in model.trainable_variables]
         for name, variable in zip(names, model.trainable_variables, strict=True):
             variable.assign(weights[name])

@@ -1,4 +1,4 @@
-"""BERT for classification in PyTorch, plain; below it, how it joins Concord.
+"""BERT for classification in plain PyTorch, followed by the class with which it joins Concord.
 
 Shapes: B batch, T tokens, D width, H heads, K = D / H, C classes.
 """
@@ -19,7 +19,7 @@ MASKED = torch.finfo(torch.float32).min
 class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.token = nn.Embedding(config.vocab_size, config.d_model, padding_idx=0)  # which is not trained
+        self.token = nn.Embedding(config.vocab_size, config.d_model, padding_idx=0)  # row 0 is not trained
         self.position = nn.Embedding(config.max_positions, config.d_model)
         self.segment = nn.Embedding(2, config.d_model)
         self.norm = nn.LayerNorm(config.d_model, eps=EPSILON)
@@ -93,7 +93,6 @@ class Backend(Plain):
     name, version = "plain-torch", torch.__version__
 
     def compute(self, config, weights, inputs, dtype):
-        """Return logits, loss and gradients (:meth:`Plain.compute`)."""
         model = Bert(config).to(getattr(torch, dtype))
         model.load_state_dict(turned({name: torch.tensor(array) for name, array in weights.items()}))
         ids, segments, labels = (
@@ -107,7 +106,7 @@ class Backend(Plain):
 
 
 def turned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors with linear weights transposed: PyTorch has them as (out, in)."""
+    """Transpose the weights of linear layers, which PyTorch stores as (out, in)."""
     return {
         name: tensor.T if tensor.ndim == 2 and not name.startswith("embeddings.") else tensor
         for name, tensor in tensors.items()
@@ -115,5 +114,4 @@ def turned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def as_arrays(tensors: dict[str, Tensor]) -> Arrays:
-    """Return tensors as NumPy arrays."""
     return {name: tensor.numpy(force=True) for name, tensor in tensors.items()}

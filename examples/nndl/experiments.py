@@ -1,4 +1,4 @@
-"""Train models that differ in one thing, with several seeds.
+"""Train models that differ in one option, with several seeds.
 
 ``python examples/nndl/experiments.py depth DATA``
 
@@ -17,7 +17,7 @@ from concord.spec.training.recipe import recipe
 
 SIZES = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_layers": 2}
 
-EXPERIMENTS = {  # models by name, and the fields in which they differ
+EXPERIMENTS = {  # models by name, with the fields in which they differ
     "depth": {"1 block": {"num_layers": 1}, "2 blocks": {"num_layers": 2}},
     "heads": {f"{count} heads": {"num_heads": count} for count in (1, 2, 4, 8, 16)},
     "norms": {

@@ -1,4 +1,4 @@
-"""Texts, batches and training of the published course's text matching (NNDL, practice 8.3 and 8.4)."""
+"""Texts, batches and training of the course's text matching (NNDL, practice 8.3 and 8.4)."""
 
 import json
 import math
@@ -27,7 +27,7 @@ disable_progress_bars()
 
 
 def read(folder: Path) -> dict[str, list[dict[str, str]]]:
-    """Return the samples of ``*.tsv`` by split: text_a, optionally text_b, and label."""
+    """The samples of ``*.tsv`` by split: text_a, optionally text_b, and label."""
     files = {path.stem: str(path) for path in sorted(folder.glob("*.tsv"))}
     with open(files["train"], encoding="utf-8") as file:
         first = file.readline().rstrip("\r\n").split("\t")
@@ -41,13 +41,13 @@ def read(folder: Path) -> dict[str, list[dict[str, str]]]:
         skiprows=int(header),
         features=Features({name: Value("string") for name in columns}),
         quoting=CSV_WITHOUT_QUOTES,
-        keep_default_na=False,  # else a text such as "NA" would be missing
+        keep_default_na=False,  # otherwise a text such as "NA" would be missing
     )
     return {split: rows.to_list() for split, rows in data.items()}
 
 
 def learn_tokenizer(samples: list[dict[str, str]], vocabulary: int, tokens: int) -> Tokenizer:
-    """Learn a vocabulary of characters that occur at least twice, the most frequent first."""
+    """Learn a vocabulary of the characters that occur at least twice."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False, handle_chinese_chars=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -68,8 +68,6 @@ def learn_tokenizer(samples: list[dict[str, str]], vocabulary: int, tokens: int)
 
 
 class Encoded(NamedTuple):
-    """Samples as token ids, segments and class numbers."""
-
     ids: list[list[int]]
     segments: list[list[int]]
     labels: np.ndarray
@@ -84,14 +82,14 @@ def encode(samples: list[dict[str, str]], tokenizer: Tokenizer, labels: list[str
     return Encoded([text.ids for text in encoded], [text.type_ids for text in encoded], classes)
 
 
-# Batches follow from seed and epoch alone, so that every framework gets the same ones.
+# Batches depend only on seed and epoch, so every framework gets the same ones.
 
 
 def batches(data: Encoded, size: int, seed: int | None = None, epoch: int = 0) -> Iterator[spec.Batch]:
-    """Yield an epoch in batches of texts with similar lengths, which need little padding.
+    """Yield an epoch of batches of texts with similar lengths, which need little padding.
 
     Args:
-        seed: None: by length alone, as for an evaluation.
+        seed: shuffles them; None sorts them by length, for an evaluation.
     """
     lengths = np.array([len(ids) for ids in data.ids])
     indices = np.arange(len(lengths)) if seed is None else order(len(lengths), seed, epoch)
@@ -102,7 +100,7 @@ def batches(data: Encoded, size: int, seed: int | None = None, epoch: int = 0) -
         whole = len(lengths) // size  # a short batch stays the last
         chosen = [chosen[number] for number in order(whole, seed, epoch)] + chosen[whole:]
     for rows in chosen:
-        # Frameworks compile for each width, so widths are multiples of 16.
+        # Widths are multiples of 16, because frameworks compile for each width.
         width = -(-lengths[rows].max() // 16) * 16
         ids, segments = (np.zeros((len(rows), width), np.int64) for _ in range(2))
         for place, row in enumerate(rows):
@@ -114,7 +112,7 @@ def batches(data: Encoded, size: int, seed: int | None = None, epoch: int = 0) -
 
 
 def first_weights(config: spec.EncoderConfig, seed: int) -> dict[str, np.ndarray]:
-    # Embeddings are as small as BERT's. So are queries and keys: at first every token is attended to alike.
+    # Embeddings are as small as BERT's, and so are queries and keys: at first, attention is nearly uniform.
     weights = spec.initialize(config, seed)
     for name, entry in spec.parameters(config).items():
         if entry.kind in ("bias", "beta"):
@@ -139,7 +137,7 @@ class Course:
 
     @classmethod
     def of(cls, folder: Path, recipe: Recipe, epochs: int, tokens: int, vocabulary: int) -> "Course":
-        """Read a folder of samples, and learn the vocabulary of its training texts."""
+        """Read a folder, and learn the vocabulary of its training texts."""
         samples = read(folder)
         labels = sorted({sample["label"] for sample in samples["train"]})
         tokenizer = learn_tokenizer(samples["train"], vocabulary, tokens)
@@ -151,14 +149,13 @@ class Course:
         return course
 
     def config(self, variant: str, tokens: int, **sizes: int) -> spec.EncoderConfig:
-        """Fit a variant to vocabulary and classes."""
         fitted = {"vocab_size": self.tokenizer.get_vocab_size(), "num_classes": len(self.labels)}
         return spec.variant(variant, max_positions=-(-tokens // 16) * 16, **fitted, **sizes)
 
 
 @dataclass
 class Result:
-    """The weights of the best epoch, and the figures of each epoch."""
+    """The weights of the best epoch, and the figures of every epoch."""
 
     config: spec.EncoderConfig
     weights: dict[str, np.ndarray]
@@ -182,7 +179,7 @@ def evaluate(predict, data: Encoded) -> tuple[float, float]:
 
 
 def train(worker, course: Course, config: spec.EncoderConfig, seed: int = 0, report=print) -> Result:
-    """Train a model in a framework's worker; seed and epoch decide weights, order and dropout."""
+    """Train in a framework's worker; seed and epoch decide weights, order and dropout."""
     result = Result(config, first_weights(config, seed))
     first = next(batches(course.data["train"], course.batch, seed))
     request = Request(config, result.weights, first, training=Training(course.recipe, [], seed))
@@ -205,7 +202,7 @@ def train(worker, course: Course, config: spec.EncoderConfig, seed: int = 0, rep
 
 
 def save(folder: Path, course: Course, result: Result) -> None:
-    """Write a checkpoint that every framework reads, and the figures of each epoch."""
+    """Write a checkpoint for all frameworks, and the figures of every epoch."""
     files = {
         "tokenizer.json": course.tokenizer.to_str().encode(),
         "labels.json": json.dumps({"format": "concord.labels/1", "names": course.labels}).encode(),

@@ -33,7 +33,7 @@ def curves(epochs: list[dict[str, float]]) -> Figure:
 
 
 def attention(weights: np.ndarray, tokens: list[str]) -> Figure:
-    """Draw weights (L, H, T, T): a row of heads for each layer."""
+    """Draw attention weights (L, H, T, T), with the heads of a layer in a row."""
     layers, heads, *_ = weights.shape
     figure = Figure(figsize=(2.6 * heads, 2.8 * layers), layout="constrained")
     for (layer, head), axes in np.ndenumerate(figure.subplots(layers, heads, squeeze=False)):
@@ -71,7 +71,7 @@ if __name__ == "__main__":
         run = worker.run(model.config, model.weights, batch, taps=True, gradients=False)
     weights = [run.taps[f"layers.{layer}.attention.weights"][0] for layer in range(model.config.num_layers)]
     asked.out.mkdir(exist_ok=True)
-    # Text stays text: a letter that matplotlib's font lacks is drawn by the viewer.
+    # Text stays text, so that the viewer draws letters that matplotlib's font lacks.
     matplotlib.rcParams["svg.fonttype"] = "none"
     warnings.filterwarnings("ignore", "Glyph .* missing from font")
     epochs = json.loads((asked.checkpoint / "epochs.json").read_text())

@@ -1,4 +1,4 @@
-"""Transformers' ways to compute the attention of one BERT, and PyTorch's compiler."""
+"""One BERT with each attention implementation of transformers, and with PyTorch's compiler."""
 
 from __future__ import annotations
 

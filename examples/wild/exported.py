@@ -1,7 +1,7 @@
-"""A BERT's export to ONNX, in ONNX Runtime and in OpenVINO.
+"""A BERT exported to ONNX, in ONNX Runtime and in OpenVINO.
 
-Unless told otherwise, OpenVINO computes in bfloat16 where the processor can. That is right by the rules of
-bfloat16: the reference is then the module in bfloat16.
+By default OpenVINO computes in bfloat16 where the processor can. That is right by the rules of bfloat16, if
+the reference is in bfloat16 too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ REQUIREMENTS = ("onnx>=1.18", "onnxruntime>=1.22", "onnxscript>=0.5", "onnx_ir>=
 
 
 def in_openvino(path: str, model: Any, **settings: str) -> tuple[str, Callable[..., dict[str, np.ndarray]]]:
-    """Return the precision in which OpenVINO computes a graph, and a function that runs it."""
+    """Return the precision of OpenVINO for a graph, and a function that runs it."""
     import onnx
     import openvino
 
     graph = onnx.load(path)
-    # The exporter notes for each node which module it belongs to: modules' results become outputs.
+    # The exporter records the module of each node, so that results of modules can become outputs.
     shown = show(graph.graph, [name for name, _ in model.named_modules() if name])
     core = openvino.Core()
     compiled = core.compile_model(core.read_model(graph.SerializeToString()), "CPU", settings)

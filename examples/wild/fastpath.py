@@ -1,4 +1,4 @@
-"""PyTorch's encoder beside itself: its fast path does not compute padding, and returns zeros there."""
+"""PyTorch's encoder compared with its own fast path, which returns zeros for padding."""
 
 from __future__ import annotations
 

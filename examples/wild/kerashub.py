@@ -1,4 +1,4 @@
-"""PyTorch's BERT beside keras-hub's, on JAX and on TensorFlow.
+"""PyTorch's BERT compared with that of keras-hub, on JAX and on TensorFlow.
 
 keras-hub's feed-forward layers use the tanh form of GELU; BERT's own code uses erf.
 """
@@ -28,7 +28,7 @@ def as_it_is(**inputs: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def keras_bert(activation: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what keras-hub's BERT computes with a checkpoint of transformers, by that one's names."""
+    """Activations of keras-hub's BERT with a checkpoint of transformers, by the names of transformers."""
     import keras
     from keras_hub.models import BertBackbone
 

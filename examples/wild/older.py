@@ -1,4 +1,4 @@
-"""PyTorch's BERT of transformers 5 beside the last Flax and TensorFlow ones, of transformers 4.57."""
+"""PyTorch's BERT of transformers 5 compared with the last Flax and TensorFlow ones, of transformers 4.57."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ SAVED = "CONCORD_WILD_BERT"
 
 
 def by_name(results: Any) -> dict[str, np.ndarray]:
-    """Return what a model computed, by the names of the PyTorch original."""
     first, *layers = map(np.asarray, results.hidden_states)
     weights = map(np.asarray, results.attentions)
     return {

@@ -1,7 +1,7 @@
-"""A BERT with weights in 8 bits from torchao, and one that PyTorch runs in 8 bits.
+"""A BERT with 8-bit weights from torchao, and a BERT that PyTorch runs in 8 bits.
 
-Quantising changes the weights, so the original cannot judge the computation. A module with the dequantised
-weights can: a tensor that diverges from it is a wrong step, or rounds more than weights.
+Quantization changes the weights, so the original cannot judge the computation. A module with the dequantized
+weights can: a tensor that diverges from it is a wrong step, or rounds more than the weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What these programs share: a small BERT, its inputs, installing packages, a row of the table."""
+"""Shared by these programs: a small BERT, its inputs, packages, and a row of the table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lacking(requirements: tuple[str, ...]) -> list[str]:
 
 
 def install(name: str, *requirements: str) -> Path:
-    """Install packages into a folder of their own, without their dependencies."""
+    """Install packages into their own folder, without dependencies."""
     folder = FOLDER / name
     if not folder.exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
@@ -53,13 +53,13 @@ def install(name: str, *requirements: str) -> Path:
 
 
 def needs(name: str, *requirements: str) -> None:
-    """Make packages importable; those that are missing go into a folder of their own."""
+    """Make packages importable, and install missing ones."""
     if missing := lacking(requirements):
         sys.path.insert(0, str(install(name, *missing)))
 
 
 def elsewhere(name: str, *requirements: str) -> str:
-    """Return an interpreter that has other versions of packages than this one."""
+    """Return an interpreter with other versions of packages."""
     folder = install(name, *requirements)
     python = FOLDER / f"python-{name}"
     paths = os.pathsep.join([str(folder), str(HERE)])
@@ -69,7 +69,7 @@ def elsewhere(name: str, *requirements: str) -> str:
 
 
 def large(model: torch.nn.Module) -> torch.nn.Module:
-    # Initial weights are so small, and norms so plain, that many wrong steps would not show.
+    # With fresh weights, which are small, and trivial norms, many wrong steps would not show.
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -78,7 +78,7 @@ def large(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def bert(attention: str = "eager") -> torch.nn.Module:
-    """Return a BERT of transformers with 3 layers of width 132, and random weights."""
+    """A BERT of transformers with 3 layers of width 132, and random weights."""
     needs("transformers", *TRANSFORMERS)
     from transformers import BertConfig, BertModel
 
@@ -101,14 +101,14 @@ def saved() -> str:
 
 
 def texts() -> dict[str, torch.Tensor]:
-    """Return three texts of 23, 11 and 5 tokens."""
+    """Three texts of 23, 11 and 5 tokens."""
     mask = (torch.arange(23) < torch.tensor([23, 11, 5])[:, None]).long()
     ids = torch.randint(1, 997, mask.shape, generator=torch.Generator().manual_seed(1)) * mask
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
 
 
 def by_hand(model: torch.nn.Module, inputs: dict[str, torch.Tensor], name: str, array: np.ndarray) -> float:
-    """Return an output's error over that of PyTorch's own float32, both against float64."""
+    """An output's error divided by that of PyTorch's own float32, both compared with float64."""
 
     def run(module: torch.nn.Module) -> np.ndarray:
         with torch.no_grad():
@@ -120,7 +120,7 @@ def by_hand(model: torch.nn.Module, inputs: dict[str, torch.Tensor], name: str, 
 
 
 def judge(what: str, model: torch.nn.Module, candidate: Any, inputs: Any = None, **options: Any) -> str:
-    """Judge a candidate, print a row of the table, and return the verdict's status."""
+    """Judge a candidate, print a row of the table, and return the status."""
     started, inputs = time.perf_counter(), texts() if inputs is None else inputs
     comparison = prepare(model, candidate, inputs, **options)
     verdict = comparison.verdict()

@@ -1,4 +1,4 @@
-"""A BERT converted by CTranslate2, which returns only the last hidden state and does not compute padding."""
+"""A BERT converted by CTranslate2, which returns only the last hidden state and skips padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
 
     folder, source = FOLDER / "ctranslate2", Path(saved())
     config = json.loads((source / "config.json").read_text())
-    # The converter asks for this key, which transformers 5 leaves out.
+    # The converter requires this key, which transformers 5 leaves out.
     config["position_embedding_type"] = "absolute"
     (source / "config.json").write_text(json.dumps(config))
     words = [

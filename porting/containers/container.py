@@ -1,4 +1,4 @@
-"""A kind of file: how it is recognised, read and written."""
+"""Kinds of files: how to recognise, read and write them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from concord.porting.file_tensors import StoredTensor
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import MOST_PROBLEMS, read_json
 
-# Hugging Face's cache keeps files here; those in ``snapshots/<revision>/`` beside it are links to them.
+# Hugging Face's cache keeps files here; its ``snapshots/<revision>/`` folders link to them.
 BLOBS = "blobs"
 
-# Training loops keep all weights under one of the first three, beside other state. PyTorch puts the others
-# before every name: DataParallel, torch.compile, FSDP.
+# Training loops keep all weights under one of the first three, next to other state. PyTorch prefixes every
+# name with the others: DataParallel, torch.compile, FSDP.
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "_orig_mod", "_fsdp_wrapped_module")
 
 BESIDE = ("optimizer", "scheduler", "ema", "epoch")  # prefixes of that other state
 
 
 def unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Strip the prefixes that wrap all weights, one inside another."""
+    """Strip nested prefixes that wrap all weights."""
     for wrapper in WRAPPERS:
         inner = {name for name in tensors if name.startswith(f"{wrapper}.")}
         if inner and all(name in inner or name.startswith(BESIDE) for name in tensors):
@@ -37,7 +37,7 @@ def unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def stays(path: Path, folder: Path) -> bool:
-    """Whether a file lies in its folder, or links to the blobs of the cache that the folder belongs to."""
+    """Whether a file is in its folder, or links to the folder's cache."""
     try:
         path.exists()
         here, there = folder.resolve(), path.resolve()
@@ -47,7 +47,7 @@ def stays(path: Path, folder: Path) -> bool:
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """Resolve a name that a file gives, relative to its folder; refuse one that leads out of it."""
+    """Resolve a relative name from a file, refusing one that leaves the folder."""
     parts = PurePosixPath(name).parts
     path = folder.joinpath(*parts)
     if (
@@ -66,26 +66,26 @@ INDEX = ".index.json"
 
 @dataclass(frozen=True)
 class Container:
-    """A kind of file: tensors by their own names, whatever these mean."""
+    """A kind of file that holds named tensors."""
 
     name: str
-    backend: str  # whose files these are, unless the format says so itself
-    load: Callable[[Path], Mapping[str, StoredTensor]] | None  # None: such files are only written
+    backend: str  # that such files belong to, unless the format names one
+    load: Callable[[Path], Mapping[str, StoredTensor]] | None  # None: write-only
     save: Callable[..., None]  # may write more than one file
     endings: tuple[str, ...] = ()
     framework: str = ""  # the extra that installs what both functions import
     lacks: tuple[str, ...] = ()  # dtypes
-    looks: Callable[[Path], bool] | None = None  # recognises a path where its name is not enough
-    isolated: bool = True  # read in a process of its own
+    looks: Callable[[Path], bool] | None = None  # recognises a path if its name is not enough
+    isolated: bool = True  # read in a separate process
 
     def is_one(self, path: Path) -> bool:
-        """Whether a path is a file of this kind, or the index of several."""
+        """Whether a path is such a file, or an index of several."""
         if self.looks:
             return self.looks(path)
         return path.name.removesuffix(INDEX).endswith(self.endings) and path.is_file()
 
     def write(self, path: Path, tensors: Mapping[str, StoredTensor], **about: Any) -> None:
-        """Write tensors; further arguments of ``save`` must be JSON, as they may go to another process."""
+        """Write tensors; ``about`` must be JSON, to cross processes."""
         refuse(
             [
                 f"{name!r} has dtype {tensor.dtype}, which files of the kind {self.name} do not have"
@@ -99,10 +99,10 @@ class Container:
             self.save(path, tensors, **about)
 
     def read(self, path: Path) -> dict[str, StoredTensor]:
-        """Return the tensors of a file, or of all files that an index names, under unwrapped names.
+        """Return the tensors of a file or of an index's files, under unwrapped names.
 
         Raises:
-            SpecError: if a file is spoilt, would run code or takes too much time or memory.
+            SpecError: if a file is corrupt, would run code, or takes too much time or memory.
         """
         return unwrapped(self._several(path) if path.name.endswith(INDEX) else self._one(path))
 

@@ -1,4 +1,4 @@
-"""Flax's msgpack: nested dictionaries, with arrays as an extension type (``flax.serialization``).
+"""Flax's msgpack files: nested dictionaries, with arrays as an extension type (``flax.serialization``).
 
 Extension type 1 packs shape, dtype and bytes. An array of more than 2^30 bytes is a dictionary of pieces.
 """
@@ -17,7 +17,7 @@ from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, flat, shape_
 from concord.spec.errors import SpecError, optional, refuse
 from concord.spec.files import Write, writing
 
-# msgpack counts the bytes of an extension in a 32-bit number; the head of an array takes some of them.
+# msgpack stores the size of an extension in 32 bits; the header of an array takes some bytes.
 LARGEST = (1 << 32) - (1 << 10)
 
 NDARRAY, SCALAR = 1, 3  # types of extensions that hold numbers
@@ -26,7 +26,7 @@ CHUNKED = "__msgpack_chunked_array__"
 
 
 def load(path: Path) -> dict[str, StoredTensor]:
-    """Return the arrays of a file; nested names are joined by dots."""
+    """Return the arrays of a file by dotted names."""
     with optional("a msgpack file", "porting"):
         import msgpack
 

@@ -1,7 +1,7 @@
-"""Keras' HDF5 files, and its ``.keras`` archives, which hold one beside the model's configuration.
+"""Keras' HDF5 files, and its ``.keras`` archives, which contain one.
 
-Links to other names or files and chunked or compressed datasets are refused. Keras writes none of these, and
-with them an HDF5 file can reach out of itself or unfold beyond its size.
+Links and chunked or compressed datasets are refused. Keras writes none, and they would let a file read other
+files or expand beyond its size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL = "tf_model"  # what Hugging Face calls the group of a model
 
 
 def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
-    """Return the datasets of a file by their paths."""
+    """Return the datasets of a file by path."""
     with optional("an HDF5 file", "porting"):
         import h5py
 
@@ -36,8 +36,8 @@ def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
 
 
 def load_keras(path: Path) -> dict[str, StoredTensor]:
-    """Return the weights of an archive; its configuration may name code, and is not read."""
-    # A file without a name leaves nothing behind, however this process ends.
+    """Return the weights of an archive, without its configuration, which may name code."""
+    # An unnamed file leaves nothing behind, however this process ends.
     copy = tempfile.TemporaryFile()  # noqa: SIM115
     with zipfile.ZipFile(path) as archive:
         entries = [entry for entry in archive.infolist() if entry.filename == WEIGHTS]
@@ -53,10 +53,10 @@ def load_keras(path: Path) -> dict[str, StoredTensor]:
 
 
 def load_models(path: Path) -> dict[str, StoredTensor]:
-    """Return the weights of a model of Hugging Face that Keras 2 wrote."""
+    """Return the weights of a Hugging Face model from Keras 2."""
     tensors: dict[str, StoredTensor] = {}
     for name, stored in load(path).items():
-        # Paths are <layer>/<model>/<name>:0; layer and model bear names that Keras made up.
+        # Paths are <layer>/<model>/<name>:0, where Keras generated the names of layer and model.
         short = "/".join(name.split("/")[2:]).removesuffix(":0") or name
         if short in tensors:
             raise SpecError(f"has two weights that are called {short[:200]!r}")
@@ -80,7 +80,7 @@ def _datasets(group: Any, name: str) -> Iterator[tuple[str, StoredTensor]]:
 
 def _dataset(member: Any, name: str) -> StoredTensor:
     elsewhere = member.is_virtual or member.external or member.chunks is not None
-    # Storage smaller than the data is compression, or numbers that were never written.
+    # Storage smaller than the data means compression, or numbers that were never written.
     if elsewhere or member.id.get_storage_size() != member.size * member.dtype.itemsize:
         raise SpecError(
             f"{name[:200]!r} lies in another file, in pieces, or compressed; Keras writes it here, in one"
@@ -129,11 +129,7 @@ def save_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def save_keras(path: Path, tensors: Mapping[str, StoredTensor], members: Mapping[str, str]) -> None:
-    """Write weights into an archive.
-
-    Args:
-        members: the other files from which Keras builds the model, by name.
-    """
+    """Write weights into an archive, with the other ``members`` from which Keras builds the model."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         save(Path(folder) / WEIGHTS, tensors)
         # Keras stores its members; load_keras refuses a compressed one.

@@ -1,7 +1,7 @@
-"""Files of unknown origin, opened by their own libraries in a process with limits.
+"""Opens untrusted files by their own libraries in a limited process.
 
-A spoilt file may kill a library in C, and only that process imports a framework. Tensors travel through a
-temporary safetensors file, which the parent maps.
+A corrupt file may crash a C library; only that process imports a framework. Tensors pass through a temporary
+safetensors file, which the parent maps.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from concord.porting.file_tensors import StoredTensor
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import opened
 
-# Seconds for a file of any size, and bytes that add another; importing a framework takes several seconds.
+# Seconds for any file, and bytes that add another second; importing a framework takes several seconds.
 TIME_LIMIT, BYTES_A_SECOND = 60.0, 10 << 20
 
-# Bytes for any file, and a multiple of its own: frameworks compress and copy. Four times as many with one.
+# Bytes for any file, and a multiple of its size: libraries decompress and copy. A framework gets four times
+# the first.
 MEMORY_LIMIT, GROWTH = 1 << 30, 8
 
 Load = Callable[[Path], Mapping[str, StoredTensor]]
@@ -34,7 +35,7 @@ Save = Callable[..., None]
 
 
 def read(load: Load, path: Path, framework: str = "") -> dict[str, StoredTensor]:
-    """Have ``load`` read a file or folder in the process of a framework.
+    """Run ``load`` on a path in a framework's process.
 
     Raises:
         SpecError: if the library refuses the file, dies, or exceeds a limit.
@@ -46,26 +47,25 @@ def read(load: Load, path: Path, framework: str = "") -> dict[str, StoredTensor]
         between = Path(folder) / "tensors.safetensors"
         names = _ask("read", load, path, between, path, framework)
         tensors = safetensors.read(between)  # mapped: the file may be deleted now
-        # The library's order: safetensors sorts tensors by the size of their numbers.
+        # Restore the library's order: safetensors sorts tensors by the size of their dtype.
         return {name: tensors[name] for name in names}
 
 
 def write(save: Save, path: Path, tensors: Mapping[str, StoredTensor], framework: str, **about: Any) -> None:
-    """Have ``save`` write tensors in the process of a framework."""
+    """Run ``save`` on tensors in a framework's process."""
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         between = Path(folder) / "tensors.safetensors"
         safetensors.write(between, tensors)
         _ask("write", save, path, between, between, framework, **about)
 
 
-# By the parent's process number and framework. One is kept and asked again: a framework takes seconds to
-# start.
+# By the parent's process id and framework. They are reused, because a framework takes seconds to start.
 _processes: dict[tuple[int, str], Process] = {}
 
 
 @atexit.register
 def _end() -> None:
-    # A forked child inherits this table, and must not end its parent's processes.
+    # A forked child inherits this table but must not end its parent's processes.
     for (parent, _), process in _processes.items():
         if parent == os.getpid():
             process.close()
@@ -74,12 +74,12 @@ def _end() -> None:
 def _ask(
     method: str, act: Load | Save, path: Path, between: Path, source: Path, framework: str, **about: Any
 ) -> Any:
-    # The size of what is read sets the limits; TensorFlow's data lie beside its index.
+    # The size of the input sets the limits; TensorFlow's data are in files next to its index.
     data = source.parent.glob(f"{glob.escape(source.stem)}.data-*")
     files = [file for file in source.rglob("*") if file.is_file()] if source.is_dir() else [source, *data]
     length, factor = sum(file.stat().st_size for file in files), 4 if framework else 1
     key, function = (os.getpid(), framework), f"{act.__module__}:{act.__name__}"
-    kept = _processes.pop(key, None)  # after an interrupt nobody may read the answer to an earlier question
+    kept = _processes.pop(key, None)  # after an interrupt, the answer to an earlier call must not be read
     process = kept or Process(time_limit=0, memory_limit=1)
     process.time_limit = TIME_LIMIT * factor + length / BYTES_A_SECOND
     process.memory_limit = MEMORY_LIMIT * factor + GROWTH * length
@@ -99,16 +99,16 @@ def _ask(
 
 
 class Library:
-    """The service that the isolated process offers."""
+    """The service of the isolated process."""
 
     def read(self, function: str, path: str, between: str) -> list[str]:
-        """Read a file into a safetensors file; return the names of its tensors in order."""
+        """Convert a file to safetensors; return its names in order."""
         tensors = dict(_function(function)(Path(path)))
         safetensors.write(Path(between), tensors)
         return list(tensors)
 
     def write(self, function: str, path: str, between: str, **about: Any) -> None:
-        """Write a file from a safetensors file."""
+        """Convert a safetensors file to another."""
         _function(function)(Path(path), safetensors.read(Path(between)), **about)
 
 

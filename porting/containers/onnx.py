@@ -1,4 +1,4 @@
-"""ONNX graphs: this project's PyTorch model, exported by PyTorch. Written only."""
+"""ONNX graphs of this project's PyTorch model, exported by PyTorch; write-only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from concord.spec.errors import optional
 from concord.spec.files import refusing
 from concord.spec.tensors import inputs, output_name, taps
 
-# It has every operator that the family needs, and every runtime of today knows it.
+# It has every operator that the family needs, and current runtimes support it.
 OPSET = 17
 
 DTYPES = ("float32", "float16", "float64")  # that a graph may compute in
 
-# Axes of any length; the exporter would fix them at the length of its example.
+# Dynamic axes; the exporter would otherwise fix them at its example's length.
 AXES = {"batch": "B", "tokens": "T", "query": "T", "key": "T"}
 
 
@@ -32,7 +32,7 @@ def save(
     dtype: str,
     every_tap: bool,
 ) -> None:
-    """Write a graph, and its weights as ``<name>.data`` beside it."""
+    """Write a graph, with its weights in ``<name>.data``."""
     with optional("to write ONNX", "torch"):
         import torch
     with optional("to write ONNX", "porting"):

@@ -1,4 +1,4 @@
-"""Orbax folders, as JAX programs write them, read and written by Orbax."""
+"""Orbax folders of JAX programs, read and written by Orbax."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from concord.spec.errors import optional
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder has the marks that Orbax leaves."""
+    """Whether a folder has Orbax' marks."""
     marks = ("manifest.ocdbt", "_sharding", "_CHECKPOINT_METADATA")
     return path.is_dir() and (path / "_METADATA").is_file() and any((path / mark).exists() for mark in marks)
 
 
 def load(path: Path) -> dict[str, StoredTensor]:
-    """Return the arrays of a folder; nested names are joined by dots."""
+    """Return the arrays of a folder by dotted names."""
     with _checkpointer() as checkpointer:
         return flat(checkpointer.restore(path))
 

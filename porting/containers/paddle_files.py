@@ -1,7 +1,4 @@
-"""PaddlePaddle's files: pickles of arrays.
-
-PaddlePaddle's own reader runs whatever a pickle names; this one runs nothing but what makes arrays.
-"""
+"""PaddlePaddle's files, pickles of arrays. Unlike its own reader, this one runs only what builds arrays."""
 
 from __future__ import annotations
 
@@ -22,17 +19,17 @@ LACKS = ("float8_e4m3fn", "float8_e5m2", "uint64", "uint32", "uint16")  # dtypes
 
 
 def _encoded(text: str, encoding: str = "latin1") -> bytes:
-    # Pickles of protocol 2 spell bytes as Latin-1 text; no pickle of arrays asks for another codec.
+    # Pickles of protocol 2 encode bytes as Latin-1 text; no pickle of arrays uses another codec.
     if encoding not in ("latin1", "latin-1"):
         raise SpecError(f"it spells bytes in {encoding[:40]!r}")
     return codecs.encode(text, "latin1")
 
 
+# How NumPy rebuilds an array in pickles of protocol 2 to 4, and of protocol 5.
 RECONSTRUCT: Any = np.zeros(1).__reduce__()[0]
-# How NumPy itself rebuilds an array, in pickles of protocol 2 to 4 and of protocol 5.
 FROM_BUFFER: Any = np.zeros(1).__reduce_ex__(5)[0]
 
-# All that a pickle may name. NumPy 2 calls its core ``_core``; files of both versions are about.
+# Everything that a pickle may name. NumPy 2 calls its core ``_core``; files of both versions exist.
 ALLOWED: Mapping[str, Any] = {
     "collections.OrderedDict": OrderedDict,
     **{f"{module}.bytes": bytes for module in ("builtins", "__builtin__")},
@@ -66,14 +63,14 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
     with path.open("rb") as file:
         tensors = flat(_Reader(file, encoding="latin1").load())
     return {
-        # paddle.save stores bfloat16 as uint16, which is no dtype of PaddlePaddle's tensors.
+        # paddle.save stores bfloat16 as uint16, which is not a dtype of PaddlePaddle's tensors.
         name: StoredTensor("bfloat16", tensor.shape, tensor.bits) if tensor.dtype == "uint16" else tensor
         for name, tensor in tensors.items()
     }
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors as ``paddle.save`` writes a ``state_dict``."""
+    """Write tensors like ``paddle.save`` of a ``state_dict``."""
     with refusing(path), path.open("wb") as file:
         pickler = pickle.Pickler(file, 4)
         pickler.fast = True  # its memo would keep every array in memory

@@ -1,7 +1,4 @@
-"""Safetensors, memory-mapped: https://huggingface.co/docs/safetensors.
-
-Eight bytes with the length of a JSON header, the header, the tensors. The format's library validates a file.
-"""
+"""Memory-mapped safetensors (https://huggingface.co/docs/safetensors), validated by its library."""
 
 from __future__ import annotations
 
@@ -33,13 +30,13 @@ CODES = {
     "BOOL": "bool",
 }
 
-# Bytes, enough for some 100,000 tensors. The library accepts six times as many, whose JSON may take
+# Bytes, enough for about 100,000 tensors. The library accepts six times as many, whose JSON may take
 # gigabytes.
 LONGEST_HEADER = 1 << 24
 
 
 def read(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file; only its header is read."""
+    """Return the tensors of a file, reading only its header."""
     with opened(path) as file:
         total, length = file.seek(0, 2), 0
         file.seek(0)
@@ -68,11 +65,11 @@ def read(path: Path) -> dict[str, StoredTensor]:
 
 
 def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors one by one; the library would need all of them in memory."""
+    """Write tensors one by one; the library would hold all in memory."""
     codes = {name: code for code, name in CODES.items()}
-    # As the library does: wide dtypes first, so that each tensor lies at a multiple of its numbers' size.
+    # Like the library, wide dtypes first, so that each tensor starts at a multiple of its dtype's size.
     order = sorted(tensors, key=lambda name: (-np.dtype(NUMPY[tensors[name].dtype]).itemsize, name))
-    # Hugging Face refuses a file that does not say which framework's tensors it holds.
+    # Hugging Face refuses a file that does not name its framework.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     reached = 0
     for name in order:

@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints: an index with data beside it, read and written by TensorFlow."""
+"""TensorFlow's checkpoints, an index and data files, by TensorFlow itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUFFIX, TF2 = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"  # the latter ends every k
 
 
 def is_index(path: Path) -> bool:
-    """Whether a file is an index, by its name and its data beside it."""
+    """Whether a file is an index, by name and data files."""
     data = f"{glob.escape(path.name.removesuffix(SUFFIX))}.data-*-of-*"
     return path.name.endswith(SUFFIX) and path.is_file() and any(path.parent.glob(data))
 
@@ -29,7 +29,7 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
     reader = tf.train.load_checkpoint(str(path.with_suffix("")))
     shapes, tensors = reader.get_variable_to_shape_map(), {}
     for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
-        if dtype == tf.string:  # such as the graph of objects
+        if dtype == tf.string:  # such as the object graph
             continue
         if dtype.name not in NUMPY:
             raise SpecError(f"{name[:200]!r} has dtype {dtype.name}, which is not known")
@@ -42,7 +42,7 @@ def _bits(reader: object, name: str) -> Bits:
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors; keys of TensorFlow 2 go with the graph of objects that they describe."""
+    """Write tensors, and for keys of TensorFlow 2 their object graph."""
     with optional("to write a checkpoint of TensorFlow", "tf"):
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""PyTorch's files, read with ``weights_only=True``: nothing runs but what makes tensors and arrays."""
+"""PyTorch's files, read with ``weights_only=True``: only builders of tensors and arrays run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, flat, of_fra
 from concord.spec.errors import SpecError, optional
 from concord.spec.files import refusing
 
-# Training loops keep settings and NumPy arrays beside weights, which PyTorch does not allow by itself.
+# Training loops save settings and NumPy arrays with the weights; PyTorch does not allow these by default.
 HARMLESS: tuple[Any, ...] = (
     argparse.Namespace,
     np.ndarray,
@@ -31,7 +31,7 @@ GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return the tensors of a file, also those nested in a training loop's state."""
+    """Return a file's tensors, even inside a training loop's state."""
     with optional("a file of PyTorch", "torch"):
         import torch
 
@@ -41,7 +41,7 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
         with torch.serialization.safe_globals(list(HARMLESS)):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # PyTorch advises to load with weights_only=False, which would run the file.
+        # Cut PyTorch's advice to load with weights_only=False, which would run the file.
         reason = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
         reason = reason.partition(" Check the documentation")[0]
         if named := GLOBAL.search(str(error)):

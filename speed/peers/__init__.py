@@ -1,8 +1,8 @@
-"""Peers: what a reader would use instead for ``bert``, in the same table."""
+"""Peers of ``bert``: common alternatives, measured in the same table."""
 
 from __future__ import annotations
 
-# Each runs in a process of its own, like a backend.
+# Each runs in its own process, like a backend.
 PEERS = {
     "hf": "concord.speed.peers.hf:HuggingFacePeer",
     "ort": "concord.speed.peers.ort:OnnxRuntimePeer",

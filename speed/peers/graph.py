@@ -1,4 +1,4 @@
-"""Hugging Face's model, exported by PyTorch to ONNX, for engines that run such graphs on the CPU."""
+"""Hugging Face's model as an ONNX graph, for engines on the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Graph:
-    """A session that runs the forward pass of a graph."""
+    """A session for the forward pass of a graph."""
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self.engine, self.dtype = engine, request.dtype
@@ -41,7 +41,7 @@ class Graph:
         self.logits = self.engine.run_graph(self.running, self.inputs)
 
     def synchronize(self) -> None:
-        """Do nothing: a step is done when it returns."""
+        """Do nothing; steps are synchronous."""
 
     def results(self) -> dict[str, np.ndarray]:
         """Return the logits (B, C)."""
@@ -49,7 +49,7 @@ class Graph:
 
 
 class Engine(ABC):
-    """An engine for ONNX graphs; it offers sessions alone, and is never judged tensor by tensor."""
+    """An engine for ONNX graphs; it offers only sessions, not judged by tensor."""
 
     name = ""
     version = ""
@@ -57,7 +57,7 @@ class Engine(ABC):
 
     @abstractmethod
     def opened(self, path: Path, dtype: str) -> Any:
-        """Return a graph, ready to run in ``dtype``."""
+        """Return a graph that is ready to run in ``dtype``."""
 
     @abstractmethod
     def run_graph(self, graph: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
@@ -65,7 +65,7 @@ class Engine(ABC):
 
     @property
     def threads(self) -> int | None:
-        """The number of threads that the engine gets; None: it decides."""
+        """The number of threads; None lets the engine decide."""
         return int(os.environ.get("OMP_NUM_THREADS", "0")) or None
 
     def describe(self) -> dict[str, Any]:

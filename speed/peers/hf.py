@@ -45,19 +45,19 @@ class HuggingFaceModel:
             self.optimizer = optimizer(request.training.recipe, dict(model.named_parameters()), kinds)
 
     def feed(self, batch: Batch) -> None:
-        """Take other inputs of the same shapes."""
+        """Set inputs of the same shapes."""
         self.inputs = {
             name: torch.from_numpy(array).to(self.request.device)
             for name, array in tensors(self.request.config, batch).items()
         }
 
     def compile(self) -> None:
-        """Do nothing: PyTorch compiles in the first step."""
+        """Do nothing; PyTorch compiles in the first step."""
 
     def step(self) -> None:
-        """Start a training step if the request has a recipe, else a forward pass."""
+        """Start a training step or a forward pass."""
         if not self.request.training:
-            # With labels the model would compute a loss too, which no deployed model does.
+            # With labels the model would also compute a loss, unlike a deployed model.
             inputs = {name: tensor for name, tensor in self.inputs.items() if name != "labels"}
             with torch.inference_mode():
                 self.computed = {"logits": self.run(**inputs).logits}
@@ -96,7 +96,7 @@ class HuggingFaceModel:
 
 
 class HuggingFacePeer:
-    """The peer; it offers sessions alone, and is never judged tensor by tensor."""
+    """The peer; it offers only sessions, not judged by tensor."""
 
     name = "hf"
 
@@ -115,7 +115,7 @@ class HuggingFacePeer:
         return torch.cuda.Event(enable_timing=True)
 
     def session(self, request: Request) -> Session:
-        """Build the model to run many times."""
+        """Build the model, to run it many times."""
         if request.implementation != "library" or request.execution not in ("eager", "compiled"):
             raise Unsupported(
                 "hf has its own implementation: --implementation library, --execution eager or compiled"
@@ -124,7 +124,7 @@ class HuggingFacePeer:
         if request.dtype not in DTYPES:
             raise Unsupported(f"hf is measured in {', '.join(DTYPES)}, not in {request.dtype}")
         if request.execution == "compiled":
-            # Code compiled for earlier workloads counts towards PyTorch's limit of recompilations.
+            # Programs of earlier workloads count towards PyTorch's recompilation limit.
             torch.compiler.reset()
         return HuggingFaceModel(
             request,
@@ -136,7 +136,7 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
     """Return the model with its weights, without dropout.
 
     Raises:
-        Unsupported: for a model that is no BERT.
+        Unsupported: for a model other than BERT.
     """
     try:
         stated = source_tables.stated(TABLE, config)

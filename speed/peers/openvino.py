@@ -23,7 +23,7 @@ class OpenVinoPeer(Engine):
     def opened(self, path: Path, dtype: str) -> Any:
         """Return a compiled model."""
         properties = {
-            # Unasked, OpenVINO chooses a precision by the processor.
+            # By default OpenVINO chooses a precision for the processor.
             "INFERENCE_PRECISION_HINT": TYPES[dtype],
             "EXECUTION_MODE_HINT": "ACCURACY",
             "PERFORMANCE_HINT": "LATENCY",

@@ -1,1 +1,1 @@
-"""Backends that need no framework: one that is right, and one for each way of being wrong."""
+"""Toys for tests: a right backend without a framework, one for each way to be wrong, and helpers."""

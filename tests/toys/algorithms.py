@@ -1,8 +1,8 @@
-"""Sums, products, divisions and functions, each computed otherwise than the reference computes them, and
-just as rightly (SPEC ALG-1, ALG-4 to ALG-7, ALG-9).
+"""Allowed algorithms for sums, products, divisions and functions, other than those of the reference.
 
-In NumPy numbers of the precision itself: what stands here shares with the estimate of sigma neither its ways
-nor its noise. Half precisions keep float32 inside a step and round its result.
+They belong to SPEC ALG-1, ALG-4 to ALG-7 and ALG-9. They compute with NumPy in the precision itself, and
+share neither algorithms nor noise with the estimate of sigma. Half precisions keep float32 inside a step and
+round its result.
 """
 
 import math
@@ -14,20 +14,19 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.elementary import contract
 from concord.spec.encoder import Model
 
+# Lanes of a vector register: few, so that small sums fill several registers.
 REGISTER = 4
-"""Numbers that a vector register holds: few, so that small sums fill several."""
 
 
 # Sums and products.
 
 
 def wider(values):
-    """Return numbers in a precision that holds products of them, or more of their digits."""
+    # Wide enough for exact products of float32; otherwise just wider.
     return values.astype(np.float64 if values.dtype == np.float32 else np.longdouble)
 
 
 def total_sequential(terms):
-    """Sum over the first axis, one term after the other."""
     total = np.zeros(terms.shape[1:], terms.dtype)
     for term in terms:
         total = total + term
@@ -35,7 +34,6 @@ def total_sequential(terms):
 
 
 def total_pairwise(terms):
-    """Sum over the first axis by halves."""
     if len(terms) < 2:
         return total_sequential(terms)
     half = len(terms) // 2
@@ -43,7 +41,7 @@ def total_pairwise(terms):
 
 
 def total_compensated(terms):
-    """Sum over the first axis, with what each addition lost carried along (Neumaier)."""
+    """Neumaier's sum, which carries what each addition lost."""
     total, lost = np.zeros(terms.shape[1:], terms.dtype), np.zeros(terms.shape[1:], terms.dtype)
     for term in terms:
         new = total + term
@@ -53,17 +51,13 @@ def total_compensated(terms):
 
 
 def total_in_blocks(terms):
-    """Sum over the first axis in as many running sums as a vector register has places, which are added at
-    the end.
-    """
+    """One running sum for each lane of a register, added up at the end."""
     return total_sequential(np.stack([total_sequential(terms[lane::REGISTER]) for lane in range(REGISTER)]))
 
 
 def sums(total, order=1):
-    """Return an arithmetic that adds up in a way of its own, products too.
-
-    Args:
-        order: -1: from the last term to the first.
+    """An arithmetic that computes sums and products by `total`; with `order=-1` from the last term to the
+    first.
     """
 
     class Sums(Arithmetic):
@@ -84,10 +78,7 @@ def sums(total, order=1):
 
 
 def single_products(subscripts, a, b):
-    """Return what a contraction adds up.
-
-    One array for each value of the first index that the result lacks.
-    """
+    # One array for each value of the first index that the result lacks.
     left, result = subscripts.split("->")
     index_a, index_b = left.split(",")
     index = next(index for index in index_a if index in index_b and index not in result)
@@ -99,7 +90,7 @@ def single_products(subscripts, a, b):
 
 
 class FusedMultiplyAdd(Arithmetic):
-    """Products are added to a sum exactly, and the sum alone is rounded."""
+    """Adds exact products to a sum, and rounds only the sum."""
 
     def _contract(self, subscripts, a, b):
         products = single_products(subscripts, wider(a), wider(b))
@@ -110,14 +101,14 @@ class FusedMultiplyAdd(Arithmetic):
 
 
 class Wide(Arithmetic):
-    """Products are summed in a wider precision, and rounded once."""
+    """Sums products in a wider precision, and rounds once."""
 
     def _contract(self, subscripts, a, b):
         return self.settle(contract(subscripts, wider(a), wider(b)).astype(a.dtype))
 
 
 class FusedGain(Arithmetic):
-    """A product that something is added to is not rounded before: gain and offset of a norm."""
+    """Does not round a product before adding to it, as in the gain and bias of a norm."""
 
     product = (None, None)
 
@@ -134,7 +125,7 @@ class FusedGain(Arithmetic):
 
 
 class BiasAsARow(Arithmetic):
-    """The bias is one more row of the weight, its input 1."""
+    """The bias is one more row of the weight, with an input of 1."""
 
     def affine(self, subscripts, a, b, bias):
         assert subscripts == "ni,io->no"
@@ -150,7 +141,7 @@ class BiasAsARow(Arithmetic):
 
 
 class Reciprocals(Arithmetic):
-    """Divides by multiplying with a reciprocal, by constants too."""
+    """Divides by multiplying with the reciprocal, also for constants."""
 
     def divide(self, a, b):
         back_a, back_b, inverse = self._unbroadcast(a), self._unbroadcast(b), self.settle(1 / b.value)
@@ -178,11 +169,7 @@ class Reciprocals(Arithmetic):
 
 
 def tables(added):
-    """Return an arithmetic that adds up the gradient of a table in a way of its own.
-
-    Args:
-        added: takes zeros, (rows, D); which row each of N uses is of, and their gradients, (N, D).
-    """
+    """An arithmetic whose `added` sums a table's gradient: zeros (rows, D), rows (N,), and terms (N, D)."""
 
     class Tables(Arithmetic):
         def take(self, table, rows):
@@ -196,7 +183,6 @@ def tables(added):
 
 
 def added_by_products(total, rows, terms):
-    """Add the product of one-hot rows with each half of the terms."""
     chosen, half = np.eye(len(total), dtype=total.dtype)[rows], len(rows) // 2
     halves = slice(half), slice(half, None)
     one, other = (contract("nr,nd->rd", chosen[part], terms[part]) for part in halves)
@@ -204,14 +190,13 @@ def added_by_products(total, rows, terms):
 
 
 def added_by_row(total, rows, terms):
-    """Add row by row, after the uses have been sorted."""
     for row in np.unique(rows):
         total[row] = total_pairwise(terms[rows == row])
     return total
 
 
 def added_in_reverse(total, rows, terms):
-    """Add in the opposite order of the uses, as threads may come to them."""
+    """Scatter in reverse order, as threads may do."""
     np.add.at(total, rows[::-1], terms[::-1])
     return total
 
@@ -220,12 +205,11 @@ def added_in_reverse(total, rows, terms):
 
 
 def elementwise(a, x, value, slope):
-    """Return a function of each element, its value and its slope being given."""
     return a._record(a.settle(value), (x, lambda gradient: a.settle(gradient * slope)))
 
 
 class PowersOfTwo(Arithmetic):
-    """Softmax from powers of two, which some hardware computes faster."""
+    """Softmax by powers of two, which are faster on some hardware."""
 
     def softmax(self, a, floor=None, sums=None):
         powers = np.exp2((a.value - a.value.max(-1, keepdims=True)) * math.log2(math.e))
@@ -238,7 +222,7 @@ class PowersOfTwo(Arithmetic):
 
 
 class GeluByErfc(Model):
-    """GELU and its derivative from the complementary error function."""
+    """GELU and its derivative by the complementary error function."""
 
     def activation(self, x, active):
         if self.config.activation != "gelu_erf":
@@ -249,7 +233,7 @@ class GeluByErfc(Model):
 
 
 class TanhByExponential(Arithmetic):
-    """Hyperbolic tangent from exp(2x) - 1."""
+    """Hyperbolic tangent by exp(2x) - 1."""
 
     def tanh(self, a, absolute=False):
         grown = np.expm1(np.minimum(2 * a.value, 40))
@@ -258,7 +242,7 @@ class TanhByExponential(Arithmetic):
 
 
 class Softplus(Arithmetic):
-    """Binary cross-entropy as softplus of the logit on the wrong side."""
+    """Binary cross-entropy by softplus of the logit on the wrong side."""
 
     def sigmoid_cross_entropy(self, logits, targets):
         signed = np.where(targets > 0, -logits.value, logits.value)

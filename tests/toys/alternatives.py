@@ -1,8 +1,7 @@
-"""Every allowed alternative: a way to compute a step that the specification admits, and that must not be
-flagged.
+"""Allowed alternatives: ways to compute a step that the specification admits and no judge may flag.
 
-An alternative of a step is an edit of taps: one text for the four frameworks and for NumPy. One of every sum,
-product or division is an arithmetic of :mod:`tests.toys.algorithms`.
+An alternative of a step is an edit of taps, the same for NumPy and the four frameworks. Alternatives for
+every sum, product or division are arithmetics in :mod:`tests.toys.algorithms`.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim.
 """
@@ -29,8 +28,8 @@ from concord.spec.encoder import Model
 from concord.spec.reference import compute
 from tests.toys import algorithms
 
+# Entries of a block: few, so that small cases have several blocks.
 BLOCK = 4
-"""Entries of a block: few, so that small cases have several."""
 
 
 # Attention.
@@ -41,22 +40,17 @@ def size(x, axis):
 
 
 def largest_of(m, x, axis=3, through=False):
-    """Return the largest of each row, which a derivative flows through or does not."""
+    # With `through`, the derivative flows through the largest entry.
     found = m.max(x, axis)
     return found if through else m.stop_gradient(found)
 
 
 def powers(m, x):
-    """Return exponentials of scores less the largest of their row."""
     return m.exp(x - largest_of(m, x))
 
 
 def running(m, values=None, through=False, order=1):
-    """Softmax in blocks of keys (B, H, Q, S), or the sum of values that it weights (B, H, Q, K).
-
-    Args:
-        order: -1: from the last block to the first.
-    """
+    """Softmax in blocks of keys (B, H, Q, S), or with values their weighted sum (B, H, Q, K)."""
     scores, largest = m.unnormalised, None
     total = None
     found = None
@@ -90,20 +84,15 @@ def log_sum_exp(m, x, axis=3, through=False):
 
 
 def recomputed(m, weights):
-    """The weights as they are, and the derivative from those that the log-sum-exp gives, where a query sees a
-    key.
-    """
+    # The weights stay, and their derivative uses those from the log-sum-exp. Rows that see no key keep their
+    # own.
     scores = m.unnormalised
     again = m.value_of(weights, m.exp(scores - log_sum_exp(m, scores)))
     return m.where(m.visible.any(-1, keepdims=True), again, weights)
 
 
 def through_largest(m, share):
-    """Return a softmax whose derivative flows through the entry that was taken off too.
-
-    Args:
-        share: of the gradient of a row's largest entry, for each entry, made of the scores.
-    """
+    # The derivative also flows through the subtracted maximum; `share` is the part of it for each entry.
     scores = m.stop_gradient(m.unnormalised)
     exponentials, shares = powers(m, scores), share(m, scores)
     total = m.sum(exponentials, 3)
@@ -116,7 +105,6 @@ def through_largest(m, share):
 
 
 def are_largest(m, x):
-    """Return 1 for the largest of a row, and 0 for all others."""
     return m.where(x < m.max(x, 3), x * 0.0, x * 0.0 + 1.0)
 
 
@@ -129,18 +117,17 @@ def of_the_first(m, x):
 
 
 def joined(m, context):
-    """Join the heads of a context, (B, H, Q, K)."""
     return m.reshape(m.transpose(context, (0, 2, 1, 3)), tuple(m.y.shape))
 
 
 def divided_last(m, exponentials):
-    """Divide the context by the sum at the end: row sums of the derivative are of context times gradient."""
+    """The derivative uses row sums of the context times its gradient."""
     summed = m.einsum("bhqs,bshk->bhqk", exponentials, m.beside("value"))
     return summed / m.sum(exponentials, 3)
 
 
 def attention_fused(m):
-    """Go forward in blocks, and backward from the log-sum-exp, where a query sees a key."""
+    """Forward in blocks, and backward from the log-sum-exp where a query sees a key."""
     scores, seen = m.unnormalised, m.visible.any(-1, keepdims=True)
     shift = m.stop_gradient(m.where(seen, log_sum_exp(m, scores), m.max(scores, 3)))
     backward = divided_last(m, m.exp(scores - shift))
@@ -148,18 +135,17 @@ def attention_fused(m):
 
 
 def scaled(m, of_query, of_key):
-    """Return scores of which query and key carry these powers of the width of a head."""
+    # The powers of the head's width by which query and key are multiplied.
     q, k = m.beside("query") * m.size(head_dim=of_query), m.beside("key") * m.size(head_dim=of_key)
     return m.scores(q, k, divisor=m.size(head_dim=of_query + of_key + 0.5))
 
 
 # Layer norm.
 
-# Statistics of rows are their mean, and the sum of squared differences from it.
+# Each function returns the mean of rows and the sum of squared deviations from it.
 
 
 def welford(m):
-    """Update both with each entry."""
     x = m.x
     mean, squares = x[..., :1], x[..., :1] * 0.0
     for i in range(1, size(x, -1)):
@@ -171,7 +157,6 @@ def welford(m):
 
 
 def merged(m):
-    """Merge those of blocks."""
     x, mean, squares = m.x, None, None
     for first in range(0, size(x, -1), BLOCK):
         block = x[..., first : first + BLOCK]
@@ -196,28 +181,28 @@ def two_passes(m):
 
 
 def corrected(m):
-    """Take off what the mean's own rounding left in the squares."""
+    """Subtract what rounding of the mean left in the squares."""
     mean, squares = two_passes(m)
     left = m.sum(m.x - mean, -1)
     return mean, squares - left * left / float(size(m.x, -1))
 
 
 def one_pass(m, taken_off):
-    """Take the mean square less the square of the mean, after a number was taken off."""
+    # The mean of squares minus the square of the mean, after subtracting a number from each entry.
     left = m.x - taken_off
     mean = m.mean(left, -1)
     return taken_off + mean, (m.mean(left * left, -1) - mean * mean) * float(size(m.x, -1))
 
 
 def zero_or_first(m):
-    """Zero where it lies between a row's entries; else the first of them."""
+    # Zero if it lies between a row's entries, otherwise the first of them.
     x = m.x
     first, lowest = x[..., :1], -m.max(-x, -1)
     return m.where(lowest > 0.0, first, m.where(m.max(x, -1) < 0.0, first, first * 0.0))
 
 
 def farthest(m):
-    """The entry of a row that is farthest from its mean."""
+    # The entry of a row farthest from its mean.
     x = m.x
     mean = m.mean(x, -1)
     above, below = m.max(x, -1), -m.max(-x, -1)
@@ -242,19 +227,13 @@ def norm(
     squares,
     normed=times_reciprocal,
 ):
-    """Return a layer norm from these statistics.
-
-    Args:
-        normed: takes rows, their mean, the reciprocal of their deviation and the gain.
-    """
+    # `normed` gets rows, their mean, the reciprocal of their deviation, and the gain.
     count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))
     gained = normed(m.x, mean, 1.0 / m.deviation(squares / count), m.weight(f"{m.owner}.weight"))
     return gained + m.weight(f"{m.owner}.bias")
 
 
 def norm_closed_form(m):
-    """Write the derivative of a norm out."""
-
     def pull(gradient, row, deviation):
         inside = m.config.norm_epsilon_placement == "inside"
         root = deviation if inside else deviation - m.config.norm_epsilon
@@ -265,7 +244,7 @@ def norm_closed_form(m):
     return norm_slope(m, pull)
 
 
-# The rest.
+# Other steps.
 
 
 def embeddings_position_first(m):
@@ -279,27 +258,26 @@ def gelu_sigmoid(m):
 
 
 def gelu_exponential(m):
-    """The tanh of GELU from one exponential: 1 - 2 / (exp(2 z) + 1)."""
+    # The tanh by one exponential: 1 - 2 / (exp(2 z) + 1).
     x = m.x
     twice = m.within(x * (x * x * 0.044715 + 1.0) * (2.0 * math.sqrt(2.0 / math.pi)), -80.0, 80.0)
     return x * 0.5 * (2.0 - 2.0 / (m.exp(twice) + 1.0))
 
 
 def bias_first(m):
-    """A linear layer whose sum begins with the bias, and goes on with both halves of the products."""
+    """A linear layer that starts its sum with the bias, and then adds both halves of the products."""
     x, weight = m.x, m.weight(f"{m.tap}.weight")
     half = size(x, -1) // 2
     return (m.weight(f"{m.tap}.bias") + x[..., :half] @ weight[:half]) + x[..., half:] @ weight[half:]
 
 
 def log_softmax_fused(m):
-    """Log-softmax whose derivative is one step: softmax less what flows back."""
+    # The derivative is one step: what flows back, minus softmax times its sum.
     logits, chance = m.now["logits"], m.stop_gradient(m.softmax(m.now["logits"], 1))
     return m.value_of(m.y, m.with_gradient(logits, lambda gradient: gradient - chance * m.sum(gradient, 1)))
 
 
 def from_normalizer(m, through=False):
-    """Return the logit less its log-sum-exp."""
     return m.now["logits"] - log_sum_exp(m, m.now["logits"], 1, through)
 
 
@@ -339,16 +317,14 @@ EDITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(Change):
-    """Edits of taps; or in their place what computes so in NumPy alone."""
+    """Edits of taps, or an arithmetic or model for NumPy only."""
 
     arithmetic: type[Arithmetic] = Arithmetic
     model: type[Model] | None = None
 
 
 class OneStep(Edited):
-    """The reference with each edit as one operation: a half precision rounds its result alone, forward and
-    backward.
-    """
+    """Computes each edit as one operation: half precisions round only its result, in both directions."""
 
     def made(self, edit, name, tensor):
         inner = Arithmetic("float64" if self.dtype == "float64" else "float32")
@@ -374,7 +350,7 @@ class OneStep(Edited):
 
 
 def run(algorithm, request):
-    """Compute a request by an algorithm, in NumPy."""
+    """Run a request in NumPy."""
     dtype = request.dtype
     truth = compute(
         request.config,
@@ -386,7 +362,7 @@ def run(algorithm, request):
         dtype,
         model=algorithm.model or with_edits(algorithm.at, OneStep, request.part),
     )
-    # A context that is computed otherwise keeps its weights inside (SPEC ALG-2, ALG-3).
+    # The weights inside of a context that is computed differently are not exposed (SPEC ALG-2, ALG-3).
     hidden = "attention.weights" if algorithm.taps == (CONTEXT,) else "nothing"
     taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}
     gradients = {name: tap for name, tap in truth.tap_gradients.items() if not name.endswith(hidden)}
@@ -420,7 +396,7 @@ ALTERNATIVES = {one.name: one for one in _entries()}
 
 
 def __getattr__(backend):
-    """Return what computes by an alternative on request, in a worker of a backend."""
+    """Return the adapter of a backend whose workers compute by any alternative on request."""
     if backend not in BUILT_IN:
         raise AttributeError(backend)
     CHANGES["alternative"] = {name: one.change for name, one in ALTERNATIVES.items() if one.change.edit}

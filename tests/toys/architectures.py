@@ -1,4 +1,4 @@
-"""Small models of transformers, with weights and inputs by seed."""
+"""Small models of transformers, with seeded weights and inputs."""
 
 import torch
 
@@ -39,6 +39,7 @@ SOUNDS = {
 
 MAMBA = {"vocab_size": 53, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 5}
 
+# Its class, the class of its configuration, and settings.
 ARCHITECTURES = {
     "bert": ("BertModel", "BertConfig", TEXTS),
     "modernbert": ("ModernBertModel", "ModernBertConfig", {**TEXTS, **ENDS, "local_attention": 6}),
@@ -62,11 +63,10 @@ ARCHITECTURES = {
     "whisper": ("WhisperEncoder", "WhisperConfig", SOUNDS),
     "mamba": ("MambaModel", "MambaConfig", MAMBA),
 }
-"""Class of each, class of its configuration, and settings."""
 
 
 def architecture(name, attention="eager"):
-    """Return a model whose weights lie far from those of an initialization."""
+    # Freshly initialized weights would hide bugs.
     import transformers
     from transformers.models.whisper import modeling_whisper
 
@@ -85,7 +85,7 @@ def architecture(name, attention="eager"):
 
 
 def inputs_of(name):
-    """Return texts of 11, 7 and 1 tokens, images, or sounds."""
+    """Texts of 11, 7 and 1 tokens, images, or sounds."""
     generator = torch.Generator().manual_seed(0)
     if name == "whisper":
         return {"input_features": torch.randn(2, SOUNDS["num_mel_bins"], 14, generator=generator)}

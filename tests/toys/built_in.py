@@ -1,9 +1,10 @@
-"""The built-in backends with something done to them: ``tests.toys.built_in:NAME``, a class for each of them.
+"""The built-in backends with a disturbance: ``tests.toys.built_in:NAME``.
 
-What, stands before the implementation: ``edit:TAP:…`` (a tap is :func:`changed`), ``aside::…`` (weights are
-delivered with which the model does not go on, as beside a fused kernel that keeps its own), ``reset::…``
-(something, a library say, sets switches anew while a model is built), ``stepped::…`` (a session had other
-weights and inputs, and was stepped with both).
+A prefix of the implementation names the disturbance:
+- ``edit:TAP:``: the tap is :func:`changed`.
+- ``aside::``: the delivered attention weights are not those used, as with a fused kernel that keeps its own.
+- ``reset::``: something, such as a library, resets switches while the model is built.
+- ``stepped::``: the session had other weights and inputs before, and took a step with both.
 """
 
 import dataclasses
@@ -15,10 +16,10 @@ from concord.backends import BUILT_IN
 
 
 def changed(name, tensor):
-    """Return another tensor, in whichever framework: no norm and no softmax gives the same for both."""
+    """Return a tensor that no softmax or norm maps to the same result, in any framework."""
     return (
         tensor * 1.25 if name.endswith("scores") else tensor * tensor + tensor
-    )  # masked scores have no square
+    )  # masked scores may overflow if squared
 
 
 def __getattr__(name):
@@ -54,7 +55,6 @@ def __getattr__(name):
             return recording
 
         def run_stepped(self, request):
-            """Run in a session that had other weights and inputs, and was stepped with both."""
             others = {name: array * np.asarray(1.5, array.dtype) for name, array in request.weights.items()}
             batch = dataclasses.replace(request.batch, labels=request.batch.required("labels")[::-1].copy())
             session = self.session(dataclasses.replace(request, weights=others, batch=batch))

@@ -1,4 +1,4 @@
-"""Functions that are called in a process of their own: one gives a result, the others end the process."""
+"""Functions to call in another process: one returns a result, the others end the process."""
 
 import os
 import signal

@@ -15,6 +15,7 @@ from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import sha256_of
 
+# A prime or twice a prime for each axis, so that only square tensors look like their transpose.
 SIZES = {
     "vocab_size": 29,
     "d_model": 14,
@@ -24,13 +25,12 @@ SIZES = {
     "num_layers": 2,
     "max_positions": 13,
 }
-"""A prime, or twice a prime, for each axis, so that only what is square looks like its transpose."""
 
 CONFIG = spec.variant("bert", **SIZES)
 
 
 def drawn(config=CONFIG, part="model", seed=3):
-    """Return random weights in float32."""
+    """Random float32 weights."""
     found = spec.initialize(config, seed=seed, part=part)
     return {name: array.astype(np.float32) for name, array in found.items()}
 
@@ -43,7 +43,7 @@ def in_bytes(weights):
 
 
 def bits(checkpoint):
-    """Return the bytes of every parameter of a checkpoint, or of the one in a folder."""
+    """Bytes of each parameter of a checkpoint or of its folder."""
     return in_bytes((porting.read(checkpoint) if isinstance(checkpoint, Path) else checkpoint).weights())
 
 
@@ -53,7 +53,7 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 
 def shards(folder, form="hugging-face"):
-    """Put the tensors of a file into two files with an index."""
+    """Split the tensors of a file into two files with an index."""
     path, container = folder / registry.known(form).weights[0], registry.known(form).container
     found = {name: in_memory(np.array(stored.array())) for name, stored in container.read(path).items()}
     names = [f"{path.stem}-0000{number}-of-00002{path.suffix}" for number in (1, 2)]
@@ -65,7 +65,7 @@ def shards(folder, form="hugging-face"):
 
 
 class RunsCode:
-    """Would make a folder if it were unpickled."""
+    """Creates a folder when unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -80,18 +80,14 @@ CARRIED = {
     "vocab.txt": b"[PAD]\na\n",
 }
 
+# A sentence embedding of the same sizes has these weights.
 POOLED = {name: array for name, array in WEIGHTS.items() if not name.startswith(("pooler", "classifier"))}
-"""Those of the same sizes that a sentence embedding is made with."""
 
 SENTENCES = "sentence-transformers"
 
 
 def written(format, folder, carried=False):
-    """Write a right checkpoint.
-
-    Args:
-        carried: whether with what is carried over beside the weights.
-    """
+    """Write a right checkpoint, with `carried` also labels and tokenizer files."""
     form = registry.known("hugging-face" if format == SHARDS else format)
     model = (
         (dataclasses.replace(CONFIG, pooler="none"), POOLED, "pooled")
@@ -109,7 +105,7 @@ def written(format, folder, carried=False):
 
 
 def read(folder):
-    """Read all that there is to read."""
+    """Read everything there is to read."""
     checkpoint = porting.read(folder)
     checkpoint.checked()
     for entry in checkpoint.ledger:
@@ -117,10 +113,7 @@ def read(folder):
 
 
 def read_as_it_is(folder):
-    """Read one of this project's own, whose digests are made those of what is spoilt.
-
-    Somebody who wants to do harm writes them too.
-    """
+    """Read a checkpoint of ours with digests that match what was spoilt, as an attacker would write them."""
     path = folder / checkpoints.CONTENTS
     said = path.read_bytes()
     try:
@@ -128,7 +121,7 @@ def read_as_it_is(folder):
         data["sha256"] = {name: sha256_of(folder / name) for name in data["sha256"]}
         path.write_text(json.dumps(data))
     except (SpecError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError):
-        pass  # that file is the spoilt one
+        pass  # this is the spoilt file
     try:
         read(folder)
     finally:

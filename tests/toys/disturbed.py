@@ -1,6 +1,6 @@
-"""Backends to which something happens: ``tests.toys.disturbed:WHAT_WHEN``, for example ``hangs_run``.
+"""Disturbed backends: ``tests.toys.disturbed:WHAT_WHEN``, for example ``hangs_run``.
 
-*What* is a key of :data:`HAPPENINGS`, *when* one of :data:`WHEN`.
+*WHAT* is a key of :data:`HAPPENINGS`, and *WHEN* is one of :data:`WHEN`.
 """
 
 import os
@@ -12,11 +12,11 @@ import numpy as np
 
 from tests.toys.numpy_backend import NumpyBackend, note
 
+# On import of the module, when it is described, in each run, or in the run of a single sample.
 WHEN = ("found", "described", "run", "alone")
-"""When the module is imported, when it is described, in each run, or in one that has one sample."""
 
+# Seconds, far more than any test waits.
 LONG = 100
-"""Seconds that what does not end lasts: far longer than a test waits."""
 
 
 def raising(error):
@@ -39,13 +39,13 @@ def hangs():
 
 
 def spins():
-    """Compute in one call of C code, which lets no other thread of its process run."""
+    # One call of C code, which blocks all other threads of the process.
     note("hanging")
     sum(range(10**15))
 
 
 def forks(then):
-    """Start a process that holds everything this one has, and go on when it is there."""
+    # The child has all file descriptors of this process.
     ready, told = os.pipe()
     if os.fork() == 0:
         note("hanging")
@@ -83,7 +83,7 @@ HAPPENINGS = {
 
 
 def name_of(what, when="run"):
-    """Return how a backend to which something happens is asked for."""
+    """The path of a disturbed backend."""
     return f"tests.toys.disturbed:{what.replace(' ', '_')}_{when}"
 
 

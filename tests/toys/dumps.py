@@ -1,4 +1,4 @@
-"""Exported cases, and the runs that somebody who has nothing but files leaves beside them."""
+"""Exported cases, and the runs that someone without a backend saves beside them."""
 
 import json
 
@@ -11,7 +11,7 @@ from concord.spec.reference import reference
 
 
 def answer(folder, wrong=None):
-    """Leave a run beside each case of a folder; a tensor that is named comes out wrong."""
+    """Write a run beside each case of a folder, with one wrong tensor if named."""
     for path in folder.rglob("case.json"):
         job, wanted = read_job(path.parent), json.loads(path.read_text())["wanted"]
         truth = reference(job.config, job.weights, job.batch, True, job.part, job.dtype, job.dtype)
@@ -28,12 +28,11 @@ def answer(folder, wrong=None):
 
 
 def exported(folder, *names, dtypes=("float64", "float32"), part="model"):
-    """Export standard cases into a new folder."""
     export_cases(folder, check_jobs(dtypes=dtypes, part=part, cases=names))
     return folder
 
 
 def leave(path, *names):
-    """Leave a run without its other tensors."""
+    """Keep only the named tensors of a run."""
     run = load_file(path)
     save_file({name: run[name] for name in names}, path)

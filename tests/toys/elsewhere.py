@@ -1,4 +1,4 @@
-"""Another environment: an interpreter with packages of its own, and the libraries of this one beside them."""
+"""Another environment: an interpreter with its own packages, and by default the current libraries."""
 
 import os
 import subprocess
@@ -15,14 +15,13 @@ MINUTES = 10 * PATIENCE
 
 @dataclass(frozen=True)
 class Place:
-    """A folder from which programs run, and an environment in which they do."""
+    """The folder in which programs run, and their environment."""
 
     folder: Path
     python: Path
     site: Path
 
     def run(self, *arguments, **environment):
-        """Run Python there."""
         surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return subprocess.run(
             [self.python, *map(str, arguments)],
@@ -35,7 +34,6 @@ class Place:
         )
 
     def install(self, *words):
-        """Install packages there."""
         subprocess.run(
             [sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", *words],
             check=True,
@@ -45,10 +43,10 @@ class Place:
 
 
 def place(folder, project, alone=False):
-    """Make an environment in a folder, whose programs run in that of a project."""
+    """Create an environment for programs in the folder of a project; `alone` hides current libraries."""
     venv.create(folder, with_pip=False, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
     if not alone:
-        # A path: the file beside it that says where this checkout is installed is not read.
+        # Only a path: a .pth file in that folder, which would add this checkout, is not read.
         (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return Place(project, folder / "bin" / "python", site)

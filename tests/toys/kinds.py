@@ -1,4 +1,4 @@
-"""Small modules of the kinds that people have, and each computed in another order of summation."""
+"""Small modules of common kinds, and a copy of each that sums in another order."""
 
 import copy
 import io
@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
+# Functions that make a module and its inputs, by name.
 KINDS = {}
-"""By name, what makes a module and the inputs that it is called with."""
 
 
 def drawn(*shape, seed=0):
@@ -33,7 +33,7 @@ class Of(nn.Module):
         self.function = function
         for name, make in layers.items():
             setattr(self, name, make())
-        with torch.no_grad():  # far from an initialization, which hides biases and gains
+        with torch.no_grad():  # a fresh initialization would hide biases and gains
             for one in self.parameters():
                 one.add_(0.1 * torch.randn(one.shape).to(one.dtype))
 
@@ -42,7 +42,7 @@ class Of(nn.Module):
 
 
 def kind(*inputs, **layers):
-    """Register a function with its layers; of inputs, shapes are drawn."""
+    """Register a function with its layers; inputs given as shapes are drawn."""
 
     def register(function):
         given = tuple(drawn(*x, seed=i) if isinstance(x, tuple) else x for i, x in enumerate(inputs))
@@ -53,7 +53,7 @@ def kind(*inputs, **layers):
 
 
 def bits(*held):
-    """Return everything that modules and inputs hold, bit for bit."""
+    """Everything that modules and inputs hold."""
     file = io.BytesIO()
     torch.save(held, file)
     return file.getvalue()
@@ -72,7 +72,7 @@ def parameter(*shape):
 
 
 class Reordered(TorchDispatchMode):
-    """Products and sums run in another order, norms and softmax in float64."""
+    """Computes products and sums in another order, norms and softmax in float64."""
 
     WIDE = (
         "convolution convolution_backward native_layer_norm native_group_norm native_batch_norm "
@@ -110,8 +110,6 @@ def _in(x, old, new):
 
 
 def reordered(model):
-    """Return a copy that computes in another order."""
-
     class Otherwise(type(model)):
         def forward(self, *args, **kwargs):
             with Reordered():
@@ -216,7 +214,7 @@ def pooling(m, x):
 
 @kind((1, 2, 23, 41), offset=conv(2, 2, 3, padding=1), conv=conv(2, 2, 1))
 def sampling(m, x):
-    """Resample by places that are rounded where they are computed."""
+    # The places are computed, so they have rounding errors.
     y, shift = m.conv(x), m.offset(x).permute(0, 2, 3, 1)
     axes = torch.linspace(-1, 1, 41), torch.linspace(-1, 1, 23)
     grid = torch.stack(torch.meshgrid(*axes, indexing="xy"), -1) + 0.1 * torch.tanh(shift)
@@ -367,7 +365,7 @@ def quantiles_and_sorts(m, x):
     )
 
 
-# Derivatives, and operations of one's own.
+# Derivatives, and custom operations.
 
 
 class Clipped(torch.autograd.Function):
@@ -406,7 +404,7 @@ def derivatives(m, x):
     }
 
 
-# What changes in place, state, and what Python decides.
+# In-place changes, state, and decisions of Python.
 
 
 @kind((5, 12), inner=linear(12, 12), outer=linear(12, 3))

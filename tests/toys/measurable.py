@@ -1,4 +1,4 @@
-"""Backends that can be measured: they compute through the reference, or go wrong where it is known where."""
+"""Measurable backends on the reference, right ones and ones with a known bug."""
 
 import os
 import signal
@@ -15,10 +15,8 @@ from tests.toys.numpy_backend import NumpyBackend
 
 
 class Program:
-    """Steps of the reference, in rounded arithmetic; it writes down whose step it was.
-
-    Args:
-        backend: whose it is; it says how long a step takes, and what of the recipe is other than asked for.
+    """Steps of the reference in low precision, each noted; `backend.sleep` is their time, `backend.fields` a
+    changed recipe.
     """
 
     def __init__(self, backend, request):
@@ -62,7 +60,7 @@ class Program:
 
 
 class Multiplication(Program):
-    """A bare product."""
+    """A product without anything else."""
 
     def __init__(self, left, right):
         self.left, self.right = left[:64], right[:, :64]
@@ -72,7 +70,7 @@ class Multiplication(Program):
 
 
 class Measurable(NumpyBackend):
-    """Right, and says when it had its turn."""
+    """Right, with a note of each turn."""
 
     sleep, fields, program = 0.0, {}, Program
 
@@ -86,8 +84,6 @@ class Measurable(NumpyBackend):
 
 
 class Slow(Measurable):
-    """Takes its time."""
-
     sleep = 0.05
 
 
@@ -112,7 +108,7 @@ class EachStepTheFirst(Program):
 
 
 class OneGradientTwice(Program):
-    """Of one parameter, which AdamW divides away."""
+    """The gradient of one parameter is doubled, which AdamW's division hides."""
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -127,7 +123,7 @@ class OneGradientTwice(Program):
 
 
 class WithoutItsState(Program):
-    state = property()  # which there is none
+    state = property()  # it has none
 
 
 class DiesWhenItIsTimed(Program):
@@ -138,7 +134,7 @@ class DiesWhenItIsTimed(Program):
 
 
 def running(program, **fields):
-    """Return a backend that has another program, or trains by another recipe than it is given."""
+    """A backend with another program, or with other fields of the recipe."""
     return type(program.__name__, (Measurable,), {"program": program, "fields": fields})
 
 
@@ -146,14 +142,14 @@ WrongLogits = running(OneLogitOff)
 DiesInTheSecondStep = running(DiesWhenItIsTimed)
 
 
-# What stands for a GPU where there is none: a device whose clock and memory are made up.
+# A simulated GPU, with its own clock and memory.
 
+# Between two events of the simulated clock.
 SECONDS = 0.25
-"""Between two events of the made up clock."""
 
 
 class OnADevice(Program):
-    """Notes when it is told to wait."""
+    """Notes each step and each wait."""
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -176,8 +172,6 @@ class Event:
 
 
 class WithADevice(Measurable):
-    """Has a device with a clock and a memory of its own."""
-
     held, program = 7 * 2**20, OnADevice
 
     def peak_memory(self, device, reset=False):

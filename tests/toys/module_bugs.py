@@ -1,8 +1,8 @@
-"""Bugs of ports of BERT, Llama and ViT: edits of a module, where each is seen first, and what names it.
+"""Bugs of ports of BERT, Llama and ViT: edits of a module, the first wrong tensor, and its cause.
 
-An edit changes a copy of the model in place. Attention is computed by :class:`Attended`, whose steps an edit
-replaces; with none replaced it is right. A cause names a bug if its words match the pattern; an empty pattern
-stands for a bug for which no name would be better than another.
+An edit changes a copy of the model in place. :class:`Attended` computes attention in steps that edits can
+replace; by itself it is right. A cause names a bug if its words match the pattern. The pattern is empty if no
+name would be better than another.
 """
 
 import copy
@@ -16,13 +16,8 @@ from torch import nn
 
 @dataclass(frozen=True)
 class ModuleBug:
-    """A bug.
-
-    Attributes:
-        name: of the bug.
-        first: the first tensor that is wrong; any of several, where a step that is left out has none.
-        cause: a pattern for the words of a cause that names it.
-        edit: changes a model in place.
+    """`first` holds the candidates for the first wrong tensor; `cause` is a pattern for the words of a right
+    cause.
     """
 
     name: str
@@ -32,7 +27,6 @@ class ModuleBug:
 
 
 def bugs(*entries):
-    """Return bugs of entries, in each of which one first tensor stands alone."""
     return [
         ModuleBug(name, (first,) if isinstance(first, str) else first, cause, edit)
         for name, first, cause, edit in entries
@@ -56,17 +50,15 @@ def weight(path, change):
 
 
 def copied(path, source):
-    """Use the parameters of another module."""
     return lambda model: model.get_submodule(path).load_state_dict(model.get_submodule(source).state_dict())
 
 
 def replaced(path, module):
-    """Put another module in a place."""
     return lambda model: model.set_submodule(path, module)
 
 
 def instead(path, forward):
-    """Compute another function, of the module, its own forward, and what it is called with."""
+    """Replace the forward of a module; the function gets the module, its own forward and the arguments."""
 
     def edit(model):
         module = model.get_submodule(path)
@@ -81,12 +73,12 @@ def instead(path, forward):
 
 
 def takes(path, change):
-    """Change the first operand of a module."""
+    """Change the first argument of a module."""
     return instead(path, lambda self, own, x, *args, **kwargs: own(change(x), *args, **kwargs))
 
 
 def gives(path, change):
-    """Change what a module returns."""
+    """Change the result of a module."""
     return instead(path, lambda self, own, *args, **kwargs: change(own(*args, **kwargs)))
 
 
@@ -129,7 +121,7 @@ class Attended:
 
 
 def attention(path, **steps):
-    """Compute attention of a layer by steps of which some are replaced."""
+    """Compute a layer's attention with some steps replaced."""
 
     def edit(model):
         from transformers import AttentionInterface
@@ -152,8 +144,7 @@ def hidden_by(constant):
 
 
 def diagonal(seen):
-    """A causal mask up to another diagonal, where no key is padding."""
-
+    # A causal mask shifted to another diagonal, among keys that are not padding.
     def mask(mask, scores):
         later = ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(seen)
         padding = (mask.amax(-2, keepdim=True) < -1).expand(scores.shape)
@@ -181,7 +172,7 @@ def uncentred(self, own, x):
 
 
 def interleaved(heads):
-    """Take features apart into heads the other way round: a permutation of what a projection gives."""
+    # Split heads the other way around: a permutation of the features of a projection.
     return lambda x: x.unflatten(-1, (-1, heads)).transpose(-1, -2).flatten(-2)
 
 
@@ -269,8 +260,7 @@ MADE = f"{SELF}.o_proj"
 
 
 def rotated(path, rotate):
-    """Rotate queries and keys (B, H, T, K) otherwise."""
-
+    # q and k are (B, H, T, K).
     def forward(self, own, hidden_states, position_embeddings=None, attention_mask=None, **_):
         cos, sin = (x.unsqueeze(1) for x in position_embeddings)
         q, k, v = (
@@ -315,7 +305,7 @@ def plus_one(self, own, x):
 
 
 def by_size(self, own, x):
-    """Divide by the length of a row instead of the root of its mean square."""
+    # Divide by the norm of a row instead of its root mean square.
     return own(x) / math.sqrt(x.shape[-1])
 
 
@@ -470,9 +460,9 @@ VIT = bugs(
 
 BUGS = {"bert": BERT, "llama": LLAMA, "vit": VIT}
 
+# Edits that only change the order of rounding.
 CONTROLS = {
     "bert": attention("encoder.layer.1.attention.self"),
     "llama": both(rotated("layers.0.self_attn", right), attention("layers.1.self_attn")),
     "vit": attention("layers.1.attention"),
 }
-"""Edits that change no more than the order of rounding."""

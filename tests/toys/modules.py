@@ -1,4 +1,4 @@
-"""A small encoder in plain PyTorch, and the same computed in another way."""
+"""A small encoder in plain PyTorch, and a version with fused attention."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import nn
 
 from concord.conformance.compare.module_reference import ModuleReference
 
-torch.set_num_threads(1)  # several would wait for each other beside other tests
+torch.set_num_threads(1)  # several would slow down parallel tests
 
 ROWS, WIDTH, HEADS, INNER, CLASSES, TOKENS = 31, 12, 3, 19, 5, 7
 
@@ -39,7 +39,7 @@ class Fused(Attention):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each with a norm before and a residual: (B, T, D) to (B, T, D)."""
+    """Pre-norm attention and feed-forward with residuals: (B, T, D) to (B, T, D)."""
 
     def __init__(self, attention):
         super().__init__()
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
 
 
 def encoder(attention=Attention):
-    """Return an encoder with weights that are far from those of an initialization."""
+    # Freshly initialized weights would hide bugs.
     generator = torch.Generator().manual_seed(3)
     made = Encoder(attention)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def encoder(attention=Attention):
 
 
 def texts():
-    """Return ids and mask of three texts, one of them short."""
+    """Ids and mask of three texts, one of them short."""
     generator = torch.Generator().manual_seed(5)
     mask = (torch.arange(TOKENS) < torch.tensor([TOKENS, 3, 5])[:, None]).long()
     return {
@@ -91,5 +91,5 @@ def texts():
 
 
 def activations(model, inputs):
-    """Return what submodules return, as a user would note it."""
+    """Outputs of submodules, recorded as a user would do it."""
     return ModuleReference(model, kwargs=inputs).arrays

@@ -1,7 +1,7 @@
-"""A backend that computes through the reference, and others that go wrong where it is known where.
+"""A right backend on the reference, and others with a known bug.
 
-Nothing here is imported by a test: a test names a class as ``tests.toys.numpy_backend:NAME``, and a worker
-process imports it. A class that counts or waits says so in files of the folder that ``TOY_NOTES`` names.
+Tests do not import this module. They name a class as ``tests.toys.numpy_backend:NAME``, and a worker process
+imports it. Classes that count or wait write notes into the folder that ``TOY_NOTES`` names.
 """
 
 import importlib
@@ -25,7 +25,6 @@ FRAMEWORKS = ("torch", "tensorflow", "paddle", "jax")
 
 
 def note(name):
-    """Add a line to a file that the test reads."""
     folder = os.environ.get("TOY_NOTES")
     if folder:
         with (Path(folder) / name).open("a") as file:
@@ -33,11 +32,7 @@ def note(name):
 
 
 class NumpyBackend:
-    """Right in every precision.
-
-    Attributes:
-        model: stands in for that of the specification.
-    """
+    """Right in every precision; a `model` replaces that of the specification."""
 
     name, model = "numpy", None
 
@@ -59,7 +54,7 @@ class NumpyBackend:
         return self.compute(request, request.dtype)
 
     def compute(self, request, dtype, arithmetic=None):
-        """Compute a request in a precision and an arithmetic, which need not be what was asked for."""
+        """Compute in this precision and arithmetic, whatever the request says."""
         truth = compute(
             request.config,
             request.weights,
@@ -77,7 +72,7 @@ class NumpyBackend:
 
 
 class Revealing(NumpyBackend):
-    """Says what it finds in its process."""
+    """Describes the process in which it runs."""
 
     def describe(self):
         found = {name: importlib.util.find_spec(name) for name in FRAMEWORKS}
@@ -93,7 +88,7 @@ class Revealing(NumpyBackend):
 
 
 def handing(change):
-    """Return a backend that computes well, and hands out what a change makes of its run."""
+    """A right backend that returns `change(run, request)`."""
     return type("Handing", (NumpyBackend,), {"run": lambda self, r: change(NumpyBackend.run(self, r), r)})
 
 
@@ -101,7 +96,7 @@ def handing(change):
 
 
 class WrongScores(Model):
-    """Scales the scores of every layer but the first by one part in a thousand too much."""
+    """Scales scores by 1.001 in every layer but the first."""
 
     def dot_product(self, name, q, *given):
         wrong = q if name.startswith("layers.0.") else self.a.scale(q, 1.001)
@@ -109,7 +104,7 @@ class WrongScores(Model):
 
 
 class WrongAfterTheFirstLayer(NumpyBackend):
-    """First diverges at ``layers.1.attention.scores``, and agrees where there is only one layer."""
+    """First diverges at ``layers.1.attention.scores``; agrees if there is only one layer."""
 
     model = WrongScores
 
@@ -125,7 +120,6 @@ def with_output(change):
 
 
 def every(run, change):
-    """Return a run with every tensor changed."""
     taps, gradients = (
         {name: change(array) for name, array in of.items()} for of in (run.taps, run.gradients)
     )
@@ -133,7 +127,7 @@ def every(run, change):
 
 
 def shifted(run, request):
-    """Have one head of the second layer give each query the weights of the one before, and no more."""
+    # In one head of the second layer, each query gets the weights of the query before it.
     name = "layers.1.attention.weights"
     weights = run.taps[name].copy()
     weights[:, 1] = np.roll(weights[:, 1], 1, axis=-2)
@@ -142,29 +136,26 @@ def shifted(run, request):
 
 ReturnsNaN = with_output(lambda output: np.full_like(output, np.nan))
 ReturnsAWrongShape = with_output(np.transpose)
-# Numbers of a type that safetensors has and NumPy has not.
+# Safetensors has this type, but NumPy does not.
 ReturnsBfloat16 = with_output(lambda output: output.astype(importlib.import_module("ml_dtypes").bfloat16))
 WrongSecondHead = handing(shifted)
 
 
 class ComputesInFloat32(NumpyBackend):
-    """Computes in float32 whatever it is asked for, and hides it as well as a cast can."""
+    """Computes in float32 whatever is requested, and hides it by a cast."""
 
     def run(self, request):
         run = self.compute(request, "float32")
         return every(run, lambda array: array.astype(PRECISIONS[request.dtype].storage))
 
 
-# Other precisions than what is asked for.
+# Other precisions than requested.
 
 ARITHMETIC = {"strict": "float32", "tf32": "tf32", "default": "tf32"}
 
 
 class MultipliesInTf32(NumpyBackend):
-    """Right in every precision.
-
-    Unless told otherwise it rounds the factors of float32 products, as frameworks do on a GPU.
-    """
+    """Right in every precision, but by default float32 products round their factors, as on a GPU."""
 
     def describe(self):
         return {**super().describe(), "precision_defaults": {"products": {"cpu": "tf32", "cuda": "tf32"}}}
@@ -180,16 +171,16 @@ class MultipliesInTf32(NumpyBackend):
 
 
 class WrongInEveryPrecision(MultipliesInTf32):
-    """Rounds factors too, and is wrong without."""
+    """Rounds its factors too, and is wrong even without that."""
 
     model = WrongScores
 
 
-# It ran in another precision than it was asked for, and does not hide it.
+# It ran in another precision than requested, and says so.
 SaysAnotherPrecision = handing(lambda run, request: replace(run, info={"precision": "default"}))
 
 
-# Other results from run to run: what was kept of an earlier one.
+# Results that vary from run to run, because something was kept from an earlier one.
 
 
 def tokens_of(request):
@@ -197,12 +188,12 @@ def tokens_of(request):
 
 
 def model_of(request):
-    """Return what tells models apart: weights too."""
+    # Weights tell models apart too.
     return (request.config, request.dtype, *(array.tobytes() for array in request.weights.values()))
 
 
 class Counting(NumpyBackend):
-    """Knows how often it has run when it hands out a run."""
+    """Numbers its runs."""
 
     count = 0
 
@@ -212,8 +203,6 @@ class Counting(NumpyBackend):
 
 
 class HangsAtTheThird(Counting):
-    """Hands out two runs, and no third one."""
-
     def changed(self, run):
         if self.count == 3:
             note("hanging")
@@ -222,7 +211,7 @@ class HangsAtTheThird(Counting):
 
 
 class AddsNoise(Counting):
-    """From the second run on a gradient, and for texts of several samples a tap, differ in the last bit."""
+    """From the second run on, a gradient and, in batches of several samples, a tap differ in the last bit."""
 
     def changed(self, run):
         several = [run.taps["layers.0.attention.query"]] if len(run.output) > 1 else []
@@ -232,14 +221,14 @@ class AddsNoise(Counting):
 
 
 class LosesGradients(Counting):
-    """Hands out gradients once."""
+    """Returns gradients only in the first run."""
 
     def changed(self, run):
         return run if self.count == 1 else replace(run, gradients={})
 
 
 class AddsGradients(NumpyBackend):
-    """Keeps the model of the run before, with its gradients: those of the next run are added to them."""
+    """Keeps the model of the last run with its gradients, and adds those of the next run to them."""
 
     kept = ()
 
@@ -254,9 +243,7 @@ class AddsGradients(NumpyBackend):
 
 
 class ShiftsAfterALongerText(NumpyBackend):
-    """Has a buffer of positions for each configuration that grows with its texts, and reads it from its
-    end.
-    """
+    """Its buffer of positions grows with the longest text, and is read from its end."""
 
     longest = {}
 
@@ -267,18 +254,17 @@ class ShiftsAfterALongerText(NumpyBackend):
         return super().run(replace(request, weights={**request.weights, name: table}))
 
 
-# Not all of it.
+# Missing results.
 
 
 def without(run, *ends, count=None):
-    """Return the taps of a run but for those, or so many of them, whose names end so."""
+    # All taps but those, or the first `count` of those, with such an end.
     hidden = [name for name in run.taps if name.endswith(ends)][:count]
     return {name: array for name, array in run.taps.items() if name not in hidden}
 
 
 def unsupported(words):
-    """Return a backend that does not do what it is asked, and says so in words about the request."""
-
+    # `words` may quote the request.
     def refuse(run, request):
         raise Unsupported(words.format(request))
 
@@ -287,7 +273,7 @@ def unsupported(words):
 
 LeavesOutATap = handing(lambda run, request: replace(run, taps=without(run, "attention.weights", count=1)))
 LeavesOutGradients = handing(lambda run, request: replace(run, gradients={}))
-# Its attention is fused: scores and weights never exist.
+# Attention is fused, so scores and weights do not exist.
 DeclaresNotExposed = handing(
     lambda run, request: replace(
         run,
@@ -308,7 +294,7 @@ ReturnsNothing = handing(lambda run, request: None)
 
 
 class Grows(NumpyBackend):
-    """Keeps more with every run."""
+    """Uses more memory in each run."""
 
     held = []
 

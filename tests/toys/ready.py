@@ -1,7 +1,4 @@
-"""A small checkpoint as somebody else's library writes it.
-
-A BERT of Hugging Face with random weights and a vocabulary.
-"""
+"""A small BERT checkpoint of Hugging Face, with random weights and a vocabulary."""
 
 import json
 
@@ -38,12 +35,8 @@ CONFIG = spec.variant(
 
 
 def hugging_face(folder, part="model", change=lambda tensors: tensors, **stated):
-    """Write a checkpoint: ``config.json``, ``model.safetensors`` and ``vocab.txt``.
-
-    Args:
-        part: of the model that it holds; without a classifier it has a pooler all the same.
-        change: makes other tensors of those that it would have.
-        stated: keys of the configuration, in place of what they would be.
+    """Write a checkpoint with changed tensors, or other keys of the configuration; encoders have a pooler
+    too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     bert = source_tables.load("bert-hugging-face")
@@ -51,7 +44,7 @@ def hugging_face(folder, part="model", change=lambda tensors: tensors, **stated)
     tensors = source_tables.native(bert, CONFIG, weights)
     kept = {name: array for name, array in tensors.items() if part == "model" or "classifier" not in name}
     said = {**source_tables.stated(bert, CONFIG), "model_type": "bert", **stated}
-    if "id2label" in stated:  # which says it too
+    if "id2label" in stated:  # `id2label` implies it
         del said["num_labels"]
     (folder / "config.json").write_text(json.dumps(said))
     save_file(
@@ -63,17 +56,13 @@ def hugging_face(folder, part="model", change=lambda tensors: tensors, **stated)
 
 
 def texts(path, *lines):
-    """Write texts, one on a line; by default :data:`SENTENCES`."""
+    """Write one text on each line, by default :data:`SENTENCES`."""
     path.write_text("\n".join(lines or SENTENCES) + "\n")
     return path
 
 
 def headed(folder, **others):
-    """Write a checkpoint whose encoder has a pooler and heads of pretraining beside it, and whatever else.
-
-    Args:
-        others: tensors, in place of those that it would have; dots of a name are two underscores.
-    """
+    """Write a checkpoint with pretraining heads; in the names of other tensors `__` stands for a dot."""
     generator = np.random.default_rng(5)
     width, words = CONFIG.d_model, CONFIG.vocab_size
     shapes = {

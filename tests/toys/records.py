@@ -1,6 +1,6 @@
 """A small record of every kind, as its command writes it.
 
-All are kept as files, and cut down: what is spoilt of one is the same bytes on every machine.
+Each is cut down from a file, so that spoilt records have the same bytes on every machine.
 """
 
 import json
@@ -17,12 +17,12 @@ NAME = "record.json"
 
 RESULTS = ROOT / "conformance" / "results"
 
+# A record of check. When its form changes, `python -m tests.toys.records` rewrites it.
 CHECK = Path(__file__).with_name("check.json")
-"""A record of check, which ``python -m tests.toys.records`` writes anew when its form has changed."""
 
 
 def cut(result):
-    """Return a result with one tensor of each kind."""
+    # One tensor of each kind.
     if not result.verdict:
         return result
     kinds = {(section_of(row.tensor), row.status, bool(row.note)): row for row in result.table[::-1]}
@@ -31,14 +31,14 @@ def cut(result):
 
 
 def check():
-    """Return a record of everything that can become of a run."""
+    """A record with every outcome of a run."""
     report = reports.mixed()
     made = record.made(replace(report, results=[*map(cut, report.results)]), "check", "a check")
     return replace(made, written="2026-01-01T00:00:00+00:00", machine={"system": "Linux", "cores": 2})
 
 
 def kept(name, **shorter):
-    """Return a record that is kept here, with so many entries of some of its lists."""
+    # With shorter lists.
     data = json.loads((RESULTS / name).with_suffix(".json").read_text())
     cut = {key: entry[: shorter[key]] if key in shorter else entry for key, entry in data.items()}
     return record.parsed(json.dumps(cut).encode(), KINDS)
@@ -62,7 +62,6 @@ RECORDS = {
 
 
 def write(kind, folder):
-    """Write a record of a kind into a folder."""
     record.write(folder / NAME, RECORDS[kind]())
 
 

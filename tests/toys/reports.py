@@ -1,4 +1,4 @@
-"""A report of everything that can become of a run: real verdicts, on runs that no worker made."""
+"""A report with every outcome of a run: real verdicts, on runs without a worker."""
 
 import dataclasses
 from functools import cache
@@ -14,14 +14,13 @@ WRONG = "my.plugin:Backend"
 
 
 def result(backend="torch", status="agrees", verdict=None, **fields):
-    """Return a result; what a verdict says comes first."""
     values = {"group": "bert", "case": "bert-ragged", "dtype": "float32", "seconds": 0.25, **fields}
     return Result(backend, status=verdict.status if verdict else status, verdict=verdict, **values)
 
 
 @cache
 def verdicts():
-    """Return verdicts: right, with a known bug, of no number, of another shape, and without any."""
+    """Verdicts: right, with a known bug, with NaN, with a hidden tap, and with nothing that can be judged."""
     case = build_case("bert", "ragged")
     right = rounded.run_of(case)
     few = dataclasses.replace(rounded.run_of(build_case("bert", "peaked"), "bfloat16"), taps={}, info={})
@@ -40,7 +39,6 @@ def verdicts():
 
 @cache
 def mixed():
-    """Return a report of everything that can become of a run."""
     made = verdicts()
     results = [
         result("torch", case="bert-full", verdict=made["right"]),

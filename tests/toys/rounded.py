@@ -1,4 +1,4 @@
-"""What a right backend returns, or one with a bug: the reference in rounded arithmetic, judged."""
+"""Runs of a right backend or of one with a bug: the reference in rounded arithmetic, judged."""
 
 import dataclasses
 
@@ -11,17 +11,13 @@ from concord.spec.reference import compute
 
 
 def truth_of(case, dtype="float32", arithmetic=None, **more):
-    """Return what the reference computes of a case, with gradients; by default in the dtype's arithmetic."""
+    """The reference's results with gradients, by default in shuffled arithmetic of the dtype."""
     arithmetic = arithmetic or Arithmetic(dtype, shuffle=97)
     return compute(case.config, case.weights, case.batch, arithmetic, True, case.part, dtype, **more)
 
 
 def truth_with(change, case, dtype="float32", arithmetic=None, memory=None):
-    """Return what the reference yields with the change of a bug.
-
-    Args:
-        memory: what the bug keeps from one call to the next.
-    """
+    """The reference's results with a bug; `memory` is what it keeps between calls."""
     model = with_edits(change.at)
     model.memory = {} if memory is None else memory
     asked = change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
@@ -30,7 +26,7 @@ def truth_with(change, case, dtype="float32", arithmetic=None, memory=None):
 
 
 def as_run(truth, dtype="float32", **fields):
-    """Return a run that holds what the reference computed, and declares nothing."""
+    """A run with these results, and no declarations."""
     given = {"info": {"not_exposed": []}, **fields}
     return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype, **given)
 
@@ -40,19 +36,17 @@ def run_of(case, dtype="float32", arithmetic=None, **more):
 
 
 def run_with(change, case, dtype="float32"):
-    """Return what a port with a bug would, which says nothing of itself."""
+    """A run of a port with a bug, which says nothing about itself."""
     return as_run(truth_with(change, case, dtype), dtype, info={})
 
 
 def declaring(run, name, value=1):
-    """Return a run that declares a deviation."""
     return dataclasses.replace(
         run, info={"deviations": [{"name": name, "value": value, "reason": "made so"}]}
     )
 
 
 def option(**fields):
-    """Return the change of fields of the configuration."""
     return Change(request=lambda asked: dataclasses.replace(asked, config=asked.config.replace(**fields)))
 
 
@@ -61,12 +55,11 @@ def verdict_of(case, run, **more):
 
 
 def explained(case, run):
-    """Return what is said of a run, its cause looked for."""
     return verdict_of(case, run).explained()
 
 
 def other(run, name, change):
-    """Return a run in which one tensor, named as in a verdict, is what a change makes of it."""
+    """A run with a changed tensor, named as in a verdict."""
     gradient = name.removeprefix("gradients.")
     held, name = ("taps", name) if gradient == name else ("gradients", gradient)
     if (tap := name.removeprefix("taps.")) != name:
@@ -76,7 +69,6 @@ def other(run, name, change):
 
 
 def without(run, *names):
-    """Return a run that lacks tensors."""
     return dataclasses.replace(
         run,
         taps={name: tap for name, tap in run.taps.items() if name not in names},
@@ -87,7 +79,7 @@ def without(run, *names):
 
 
 def put(place, value):
-    """Return the change that puts a number, perhaps made of what is there, at a place."""
+    """A change that sets an element to a number, or to a function of its value."""
 
     def change(array):
         array[place] = value(array[place]) if callable(value) else value

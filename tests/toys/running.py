@@ -1,4 +1,4 @@
-"""A command that runs while a test does something to it, and what becomes of all that it has started."""
+"""A command that tests disturb while it runs, and all processes that it started."""
 
 import os
 import shlex
@@ -14,12 +14,11 @@ import pytest
 
 from tests.toys.surroundings import PATIENCE, ROOT, errors
 
+# Seconds until a command counts as hanging, on a busy machine.
 BOUND = 240.0
-"""Seconds after which a command hangs, on a machine that has much else to do."""
 
 
 def until(done, patience=PATIENCE):
-    """Whether something comes true in time."""
     deadline = time.monotonic() + patience
     while not done():
         if time.monotonic() > deadline:
@@ -36,13 +35,13 @@ def alive(pid):
 
 
 def noted(folder, name):
-    """Return the processes of toys that have noted something, by how often they did."""
+    """Process ids of toys, once for each note."""
     file = folder / name
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 class Running:
-    """A command in a process of its own, whose descendants are known by a variable of their environment."""
+    """A command in its own process; a variable of the environment marks its descendants."""
 
     def __init__(self, folder, line, *words, **environment):
         if not Path("/proc/self/environ").exists():
@@ -60,7 +59,7 @@ class Running:
             )
 
     def all(self):
-        """Return the processes that the command has started and that live."""
+        """Ids of the descendants."""
         ours, (name, value) = (self.process.pid, os.getpid()), self.mark.split("=")
         found = psutil.process_iter(["environ"])
         return [
@@ -68,9 +67,8 @@ class Running:
         ]
 
     def end(self, patience=5.0):
-        """Wait for its end, and return its exit code.
-
-        Within so many seconds it has left nothing, and it has shown no traceback.
+        """Return the exit code; fail if processes outlive it by `patience` seconds, or if it printed a
+        traceback.
         """
         try:
             code = self.process.wait(BOUND)

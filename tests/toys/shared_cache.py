@@ -1,7 +1,4 @@
-"""Expectations that one process of a test session has derived, and the others read.
-
-To derive takes a hundred times as long as to read.
-"""
+"""Expectations that one process of a test session derives and the others read, a hundred times faster."""
 
 import hashlib
 import os
@@ -12,11 +9,7 @@ from concord.conformance.judging.estimate import Cache
 
 
 class SharedCache(Cache):
-    """A cache with a folder below it, which forgets nothing.
-
-    Args:
-        folder: where results lie, each in a file of its own, under a digest of its key.
-    """
+    """A cache in a folder that forgets nothing; each result is a file named by the digest of its key."""
 
     def __init__(self, folder):
         super().__init__()
@@ -30,7 +23,7 @@ class SharedCache(Cache):
         if file.exists():
             return pickle.loads(file.read_bytes())
         made = make()
-        own = file.with_suffix(f".{os.getpid()}")  # another process may make the same at this moment
+        own = file.with_suffix(f".{os.getpid()}")  # another process may write the same file at this moment
         own.write_bytes(pickle.dumps(made))
         own.replace(file)
         return made

@@ -1,4 +1,4 @@
-"""Files that are spoilt one at a time and read: in bounded time and memory, or refused in lines."""
+"""Spoil files one at a time: a reader reads or refuses each in bounded time and memory."""
 
 import io
 import json
@@ -15,14 +15,14 @@ from random import Random
 
 from concord.spec.errors import SpecError
 
+# Processor time for one spoilt file; a right one takes less than a second.
 SECONDS = 20
-"""Of the processor, that one spoilt file may take; a right one takes less than one."""
 
+# Bytes beyond those in use at the start.
 MEMORY = 1 << 30
-"""Bytes beyond those at the start that may be held."""
 
+# Instead of the file, a line may name the checkpoint's source or its tensor.
 PLACES = ("source=", "parameter=")
-"""What else says where: of a checkpoint, of which there is one, the tensor."""
 
 NASTY = (
     *(None, True, float("nan"), 0, -1, 7, 0.5, 1e308, 2**31, 2**63, 10**7, 10**400),
@@ -44,14 +44,14 @@ NASTY = (
 )
 
 
-# Each returns the content of a file, spoilt at random.
+# Each function returns the content of a file, spoilt at random.
 
 
 def bytes_spoilt(content, random):
     place = random.randrange(len(content) + 1)
     near = random.choice(
         (place, min(place, 64), -place)
-    )  # archives and tables say at their ends what is in them
+    )  # archives and tables have their directory at the end
     return random.choice(
         (
             *(content[:near] + random.randbytes(count) + content[near:][count:] for count in (1, 1, 4, 8)),
@@ -62,7 +62,7 @@ def bytes_spoilt(content, random):
 
 
 def places(data, path=()):
-    """Yield every place in JSON data: its container, the key there, and the keys that lead there."""
+    # Yields the container, the key in it, and all keys that lead there.
     for key, entry in [*(data.items() if isinstance(data, dict) else enumerate(data))]:
         yield data, key, (*path, key)
         if isinstance(entry, (dict, list)):
@@ -80,7 +80,7 @@ def json_spoilt(content, random):
 
 
 def header_spoilt(content, random):
-    """Change what a safetensors file says of its tensors."""
+    """Change what a safetensors file says about its tensors."""
     end = 8 + int.from_bytes(content[:8], "little")
     text = json_spoilt(content[8:end], random)
     return len(text).to_bytes(8, "little") + text + content[end:]
@@ -98,7 +98,7 @@ def toml_spoilt(content, random):
 
 
 def archive_spoilt(content, random):
-    """Spoil a member of an archive, leave it out, or call it as another one."""
+    """Spoil, remove, rename or repeat a member of an archive."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
     name, inner = members.pop(random.randrange(len(members)))
@@ -110,17 +110,17 @@ def archive_spoilt(content, random):
     return written.getvalue()
 
 
+# By the end of a file's name. They raise if the content is already too spoilt to take apart.
 WAYS = {
     **dict.fromkeys(("json", "_METADATA"), json_spoilt),
     "safetensors": header_spoilt,
     "toml": toml_spoilt,
     **dict.fromkeys(("pt", "bin", "keras"), archive_spoilt),
 }
-"""By how a file's name ends, from within; what is spoilt already cannot be taken apart, and raises."""
 
 
 def spoilt(content, name, random):
-    """Return the content of a file, spoilt once or a few times."""
+    """Spoil the content of a file once or several times."""
     way = WAYS.get(name.rpartition("/")[2].rpartition(".")[2], bytes_spoilt)
     for _ in range(random.choice((1, 1, 2, 5))):
         try:
@@ -131,7 +131,7 @@ def spoilt(content, name, random):
 
 
 def other_lengths(text):
-    """Yield JSON text in which a list of each kind has no entries, one fewer, or one more."""
+    """Yield JSON text in which one list of each kind is empty, one entry shorter, or one longer."""
     data, seen = json.loads(text), set()
     for container, key, path in places(data):
         kind, value = tuple("*" if isinstance(step, int) else step for step in path), container[key]
@@ -148,7 +148,7 @@ def late(*_):
 
 @contextmanager
 def bounded():
-    """Have what takes too long or holds too much fail, and not the machine."""
+    """Make a reader fail before it exhausts time or memory of the machine."""
     limits, before = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGPROF, late)
     try:
         if sys.platform == "linux":
@@ -163,20 +163,14 @@ def bounded():
 
 
 def campaign(make, read, seeds, folder):
-    """Spoil the files of a reader, one at a time, and let it read them.
-
-    Args:
-        make: writes right files into a folder.
-        read: reads it.
-        seeds: one for each time.
-        folder: an empty one.
+    """Spoil one file for each seed, and read the folder; `make` writes it right.
 
     Returns:
-        how often it was refused without the end of a process, and what was wrong.
+        how often it was refused without the end of a process, and a list of faults.
     """
     make(folder)
     right = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    read(folder)  # what is right is read
+    read(folder)  # right files are read
     refused, wrong, before = 0, [], {*folder.rglob("*")}
     with bounded():
         for seed in seeds:
@@ -193,7 +187,7 @@ def campaign(make, read, seeds, folder):
                     for line in error.problems
                     if "\n" in line or not any(place in line for place in (str(folder), name, *PLACES))
                 ]
-            except Exception:  # noqa: BLE001 - whatever else is raised is wrong
+            except Exception:  # noqa: BLE001 - anything else is a fault
                 wrong.append(f"{seed} {name}: {traceback.format_exc(limit=-4)}")
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,6 +1,6 @@
-"""Training without a framework: backends that hold open the reference in low precision.
+"""Training without a framework: the reference in low precision, as open sessions of a backend.
 
-Right ones, ones that train by another recipe, and ones whose session returns or raises what none may.
+Some are right, some train by another recipe, and some return or raise what no session may.
 """
 
 from dataclasses import replace
@@ -16,27 +16,19 @@ from concord.spec.reference import reference
 
 
 class Stepping:
-    """A :class:`concord.backends.interface.Stepping` of the reference.
-
-    Args:
-        case: the training that it makes.
-        late: the number of the first step that the recipe of ``case`` is followed in; ``usual`` is before.
-    """
+    """A session of the reference; until step `late` it trains by `usual` instead of `case`."""
 
     def __init__(self, case, late=0, usual=None):
         self.case, self.late, self.usual, self.steps = case, late, usual, 0
         self.held = case.start
 
     def load(self, state, step):
-        """Go on from elsewhere."""
         self.held, self.steps = state, step
 
     def state(self):
-        """Return weights and optimizer state by name."""
         return self.held
 
     def step(self, batches, report=False):
-        """Make a step."""
         case = self.case if self.usual is None or self.steps >= self.late else self.usual
         trajectory, found = self.trajectory(case), {}
         trajectory.load(self.held, self.steps)
@@ -46,51 +38,41 @@ class Stepping:
         return {name: array for name, array in found.items() if said(name)}
 
     def trajectory(self, case):
-        """Return the training in low precision, before its first step."""
+        # In low precision.
         return case.trajectory(Arithmetic(case.dtype))
 
 
 class Bugged(Stepping):
-    """The same with a bug of training, rounded after each operation in another order.
-
-    Args:
-        change: that makes the bug.
-    """
+    """The same with a training bug, rounded after each operation, and summed in another order."""
 
     def __init__(self, case, change):
         super().__init__(case)
         self.made = BuggedTrajectory(case, Arithmetic(case.dtype, shuffle=5), change)
 
     def load(self, state, step):
-        """Go on from elsewhere, as from a checkpoint."""
         super().load(state, step)
         self.made.resume = step
 
     def trajectory(self, case):
-        """Return the training, which keeps what a bug remembers."""
         return self.made
 
 
 class Session(Stepping):
-    """A right session of a backend, which says no more of itself than it must."""
+    """A right session of a backend, with as little information as possible."""
 
     def info(self):
-        """Return what it says of itself."""
         return {}
 
     def step(self, batches, report=False):
-        """Make a step."""
         stored = np.dtype(self.case.dtype)
         return self.told(
             {name: array.astype(stored) for name, array in super().step(batches, report).items()}
         )
 
     def told(self, found):
-        """Return what a step returns of what it found."""
         return found
 
     def predict(self, batch):
-        """Return the logits of a batch."""
         weights = {**self.case.weights, **section(self.held, "parameters.")}
         return reference(self.case.config, weights, batch).logits
 
@@ -99,27 +81,24 @@ class Session(Stepping):
 
 
 class Right:
-    """A backend that trains by the reference; it stands for a worker too."""
+    """A backend, and its worker, that trains by the reference."""
 
     name, size, session = "numpy", 3 << 20, Session
 
     def describe(self):
-        """Return JSON data."""
         return {"version": "1"}
 
     def run(self, request):
-        """Refuse to run."""
         raise Unsupported("it trains alone")
 
     def train(self, request):
-        """Hold training open."""
         return self.session(
             JudgedTraining(request.config, request.weights, request.training, request.part, request.dtype)
         )
 
 
 def otherwise(late=0, **fields):
-    """Return a backend that trains by another recipe, from a step on."""
+    """A backend that trains by another recipe, until step `late` by the right one."""
 
     def session(self, case):
         recipe = case.training.recipe.replace(**fields)
@@ -129,17 +108,15 @@ def otherwise(late=0, **fields):
 
 
 def of(**methods):
-    """Return a backend whose session has other methods."""
+    """A backend whose session has other methods."""
     return type("Wrong", (Right,), {"session": type("Wrong", (Session,), methods)})
 
 
 def without(found, *prefixes):
-    """Return tensors but for those whose names begin so."""
     return {name: array for name, array in found.items() if not name.startswith(prefixes)}
 
 
 def failing(self, state, step):
-    """Fail to load what comes after the first step."""
     if step:
         raise ArithmeticError("no state fits\nat all")
     Stepping.load(self, state, step)

@@ -1,4 +1,4 @@
-"""What surrounds a run in a test: the command line, installed packages, another interpreter, another host."""
+"""The surroundings of a run: command line, installed packages, other interpreters and hosts."""
 
 import os
 import re
@@ -16,18 +16,12 @@ from concord.spec.errors import SpecError
 
 T = TypeVar("T")
 
+# All tests of a backend run in one process, so that its worker starts once.
 EACH_BACKEND = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)]
-"""The four, as parameters of a test.
-
-All that one of them computes is computed in the same process, whose workers start once.
-"""
 
 
 def sample_of(entries, sampled):
-    """Return the entries of a table, as parameters of a test, of which a sample is quick.
-
-    The others are slow.
-    """
+    """Parameters of a test, of which a sample is quick and the others are slow."""
     return [
         pytest.param(entry, marks=[] if sampled(place, entry) else [pytest.mark.slow])
         for place, entry in enumerate(entries)
@@ -35,22 +29,19 @@ def sample_of(entries, sampled):
 
 
 def quick_case(_, case):
-    """Whether a standard case is of a usual size.
-
-    The long ones take as much as all others together, and one of them will do.
-    """
+    # Long cases take as long as all others together, so one has to do.
     return case.scenario != "long" or case.variant == "bert"
 
 
 ROOT = Path(__file__).resolve().parents[2]
+# Seconds after which a command has failed.
 PATIENCE = 60.0
-"""Seconds after which a command of a test has failed."""
+# The start of a progress line of `concord.terminal`.
 PROGRESS = re.compile(r" *\d+ s  \S")
-"""How a line of :mod:`concord.terminal` begins."""
 
 
 def commands(group=None, before=""):
-    """Return every command of the command line by the words that call it."""
+    """All commands by the words that call them."""
     found = {}
     for name, command in (group or get_command(cli.app)).commands.items():
         within = hasattr(command, "commands")
@@ -59,12 +50,10 @@ def commands(group=None, before=""):
 
 
 def toy(name, module="numpy_backend"):
-    """Return how a toy is asked for."""
     return f"tests.toys.{module}:{name}"
 
 
 def program(*words, folder=ROOT, patience=PATIENCE, **environment):
-    """Run a program in a process of its own, from a folder."""
     return subprocess.run(
         [*map(str, words)],
         cwd=folder,
@@ -77,28 +66,27 @@ def program(*words, folder=ROOT, patience=PATIENCE, **environment):
 
 
 def python(*words, **settings):
-    """Run Python in a process of its own."""
     return program(sys.executable, *words, **settings)
 
 
 def concord(line, *words, **settings):
-    """Run a command line, and words that follow it, in a process of its own, in a wide terminal."""
+    """Run a command line in its own process, in a wide terminal."""
     return python("-m", "concord", *shlex.split(line), *words, **{"COLUMNS": "200", **settings})
 
 
 def suite(line, folder=ROOT):
-    """Run the conformance suite in a pytest of its own, from a folder."""
+    """Run the conformance suite in a pytest of its own."""
     words = f"-m pytest -q -p no:cacheprovider --pyargs concord.conformance {line}".split()
     return python(*words, folder=folder, patience=10 * PATIENCE, PYTHONPATH=str(ROOT))
 
 
 def errors(said):
-    """Return what a command said on standard error but for how far it had come."""
+    # Without progress.
     return "".join(line for line in said.splitlines(keepends=True) if not PROGRESS.match(line))
 
 
 def contents(folder):
-    """Return what is in the files of a folder, by path; links are no files."""
+    """Contents of a folder's files by path, without links."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -107,19 +95,19 @@ def contents(folder):
 
 
 def refusal(function, *arguments, **options):
-    """Return the lines in which a function refuses what it is given."""
+    """The lines with which a function refuses its arguments."""
     with pytest.raises(SpecError) as refused:
         function(*arguments, **options)
     return refused.value.problems
 
 
 def options(option, values):
-    """Return an option repeated for each value."""
+    """Repeat an option for each value."""
     return [word for value in values for word in (option, value)]
 
 
 def offer(folder, **backends):
-    """Write the metadata of an installed package that offers backends; return what PYTHONPATH has to hold."""
+    """Write metadata of an installed package that offers backends; its folder belongs on PYTHONPATH."""
     about = folder / "toy_backends-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backends\nVersion: 1.0\n")
@@ -129,7 +117,7 @@ def offer(folder, **backends):
 
 
 def hide(folder, *names):
-    """Write modules that make packages look absent; return what PYTHONPATH has to hold."""
+    """Make packages look absent; the folder belongs on PYTHONPATH."""
     for name in names:
         (folder / f"{name}.py").write_text(
             f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
@@ -138,12 +126,10 @@ def hide(folder, *names):
 
 
 def hide_frameworks(folder):
-    """Make the four frameworks look absent."""
     return hide(folder, "torch", "tensorflow", "keras", "paddle", "jax", "jaxlib", "flax")
 
 
 def script(path, text):
-    """Write a shell script that can be executed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -151,5 +137,5 @@ def script(path, text):
 
 
 def marked_python(path, marker):
-    """Write an interpreter that can be told apart: it has ``TOY_MARKER`` in its environment."""
+    """An interpreter that sets ``TOY_MARKER`` in its environment."""
     return script(path, f'TOY_MARKER={shlex.quote(marker)} exec {shlex.quote(sys.executable)} "$@"')

@@ -1,1 +1,1 @@
-"""Backends with bugs on request, opened as ``concord.conformance.mutants.plugins.NAME:Mutated``."""
+"""Backends with bugs: ``concord.conformance.mutants.plugins.NAME:Mutated``."""

@@ -1,4 +1,4 @@
-"""The JAX backend with bugs on request, and the operations that they are written in."""
+"""The JAX backend with bugs on request."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from concord.conformance.mutants.mutant_backend import Mutating
 
 
 class JaxInjection(Injection):
-    """The operations in JAX."""
+    """Operations in JAX."""
 
     libraries = (jnp, jax.nn, jax.lax)
 
@@ -42,6 +42,6 @@ class JaxInjection(Injection):
 
 
 class Mutated(Mutating, Adapter):
-    """The JAX backend with bugs on request."""
+    """The JAX backend with bugs."""
 
     context = JaxInjection

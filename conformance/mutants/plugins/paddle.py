@@ -1,4 +1,4 @@
-"""The PaddlePaddle backend with bugs on request, and the operations that they are written in."""
+"""The PaddlePaddle backend with bugs on request."""
 
 import numpy as np
 import paddle
@@ -11,7 +11,7 @@ from concord.conformance.mutants.mutant_backend import Mutating
 
 
 class PaddleInjection(Injection):
-    """The operations in PaddlePaddle."""
+    """Operations in PaddlePaddle."""
 
     libraries = (paddle, F)
 
@@ -48,6 +48,6 @@ class PaddleInjection(Injection):
 
 
 class Mutated(Mutating, Adapter):
-    """The PaddlePaddle backend with bugs on request."""
+    """The PaddlePaddle backend with bugs."""
 
     context = PaddleInjection

@@ -1,4 +1,4 @@
-"""The TensorFlow backend with bugs on request, and the operations that they are written in."""
+"""The TensorFlow backend with bugs on request."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +9,7 @@ from concord.conformance.mutants.mutant_backend import Mutating
 
 
 class TensorFlowInjection(Injection):
-    """The operations in TensorFlow."""
+    """Operations in TensorFlow."""
 
     libraries = (tf, tf.nn, tf.math)
 
@@ -42,6 +42,6 @@ class TensorFlowInjection(Injection):
 
 
 class Mutated(Mutating, Adapter):
-    """The TensorFlow backend with bugs on request."""
+    """The TensorFlow backend with bugs."""
 
     context = TensorFlowInjection

@@ -1,4 +1,4 @@
-"""The PyTorch backend with bugs on request, and the operations that they are written in."""
+"""The PyTorch backend with bugs on request."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from concord.conformance.mutants.mutant_backend import Mutating
 
 
 class TorchOperations(TensorOperations):
-    """The operations in PyTorch."""
+    """Operations in PyTorch."""
 
     def __getattr__(self, name):
         return getattr(torch, name)
@@ -40,7 +40,7 @@ class TorchOperations(TensorOperations):
 
 
 class TorchInjection(TorchOperations, Injection):
-    """The operations in one run of the model."""
+    """Operations in one run."""
 
     def opaque(self, function):
         return torch._dynamo.nonstrict_trace(function)
@@ -51,6 +51,6 @@ class TorchInjection(TorchOperations, Injection):
 
 
 class Mutated(Mutating, Adapter):
-    """The PyTorch backend with bugs on request."""
+    """The PyTorch backend with bugs."""
 
     context = TorchInjection
