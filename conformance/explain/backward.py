@@ -19,8 +19,8 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[
     """Locate the bug between correct and wrong gradients.
 
     Returns:
-        A sentence, and the clauses of the steps in question, likeliest first. Both are empty unless exactly
-            one step uses the parameter.
+        A sentence, and the clauses in question, likeliest first; both empty unless exactly one step uses the
+            parameter.
     """
     consumers = _consumers(question)
     right = _right(question, statuses, consumers)
@@ -66,7 +66,7 @@ def _consumers(question: Question) -> dict[str, list[str]]:
 def _right(
     question: Question, statuses: Mapping[str, str], consumers: Mapping[str, list[str]]
 ) -> dict[str, str]:
-    """Map each tap with a correct gradient to the gradient that proves it: its own or its parameter's."""
+    """Map each tap with a correct gradient to the gradient that proves it."""
     exact, prefix = question.exact, "gradients.taps."
     agreeing = [name for name, status in statuses.items() if status == "agrees"]
     right = {name.removeprefix(prefix): name for name in agreeing if name.startswith(prefix)}

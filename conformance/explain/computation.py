@@ -1,4 +1,4 @@
-"""Interface of a search: a computation that went wrong, and its prediction under a hypothesis."""
+"""A computation that went wrong, and its prediction under a hypothesis."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ SAME = 0.01
 
 @dataclass(frozen=True)
 class Prediction:
-    """Value and standard deviation of a tensor under a hypothesis.
-
-    Attributes:
-        beside: predictions of other tensors of the same run, by name.
-    """
+    """A tensor under a hypothesis, with its standard deviation; ``beside``: other tensors of the same run."""
 
     value: Array
     sigma: Array
@@ -45,7 +41,6 @@ class Computation(ABC):
     Attributes:
         tensor: name of that tensor.
         actual: its values in the run.
-        delivered: other tensors of the run, by name.
     """
 
     tensor: str
@@ -115,9 +110,7 @@ class Computation(ABC):
         return max((self.judged(self.actual, prediction).ratio, *beside))
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether a hypothesis leaves the tensor correct, so that this computation does not
-        refute it.
-        """
+        """Return whether a hypothesis leaves the tensor correct, and so is not refuted."""
         value = self.values(hypothesis)
         shown = value.shape == self.actual.shape and self.judged(value, self.right).status == "diverges"
         return not shown
@@ -130,7 +123,7 @@ def same_infinities(a: Array, b: Array) -> bool:
 
 
 def within(error: Array, sigma: Array) -> bool:
-    """Return whether errors are rounding where sigma is finite; False if it is finite nowhere."""
+    """Return whether errors are rounding; False if sigma is finite nowhere."""
     known = np.isfinite(sigma) & np.ones_like(error, bool)
     if known.size and not known.any():
         return False
@@ -142,7 +135,7 @@ def within(error: Array, sigma: Array) -> bool:
 
 
 def clear(before: Array, left: Array, sigma: Array) -> bool:
-    """Return whether the remaining error is rounding and at least :data:`CLEAR` times smaller than before."""
+    """Return whether the remaining error is rounding and :data:`CLEAR` times smaller than before."""
     scores = [root_mean_square(np.where(error != 0, error / sigma, 0.0)) for error in (before, left)]
     return within(left, sigma) and scores[0] > 0 and scores[0] >= CLEAR * scores[1]
 

@@ -31,8 +31,6 @@ class Conclusion:
 
     Attributes:
         tensor: its name without the layer number.
-        clause: the likeliest clause.
-        cases: number of these runs.
     """
 
     backend: str
@@ -110,7 +108,6 @@ def _together(
 def _shown(
     named: Sequence[Sequence[Hypothesis]], tensor: str, passed: Sequence[Result], effort: Effort
 ) -> bool:
-    """Return whether the most common hypothesis of wrong runs would show in a passed run."""
     tried, _ = _commonest(named)
     if any("request" in hypothesis.change.places for of_run in named for hypothesis in of_run):
         return False  # a conversion may spoil the weights of one model alone
@@ -125,7 +122,6 @@ def _shown(
 
 
 def _condition(wrong: Sequence[Result], passed: Sequence[Result]) -> str:
-    """Describe what only the wrong runs share, or what one of them is attributed to."""
     for run in wrong:
         if run.attribution:
             return f"{run.case} {run.attribution}"
@@ -182,7 +178,6 @@ def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
 
 
 def _revised(explanation: Explanation, refuted: Collection[str], doubtful: Collection[str]) -> Explanation:
-    """Remove refuted hypotheses, and mark an explanation by doubtful ones as uncertain."""
     hypotheses = explanation.hypotheses
     if not any(each.name in refuted or each.name in doubtful for each in hypotheses):
         return explanation

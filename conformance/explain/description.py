@@ -97,9 +97,8 @@ class Description:
 
     Attributes:
         where: words that follow "only in"; empty for the whole tensor.
-        what: relation to correct elements, in words that follow the tensor's name; empty if there is none.
-        wrong, size: numbers of wrong elements and of all.
-        relative: median error of wrong elements relative to the correct number; infinite if that is 0.
+        what: relation to correct elements, in words that follow the tensor's name, if any.
+        relative: median relative error of wrong elements; may be infinite.
     """
 
     tensor: str
@@ -124,7 +123,7 @@ class Description:
 
 
 def describe(question: Question) -> tuple[Description | None, Flags, str]:
-    """Return the description of a wrong tensor, its region, and the kind of its relation to the correct one.
+    """Describe a wrong tensor, its region, and the kind of its relation to the correct one.
 
     The description is None if no element is wrong.
     """
@@ -146,7 +145,7 @@ def describe(question: Question) -> tuple[Description | None, Flags, str]:
 
 
 def wrong_elements(question: Computation) -> Flags:
-    """Return the elements wrong by more than Z sigma or, if there are none, by more than R sigma."""
+    """Return elements wrong by more than Z sigma or, if there are none, R sigma."""
     # R applies where only the root mean square of all elements is wrong.
     actual, right, sigma = question.actual, question.right.value, question.right.sigma
     infinite = np.isfinite(actual) != np.isfinite(right)
@@ -159,12 +158,7 @@ def wrong_elements(question: Computation) -> Flags:
 
 
 def clauses_of(question: Question, seen: Description | None, kind: str, defining: str) -> tuple[str, ...]:
-    """Return the clauses that a wrong tensor may break, likeliest first.
-
-    Args:
-        kind: kind of its relation to the correct tensor.
-        defining: clause that defines the tensor.
-    """
+    """Return the clauses that a wrong tensor may break, likeliest first."""
     clauses = list[str]()
     if question.is_tap(("*",)) and seen:
         clauses += clauses_of_mask(question, seen.where, kind)
@@ -187,13 +181,11 @@ def clauses_of(question: Question, seen: Description | None, kind: str, defining
 
 
 def usual_clause(question: Question) -> str:
-    """Return the clause that a wrong tensor breaks most often."""
     own = clause_of(question.config, question.tensor, question.case.part)
     return next((clause for patterns, clause in USUAL if question.is_tap(patterns)), own)
 
 
 def clauses_of_rows(question: Question, seen: Description, kind: str) -> tuple[str, ...]:
-    """Return the clauses of the rows to which an error is confined."""
     if seen.where.startswith(BLIND):
         return ("MSK-5",)
     padded = seen.where.startswith("padded")
@@ -211,7 +203,7 @@ BALANCED = 0.5
 
 
 def _is_noise(question: Question) -> bool:
-    """Return whether errors look like rounding: random in sign and predicted by nothing known."""
+    """Return whether errors are random in sign and predicted by nothing known."""
     # A constant of few digits, or an epsilon added to a sum, errs as little but not at random.
     known = np.isfinite(question.actual) & np.isfinite(question.right.value)
     right = question.right.value[known].astype(np.float64)
@@ -234,7 +226,7 @@ def _is_noise(question: Question) -> bool:
 
 
 def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return axis names and sizes; joined heads count as a separate axis."""
+    """Return names and sizes of axes, joined heads as a separate one."""
     shape, config = question.actual.shape, question.config
     axes = axes_of(question.case, question.tensor, len(shape))
     if question.is_tap(("*context",)) and len(shape) == 3:
@@ -243,7 +235,7 @@ def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
-    """Return the simplest region that holds all wrong elements and few others, with its words."""
+    """Return the simplest region with all wrong elements and few others, and its words."""
     regions = [("", np.ones_like(wrong))]
     axes, shape = _by_heads(question)
     wrong = wrong.reshape(shape)
@@ -278,14 +270,12 @@ def listed(places: NDArray[np.integer]) -> str:
 
 
 def _stretched(numbers: Array | Flags, axes: tuple[str, ...], *along: int) -> Flags:
-    """Reshape flags of some axes so that they broadcast to all."""
     return np.asarray(numbers, bool).reshape(
         [numbers.shape[along.index(i)] if i in along else 1 for i in range(len(axes))]
     )
 
 
 def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator[tuple[str, Flags]]:
-    """Yield conditions other than a place that elements may share."""
     config, batch = question.config, question.case.batch
     if axes[:1] == ("batch",):
         padded = padded_rows(config, batch)
@@ -371,7 +361,7 @@ def relation(
 
 
 def _factors(place: int, actual: Array, right: Array, sigma: Array) -> Array:
-    """Fit the factor of the correct numbers at each place along an axis, by weighted least squares."""
+    """Fit the factor at each place along an axis by weighted least squares."""
     others, weight = tuple(i for i in range(right.ndim) if i != place), _weights(sigma)
     power, shared = ((weight * right * array).sum(others, keepdims=True) for array in (right, actual))
     return np.asarray(shared / np.where(power > 0, power, 1.0))
@@ -396,13 +386,12 @@ def _factor(there: Array, expected: Array, spread: Array, holds: Callable[..., b
 
 
 def _tells(place: int, region: Flags, actual: Array, moved: list[int]) -> bool:
-    """Return whether the numbers tell where they were taken from."""
     rows, there = (np.moveaxis(array, place, 0) for array in (actual, region))
     return all(len(np.unique(rows[i][there[i]])) >= MOVED for i in moved)
 
 
 def nearest(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:
-    """Return, for each place along an axis, the nearest place of the correct tensor."""
+    """Return the nearest place of the correct tensor for each place along an axis."""
     size = right.shape[place]
     where, delivered, expected = (
         np.moveaxis(array, place, 0).reshape(size, -1).astype(np.float64) for array in (region, actual, right)

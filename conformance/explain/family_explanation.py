@@ -55,7 +55,6 @@ def explain(
 
     Args:
         delivered: every tensor of the run, its taps ``pinned`` among them.
-        statuses: of each tensor in the verdict.
     """
     question, effort = Question(case, pinned, tensor, delivered[tensor]), Effort(LONGEST)
     question.delivered = delivered
@@ -147,7 +146,6 @@ def refuting(
 
 
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
-    """Name other steps that are wrong by themselves."""
     if is_gradient(tensor) and not is_tap_gradient(tensor):
         return []  # what follows a wrong gradient is wrong too
     others = [

@@ -55,13 +55,13 @@ def judge(
     """Judge every tensor of a run against the reference, locally and end to end (SPEC PRT-2).
 
     Args:
-        weights: by canonical name, not yet rounded to the run's precision (SPEC WGT-1, PRC-2).
+        weights: by canonical name, unrounded (SPEC WGT-1, PRC-2).
         run: tensors of any origin. A missing tap is listed in :attr:`Verdict.unchecked`; if ``run.info``
             declares ``not_exposed``, any other missing tap diverges. Gradients come all or none. ``run.info``
-            may also declare ``deviations`` (:mod:`concord.spec.deviations`, SPEC PRC-4).
+            may also declare ``deviations`` (SPEC PRC-4).
         part: one of :data:`concord.spec.tensors.PARTS`.
-        expectation: returns tensors that replace the reference's end to end. A name may join several by
-            :data:`SUM`.
+        expectation: returns tensors that replace the reference's end to end; :data:`SUM` joins several in a
+            name.
         dtype: precision or mode to judge by; by default the run's.
         end_to_end: whether to judge end to end even where that does not decide; of a large model, the forward
             pass alone.
@@ -84,7 +84,7 @@ def judge(
 
 
 class FamilyJudge(Judge):
-    """Judges one run by the reference or by published tensors; for its arguments see :func:`judge`."""
+    """Judges one run; for its arguments see :func:`judge`."""
 
     reference: FamilyReference
 
@@ -143,12 +143,10 @@ class FamilyJudge(Judge):
 
 
 def _followed(deviations: Deviations) -> Deviations:
-    """Return the deviations that the reference follows; the others are exemptions of the judge."""
     return {name: value for name, value in deviations.items() if not KNOWN_DEVIATIONS[name].excuses}
 
 
 def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
-    """Return whether the worst elements of the first divergence lie where a deviation shows."""
     first = verdict.first_divergence
     assert first is not None
     if deviation == WIDER_OUTPUT:

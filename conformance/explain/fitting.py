@@ -51,10 +51,8 @@ def fitted(left: Left, *start: float) -> list[float]:
 
 
 def power(left: Left) -> float:
-    """Return the exponent of the power of ten that minimizes the squared residuals.
-
-    Raises:
-        ValueError: as in :func:`fitted`.
+    """Return the exponent of the power of ten that minimizes the squared residuals, or raise
+    ``ValueError``.
     """
     squares = [np.nan_to_num(np.square(left(POWERS[[i]])).sum(), nan=np.inf) for i in range(len(POWERS))]
     (exponent,) = fitted(left, float(POWERS[int(np.argmin(squares))]))

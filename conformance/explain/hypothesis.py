@@ -26,10 +26,8 @@ class Hypothesis:
     """A bug that a run may contain.
 
     Attributes:
-        name: kind of bug.
         text: words that follow "is explained by".
         fields: configuration fields with another value.
-        gradient: edit of the gradient in question.
         factors: format to which factors of products are rounded.
         operands: maps each replaced operand to its replacement.
         rare: named only if nothing else fits, and never as certain.
@@ -60,11 +58,7 @@ RIGHT = Hypothesis("right", "nothing", "PRT-1")
 def options(
     config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any
 ) -> Iterator[Hypothesis]:
-    """Yield a hypothesis for each other value of a configuration field that is valid.
-
-    Args:
-        besides: fields that change together with this one.
-    """
+    """Yield a hypothesis for each other valid value of a configuration field."""
     right = getattr(config, name)
     for value in values:
         if value == right:
@@ -87,7 +81,7 @@ def explained_by(
     """Explain a tensor, or a step if ``tensor`` is empty.
 
     Args:
-        since: words for the first step in which the hypotheses hold, if they do not hold in all.
+        since: words for the first step in which the hypotheses hold, if not in all.
     """
     # Several names may denote one cause in the same words.
     texts = [

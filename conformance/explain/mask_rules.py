@@ -39,7 +39,6 @@ def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
 
 
 def of_mask(question: Question) -> Iterator[Hypothesis]:
-    """Read off which rule hides keys: other tokens, a distance, a block, or the end of the text."""
     known = hidden_keys(question)
     if known is None:
         return
@@ -86,7 +85,7 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
 
 
 def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
-    """Yield words that follow "a mask", the clause, and the tokens that a wrong mask takes for real."""
+    """Yield words that follow "a mask", the clause, and the tokens taken for real."""
     for by in (1, -1, 2, -2):
         yield (
             f"that is moved by {abs(by)} to the {'right' if by > 0 else 'left'}",

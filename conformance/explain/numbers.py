@@ -32,7 +32,6 @@ class Number:
     """A constant of a step.
 
     Attributes:
-        taps: patterns of the taps that show it.
         text: words that follow "is explained by".
         right: the correct value; None if the model has no such constant.
         activation: the only activation that has it; empty for any.
@@ -171,7 +170,6 @@ KNOWN = (
 
 
 def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the best-fitting value of each constant of a step."""
     config = question.config
     known = np.isfinite(question.right.value) & (question.right.sigma > 0) & np.isfinite(question.right.sigma)
     # No weights by sigma: a mask constant's spacing is so wide that hidden scores would weigh nothing.

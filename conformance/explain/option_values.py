@@ -1,4 +1,4 @@
-"""Option values that would explain a tensor: each configuration field, at the taps where its clause shows."""
+"""Option values that would explain a tensor, at the taps where they show."""
 
 from __future__ import annotations
 
@@ -128,7 +128,6 @@ def _with_table(fields: Mapping[str, Any]) -> Change:
 
 
 def of_derivatives(question: Question) -> Iterator[Hypothesis]:
-    """Yield options that differ only in a derivative."""
     config = question.config
     for name in DIFFERENTIATED:
         if FIELDS[name][:3] != "LOS" or question.case.part == "model":
@@ -165,7 +164,6 @@ def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Read the mask constant off the scores."""
     exact = question.exact
     scores = exact.now[f"{tap.rpartition('.')[0]}.scores"].value
     visible = visible_keys(question.config, exact.context.real, scores.shape[1])

@@ -23,7 +23,6 @@ class Step(Edited):
 
     Args:
         case: the problem, with weights and inputs rounded to its precision.
-        pinned: taps that replace the computed ones in all later steps.
         whole: whether to compute layers whose results are pinned, too.
     """
 
@@ -90,7 +89,6 @@ class Step(Edited):
 
 
 def group_of(name: str) -> str:
-    """Return the layer, or other part of the model, of a tap or parameter."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 

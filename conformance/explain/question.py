@@ -64,11 +64,11 @@ class Question(Computation):
 
     @property
     def parameter(self) -> str | None:
-        """Name of the parameter whose gradient is in question, if any."""
+        """Parameter whose gradient is in question, if any."""
         return self.tensor.removeprefix("gradients.") if is_gradient(self.tensor) else None
 
     def is_tap(self, patterns: Iterable[str]) -> bool:
-        """Return whether the tensor is a tap, not a gradient, and matches one of the patterns."""
+        """Return whether the tensor is a tap that matches one of the patterns."""
         return self.parameter is None and fits(self.tensor, patterns)
 
     @functools.cached_property
@@ -87,7 +87,7 @@ class Question(Computation):
 
     @functools.cached_property
     def span(self) -> tuple[str, ...]:
-        """Taps that may contain the bug: the wrong one, and hidden ones before it in the same layer."""
+        """Taps that may contain the bug: the wrong one, and hidden ones before it in its layer."""
         if self.tensor not in self.names:
             return ()
         group = group_of(self.tensor)
@@ -165,7 +165,6 @@ class Question(Computation):
         return super().near(hypothesis, value)
 
     def rounded(self, dtype: str) -> Array:
-        """Compute the correct tensor in a precision."""
         return self._taken(self.run(RIGHT, Arithmetic(dtype)))
 
     def _taken(self, run: Step) -> Array:
@@ -173,12 +172,7 @@ class Question(Computation):
 
 
 class Exact(Arithmetic):
-    """Arithmetic without rounding, except of factors on request.
-
-    Args:
-        factors: format to which factors of products are rounded.
-        keeping: whether to keep the tape and all gradients.
-    """
+    """Arithmetic without rounding, except of factors to a format on request."""
 
     def __init__(self, dtype: str, factors: str | None = None, keeping: bool = False) -> None:
         super().__init__("extended" if dtype == "float64" else "float64")
@@ -196,7 +190,7 @@ class Exact(Arithmetic):
 
 
 def rounding(name: str) -> Callable[[Array], Array]:
-    """Return a function that rounds float64 numbers to a format; TF32 has 11 significant bits."""
+    """Return a function that rounds float64 numbers to a format."""
     if name == "tf32":
         return lambda values: round_to_bits(values, 11)
     if name == "tf32 cut off":

@@ -72,7 +72,6 @@ MOST_DECIMALS = 6
 
 
 def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
-    """Read off that numbers were rounded to some decimals or bits."""
     actual, right = question.actual[finite], question.right.value[finite].astype(np.float64)
     sigma = question.right.sigma[finite]
     clause = "POS-4" if question.is_tap(("embeddings.position",)) else "PRC-2"
@@ -105,7 +104,6 @@ NOTHING = 1e-6
 
 
 def of_limit(question: Question) -> Iterator[Hypothesis]:
-    """Read off that numbers beyond a limit were clamped."""
     right, actual, clause = question.right.value, question.actual, usual_clause(question)
     # Where a mask constant stands, equal numbers are no sign of a limit.
     masked = question.is_tap(("*.masked_scores", "*.masked_weights"))
@@ -139,7 +137,6 @@ def of_sign(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_small(question: Question) -> Iterator[Hypothesis]:
-    """Read off that small numbers were flushed to zero."""
     limits, error = limits_of_zeros(question), question.actual - question.right.value
     kept = question.actual != 0
     if limits and within(error[kept], np.broadcast_to(question.right.sigma, kept.shape)[kept]):
@@ -149,9 +146,7 @@ def of_small(question: Question) -> Iterator[Hypothesis]:
 
 
 def limits_of_zeros(question: Question) -> tuple[float, float] | None:
-    """Return bounds of a limit below which all numbers are zero, in all gradients if a gradient is in
-    question.
-    """
+    """Return bounds of a limit below which all numbers, or all gradients, are zero."""
     pairs = [(question.right.value, question.actual)]
     if question.parameter in trainable(question.config, question.case.part):
         names = [
@@ -175,7 +170,6 @@ MOST_ROWS = 10**8
 
 
 def of_rows(question: Question) -> Iterator[Hypothesis]:
-    """Read off that other rows of a table were looked up."""
     if not question.is_tap(("embeddings.token", "embeddings.position", "embeddings.segment")):
         return
     config, batch = question.config, question.case.batch
@@ -215,7 +209,6 @@ def of_rows(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_tokens(question: Question) -> Iterator[Hypothesis]:
-    """Read off which token of each sample was taken."""
     if not question.is_tap(("pooling",)) or question.entered.ndim != 3:
         return
     entered, actual = question.entered.astype(np.float64), question.actual
@@ -231,7 +224,6 @@ def of_tokens(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_labels(question: Question) -> Iterator[Hypothesis]:
-    """Read off which labels the losses belong to."""
     if not question.is_tap(("losses",)) or "log_probabilities" not in question.exact.now:
         return
     every = -question.exact.now["log_probabilities"].value.astype(np.float64)  # (B, C)
@@ -243,7 +235,6 @@ def of_labels(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_count(question: Question) -> Iterator[Hypothesis]:
-    """Read off by how many samples the sum of losses was divided."""
     if not question.is_tap(("loss",)) or "losses" not in question.exact.now:
         return
     context, losses = question.exact.context, question.exact.now["losses"].value.astype(np.float64)
@@ -272,7 +263,6 @@ DROPPED = (
 
 
 def of_dropout(question: Question) -> Iterator[Hypothesis]:
-    """Read off that some numbers are 0 and all others scaled up by dropout."""
     if question.is_tap(DROPPED):
         base: Array = np.zeros_like(question.actual)
     elif question.is_tap(RESIDUALS):
@@ -304,7 +294,7 @@ MOST_KEYS = 12
 
 
 def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
-    """Read off that each query's context uses only some keys, with weights scaled up by dropout."""
+    """Read off that each query's context uses only some keys, with weights scaled up."""
     if not question.is_tap(("*attention.context",)):
         return
     tap, config, exact = question.tensor, question.config, question.exact
@@ -367,7 +357,6 @@ def of_cancellation(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_recovered(question: Question) -> Iterator[Hypothesis]:
-    """Read off a wrong element of a weight, or a wrong order of its rows or columns."""
     if not question.is_tap(LINEAR) or (
         question.config.qkv_activation == "relu" and question.is_tap(PROJECTIONS)
     ):

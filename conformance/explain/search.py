@@ -35,7 +35,6 @@ class Effort:
         seconds: processor time of this thread.
 
     Attributes:
-        tried, untried: numbers of hypotheses.
         failures: faults of the search itself, as sentences.
     """
 
@@ -49,7 +48,6 @@ class Effort:
         return time.thread_time() - self.started > self.seconds
 
     def check(self) -> None:
-        """Raise :class:`Spent` if the time is over."""
         if self.spent():
             raise Spent(f"{self.seconds:g} s of the processor are spent")
 
@@ -87,11 +85,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Fit:
-    """A hypothesis that explains a tensor.
-
-    Attributes:
-        distance: largest error of the prediction, in tolerances.
-    """
+    """A hypothesis that explains a tensor; ``distance``: largest error of the prediction, in tolerances."""
 
     hypothesis: Hypothesis
     prediction: Prediction
@@ -121,7 +115,7 @@ class Search:
         """Explain the computation; None if no hypothesis holds.
 
         Args:
-            stages: groups of hypotheses; the search stops after the first group with one that holds.
+            stages: groups of hypotheses; the search stops after the first with one that holds.
             readings: hypotheses read off the tensor; the first is accepted untested.
         """
         with np.errstate(all="ignore"):  # infinities and NaN are compared as values

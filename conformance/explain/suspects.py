@@ -71,7 +71,6 @@ FUNCTIONAL = {
 
 
 def of_functions(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield other functions in place of an activation or softmax, and other axes of the softmax."""
     pattern = next((pattern for pattern in FUNCTIONAL if fits(tap, (pattern,))), None)
     if pattern is None:
         return
@@ -105,7 +104,7 @@ def of_left_out(question: Question, tap: str) -> Iterator[Hypothesis]:
 
 
 def of_gradient(question: Question) -> Iterator[Hypothesis]:
-    """Yield what may happen to a parameter's gradient after the backward pass (SPEC GRD-1)."""
+    """Yield edits of a parameter's gradient after the backward pass (SPEC GRD-1)."""
     every = (question.exact.gradient(name) for name in trainable(question.config, question.case.part))
     length = math.sqrt(sum(float(np.square(gradient).sum()) for gradient in every))
     clipped = {
@@ -131,7 +130,6 @@ ELEMENTWISE = ("*.feed_forward.activation", "pooler.output")
 
 
 def of_backward(question: Question) -> Iterator[Hypothesis]:
-    """Yield bugs of the backward pass alone; bugs of tables only for gradients of tables and taps."""
     if not question.parameter:
         return
     table = (
@@ -171,7 +169,6 @@ def _sloped(function: Callable[[Context, Any], Any], m: Context) -> Any:
 
 
 def of_factors(question: Question) -> Iterator[Hypothesis]:
-    """Yield products whose factors are rounded first (SPEC PRC-1 to PRC-3)."""
     shorter = SHORTER.get(question.case.dtype, ())
     for name in shorter:
         short = "tf32" if name == "float16" else name  # both have 11 bits: one hypothesis covers both
@@ -233,7 +230,6 @@ def readings(question: Question) -> Iterator[Hypothesis]:
 
 
 def simple(question: Question) -> Iterator[Hypothesis]:
-    """Yield bugs of single steps, and for a gradient those of its backward pass."""
     if question.parameter:
         yield from of_gradient(question)
         yield from of_derivatives(question)
@@ -243,7 +239,6 @@ def simple(question: Question) -> Iterator[Hypothesis]:
 
 
 def unusual(question: Question) -> Iterator[Hypothesis]:
-    """Yield unusual fitted numbers, omitted steps, and other operands."""
     for tap in question.span:
         if fits(tap, NORMS):
             yield from of_fitted_epsilon(question)

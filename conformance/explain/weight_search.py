@@ -1,7 +1,6 @@
-"""Wrong weights that a conversion may yield, for linear layers, norms and tables.
+"""Wrong weights that a conversion may yield (SPEC WGT-1 to WGT-4, NRM-2).
 
-A search tries them as explanations. A port's certificate injects some to prove that it would detect them
-(SPEC WGT-1 to WGT-4, NRM-2).
+A search tries them; a port's certificate injects some to prove that it would detect them.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
 
 
 def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
-    """Yield wrong weights of a tap's step."""
     norm = fits(tap, NORMS)
     own = norm_of(case.config.norm_sharing, tap) if norm else parameters_of(tap)
     if fits(tap, LINEAR):
@@ -71,7 +69,7 @@ def _shorter(name: str, array: Array) -> Array:
 
 
 def _of_another(case: JudgedProblem, own: str, other: str) -> Made:
-    """Map a step's parameters to another step's that have the same shapes."""
+    """Return another step's parameters of the same shapes."""
     weights = case.weights
     both = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
     return {
@@ -130,7 +128,7 @@ def _of_other_layers(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
 
 
 def _of_heads(case: JudgedProblem, own: str, outputs: bool) -> Iterator[WrongWeights]:
-    """Yield permuted heads and wrong splits; ``outputs``: whether heads are columns, not rows."""
+    """Yield permuted heads and wrong splits of a fused weight; ``outputs``: whether heads are its columns."""
     config, weights = case.config, case.weights
     numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
     leaves = [f"{own}.{leaf}" for leaf in (LEAVES if outputs else LEAVES[:1]) if f"{own}.{leaf}" in weights]
@@ -151,7 +149,7 @@ def _of_heads(case: JudgedProblem, own: str, outputs: bool) -> Iterator[WrongWei
 
 
 def _cut_from_fused(config: EncoderConfig, weights: Weights, prefix: str, role: str, leaf: str) -> Array:
-    """Return a role's third of a fused weight that stores query, key and value head by head."""
+    """Return a role's third of a fused weight that is stored head by head."""
     roles = ("query", "key", "value")
     parts = [weights[f"{prefix}.{other}.{leaf}"] for other in roles]
     split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
@@ -160,7 +158,7 @@ def _cut_from_fused(config: EncoderConfig, weights: Weights, prefix: str, role: 
 
 
 def _orders(heads: int) -> list[tuple[int, ...]]:
-    """Return wrong orders of heads: all of up to three heads, otherwise reversed and rolled ones."""
+    """Return wrong orders of heads; of more than three heads, only reversed and rolled ones."""
     straight = tuple(range(heads))
     if heads <= 3:
         return [order for order in itertools.permutations(straight) if order != straight]
