@@ -43,17 +43,14 @@ FUNCTIONS: Mapping[str, Callable[[Context, Array], Array]] = {
 
 
 def gelu(m: Context, **constants: Any) -> Array:
-    """Return tanh GELU with other constants."""
     return m.gelu_tanh(m.x, **constants)
 
 
 def gelu_by(m: Context, erf: Array) -> Array:
-    """Return GELU with a replacement for erf."""
     return m.x * 0.5 * (erf + 1.0)
 
 
 def gelu_of(m: Context, root: float) -> Array:
-    """Return GELU with another number instead of sqrt(2)."""
     return gelu_by(m, m.erf(m.x / root))
 
 
@@ -62,7 +59,6 @@ def leaky(m: Context, slope: float) -> Array:
 
 
 def gelu_erf_by_series(m: Context) -> Array:
-    """Sum ten terms of erf's series, and clip the result to -1 to 1."""
     z = m.x / math.sqrt(2.0)
     power, total = z, z
     for n in range(1, 11):

@@ -46,7 +46,6 @@ def divided(m: Context, **powers: float) -> Array:
 
 
 def query_bias_unscaled(m: Context) -> Array:
-    """Scale the product with the query's weight before adding its bias."""
     bias = m.reshape(m.weight(f"{m.scope}.query.bias"), (1, 1, m.config.num_heads, m.config.head_dim))
     return m.scores(m.beside("query") + bias * (math.sqrt(m.config.head_dim) - 1.0))
 
@@ -58,18 +57,15 @@ def heads_split_by_reshape(m: Context) -> Array:
 
 
 def heads_interleaved(m: Context) -> Array:
-    """Give head h every H-th column."""
     batch, tokens, heads, width = tuple(m.y.shape)
     return m.transpose(m.reshape(m.y, (batch, tokens, width, heads)), (0, 1, 3, 2))
 
 
 def heads_joined_by_reshape(m: Context) -> Array:
-    """Join (B, H, Q, K) without a transposition."""
     return m.reshape(m.transpose(m.by_heads(m.y), (0, 2, 1, 3)), tuple(m.y.shape))
 
 
 def heads_loop_keeps_first_value(m: Context) -> Array:
-    """Use the first head's value in every iteration over heads."""
     return m.context(m.used_weights, m.with_heads(m.beside("value"), [0] * m.config.num_heads))
 
 
@@ -86,7 +82,6 @@ def without_maximum(m: Context) -> Array:
 
 
 def block_sums_not_rescaled(m: Context) -> Array:
-    """Sum block by block without rescaling the earlier blocks when a larger score appears."""
     scores = m.unnormalised
     keys = tuple(scores.shape)[-1]
     if keys <= BLOCK:
@@ -107,7 +102,6 @@ def more_in_sum(m: Context, count: int) -> Array:
 
 
 def softmax_least_weight(m: Context) -> Array:
-    """Clamp weights to at least 1e-6 and renormalize."""
     least = m.where(m.y < 1e-6, m.y * 0.0 + 1e-6, m.y)
     return least / m.sum(least, -1)
 

@@ -1,8 +1,8 @@
-"""Every bug by name: its entry in ``entries/OPERATION.toml``, and its edit in the modules of this package.
+"""Every bug by name: its entry in ``entries/OPERATION.toml``, and its edit in this package.
 
 An entry has the fields of :class:`Bug`, and either ``taps``, patterns of the edited taps, or ``place``, a
 field of :class:`Change` or a method of the optimizer. ``edit`` names the edit unless it has the bug's own
-name; a table adds constants. ``only_of`` lists the options of models that can have the bug.
+name; a table adds constants. ``only_of`` lists options of models that can have the bug.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ PLACES = {field.name for field in dataclasses.fields(Change)}
 
 
 def _frozen(value: Any) -> Any:
-    """Replace the arrays of TOML by tuples."""
     if isinstance(value, dict):
         return {key: _frozen(one) for key, one in value.items()}
     return tuple(value) if isinstance(value, list) else value

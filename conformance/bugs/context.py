@@ -1,6 +1,4 @@
-"""The context of an edit of a tap: operations, preceding taps, parameters, ids and masks.
-
-It is the same for the frameworks and NumPy, so that a bug is written once.
+"""The context of an edit of a tap, the same for the frameworks and NumPy, so that a bug is written once.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, F d_ff, C classes.
 """
@@ -47,8 +45,8 @@ class Context(TensorOperations):
     """One run of the model, at one tap.
 
     Args:
-        now: each preceding tap as later steps see it, ``inputs.<name>``, and parameters by canonical name and
-            in canonical layout.
+        now: each preceding tap as later steps see it, ``inputs.<name>``, and parameters by canonical name, in
+            canonical layout.
         memory: what edits keep between runs in the same process.
 
     Attributes:
@@ -90,13 +88,10 @@ class Context(TensorOperations):
         return math.prod(float(getattr(self.config, name) ** power) for name, power in powers.items())
 
     def weight(self, name: str) -> Array:
-        """Return a parameter by canonical name, in canonical layout."""
         return self.now[name]
 
     def beside(self, name: str) -> Array:
-        """Return another tap of the same submodule, even if it was an input or is hidden in a fused
-        kernel.
-        """
+        """Return another tap of the same submodule, even if it is an input or hidden in a fused kernel."""
         full = f"{self.scope}.{name}"
         if full not in self.now and name in ("scores", "weights"):
             return self.scores() if name == "scores" else self.softmax(self.unnormalised, 3)
@@ -105,14 +100,12 @@ class Context(TensorOperations):
     def source(self, which: str = "", of: str = "") -> Array:
         """Return the input of the tap's step, or of another.
 
-        For a residual, this is the operand that bypasses the sublayer; ``"result"`` selects the sublayer's
-        output.
+        For a residual, ``"result"`` selects the sublayer's output instead of the operand that bypasses it.
         """
         return self.now[source_of(self.config, of or self.tap, self.part, which)]
 
     @property
     def x(self) -> Array:
-        """Input of the tap's step."""
         return self.source()
 
     # Contents of the batch, as NumPy arrays.
@@ -124,7 +117,6 @@ class Context(TensorOperations):
 
     @property
     def segments(self) -> Ids:
-        """Segment ids, (B, T)."""
         return self.batch.required("segment_ids")
 
     @property
@@ -159,20 +151,17 @@ class Context(TensorOperations):
         return self.visible_of(self.real)
 
     def visible_of(self, real: Flags) -> Flags:
-        """Return visible keys for other real tokens."""
         return visible_keys(self.config, real, self.config.num_heads)
 
     @property
     def mask_constant(self) -> float:
-        """Constant that replaces masked scores or is added to them."""
         return mask_constant(self.config, self.dtype)
 
     # Steps of the specification that a bug may replace.
 
     def rows_of(self, table: str, ids: Ids) -> Array:
-        """Look up rows of an embedding, (B, T, D).
-
-        Ids out of range take the row at that end (SPEC EMB-1, POS-5).
+        """Look up rows of an embedding, (B, T, D); ids out of range take the row at that end (SPEC EMB-1,
+        POS-5).
         """
         count = {
             "token": self.config.vocab_size,
@@ -182,7 +171,6 @@ class Context(TensorOperations):
         return self.take(self.weight(f"embeddings.{table}.weight"), self.constant(np.clip(ids, 0, count - 1)))
 
     def linear(self, name: str, x: Array) -> Array:
-        """Apply a linear layer, with its bias if it has one."""
         product = self.contract(operator.matmul, x, self.weight(f"{name}.weight"))
         without = not self.config.qkv_bias and name.endswith((".query", ".key", ".value"))
         return product if without else product + self.weight(f"{name}.bias")
@@ -263,7 +251,7 @@ class Context(TensorOperations):
         powers: Unary = lambda powers: powers,
         total: Unary = lambda total: total,
     ) -> Array:
-        """Return attention weights; each argument replaces one step (SPEC ATT-5)."""
+        """Return the softmax; each argument replaces one step (SPEC ATT-5)."""
         scores = self.unnormalised
         made = powers((exponential or self.exp)(scores - self.max(scores, -1)))
         return made / total(self.sum(made, -1))
@@ -285,7 +273,6 @@ class Context(TensorOperations):
         return self.reshape(x, (*tuple(x.shape)[:2], self.config.num_heads, self.config.head_dim))
 
     def with_heads(self, x: Array, order: Iterable[int]) -> Array:
-        """Return features with reordered heads, in the same shape."""
         apart = self.by_heads(x)
         return self.reshape(self.concat([apart[:, :, h : h + 1] for h in order], 2), tuple(x.shape))
 

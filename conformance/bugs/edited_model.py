@@ -41,10 +41,7 @@ class Value:
         )
 
     def aligned(self, other: Value) -> tuple[Node, Node]:
-        """Return both tensors with equally many axes.
-
-        Otherwise NumPy would broadcast the leading sample axis along another axis.
-        """
+        """Give both tensors equally many axes, or NumPy would broadcast samples along another axis."""
         rank = max(len(self.shape), len(other.shape))
         one, two = (
             value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape))
@@ -162,7 +159,7 @@ class TapeContext(Context):
         return self.last(x, axis, self.a.log_softmax)
 
     def last(self, x: Value, axis: int, function: Callable[[Node], Node]) -> Value:
-        """Apply along an axis what is there for the last one."""
+        """Apply along any axis a function of the last axis."""
         order = list(range(len(x.shape)))
         order[axis], order[-1] = order[-1], order[axis]
         return self.transpose(self.value(function(self.transpose(x, order).tensor)), order)
@@ -283,7 +280,7 @@ class Edited(Model):
         return self.seen_by(self.a, functools.partial(Value, self.a))
 
     def seen_by(self, arithmetic: Arithmetic, value: Callable[[Node], Value]) -> Context:
-        """Return the context of an edit that computes in ``arithmetic``; ``value`` converts nodes."""
+        """Return the context of an edit in ``arithmetic``; ``value`` converts nodes."""
         seen = Seen(self, value)
         return TapeContext(arithmetic, self.config, self.batch, self.part, self.dtype, seen, self.memory)
 

@@ -38,12 +38,10 @@ def detached(m: Context) -> Array:
 
 
 def stopped(m: Context, flags: Flags) -> Array:
-    """Stop the gradient where a flag is True."""
     return m.where(flags, detached(m), m.y)
 
 
 def embedding_gradient_of_first_use(m: Context) -> Array:
-    """Stop the gradient where an id occurred earlier in its sample."""
     used = [[value in row[:place] for place, value in enumerate(row)] for row in m.ids.tolist()]
     return stopped(m, np.array(used)[..., None])
 
@@ -86,7 +84,6 @@ def softmax_gradient_without_sum(m: Context) -> Array:
 
 
 def value_gradient_tail_dropped(m: Context) -> Array:
-    """Stop the gradient at features that do not fill a vector of four."""
     width = tuple(m.y.shape)[-1]
     return stopped(m, np.arange(width) >= width // VECTOR * VECTOR)
 
@@ -121,14 +118,12 @@ def norm_slope(m: Context, pull: Callable[[Array, Array, Array], Array]) -> Arra
 
 
 def norm_gradient_without_gain(m: Context) -> Array:
-    """Propagate the gradient as if the gain were 1."""
     row = m.norm(m.x, gain=one, offset=lambda offset: offset * 0.0)
     gained = m.stop_gradient(row) * m.weight(f"{m.owner}.weight")
     return instead(m, row + gained + m.weight(f"{m.owner}.bias"))
 
 
 def norm_gradient_unbiased(m: Context) -> Array:
-    """Divide by D - 1 in the derivative."""
     factor = m.config.d_model / (m.config.d_model - 1.0)
     return m.norm(m.x, variance=lambda variance: m.value_of(variance, variance * factor))
 

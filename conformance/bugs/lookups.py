@@ -17,17 +17,14 @@ from concord.spec.precision import precision
 
 
 def lookup(m: Context, ids: Ids) -> Array:
-    """Look up other token ids."""
     return m.y if (ids == m.ids).all() else m.rows_of("token", ids)
 
 
 def stored(m: Context, dtype: str) -> Array:
-    """Store ids in a type that cannot hold them all."""
     return lookup(m, m.ids.astype(dtype).astype(np.int64) % m.config.vocab_size)
 
 
 def rounded(m: Context, number_format: str) -> Array:
-    """Round ids to a number format."""
     kept = precision(number_format).round(m.ids.astype(np.float64)).astype(np.int64)
     return lookup(m, kept.clip(0, m.config.vocab_size - 1))
 
@@ -62,7 +59,6 @@ def positions_from_first_real_token(m: Context) -> Array:
 
 
 def positions_moved_by_each_call(m: Context) -> Array:
-    """Shift positions in place, once more per run."""
     offset = m.memory["offset"] = m.memory.get("offset", -1) + 1
     rows = np.broadcast_to(np.arange(m.real.shape[1]), m.real.shape) + m.config.position_start
     return numbered(m, rows + offset) if offset else m.y

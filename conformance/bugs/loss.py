@@ -29,7 +29,6 @@ def binary_losses(m: Context, logits: Array, wanted: Flags) -> Array:
 
 
 def smoothed(m: Context, share: float) -> Array:
-    """Return losses with smoothed labels."""
     classes = m.config.num_classes
     if classes == 1:
         return of_targets(m, m.labels[:, None] * (1 - share) + share / 2)
@@ -38,7 +37,6 @@ def smoothed(m: Context, share: float) -> Array:
 
 
 def count(m: Context) -> float:
-    """Return the number of losses that count."""
     return float(len(m.labels) if m.config.ignore_label is None else m.counted.sum())
 
 

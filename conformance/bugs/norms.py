@@ -18,7 +18,6 @@ def one(gain: Array) -> Array:
 
 
 def floored(m: Context, variance: Array) -> Array:
-    """Use epsilon as a lower bound of the variance or deviation instead of adding it."""
     epsilon = m.config.norm_epsilon
     if m.config.norm_epsilon_placement == "outside":
         root = m.sqrt(variance)
@@ -32,7 +31,6 @@ def result(m: Context) -> Array:
 
 
 def norm_before_residual(m: Context) -> Array:
-    """Normalize the sublayer's output, then add the residual."""
     return m.source(of=m.tap.replace("norm", "residual")) + m.norm(result(m))
 
 
@@ -53,8 +51,6 @@ def variance_by_squares(m: Context) -> Array:
 
 
 def norm_deviation_by_one_step(m: Context) -> Array:
-    """Refine a bfloat16 reciprocal by one step of Newton's method."""
-
     def refined(variance: Array) -> Array:
         rough = m.round_to(1.0 / m.deviation(variance), "bfloat16")
         squared = m.deviation(variance) * m.deviation(variance)
