@@ -31,25 +31,22 @@ def untouched(m: Any, right: Any, *given: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The difference between the correct model, or training, and the mutant.
+    """Edits that turn the correct model or training into the mutant.
+
+    Those of training take the step, the correct value and further inputs; ``recipe`` takes the recipe alone.
 
     Attributes:
         request: edits the backend's configuration, weights or inputs.
         taps: patterns of the edited taps.
-        edit: of one of these taps.
-        recipe: edits the recipe; takes it alone.
-        batches: of a step; takes those of all steps.
-        weights: weight of each batch of a step; takes numbers of samples and counted labels.
-        masks: kept elements and dropout rate; takes the
+        batches: of a step; also takes those of all steps.
+        weights: of the batches; also takes their numbers of samples and counted labels.
+        masks: kept elements and dropout rate; also takes the
             :class:`concord.conformance.bugs.training.edited_step.DropoutSite`.
-        added: accumulated gradients including one more batch; takes both, and the batch's weight.
+        added: gradients with one more batch; also takes both, and the batch's weight.
         gradients: of a step, accumulated.
-        clip: clipped gradients and the norm; takes gradients, and the function that gives the squares in a
-            norm.
-        rate: learning rate of a step.
-        optimizer: class that updates parameters.
+        clip: clipped gradients and norm; also takes gradients, and the function for the squares in a norm.
         keeps: optimizer state after a step, as ``<moment>.<parameter>``.
-        skips: whether a step updates nothing; takes its number of batches.
+        skips: whether a step updates nothing; also takes its number of batches.
         load: checkpoint as ``<section>.<name>``, and the optimizer's step count.
     """
 
@@ -70,7 +67,6 @@ class Change:
     load: StepEdit = untouched
 
     def at(self, tap: str) -> Edit | None:
-        """Return the edit of a tap, if any."""
         return self.edit if fits(tap, self.taps) else None
 
     @functools.cached_property
@@ -93,7 +89,6 @@ class Bug:
 
     Attributes:
         operation: one of :data:`concord.conformance.bugs.catalogue.OPERATIONS`.
-        text: the bug in one sentence.
         variant: model that it is injected into, or :data:`TRAINING`.
         scenario: standard case (:data:`concord.spec.cases.SCENARIOS`) or training run
             (:data:`concord.conformance.bugs.training.runs.RUNS`) that makes it visible.
@@ -135,7 +130,6 @@ class Bug:
 
     @property
     def explanation(self) -> str:
-        """Words that follow "is explained by"."""
         start = self.text[0] if self.text[1:2].isupper() else self.text[0].lower()
         return f"this: {start}{self.text[1:].rstrip('.')}"
 
@@ -143,11 +137,10 @@ class Bug:
         return fits(tensor, self.first)
 
     def diagnosed(self, said: str) -> str:
-        """Return whether a diagnosis names this bug: ``"right"``, ``"none"``, ``"wrong"``, or empty if none
-        can.
+        """Return whether a diagnosis, names joined by "or", names this bug: ``"right"``, ``"none"`` or
+        ``"wrong"``.
 
-        Args:
-            said: names of the diagnosis, joined by "or"; may be empty.
+        Returns an empty string if no diagnosis can.
         """
         if not self.cause or not said:
             return "none" if self.cause else ""
@@ -159,7 +152,6 @@ Edits = Mapping[str, Any]
 
 
 def with_constants(edit: Callable[..., Any], given: Any) -> Callable[..., Any]:
-    """Bind an edit to constants of a TOML file: one, several, or several by name."""
     if isinstance(given, Mapping):
         return functools.partial(edit, **given)
     more = given if isinstance(given, (list, tuple)) else (given,)
@@ -207,7 +199,6 @@ def soft_cap(m: Context, cap: float) -> Any:
 
 
 def weights(request: Request, new: Mapping[str, Array]) -> Request:
-    """Replace weights of a request by name; each keeps its dtype."""
     cast = {name: array.astype(request.weights[name].dtype) for name, array in new.items()}
     return dataclasses.replace(request, weights={**request.weights, **cast})
 

@@ -1,7 +1,7 @@
 """Array operations with the same names in all four frameworks and on the tape.
 
-Edits of taps are written in them. Operators, comparisons, ``~`` and ``&`` of masks, indexing with slices and
-``None``, and ``.shape`` mean the same everywhere and are used directly.
+Operators, comparisons, ``~`` and ``&`` of masks, indexing with slices and ``None``, and ``.shape`` mean the
+same everywhere and need no method.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class TensorOperations(ABC):
     """The operations that bugs are written in.
 
     Attributes:
-        reshape: keeps row-major order.
         stop_gradient: returns the same values; no gradient flows back.
         dtype: precision of tensors.
     """
@@ -75,7 +74,7 @@ class TensorOperations(ABC):
     # Derived operations.
 
     def mean(self, x: Array, axis: int) -> Array:
-        """Mean along an axis, which stays with size 1."""
+        """Like :meth:`sum`, for one axis."""
         return self.sum(x, axis) / float(tuple(x.shape)[axis])
 
     def within(self, x: Array, low: float, high: float) -> Array:

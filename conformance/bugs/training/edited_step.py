@@ -1,8 +1,7 @@
 """Bugs of training: edits of one place of a step.
 
-The reference's trajectory and a backend's trainer have the same places. An edit takes the correct value of
-its place. It uses operators, and the operations that both provide
-(:class:`concord.backends.update_rules.Operations`).
+The reference's trajectory and a backend's trainer have the same places. An edit takes the place's correct
+value, and uses operators and :class:`concord.backends.update_rules.Operations`.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ class TrainingStep:
 
     Attributes:
         shortened: rounds a tensor to a number format, ``"bfloat16"``.
-        kinds: of parameters, by name.
-        number: index of the step, from 0.
+        number: index of the step.
         count: number of its batches.
         resumed: step at which training resumed from a checkpoint; 0 before.
         memory: what a bug keeps between steps.
@@ -82,7 +80,6 @@ class TrainingStep:
         return self.recipe.clip_at or 0.0
 
     def norm(self, gradients: Tensors, squares: Callable[[str], Tensor] | None = None) -> Tensor:
-        """Return the norm of all gradients together."""
         own = squares or (lambda name: self.operations.total(gradients[name] * gradients[name]))
         return self.operations.square_root(sum(own(name) for name in gradients))
 
@@ -95,10 +92,9 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class DropoutSite:
-    """A tensor to which dropout applies.
+    """A tensor to which dropout applies; see :func:`concord.spec.training.dropout.kept`.
 
     Attributes:
-        seed, step, number, name, shape, rate: as in :func:`concord.spec.training.dropout.kept`.
         names: of all sites of the model.
     """
 
@@ -112,17 +108,10 @@ class DropoutSite:
 
 
 Batches = Sequence[Batch]
-"""Edit of a place of a step."""
 
 
 class Bugged(Course):
-    """Inserts a bug into a step; a base class placed before the reference's trajectory or a backend's
-    trainer.
-
-    Attributes:
-        change: edits by place.
-        place: the current step.
-    """
+    """Inserts a bug into a step; a base before the reference's trajectory or a backend's trainer."""
 
     optimizer: Any
     change: Change
@@ -142,7 +131,6 @@ class Bugged(Course):
         return tensor
 
     def edited(self, place: str, right: Any, *given: Any) -> Any:
-        """Apply the edit of a place to tensors by name."""
         if place not in self.change.places or not right:
             return right
         found = getattr(self.change, place)(self.place, *map(self.values, (right, *given)))
@@ -150,20 +138,18 @@ class Bugged(Course):
         return {name: self.taken(tensor, like) for name, tensor in found.items()}
 
     def values(self, given: Any) -> Any:
-        """Apply :meth:`value` to tensors by name; return anything else unchanged."""
+        """Apply :meth:`value` to tensors by name."""
         if not isinstance(given, Mapping):
             return given
         return {name: self.value(tensor) for name, tensor in given.items()}
 
     def begun(self, batches: Batches) -> Batches:
-        """Begin a step and return its batches."""
         self.place.number = self.steps
         found: Batches = self.change.batches(self.place, batches, self.training.steps)
         self.place.count = len(found)
         return found
 
     def batch_weights(self, batches: Batches) -> list[float]:
-        """Return the weight of each batch's gradient."""
         counted = [counts(self.config, batch) for batch in batches]
         found: list[float] = self.change.weights(self.place, super().batch_weights(batches), counted)
         return found
@@ -172,7 +158,7 @@ class Bugged(Course):
         return float(self.change.rate(self.place, super().rate()))
 
     def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> Any:
-        """Return the elements that a batch keeps at a site, and the dropout rate."""
+        """Return the elements kept at a site, and the dropout rate."""
         right = super().dropped(number, site, shape)
         names = tuple(sites(self.config, self.part).values())
         return right and self.change.masks(
@@ -182,19 +168,16 @@ class Bugged(Course):
         )
 
     def added(self, total: Mapping[str, Any], piece: Mapping[str, Any], weight: Any) -> Any:
-        """Add the weighted gradients of one more batch to the sum."""
         right = self.right.added(total, piece, weight)
         return self.edited("added", right, total, piece, 1.0 if weight is None else weight)
 
     def accumulated(self, *given: Any) -> Any:
-        """Return the gradient of a step, and other results of its batches."""
         total, *more = self.right.accumulated(*given)
         return self.edited("gradients", total), *more
 
     def limited(
         self, gradients: Mapping[str, Any], squares: Callable[[str], Any]
     ) -> tuple[dict[str, Any], Any]:
-        """Return clipped gradients and, if one norm clips them, that norm."""
         right, norm = self.right.limited(gradients, squares)
         if norm is None or "clip" not in self.change.places:
             return right, norm

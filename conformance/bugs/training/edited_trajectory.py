@@ -32,7 +32,6 @@ class Held:
 
 
 def updates(o: TapeContext) -> Operations:
-    """Return the operations of an update on a tape."""
     return Operations(
         value=lambda held: held.value,
         assign=lambda held, value: setattr(held, "value", value),
@@ -120,7 +119,6 @@ class BuggedTrajectory(Bugged, Trajectory):
         super().step(self.begun(batches), observer)
 
     def restart(self) -> None:
-        """Resume from the checkpoint of the steps so far."""
         self.place.resumed = self.steps
         if "load" in self.change.places:
             found, counted = self.change.load(self.place, (self.values(self.state()), self.optimizer.steps))

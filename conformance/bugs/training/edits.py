@@ -125,8 +125,6 @@ def each(group: Callable[[TrainingStep, str], Any]) -> StepEdit:
 
 
 def by_norm(norm: Callable[[TrainingStep, Tensors, Squares], Tensor]) -> StepEdit:
-    """Clip by another norm."""
-
     def clip(m: TrainingStep, right: Clipped, gradients: Tensors, squares: Squares) -> Clipped:
         found = norm(m, gradients, squares)
         return m.scaled(gradients, found), found
@@ -149,7 +147,6 @@ def clip_each_batch(
 
 
 def rate_of(m: TrainingStep, right: float, times: int = 1, ahead: int = 0) -> float:
-    """Return the rate of another step."""
     return m.rate(times * m.number + ahead)
 
 
@@ -166,7 +163,6 @@ def cosine_full_wave(m: TrainingStep, right: float) -> float:
 
 
 def gradients_not_reset(m: TrainingStep, total: Tensors) -> dict[str, Tensor]:
-    """Accumulate the gradients of all steps so far."""
     before = m.memory.get("gradients", {})
     m.memory["gradients"] = {
         name: gradient + before[name] if name in before else gradient for name, gradient in total.items()
@@ -178,12 +174,10 @@ def gradients_not_reset(m: TrainingStep, total: Tensors) -> dict[str, Tensor]:
 
 
 def drawn(site: DropoutSite) -> Any:
-    """Return the elements that the specification keeps."""
     return kept(site.seed, site.step, site.number, site.name, site.shape, site.rate)
 
 
 def otherwise(m: TrainingStep, right: Any, site: DropoutSite, **fields: Any) -> Any:
-    """Return the mask of another site, step, batch, shape or seed."""
     return np.broadcast_to(drawn(dataclasses.replace(site, **fields)), site.shape), right[1]
 
 
@@ -204,12 +198,10 @@ def of_other_step(m: TrainingStep, right: Batches, steps: Sequence[Batches], by:
 
 
 def samples(batch: Batch, chosen: Sequence[int]) -> Batch:
-    """Select samples of a batch in an order."""
     return dataclasses.replace(batch, **{name: array[list(chosen)] for name, array in batch.arrays().items()})
 
 
 def small_batch_filled_up(m: TrainingStep, right: Batches, steps: Sequence[Batches]) -> Batches:
-    """Fill up smaller batches with their own first samples."""
     found, size = list[Batch](), 0
     for batch in right:
         count = len(batch.required("labels"))
@@ -224,12 +216,10 @@ MOMENTS = ("first_moment", "second_moment", "largest_second_moment", "momentum")
 
 
 def lost(m: TrainingStep, right: Any, *sections: str) -> Any:
-    """Drop sections of a checkpoint."""
     return {name: one for name, one in right[0].items() if name.partition(".")[0] not in sections}, right[1]
 
 
 def shortened(m: TrainingStep, right: Any, *sections: str) -> Any:
-    """Round sections of a checkpoint to bfloat16."""
     short = {
         name: m.shortened(one, "bfloat16")
         for name, one in right[0].items()

@@ -68,7 +68,6 @@ RUNS = dict(_runs())
 
 @functools.cache
 def model() -> tuple[EncoderConfig, Weights]:
-    """Return the model that all runs train, with its initial weights."""
     config = variant(VARIANT, **SIZES)
     return config, initialize(config, seed=3)
 
@@ -90,5 +89,4 @@ def training_of(name: str, options: Mapping[str, Any] | None = None) -> Training
 
 
 def shown_by(bug: Bug) -> tuple[Training, int]:
-    """Return the training that makes a bug visible, and the step before which it resumes."""
     return training_of(bug.scenario, bug.options), RUNS[bug.scenario].resume
