@@ -1,4 +1,4 @@
-"""Location of a tensor's error: along its axes, and at its worst elements."""
+"""Location of a tensor's error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Largest error over two axes of a tensor; long axes are divided into blocks."""
+    """Largest error over two axes of a tensor, in blocks."""
 
     axes: tuple[str, str]  # names of rows and columns; the first is empty if there is only one
     shape: tuple[Count, Count]
@@ -66,7 +66,7 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Location of a tensor's error."""
+    """Error along the axes of a tensor and at its worst elements."""
 
     maps: tuple[HeatMap, ...]  # over pairs of neighbouring axes
     worst: tuple[Element, ...]  # in descending order
@@ -143,7 +143,7 @@ def _axes(config: EncoderConfig, part: str) -> dict[str, str]:
 
 
 def axes_of(case: JudgedProblem, name: str, rank: int) -> tuple[str, ...]:
-    """Return the names of a tensor's axes, numbered if the specification does not know them."""
+    """Return the axis names of a tensor, or numbers if it is unknown."""
     axes = _axes(case.config, case.part).get(name, "").split()
     if len(axes) != rank:
         return tuple(f"axis {place}" for place in range(rank))

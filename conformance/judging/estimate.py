@@ -1,10 +1,10 @@
-"""Sigma: the deviation of correct results from the truth, derived for every element.
+"""Sigma: the deviation of correct results from the truth, per element.
 
 Two estimates add up to sigma². **Monte Carlo arithmetic** (:mod:`concord.spec.montecarlo`) gives the mean
-square error of :data:`SAMPLES` perturbed samples, per element. **Low-precision runs** round after each
-operation, in various admissible ways and orders; their squared error is averaged over the last axis.
+square error of :data:`SAMPLES` perturbed samples. **Low-precision runs** round after each operation, in
+various admissible orders; their squared error is averaged over the last axis.
 
-Decision 10 gives the reasons; ``conformance/results/`` has the campaign that confirmed the constants.
+Decision 10 gives the reasons.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ TOGETHER = 2
 
 
 def rms_limit(size: float) -> float:
-    """Return the largest root mean square error: one element may err by :data:`Z`, the rest by :data:`R`.
+    """Return the tolerance of a root mean square error: one element may err by :data:`Z`, the rest by
+    :data:`R`.
 
     Args:
-        size: number of elements, or of independent ones
-            (:func:`concord.conformance.judging.scoring.independent_elements`).
+        size: number of (independent) elements.
     """
     return float(np.sqrt(R**2 + (Z**2 - R**2) / max(size, 1)))
 
@@ -91,10 +91,9 @@ def estimate(
     """Return the exact values of a computation and their sigmas, by name.
 
     A sigma is NaN if the value is out of the precision's range, and infinite if the value is not finite for
-    another reason than rounding.
+    another reason.
 
     Args:
-        compute: the computation; tensors that the truth lacks are ignored.
         dtype: precision or mode whose rounding is allowed; a mapping if tensors differ.
         values: the truth, if known.
         truth: arithmetic of the truth; by default :func:`exact`.
@@ -163,23 +162,18 @@ class Estimate:
                 run(each)
 
     def sigmas(self, last: bool = False) -> dict[str, Array]:
-        """Return the sigmas from the runs so far.
-
-        Args:
-            last: whether no more runs follow, so that each sum is freed once read; otherwise the samples are
-                few.
-        """
+        """Return the current sigmas; ``last`` frees each sum, while without it the samples count as few."""
         of = self.by_name.pop if last else self.by_name.__getitem__
         with np.errstate(all="ignore"):
             return {name: on_host(of(name).result(few=not last)) for name in list(self.by_name)}
 
     def independent(self) -> dict[str, float]:
-        """Return the number of independent errors that the samples of each tensor show."""
+        """Return the numbers of independent errors that the samples show."""
         return {name: sigma.independent for name, sigma in self.by_name.items()}
 
 
 def exact(dtype: str) -> Arithmetic:
-    """Return the arithmetic of the truth for a precision."""
+    """Return the arithmetic of the truth."""
     # The truth must be more precise than float64: the widest type of the platform (decision 16).
     return Arithmetic("extended" if dtype == "float64" else "float64")
 
@@ -197,11 +191,7 @@ def perturbed(
 
 
 def low_precision(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
-    """Yield arithmetics that round as correct runs may, in admissible ways and orders, fused or not.
-
-    Args:
-        brief: whether the first one suffices.
-    """
+    """Yield arithmetics that round as correct runs may; ``brief``: the first one suffices."""
     # In order: equal terms added one by one err alike at each step, which samples and pairs miss. The length
     # of 37 equal rows of 15 was off by 18 units this way; samples err by 3 (decision 10).
     yield Arithmetic(dtype, strict=True)
@@ -214,11 +204,7 @@ def low_precision(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
 
 
 def samples(dtype: str, elements: int, count: int = SAMPLES) -> Iterator[MonteCarlo]:
-    """Yield Monte Carlo arithmetics for ``count`` samples, as many at once as memory allows.
-
-    Args:
-        elements: of one sample's forward pass.
-    """
+    """Yield Monte Carlo arithmetics, as many samples at once as memory allows."""
     together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), count))
     for first in range(0, count, together):
         yield MonteCarlo(dtype, min(together, count - first), first)
@@ -228,7 +214,7 @@ class Sigma:
     """Sigma of one tensor, accumulated over runs; safe for several threads.
 
     Args:
-        value: the truth; a NumPy array, or a tensor on any device like all later values.
+        value: the truth; like all later values an array, or a tensor on any device.
     """
 
     def __init__(self, value: Array, dtype: str) -> None:
@@ -247,11 +233,7 @@ class Sigma:
         self.busy = threading.Lock()
 
     def take(self, arithmetic: Arithmetic, values: Array) -> None:
-        """Add the tensor as an arithmetic computes it.
-
-        Args:
-            values: of samples, (n, …), or (1, …) without noise.
-        """
+        """Add the tensor of a run, samples as (n, …), or (1, …) without noise."""
         if arithmetic.samples:
             self._sample(values, arithmetic.samples)
         elif arithmetic.corner:
@@ -295,7 +277,7 @@ class Sigma:
 
     @property
     def independent(self) -> float:
-        """Lower bound on the number of independent errors that the samples show; infinite without errors."""
+        """Lower bound on the number of independent errors; infinite without errors."""
         # With N errors, a sample's mean square has a variance of 2 / N of its square. A million elements that
         # share the error of one mean count as one (decision 37).
         if not any(self.squares):
@@ -308,8 +290,8 @@ class Sigma:
         """Return sigma, in the shape of the value.
 
         Args:
-            few: whether there are few samples. Each sigma is then raised towards its row's mean square, at
-                most doubled: of a million elements, six samples show some a tenth of their sigma.
+            few: raise each sigma towards its row's mean square, at most twofold: of a million elements, six
+                samples show some a tenth of their sigma.
         """
         value, xp = self.value, self.namespace
         deviations = [least_sigma(value, self.dtype)]
@@ -335,7 +317,7 @@ class Sigma:
 
 
 def least_sigma(value: Array, dtype: str) -> Array:
-    """Return the least sigma of a value: the rounding of the result itself."""
+    """Return the rounding of the result itself."""
     target = precision(dtype)
     # A uniform error of u has the deviation u / sqrt 3. Below the smallest normal number, XLA flushes to
     # zero.
@@ -345,7 +327,7 @@ def least_sigma(value: Array, dtype: str) -> Array:
 
 
 def namespace_of(array: Any) -> Any:
-    """Return the module that handles an array: NumPy, or PyTorch, which accepts NumPy's names."""
+    """Return NumPy, or PyTorch, which accepts NumPy's names."""
     return np if isinstance(array, (np.ndarray, np.generic)) else sys.modules["torch"]
 
 
@@ -355,7 +337,7 @@ def on_host(array: Any) -> Array:
 
 
 class Cache:
-    """Cache of recent results, limited in bytes."""
+    """Recent results, limited in bytes."""
 
     LIMIT: ClassVar[int] = 48 << 20
 
@@ -370,7 +352,7 @@ class Cache:
 
     @contextlib.contextmanager
     def keeping(self, limit: int) -> Iterator[None]:
-        """Cache ``limit`` bytes within a block, in results of any size."""
+        """Keep ``limit`` bytes within a block, in results of any size."""
         before = self.limit, self.largest
         self.limit = self.largest = limit
         try:
@@ -381,7 +363,7 @@ class Cache:
                 self._shrink()
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """Return the cached result of a key; threads that want the same one wait for the first."""
+        """Return a cached result; threads that want the same one wait for the first."""
         with self._guard:
             lock = self._making.setdefault(key, threading.Lock())
         with lock:

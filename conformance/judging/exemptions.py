@@ -1,8 +1,4 @@
-"""Exemptions: every reason not to judge a tensor or some of its elements.
-
-Each is the note of a row. A run with too few judged tensors is undetermined
-(:func:`concord.conformance.judging.verdict.conclude`).
-"""
+"""Exemptions: the notes of rows whose tensors, or some elements, are not judged."""
 
 # A run neither delivers a tensor nor declares that it has none.
 NOT_EXPOSED = "not returned"

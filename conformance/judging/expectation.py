@@ -1,4 +1,4 @@
-"""The request that a run answers, and the expectation that it is judged by."""
+"""Requests and expectations of a run."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class JudgedProblem(Problem):
 
     @functools.cached_property
     def rows(self) -> dict[str, NDArray[np.int64]]:
-        """Rows of each table that have a gradient, by the gradient's name."""
+        """Rows of each table with a gradient, by the gradient's name."""
         return {
             f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()
         }
 
     def observe(self, arithmetic: Arithmetic, observer: Observer, pinned: Pinned | None = None) -> int:
-        """Compute in an arithmetic, from pinned tensors (:func:`concord.spec.reference.observe`)."""
+        """Compute from pinned tensors; see :func:`concord.spec.reference.observe`."""
         weights, batch = self.rounded
         pins = pinned or Pinned({}, {})
         return observe(
@@ -105,7 +105,7 @@ class JudgedProblem(Problem):
 
 @dataclass(frozen=True)
 class JudgedTraining:
-    """A requested training, with the attributes of :class:`JudgedProblem`."""
+    """A requested training; see :class:`JudgedProblem`."""
 
     config: EncoderConfig
     weights: Weights
@@ -146,7 +146,7 @@ class JudgedTraining:
         )
 
     def clause(self, name: str) -> str:
-        """Return the clause that defines a tensor of a step."""
+        """Return the clause that defines a tensor."""
         section = name.split(".")[2]
         update = {"sgd": "OPT-2", "adam": "OPT-3", "rmsprop": "OPT-5"}[self.training.recipe.algorithm]
         return {
@@ -166,7 +166,7 @@ class Pinned:
     gradients: Mapping[str, Array]  # of the loss with respect to taps, by the tap's name
 
     def without(self, taps: Collection[str]) -> Pinned:
-        """Return a copy without some taps and their gradients."""
+        """Leave out some taps and their gradients."""
         return Pinned(
             *(
                 {name: array for name, array in arrays.items() if name not in taps}
@@ -180,13 +180,12 @@ class Expectation:
     """Values and tolerances that a run is judged by, locally or end to end.
 
     Attributes:
-        values: arrays by name: taps in order of computation, then gradients in order of the backward pass,
-            tap gradients as ``gradients.taps.<tap>``. A table's gradient has only the rows in ``rows``.
-        sigmas: standard deviations of correct results, in the values' shapes. NaN: undetermined; infinite:
-            the value is not finite, and not by rounding.
-        rows: rows of a table's gradient that may be nonzero.
+        values: taps in order of computation, then gradients in order of the backward pass. A table's gradient
+            has only the rows in ``rows``.
+        sigmas: standard deviations of correct results. NaN: undetermined; infinite: the value is not finite,
+            and not by rounding.
         shapes: of every tensor that a run may deliver, judged or not.
-        chained: whether each tap follows from earlier ones, so that none is decided after an undecided one.
+        chained: whether no tap is decided after an undecided one.
         independent: numbers of independent errors that the samples show.
         coherent: judges what groups of elements share.
         ties: correct values of elements that rounding decides.
@@ -217,7 +216,7 @@ class Expectation:
         return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
 
     def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-        """Return value and sigma in the tensor's full shape, with zeros in rows without a gradient."""
+        """Return value and sigma in full shape, zeros included."""
         value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
         if name not in self.rows:
             return value, sigma
@@ -227,7 +226,7 @@ class Expectation:
 
     @functools.cached_property
     def undecided(self) -> frozenset[str]:
-        """The first tap whose sigma is large relative to its values, and all later taps."""
+        """The first tap with a relatively large sigma, and all later taps."""
         undecided: set[str] = set()
         # Gradients are always decided: their own sigma includes the growth of the forward pass.
         for name, value in self.values.items() if self.chained else ():
@@ -248,7 +247,7 @@ class Expectation:
 
     @functools.cached_property
     def singular(self) -> frozenset[str]:
-        """Gradients computed after one that is not finite (SPEC NRM-7) or out of range."""
+        """Gradients after one that is not finite (SPEC NRM-7) or out of range."""
         # Behind a closed ReLU or masked score, a kernel that multiplies by 0 propagates NaN, and one that
         # selects does not. From there on, finiteness says nothing about correctness.
         gradients = [name for name in self.values if is_gradient(name)]
@@ -280,7 +279,7 @@ class Expectation:
 
     @functools.cached_property
     def unsettled(self) -> frozenset[str]:
-        """Gradients through a norm's row in which rounding leaves no digit."""
+        """Gradients through a row in which rounding leaves no digit."""
         # If all entries of a row are nearly equal, its deviation is rounding. Gradients are divided by it,
         # and such errors have no variance that samples could show. A delivered tap gradient ends this: the
         # following steps continue from the run's own.
@@ -301,10 +300,9 @@ class Expectation:
         return quiet
 
     def silent(self, name: str, local: bool, sound: bool) -> str:
-        """Return why a tensor cannot be judged; empty if it can.
+        """Return why a tensor cannot be judged, if so.
 
         Args:
-            local: whether each step is judged locally.
             sound: whether the run's forward pass is finite.
         """
         gradient = is_gradient(name)
@@ -326,7 +324,7 @@ class Expectation:
         return ""
 
     def determined(self, name: str, local: bool) -> Array:
-        """Return the sigmas of a tensor, with NaN where rounding alone decides an element."""
+        """Return the sigmas of a tensor, NaN where rounding decides an element."""
         sigma = self.sigmas[name]
         if local and name in self.unsettled:
             sigma = np.where(self.settled(name), sigma, np.nan)
@@ -336,7 +334,7 @@ class Expectation:
 
 
 def digest(whole: Any) -> str:
-    """Return a digest of data, including all arrays in it."""
+    """Return a digest of data, including arrays."""
     hasher = hashlib.sha256()
 
     def take(value: Any) -> None:
@@ -359,17 +357,17 @@ def digest(whole: Any) -> str:
 
 
 def is_gradient(name: str) -> bool:
-    """Return whether a name is that of a gradient."""
+    """Return whether this names a gradient."""
     return name.startswith("gradients.")
 
 
 def is_tap_gradient(name: str) -> bool:
-    """Return whether a name is that of a tap's gradient."""
+    """Return whether this names a tap's gradient."""
     return name.startswith("gradients.taps.")
 
 
 def subject_of(name: str) -> str:
-    """Return the tap, parameter or input of a gradient; any other name unchanged."""
+    """Strip the prefixes of a gradient's name."""
     return name.removeprefix("gradients.").removeprefix("taps.")
 
 

@@ -1,4 +1,4 @@
-"""Explanations: why a run is wrong, as far as that is known."""
+"""Explanations: why a run is wrong, as far as known."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Explanation:
 
     @property
     def clause(self) -> str:
-        """The clause most likely broken."""
+        """The likeliest clause."""
         return self.clauses[0] if self.clauses else ""
 
     @property

@@ -1,8 +1,7 @@
-"""The family as a reference: expected values of a case, locally and end to end.
+"""The family as a reference: expected values of a case.
 
-*End to end*, the reference computes from the inputs. *Locally*, it recomputes each tap from the run's
-preceding taps. Gradients then flow back through the run's forward values, and from its tap gradients if it
-delivers them.
+*End to end*, it computes from the inputs. *Locally*, it recomputes each tap from the run's preceding taps;
+gradients flow back through the run's forward values, from its tap gradients if it delivers them.
 """
 
 from __future__ import annotations
@@ -107,6 +106,7 @@ class FamilyReference:
         return activations
 
     def activation(self, name: str, shape: tuple[int, ...]) -> Activation:
+        """Describe a tensor."""
         rows = self.whole.rows.get(name)
         shape = shape if rows is None else self.case.weights[name.removeprefix("gradients.")].shape
         return Activation(
@@ -164,7 +164,7 @@ class FamilyReference:
         return "taps" in self.run.requested or name in ("loss", self.output)
 
     def absent(self, name: str) -> str:
-        """Return why a run may lack a tensor; empty if it must not."""
+        """Return why a run may lack a tensor, if so."""
         hidden = self.run.info.get("not_exposed")
         if is_gradient(name) or name == self.output or (name == "loss" and "gradients" in self.run.requested):
             return ""
@@ -181,14 +181,14 @@ class FamilyReference:
         return results if WIDER_OUTPUT in self.excuses or self.run.taps.keys() - results else frozenset()
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return the elements in uncomputed rows of padding."""
+        """Return the elements in uncomputed rows."""
         if UNCOMPUTED_PADDING not in self.excuses:
             return False
         axes = self.activations[name].axes or ()
         return uncomputed(self.case.config, self.case.batch, self.case.part, name, axes)
 
     def contradiction(self, name: str) -> str:
-        """State that a result differs from its own tap."""
+        """Report a result that differs from its own tap."""
         result, tap = self.run.results(self.output).get(name), self.run.taps.get(name)
         if result is None or tap is None:
             return ""
@@ -235,12 +235,12 @@ def end_to_end(case: JudgedProblem) -> Expectation:
 
 
 def keeping(limit: int) -> contextlib.AbstractContextManager[None]:
-    """Cache ``limit`` bytes of estimates within a block, for several runs of a large case."""
+    """Cache ``limit`` bytes of estimates within a block."""
     return _estimates.keeping(limit)
 
 
 def outline(case: JudgedProblem) -> Expectation:
-    """Return names, order and shapes of all tensors, without values."""
+    """Return names, order and shapes of all tensors."""
     shapes: dict[str, tuple[int, ...]] = {}
     case.observe(Arithmetic("float32"), lambda name, array: shapes.__setitem__(name, array.shape))
     return _expectation(case, {}, {}, shapes)
@@ -254,7 +254,7 @@ def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]
 
 
 def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
-    """Return the expectation of each step from the run's taps, with sigmas that all runs of a case share.
+    """Return the local expectation, with sigmas that all runs of a case share.
 
     In half precision, near a tolerance, and for a large case, use :func:`local_exactly`.
     """
@@ -270,7 +270,7 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
 
 
 def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> Expectation:
-    """Return the local expectation with sigmas derived from the run's own taps.
+    """Return the local expectation, with sigmas from the run's own taps.
 
     Args:
         brief: whether a first look suffices.
@@ -279,7 +279,7 @@ def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> E
 
 
 def is_large(case: JudgedProblem) -> bool:
-    """Return whether the estimate of a case is too large to be kept."""
+    """Return whether the estimate is too large to be kept."""
     sizes = (
         sum(array.size for array in case.weights.values())
         + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
@@ -299,7 +299,7 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
 
 
 def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
-    """Return the largest difference of two sets of tensors, relative to each tensor's maximum."""
+    """Return the largest difference, relative to each tensor's maximum."""
     worst = 0.0
     for name, other in others.items():
         value, finite = values[name], np.isfinite(other)

@@ -1,4 +1,4 @@
-"""The judge, which compares every tensor of a run with its reference, locally and end to end."""
+"""The judge of a run by a reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEAR = 0.5
 
 
 class Judge:
-    """Judges one run by a reference (SPEC PRT-2).
+    """Judges every tensor, locally and end to end (SPEC PRT-2).
 
     Args:
         tensors: of the run, by the reference's names.
@@ -56,7 +56,7 @@ class Judge:
         self.broken = {name: why for name in reference.activations if (why := self.unjudgeable(name))}
 
     def explain(self, verdict: Verdict) -> Explanation | None:  # noqa: ARG002 - a judge that knows why says more
-        """Return why the run diverges; None if nothing is known."""
+        """Return why the run diverges, if known."""
         return None
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
@@ -67,7 +67,7 @@ class Judge:
         return [self.row(name, steps.get(name), whole.get(name)) for name in self.reference.activations]
 
     def row(self, name: str, step: Judgement | None, end: Judgement | None) -> Row:
-        """Return the row of a tensor; its local judgement decides if there is one."""
+        """Return the row of a tensor; a local judgement decides."""
         activation = self.reference.activations[name]
         if name in self.broken:
             status, note = self.broken[name]
@@ -154,7 +154,7 @@ class Judge:
         return frozenset(filter(is_passed_by, zero))
 
     def judge_from(self, pin: Pin) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge each step from some tensors of the run; also return the expectation."""
+        """Judge locally, given some tensors of the run."""
         names = [
             name
             for name in self.judged
@@ -164,7 +164,7 @@ class Judge:
 
     @property
     def judged(self) -> list[str]:
-        """Names of the tensors that can be compared."""
+        """Names of the comparable tensors."""
         return [name for name in self.reference.activations if name not in self.broken]
 
     def judge_whole(self, deciding: bool = False) -> dict[str, Judgement]:
@@ -254,13 +254,13 @@ class Judge:
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Return value and sigma, and the reason for NaN in sigma where rounding decides."""
+        """Return value, sigma, and the reason for NaN in sigma."""
         if name in expected.ties:
             return *expected.ties[name].settle(actual), expected.ties[name].why
         return expected.values[name], expected.determined(name, local), OUT_OF_RANGE
 
 
 def is_half(dtype: str) -> bool:
-    """Return whether a precision accumulates sums in a wider one."""
+    """Return whether sums are accumulated in a wider precision."""
     target = precision(dtype)
     return target.unit_roundoff > target.accumulation

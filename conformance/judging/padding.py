@@ -1,7 +1,6 @@
-"""Rows of padding, tensors that depend on them, and batches without that dependence.
+"""Rows of padding, and what depends on them.
 
-A run may declare that it does not compute these rows (:data:`concord.spec.deviations.UNCOMPUTED_PADDING`).
-Then they and everything computed from them are not judged.
+Neither is judged in a run that declares :data:`concord.spec.deviations.UNCOMPUTED_PADDING`.
 
 Shapes: B samples, T tokens, Q queries, S keys, H heads.
 """
@@ -28,7 +27,7 @@ UNMASKED = ("scores", "key", "value")
 
 
 def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Rows]:
-    """Return padding along ``tokens`` (B, T), ``query`` (B, Q) and ``key`` (B, S), as far as it exists."""
+    """Return padding along existing axes: ``tokens`` (B, T), ``query`` (B, Q), ``key`` (B, S)."""
     if batch.input_ids is not None:
         padded = ~real_tokens(config, batch.input_ids)
         return dict.fromkeys(("tokens", "query", "key"), padded)
@@ -55,7 +54,7 @@ def dependent_samples(config: EncoderConfig, batch: Batch, part: str) -> Rows:
 
 
 def seen_keys(config: EncoderConfig, batch: Batch) -> Rows | None:
-    """Return the keys that each query sees, (B, 1 or H, 1 or Q, S); None without a mask."""
+    """Return the visible keys, (B, 1 or H, 1 or Q, S); None without a mask."""
     real = batch.key_mask if batch.input_ids is None else real_tokens(config, batch.input_ids)
     return None if real is None else visible_keys(config, real, config.num_heads)
 
@@ -91,7 +90,7 @@ def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch |
 def uncomputed(
     config: EncoderConfig, batch: Batch, part: str, tensor: str, axes: Sequence[str]
 ) -> Rows | bool:
-    """Return the elements that a run without rows of padding does not compute, in a shape that broadcasts."""
+    """Return the elements not computed by a run without padding, in a shape that broadcasts."""
     depends = dependent_samples(config, batch, part)
     if not axes or axes[0] != "batch":  # a sum over samples: the loss, or a parameter's gradient
         return bool(depends.any()) and (tensor == "loss" or tensor.startswith("gradients."))

@@ -1,4 +1,4 @@
-"""The protocol of a reference, which gives the expected value of every tensor."""
+"""The protocol of a reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Activation:
 
 
 class Reference(Protocol):
-    """Source of expected values: the family, a training step, a PyTorch module, or a NumPy function."""
+    """Expected values of the family, a training step, a PyTorch module, or a NumPy function."""
 
     @property
     def activations(self) -> Mapping[str, Activation]:
@@ -43,7 +43,7 @@ class Reference(Protocol):
         """Yield expected values, first looks before the final one.
 
         Args:
-            pin: returns the run's tensors, from which each step is computed; None judges end to end.
+            pin: returns the run's tensors to compute each step from; None judges end to end.
         """
 
     def compute_exactly(self, pin: Pin) -> Mapping[str, Array]:
@@ -53,7 +53,7 @@ class Reference(Protocol):
         """Return the elements declared as not computed, in a shape that broadcasts."""
 
     def contradiction(self, name: str) -> str:
-        """Return a false statement of the run about a tensor, or an empty string."""
+        """Return a false statement of the run about a tensor, if any."""
 
 
 class PublishedReference:
@@ -69,7 +69,7 @@ class PublishedReference:
 
     @functools.cached_property
     def activations(self) -> dict[str, Activation]:
-        """The published tensors; a run must have each."""
+        """The published tensors, all of them required."""
         first = self.looks[0]()
         return {
             name: Activation(value.shape, first.dtype, first.clauses[name], wider=self.wider)
@@ -77,12 +77,12 @@ class PublishedReference:
         }
 
     def expect(self, pin: Pin | None) -> Iterator[Expectation]:
-        """Yield expected values end to end only; single steps are unknown."""
+        """Yield expected values end to end only."""
         if pin is None:
             yield from (look() for look in self.looks)
 
     def compute_exactly(self, pin: Pin) -> dict[str, Array]:  # noqa: ARG002
-        """Return nothing: there is no arithmetic."""
+        """Return nothing."""
         return {}
 
     def excused(self, name: str) -> bool:  # noqa: ARG002

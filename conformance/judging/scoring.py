@@ -1,4 +1,4 @@
-"""Error of one tensor in sigma, per element and as a whole."""
+"""Error of one tensor in sigma."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def judge_tensor(
     """Judge one tensor.
 
     Args:
-        sigma: standard deviation of correct results; an element without a finite sigma is undetermined.
+        sigma: standard deviation of correct results; not finite where undetermined.
         why: reason for undetermined elements.
-        errors_apart: number of independent errors that samples of correct runs show.
+        errors_apart: number of independent errors that samples show.
     """
     flat, allowed, actual_values = (
         value.reshape(-1),
@@ -105,12 +105,12 @@ def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
 
 
 def finite_alone(sigma: Array, *values: Array) -> Array:
-    """Return sigma, with NaN where a value is not finite: there the other may be either."""
+    """Set sigma to NaN where a value is not finite: the other may be either."""
     return np.where(np.logical_and.reduce([np.isfinite(value) for value in values]), sigma, np.nan)
 
 
 def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
-    """Return the number of elements over which the root mean square of sigma is spread."""
+    """Return over how many elements the root mean square of sigma is spread."""
     # Equal elements count once: 38 rows of the same inputs share one error. Elements far smaller than others
     # count for nothing.
     _, first = np.unique(precision(dtype).round(value), return_index=True)
@@ -119,7 +119,7 @@ def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
 
 
 def mostly(unsure: NDArray[np.bool_], value: Array) -> bool:
-    """Return whether most of a tensor, by elements or by squares, is undetermined."""
+    """Return whether most elements, or squares, are undetermined."""
     with np.errstate(all="ignore"):
         squares = np.square(np.nan_to_num(value, posinf=0.0, neginf=0.0))
         return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)

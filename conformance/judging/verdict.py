@@ -1,4 +1,4 @@
-"""The verdict on one run: which tensors lie within tolerance, and where the run first leaves it."""
+"""The verdict on one run."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]
     """Return the status of a run, and the sections without any judged tensor.
 
     Args:
-        statuses: section and status of each tensor, and of each output as a section of its own, without
-            tensors that the run declares to lack.
+        statuses: section and status of each tensor, and of each output as its own section, without tensors
+            declared as missing.
     """
     # Each section needs a judged tensor: runs used to agree without any gradient (decision 31).
     sections: dict[str, set[str]] = {}
@@ -134,7 +134,7 @@ class Judgement:
 
     @property
     def tolerance(self) -> float:
-        """Tolerance of the element with the largest error."""
+        """Tolerance at the largest error."""
         return Z * self.sigma
 
 
@@ -143,13 +143,12 @@ class Row:
     """Judgement of one tensor.
 
     Attributes:
-        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"not exposed"``: not checked, because
-            the run lacks the tensor or does not use it.
-        local: error of this step alone, from the run's preceding taps; it decides. None if a run delivers no
-            taps or is compared with published tensors.
-        end_to_end: accumulated error from the inputs; it decides if ``local`` is None.
+        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"not exposed"``: the run lacks the
+            tensor or does not use it.
+        local: error of this step alone, from the run's preceding taps. None if there are no taps, or against
+            published tensors.
+        end_to_end: accumulated error from the inputs; decides if ``local`` is None.
         note: what else is wrong: missing, misshapen, not finite, not of the precision.
-        axes: their names.
     """
 
     as_written = also("ratio")
@@ -187,11 +186,9 @@ class Verdict:
 
     Attributes:
         table: one row per expected tensor, in order of computation.
-        explanation: of the first divergence, after a search.
         outputs: tensors that must all be judged.
         case: the judged problem, if each step was judged.
         judge: searches for the explanation; None afterwards.
-        notes: further remarks.
     """
 
     as_written = also("status", "worst", "first")
@@ -204,11 +201,11 @@ class Verdict:
     notes: Unwritten = field(default=(), repr=False, compare=False)  # tuple[str, ...]
 
     def unexplained(self) -> Verdict:
-        """Return the verdict without the search for a cause."""
+        """Skip the search for a cause."""
         return dataclasses.replace(self, judge=None)
 
     def explained(self) -> Verdict:
-        """Return the verdict with its explanation; the search takes up to a minute."""
+        """Search for the cause, for up to a minute."""
         if self.judge is None:
             return self
         return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
@@ -241,28 +238,28 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether no tensor diverges, and each section and output was judged."""
+        """Whether the verdict agrees."""
         return self.status == "agrees"
 
     @property
     def first_divergence(self) -> Row | None:
-        """First row beyond its tolerance, in order of computation."""
+        """First row beyond its tolerance."""
         return next((row for row in self.table if row.status == "diverges"), None)
 
     @property
     def first(self) -> str:
-        """Tensor of the first divergence, or an empty string."""
+        """Tensor of the first divergence."""
         return self.first_divergence.tensor if self.first_divergence else ""
 
     @property
     def clause(self) -> str:
-        """Clause that the run most likely breaks."""
+        """The likeliest broken clause."""
         first, known = self.first_divergence, self.explanation
         return (known.clause if known else "") or (first.clause if first else "")
 
     @property
     def beyond(self) -> str:
-        """How many delivered tensors lie beyond their tolerance, in words."""
+        """Count of divergent tensors, in words."""
         delivered = [row.status for row in self.table if row.note != NOT_EXPOSED]
         lost = len(self.table) - len(delivered)
         more = f"; {lost} more {'was' if lost == 1 else 'were'} not returned" if lost else ""
@@ -288,7 +285,7 @@ class Verdict:
 
     @property
     def undeclared(self) -> str:
-        """Deviation that would make the run agree if declared; empty if none is known."""
+        """Deviation that would make the run agree if declared."""
         return self.explanation.undeclared if self.explanation else ""
 
     @property
@@ -298,7 +295,7 @@ class Verdict:
 
     @property
     def nearest(self) -> Row | None:
-        """The judged tensor with the largest error in tolerances."""
+        """The tensor with the largest error."""
         judged = [row for row in self.table if row.status in ("agrees", "diverges")]
         return max(judged, key=lambda row: row.ratio, default=None)
 
@@ -309,7 +306,7 @@ class Verdict:
 
     @property
     def unchecked(self) -> str:
-        """Missing tensors in one line; empty if there are none."""
+        """Missing tensors in one line."""
         phrases = []
         for kind, rows in gather(self.table, lambda row: _kind_of(row.tensor)).items():
             missing = [row.tensor for row in rows if row.note == NOT_EXPOSED]
@@ -334,15 +331,13 @@ class Result:
 
     Attributes:
         backend: as requested; for a run from a file, as the file says.
-        group: the variant; for golden files, the source.
-        dtype: precision or mode that it was judged by.
+        group: the variant, or source of a golden file.
         status: one of :data:`STATUSES`; ``"nondeterministic"``: correct each time, but with different bits.
         detail: explanation in one line if there is no verdict.
-        seconds: time of run and judgement; 0 for a run from a file.
-        stderr: last lines of a failed worker, or the traceback of a fault in Concord.
-        attribution: one line if it diverges only in this precision, or only in a repeated run.
+        stderr: last lines of a failed worker, or Concord's own traceback.
+        attribution: set if it diverges only in this precision or a repeated run.
         times: runs on the same inputs in the same process.
-        differing: tensors whose bits varied, in order of computation.
+        differing: tensors whose bits varied.
         milliseconds: one forward pass of a candidate for any model; 0 if not timed.
     """
 
@@ -363,7 +358,7 @@ class Result:
 
     @property
     def table(self) -> list[Row]:
-        """Judgements of its tensors."""
+        """Rows of the verdict."""
         return self.verdict.table if self.verdict else []
 
     @property
@@ -373,7 +368,7 @@ class Result:
 
     @property
     def first_divergence(self) -> Row | None:
-        """Where the run first left its tolerance."""
+        """The first row beyond its tolerance."""
         return self.verdict.first_divergence if self.verdict else None
 
 
@@ -427,7 +422,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def unjudged_lines(verdict: Verdict) -> list[str]:
-    """Describe sections without a judged tensor, the reason, and what to do."""
+    """Describe sections without a judged tensor, with reason and advice."""
     lines = []
     for section in verdict.unjudged:
         rows = [row for row in verdict.table if section in (row.tensor, section_of(row.tensor))]
@@ -508,7 +503,7 @@ def _next_step(verdict: Verdict) -> list[str]:
 
 
 def in_brackets(clause: str) -> str:
-    """Return a clause in brackets, or an empty string."""
+    """Format a clause in brackets."""
     return f" (SPEC {clause})" if clause else ""
 
 
@@ -534,7 +529,7 @@ def _where(row: Row, backend: str) -> str:
 
 
 def number(value: float) -> str:
-    """Format a ratio in as few characters as possible."""
+    """Format a ratio briefly."""
     if not math.isfinite(value):
         return "inf" if value > 0 else str(value)
     if value > MEASURABLE:
