@@ -1,6 +1,6 @@
-"""Elementary operations with rounding and reverse-mode derivatives, which the reference is written in.
+"""Elementary operations with rounding and reverse-mode derivatives.
 
-The model calls them instead of NumPy, so one text of it serves every kind of arithmetic: exact, rounded after
+The model is written in them instead of NumPy, so one text of it serves every arithmetic: exact, rounded after
 each operation, or randomly perturbed (:mod:`concord.spec.montecarlo`).
 """
 
@@ -22,9 +22,8 @@ from concord.spec.tape import FUNCTION, Node, Pullback, RowSums
 WAYS = ("weights", "logarithm", "output")
 """Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3).
 
-``weights``: exponentials over their sum. ``logarithm``: the exponential of the log-softmax, recomputed in the
-backward pass. ``output``: a running maximum over blocks of keys; the derivative uses the row sums of output
-times gradient.
+``weights``: exponentials over their sum. ``logarithm``: the exponential of the log-softmax. ``output``: a
+running maximum over blocks of keys, and a derivative from the row sums of output times gradient.
 """
 
 # Blocks of keys for the running maximum. Any number above 1 makes it rescale earlier blocks, which is the
@@ -40,9 +39,9 @@ class Arithmetic:
         corner: where a ReLU's slope changes from 0 to 1, relative to the largest entry of the row.
         shuffle: seed for a random order of summation.
         fused: keep the storage type between the steps of softmax and derivatives.
-        strict: turn what overflows the precision into NaN.
+        strict: turn overflow into NaN.
         cut: truncate the factors of TF32 products instead of rounding them.
-        way: one of :data:`WAYS`; any but the first also uses the closed form of layer norm's derivative, and
+        way: one of :data:`WAYS`; any but the first also uses layer norm's derivative in closed form, and
             decay as a product (SPEC OPT-6).
     """
 
@@ -77,7 +76,7 @@ class Arithmetic:
         return Node(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape, taped=False)
 
     def override(self, a: Node, values: NDArray[Any], unrounded: bool = False) -> Node:
-        """Replace computed values by pinned ones; gradients flow to the operands of the computed ones.
+        """Replace computed values by pinned ones, keeping the path of gradients.
 
         Args:
             unrounded: whether later steps may have seen the values unrounded.
@@ -90,7 +89,7 @@ class Arithmetic:
         return replacement
 
     def uncertain(self, a: Node, size: Array) -> Node:
-        """Return an input known up to an error, which only Monte Carlo arithmetic adds."""
+        """Return an input; Monte Carlo arithmetic adds an error of this size."""
         return a
 
     def given_gradient(self, values: NDArray[Any]) -> Array:
@@ -116,20 +115,20 @@ class Arithmetic:
         Args:
             squares: returns the sum of the squares of the terms.
             terms: their number.
-            wide: whether half precisions accumulate in float32, as for sums of products (SPEC PRC-2).
+            wide: whether half precisions accumulate in float32 (SPEC PRC-2).
         """
         return self._kept(self.precision.round(values))
 
     def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
-        """Return a sum of squares of several tensors as one long sum would yield it (SPEC ALG-7)."""
+        """Vary a sum of squares of several tensors (SPEC ALG-7)."""
         return total
 
     def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
-        """Return the variance of rows as another admissible algorithm would yield it (SPEC ALG-5)."""
+        """Vary the variance of rows (SPEC ALG-5)."""
         return variance
 
     def round_sum(self, values: Array, value: float, rounded: str) -> Array:
-        """Add a mask constant to scores, rounding as in the precision ``rounded`` (SPEC MSK-5)."""
+        """Add a mask constant, rounding as in the precision ``rounded`` (SPEC MSK-5)."""
         # An exact sum would keep digits of the score that float32 absorbs into -1e9: a row without any
         # visible key would get other weights than in the run.
         target = precision(rounded)
@@ -175,14 +174,14 @@ class Arithmetic:
         )
 
     def scale(self, a: Node, factor: float) -> Node:
-        """Multiply by a number, which is rounded to the precision first."""
+        """Multiply by a number, rounded first."""
         units = self._units_of(factor)
         return self._record(
             self._scaled(a.value, factor, units), (a, lambda g: self._scaled(g, factor, units))
         )
 
     def divide_by(self, a: Node, divisor: float) -> Node:
-        """Divide by a number, which is rounded to the precision first."""
+        """Divide by a number, rounded first."""
         units, constant = self._units_of(divisor), self._constant(divisor)
 
         def divided(values: Array) -> Array:
@@ -191,7 +190,7 @@ class Arithmetic:
         return self._record(divided(a.value), (a, divided))
 
     def shift(self, a: Node, summand: float) -> Node:
-        """Add a number, which is rounded to the precision first."""
+        """Add a number, rounded first."""
         constant = self._constant(summand)
         return self._record(
             self.settle(a.value + constant, 1.0 if float(constant) == summand else 2.0), (a, lambda g: g)
@@ -208,7 +207,7 @@ class Arithmetic:
         return self._record(total, (product, self._unbroadcast(product)), (bias, self._bias_pullback(bias)))
 
     def sum(self, a: Node, axis: int | None = None) -> Node:
-        """Sum over one axis, counted from the end and kept with size 1, or over all to a scalar."""
+        """Sum over one axis, counted from the end and kept, or over all to a scalar."""
         axes = (axis,) if axis is not None else tuple(range(self.lead, a.value.ndim))
         return self._record(
             self._sum(a.value, axes, axis is not None), (a, lambda g: self._shared(g, a, axis is None))
@@ -222,16 +221,12 @@ class Arithmetic:
         return self._record(root, (a, lambda g: self.settle(g / (2 * root))))
 
     def tanh(self, a: Node, absolute: bool = False) -> Node:
-        """Hyperbolic tangent.
-
-        Args:
-            absolute: whether its absolute error may stay constant near 0, as in GELU, which adds 1 to it.
-        """
+        """Hyperbolic tangent; ``absolute``: its absolute error may stay constant near 0."""
         value = self._function(np.tanh(a.value), absolute)
         return self._record(value, (a, lambda g: self.settle(g * self.step(1 - self.step(value * value)))))
 
     def erf(self, a: Node) -> Node:
-        """Error function; its absolute error stays constant near 0, since GELU adds 1 to it."""
+        """Error function; its absolute error stays constant near 0, since GELU adds 1."""
         value = self._function(erf(a.value), absolute=True)
         slope = self._constant(2 / math.sqrt(math.pi))
         return self._record(
@@ -246,7 +241,7 @@ class Arithmetic:
         """Rectify.
 
         Args:
-            active: where the slope is 1, as a pinned result shows it; by default where the input is positive.
+            active: where the slope is 1; by default where the input is positive.
         """
         # Rounding may put an input near zero on either side, where the gradient jumps. A pinned result shows
         # which side the run took (SPEC PRT-2).
@@ -257,7 +252,7 @@ class Arithmetic:
         return self._record(np.maximum(a.value, 0), (a, lambda g: np.where(steep, g, 0)))
 
     def sigmoid_cross_entropy(self, logits: Node, targets: Array) -> Node:
-        """Binary cross-entropy of each logit against a target of 0 or 1, without overflow."""
+        """Binary cross-entropy of each logit against 0 or 1, without overflow."""
         # The error of log1p is absolute: some frameworks add 1 to the exponential before the logarithm, so a
         # loss near 0 errs as much as one near 1.
         x = logits.value
@@ -284,7 +279,7 @@ class Arithmetic:
         """Softmax over the last axis.
 
         Args:
-            floor: lower bound of the shifted scores, where a kernel clips them; broadcast with ``a``.
+            floor: lower bound of the shifted scores, where a kernel clips them.
             sums: where :meth:`attend` leaves the row sums of output times gradient.
         """
         exponentials = self.step(np.exp(self._shifted(a, floor)), FUNCTION)
@@ -356,7 +351,7 @@ class Arithmetic:
 
         Args:
             value: exponentials over their sum.
-            logarithms: returns the log-sum-exp of each row, NaN where a mask constant absorbs it.
+            logarithms: returns the log-sum-exp of each row, or NaN.
         """
         if self.way == "output" and floor is None:
             return self._softmax_by_blocks(x)
@@ -370,22 +365,22 @@ class Arithmetic:
     def vary_log_softmax(
         self, value: Array, x: Array, logarithms: Callable[[], Array], floor: float | None
     ) -> Array:
-        """Return the log-softmax in this arithmetic's way; see :meth:`vary_softmax`."""
+        """Return the log-softmax in this arithmetic's way."""
         return self.settle(x - logarithms()) if self.way == "logarithm" and floor is None else value
 
     def vary_row_sums(self, sums: Array, products: Array) -> Array:
         """Return the row sums of weights times gradient in this arithmetic's way.
 
         Args:
-            products: outputs times their gradients, which have the same row sums.
+            products: have the same row sums.
         """
         return self._sum(products, (-1,), True, internal=True) if self.way == "output" else sums
 
     def vary_largest(self, gradient: Array, x: Array, terms: Array, shares: Array) -> Array:
-        """Return the gradient of a softmax or log-softmax as another admissible way would yield it.
+        """Vary the gradient of a softmax or log-softmax.
 
         Args:
-            gradient: terms minus shares times the row sum of the terms: its sum is zero up to rounding.
+            gradient: terms minus shares times their row sum.
         """
         return gradient
 
@@ -433,9 +428,7 @@ class Arithmetic:
         return self._record(inside, (a, lambda g: np.where(inside == a.value, g, 0)))
 
     def add_where(self, a: Node, keep: Mask, value: float, rounded: str) -> Node:
-        """Add a constant wherever ``keep`` is False, rounding as in the precision ``rounded`` (SPEC
-        MSK-5).
-        """
+        """Add a constant wherever ``keep`` is False, rounded as in ``rounded`` (SPEC MSK-5)."""
         sums = self.round_sum(a.value, value, rounded)
         added = self._record(np.where(keep, a.value, sums), (a, lambda g: g))
         added.hidden, added.constant = ~keep, ~keep & (sums == self._constant(value))
@@ -488,7 +481,7 @@ class Arithmetic:
     # Derivatives.
 
     def backward(self, result: Node) -> None:
-        """Compute the derivative of a scalar with respect to every tensor on the tape, last one first.
+        """Compute the derivative of a scalar with respect to every tensor on the tape.
 
         This frees the tape unless ``keeping`` is set.
         """

@@ -1,4 +1,4 @@
-"""Inputs of a run: container, validation, and example batches with every awkward row."""
+"""Inputs of a run: container, validation, and examples."""
 
 from __future__ import annotations
 

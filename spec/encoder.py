@@ -27,7 +27,7 @@ from concord.spec.tape import Node, RowSums
 from concord.spec.tensors import POOLED
 
 Observer = Callable[[str, Array], None]
-"""Receives each tensor as it is computed: taps in order, then gradients in order of the backward pass.
+"""Receives taps in order, then gradients in order of the backward pass.
 
 Gradients are named ``gradients.<name>`` and ``gradients.taps.<tap>``. Those of tables have only the used rows
 (:func:`concord.spec.reference.used_rows`).
@@ -39,7 +39,7 @@ Dropout = Callable[[str, tuple[int, ...]], tuple[Mask, float] | None]
 
 
 class Model:
-    """One run of the model on one tape, with every option of the family."""
+    """One run of the model on one tape."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Model:
         return elements
 
     def tap(self, name: str, tensor: Node) -> Node:
-        """Report a tensor, and return its pinned replacement if there is one."""
+        """Report a tensor; return its pinned replacement, if any."""
         self.observer(name, tensor.value)
         if self.a.recording:
             tensor.completed = functools.partial(self.complete_tap, name)
@@ -95,7 +95,7 @@ class Model:
         )
 
     def complete_tap(self, name: str, tensor: Node) -> None:
-        """Report a tap's gradient, and continue with its pinned replacement if there is one."""
+        """Report a tap's gradient, and continue with its pinned replacement, if any."""
         if name == "loss":
             return
         assert tensor.gradient is not None
@@ -116,7 +116,7 @@ class Model:
             tensor.gradient = None
 
     def watch_given(self) -> None:
-        """Register the parameters and inputs whose gradients are reported."""
+        """Register the parameters and inputs with reported gradients."""
         input_leaves = {f"inputs.{name}": leaf for name, leaf in self.given.items()}
         for name, leaf in {**self.weights, **self.looked_up, **input_leaves}.items():
             leaf.completed = functools.partial(self.complete, name)
@@ -136,7 +136,7 @@ class Model:
         return whole
 
     def active(self, name: str) -> Mask | None:
-        """Return where a ReLU had slope 1 according to its pinned result (SPEC PRT-2)."""
+        """Return where a ReLU had slope 1 according to its pinned result."""
         # The input may be zero up to rounding; only the result shows which side the run took.
         return self.pinned[name] > 0 if name in self.pinned else None
 
@@ -239,7 +239,7 @@ class Model:
         return self.drop(f"{name}.output", x)
 
     def sublayer(self, name: str, number: int, x: Node, function: Callable[[Node], Node]) -> Node:
-        """Apply a sublayer with its residual and norm: (B, T, D)."""
+        """Apply a sublayer with residual and norm: (B, T, D)."""
         # A shared norm has one pair of parameters and two taps (SPEC NRM-5).
         norm = f"{name}.norm" if self.config.norm_sharing == "shared" else f"{name}.norm{number}"
 
@@ -294,7 +294,7 @@ class Model:
         )  # (B, T, D)
 
     def activation(self, x: Node, active: Mask | None) -> Node:
-        """Activation of the feed-forward sublayer (SPEC FFN-2)."""
+        """The feed-forward activation (SPEC FFN-2)."""
         a = self.a
         if self.config.activation == "relu":
             return a.relu(x, active)
@@ -334,7 +334,7 @@ class Model:
     def dot_product(
         self, name: str, q: Node, k: Node, v: Node, key_mask: Mask | None, query_mask: Mask | None
     ) -> Node:
-        """Attend by scores, softmax and weighted sum: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
+        """Attend: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
 
         All heads are computed at once: a loop yields the same (SPEC ATT-7).
         """
@@ -362,7 +362,7 @@ class Model:
         )
 
     def softmax_floor(self, key_mask: Mask | None) -> float | Array | None:
-        """Return the declared lower bound of the shifted scores, for all keys or by key (B, 1, 1, S)."""
+        """Declared lower bound of the shifted scores, for all keys or by key (B, 1, 1, S)."""
         floor = self.deviations.get("softmax_floor")
         if floor is None or key_mask is None or not self.deviations.get("padding_left_out"):
             return floor
@@ -371,7 +371,7 @@ class Model:
         return np.where(kept, floor, -np.inf)[:, None, None, :]
 
     def scores(self, q: Node, k: Node) -> Node:
-        """Return the scaled products of queries and keys: (B, H, Q, S)."""
+        """Scaled products of queries and keys: (B, H, Q, S)."""
         root = math.sqrt(q.shape[-1])
         if self.config.score_scale == "multiply_query":
             q = self.a.scale(q, 1 / root)
@@ -381,7 +381,7 @@ class Model:
     # Head and loss (HED-1 to HED-5, LOS-1 to LOS-5).
 
     def pooled(self, x: Node, real: Mask) -> Node:
-        """Return the vector of each text: (B, D), or (B, T * D)."""
+        """The vector of each text: (B, D), or (B, T * D)."""
         if self.config.pooling == "flatten":
             pooled = self.a.reshape(x, (x.shape[0], x.shape[1] * x.shape[2]))  # (B, T * D)
         elif self.config.pooling == "mean":
@@ -402,25 +402,25 @@ class Model:
         )
 
     def mean_of_real(self, x: Node, real: Mask) -> Node:
-        """Return the mean of the real tokens, or zero: (B, T, D) to (B, D)."""
+        """Mean of the real tokens, or zero: (B, T, D) to (B, D)."""
         total = self.a.sum(self.a.replace(x, real[..., None], 0.0), -2)  # (B, 1, D)
         # A text of only padding has the mean 0, not 0/0 (SPEC HED-1).
         count = self.a.leaf(np.maximum(real.sum(1), 1)[:, None].astype(np.float64))
         return self.a.divide(self.a.reshape(total, (x.shape[0], x.shape[2])), count)
 
     def normalized(self, x: Node) -> Node:
-        """Divide vectors by their length, or by epsilon if that is larger: (B, D)."""
+        """Divide vectors by their length, at least epsilon: (B, D)."""
         squares = self.a.sum(self.a.multiply(x, x), -1)  # (B, 1)
         # Compared before the root, whose derivative at a zero vector is infinite.
         least = self.a.leaf(np.full(squares.shape, least_squares(self.config, self.dtype)))
         return self.a.divide(x, self.a.sqrt(self.a.larger(squares, least)))
 
     def logits(self, pooled: Node) -> Node:
-        """Return the logits: (B, C)."""
+        """The logits: (B, C)."""
         return self.tap("logits", self.linear("classifier", self.drop("head", pooled)))
 
     def classification_loss(self, logits: Node) -> Node:
-        """Return the mean cross-entropy plus the classifier's L2 term (SPEC LOS-1 to LOS-4)."""
+        """Mean cross-entropy plus the classifier's L2 term (SPEC LOS-1 to LOS-4)."""
         config, a, labels = self.config, self.a, self.batch.required("labels")
         if config.num_classes == 1:
             losses = a.reshape(
@@ -443,5 +443,5 @@ class Model:
         return self.tap("loss", loss)
 
     def cotangent_loss(self, output: Node) -> Node:
-        """Return sum(output * cotangent) (SPEC LOS-5)."""
+        """The loss sum(output * cotangent) (SPEC LOS-5)."""
         return self.tap("loss", self.a.sum(self.a.multiply(output, self.given["cotangent"])))

@@ -179,13 +179,13 @@ class MonteCarlo(Arithmetic):
     def vary_softmax(
         self, value: Array, x: Array, floor: float | Array | None, logarithms: Callable[[], Array]
     ) -> Array:
-        """Perturb the weights of a row together, by the error of its log-sum-exp."""
+        """Perturb a row's weights by the error of its log-sum-exp."""
         return value * self._row_noise(1.0, logarithms())
 
     def vary_log_softmax(
         self, value: Array, x: Array, logarithms: Callable[[], Array], floor: float | None
     ) -> Array:
-        """Perturb a row together, by the error of its log-sum-exp."""
+        """Perturb a row by the error of its log-sum-exp."""
         return value + self._row_noise(0.0, logarithms())
 
     def vary_row_sums(self, sums: Array, products: Array) -> Array:
@@ -241,7 +241,7 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
-        """Perturb a sum of squares by the error of one long sum over all tensors."""
+        """Perturb a sum of squares by the error of one long sum."""
         if len(parts) == 1:
             return total
 
@@ -358,10 +358,7 @@ class MonteCarlo(Arithmetic):
 def _rounding_up_to_larger(x: Array, reach: Array, *summed: Array) -> Array:
     """Return the rounding of each row's sums up to the next larger entry, in unit roundoffs.
 
-    It is 0 where an entry is never the largest.
-
-    Args:
-        reach: how far an entry may lie below another and still count as equal.
+    It is 0 where an entry is never the largest; ``reach``: how far below another an entry counts as equal.
     """
     size, shape = x.shape[-1], x.shape
     count, power = np.arange(1, size + 1), np.zeros(shape)

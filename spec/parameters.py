@@ -25,7 +25,7 @@ class Parameter:
     Attributes:
         shape: axis names; a linear weight is (in, out).
         kind: ``"embedding"``, ``"positions"``, ``"kernel"``, ``"bias"``, ``"gamma"`` or ``"beta"``.
-        trainable: false for a fixed position table.
+        trainable: False for a fixed position table.
     """
 
     shape: str

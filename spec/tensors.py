@@ -47,7 +47,7 @@ def check_part(part: str) -> str:
 
 
 def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
-    """Return the inputs of a part by name (SPEC INP-1, PRT-1)."""
+    """Return the inputs of a part (SPEC INP-1, PRT-1)."""
     ids = {"input_ids": Tensor("batch tokens", "INP-1", "int")}
     segments = {"segment_ids": Tensor("batch tokens", "EMB-5", "int")} if config.num_segments else {}
     masks = {
@@ -77,7 +77,7 @@ def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
 
 
 def differentiable_inputs(part: str) -> tuple[str, ...]:
-    """Return the inputs that get a gradient, as ``inputs.<name>`` (SPEC GRD-5)."""
+    """Inputs with a gradient, as ``inputs.<name>`` (SPEC GRD-5)."""
     return {
         "stack": ("embeddings",),
         "attention": ("query", "key", "value"),
@@ -88,11 +88,10 @@ def differentiable_inputs(part: str) -> tuple[str, ...]:
 def taps(
     config: EncoderConfig, part: str = "model", given: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """Return every intermediate tensor of a part by name, in order of computation (SPEC PRT-1).
+    """Return every intermediate tensor of a part, in order of computation (SPEC PRT-1).
 
     Args:
-        given: names of the inputs, by default all. ``attention`` and ``dot_product`` have no masked tensors
-            without a mask.
+        given: names of the inputs, by default all; without masks, attention has no masked tensors.
     """
     if given is None or part not in ("attention", "dot_product"):
         return dict(_listed(config, check_part(part), True, True))
@@ -108,13 +107,13 @@ def output_name(config: EncoderConfig, part: str = "model") -> str:
 
 
 def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the result of a part and later taps, which a run may deliver in a wider type."""
+    """Return the result of a part and later taps, which may be wider than the run."""
     names = list(taps(config, part))
     return names[names.index(output_name(config, part)) :]
 
 
 def axis_sizes(config: EncoderConfig, **lengths: int) -> dict[str, int]:
-    """Return the size of every axis; ``lengths`` adds batch, tokens, query and key."""
+    """Sizes of all axes; ``lengths`` adds batch, tokens, query and key."""
     return {
         "vocab": config.vocab_size,
         "positions": config.max_positions,
@@ -130,7 +129,7 @@ def axis_sizes(config: EncoderConfig, **lengths: int) -> dict[str, int]:
 
 
 def sizes_of(config: EncoderConfig, given: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Return the size of every axis for these inputs."""
+    """Sizes of all axes for these inputs."""
     lengths = {"batch": len(next(iter(given.values())))}
     for axis, name in (("tokens", "input_ids"), ("query", "query"), ("key", "key")):
         if name in given:
@@ -145,7 +144,7 @@ def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
-    """Return the clause that defines a tap, or a gradient such as ``gradients.inputs.<input>``."""
+    """Return the clause that defines a tap or gradient."""
     # A wrong tap gradient is a wrong derivative of the step that uses the tap.
     if name.startswith("gradients.taps."):
         return _clause_of_use(config, name.removeprefix("gradients.taps."), part)
@@ -160,7 +159,7 @@ def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str =
     """Return the input of the step before a tap: a tap, or ``inputs.<name>``.
 
     Args:
-        which: ``"result"`` for the sublayer's result in a residual, instead of the other summand.
+        which: ``"result"`` for the sublayer's result in a residual.
     """
     scope, _, leaf = tap.rpartition(".")
     if part in ALONE and leaf in ("query", "key", "value"):
