@@ -123,7 +123,7 @@ def sha256_of(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a UTF-8 file, or raise ``SpecError``."""
+    """Return the content of a utf-8 file, or raise ``SpecError``."""
     try:
         return read_bytes(path, LARGEST).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -351,8 +351,8 @@ def same_file(one: Path, other: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text atomically; an existing file keeps its permissions."""
-    # A file name that is not UTF-8 has lone surrogates, which need an escape.
+    """Write utf-8 text atomically; an existing file keeps its permissions."""
+    # A file name that is not utf-8 has lone surrogates, which need an escape.
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 

@@ -154,9 +154,7 @@ class CheckpointTable(_Section):
     # 0027).
     ignored: dict[str, Annotated[Ignored, BeforeValidator(_ignored)]] = {}
     tied: dict[str, str] = {}  # name of the original, by name of the copy
-    positions: Native | None = (
-        None  # the table of fixed positions, which the specification computes otherwise
-    )
+    positions: Native | None = None  # the table of fixed positions, computed otherwise by the specification
     # Place of a parameter of the whole model that this part lacks, or of "heads.<name>" outside the family,
     # so that conversion to another kind of file keeps it.
     carried: dict[Pattern, Native] = {}
@@ -201,9 +199,7 @@ class TrainingTable(_Section):
     """A source's training, as a :class:`concord.spec.training.recipe.Recipe`."""
 
     constants: dict[str, Any] = {}  # value by recipe field
-    fields: dict[
-        str, str
-    ] = {}  # the source's key by recipe field, or ``key.0`` for the first entry of a list
+    fields: dict[str, str] = {}  # the source's key by recipe field; ``key.0``: first entry of a list
     deviations: Declared = {}  # of the optimizer
     float32_positions: bool = False  # the position table was computed in float32 and is not stored
 
