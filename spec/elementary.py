@@ -133,7 +133,6 @@ def _parts(values: Array, axis: int, bits: int, count: int) -> list[NDArray[np.f
 
 @functools.lru_cache(maxsize=256)
 def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, str], list[int]]:
-    """Return the axis orders of both operands, the groups of indices, and the order of the result."""
     left, result = subscripts.split("->")
     index_a, index_b = left.split(",")
     both = [i for i in index_a if i in index_b]

@@ -51,7 +51,6 @@ def query_bias_unscaled(m: Context) -> Array:
 
 
 def heads_split_by_reshape(m: Context) -> Array:
-    """Split (B, T, D) into (B, H, T, K) without a transposition."""
     batch, tokens, heads, width = tuple(m.y.shape)
     return m.transpose(m.reshape(m.y, (batch, heads, tokens, width)), (0, 2, 1, 3))
 
@@ -97,7 +96,6 @@ def block_sums_not_rescaled(m: Context) -> Array:
 
 
 def more_in_sum(m: Context, count: int) -> Array:
-    """Count some extra keys with score 0 in the softmax sum."""
     return m.softmax_by(total=lambda total: total + m.exp(-m.max(m.unnormalised, -1)) * float(count))
 
 

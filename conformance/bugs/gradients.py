@@ -77,7 +77,6 @@ def softmax_gradient_without_row_term(m: Context) -> Array:
 
 
 def softmax_gradient_without_sum(m: Context) -> Array:
-    """Differentiate the shift by the largest score, but not the sum."""
     scores = m.unnormalised
     powers = m.exp(scores - m.max(scores, 3))
     return instead(m, powers / m.stop_gradient(m.sum(powers, 3)))

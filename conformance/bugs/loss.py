@@ -23,7 +23,6 @@ def of_targets(m: Context, targets: NDArray[np.floating]) -> Array:
 
 
 def binary_losses(m: Context, logits: Array, wanted: Flags) -> Array:
-    """Return the binary cross-entropy of each logit (SPEC LOS-1)."""
     wrong = m.where(wanted, -logits, logits)
     return m.relu(wrong) + m.log(m.exp(-m.abs(wrong)) + 1.0)
 

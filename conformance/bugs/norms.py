@@ -60,7 +60,6 @@ def norm_deviation_by_one_step(m: Context) -> Array:
 
 
 def padding_zeroed(m: Context) -> Array:
-    """Set padded rows to zero, (B, T, D) or (B, T, H, K)."""
     return m.where(m.real.reshape(*m.real.shape, *[1] * (len(m.y.shape) - 2)), m.y, m.y * 0.0)
 
 

@@ -203,7 +203,6 @@ BALANCED = 0.5
 
 
 def _is_noise(question: Question) -> bool:
-    """Return whether errors are random in sign and predicted by nothing known."""
     # A constant of few digits, or an epsilon added to a sum, errs as little but not at random.
     known = np.isfinite(question.actual) & np.isfinite(question.right.value)
     right = question.right.value[known].astype(np.float64)
@@ -253,7 +252,6 @@ def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
 
 
 def _narrowed(condition: str, flags: Flags, wrong: Flags, axes: tuple[str, ...]) -> tuple[str, Flags]:
-    """Narrow a region to the places along each axis that contain a wrong element."""
     words = [condition] if condition else []
     for place, axis in enumerate(axes):
         others = tuple(i for i in range(len(axes)) if i != place)
@@ -361,7 +359,6 @@ def relation(
 
 
 def _factors(place: int, actual: Array, right: Array, sigma: Array) -> Array:
-    """Fit the factor at each place along an axis by weighted least squares."""
     others, weight = tuple(i for i in range(right.ndim) if i != place), _weights(sigma)
     power, shared = ((weight * right * array).sum(others, keepdims=True) for array in (right, actual))
     return np.asarray(shared / np.where(power > 0, power, 1.0))

@@ -160,7 +160,6 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
 
 
 def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> Explanation | None:
-    """Explain the tensor by bugs in a region, never with certainty."""
     of_region = Effort(BUDGET)
     of_region.failures = effort.failures
     tried = (bug for bug in suspects.bugs(question) if not bug.rare)

@@ -113,7 +113,6 @@ class FamilyJudge(Judge):
         return replace(verdict, case=case, judge=self if wrong else None)
 
     def is_explicable(self, verdict: Verdict) -> bool:
-        """Return whether the reference judged the first divergence and can recompute it."""
         first, reference = verdict.first_divergence, self.reference
         return bool(
             first and first.deciding and not reference.published and (first.local or not reference.local)

@@ -377,7 +377,6 @@ def of_recovered(question: Question) -> Iterator[Hypothesis]:
 def _of_element(
     name: str, weight: Array, inputs: Array, right: Array, error: Array, sigma: Array
 ) -> Iterator[Hypothesis]:
-    """Yield the only element of a weight whose change explains all errors."""
     wrong = [i for i in range(error.shape[1]) if not within(error[:, i], sigma[:, i])]
     if len(wrong) != 1 or not within(np.delete(error, wrong, axis=1), np.delete(sigma, wrong, axis=1)):
         return

@@ -174,7 +174,6 @@ class Search:
 
     @contextlib.contextmanager
     def applying(self, hypothesis: Hypothesis) -> Iterator[None]:
-        """Skip a hypothesis that does not apply, and note any other failure."""
         with (
             self.effort.attempt(f"trying {hypothesis.name} ({hypothesis.text})"),
             contextlib.suppress(*INAPPLICABLE),

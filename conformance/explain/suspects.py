@@ -104,7 +104,6 @@ def of_left_out(question: Question, tap: str) -> Iterator[Hypothesis]:
 
 
 def of_gradient(question: Question) -> Iterator[Hypothesis]:
-    """Yield edits of a parameter's gradient after the backward pass (SPEC GRD-1)."""
     every = (question.exact.gradient(name) for name in trainable(question.config, question.case.part))
     length = math.sqrt(sum(float(np.square(gradient).sum()) for gradient in every))
     clipped = {

@@ -57,7 +57,6 @@ def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
 
 
 def _each(name: str, text: str, clause: str, arrays: Made) -> Iterator[WrongWeights]:
-    """Yield a mistake in all of a step's parameters together, then in each alone."""
     for chosen in dict.fromkeys(((*arrays,), *((own,) for own in arrays))):
         if chosen:
             names = " and ".join(f"`{own}`" for own in chosen)
@@ -69,7 +68,6 @@ def _shorter(name: str, array: Array) -> Array:
 
 
 def _of_another(case: JudgedProblem, own: str, other: str) -> Made:
-    """Return another step's parameters of the same shapes."""
     weights = case.weights
     both = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
     return {
