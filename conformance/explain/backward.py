@@ -19,8 +19,8 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[
     """Locate the bug between correct and wrong gradients.
 
     Returns:
-        A sentence, and the clauses in question, likeliest first; both empty unless exactly one step uses the
-            parameter.
+        A sentence, and the clauses in question, likeliest first; both empty if several steps, or
+            none, use the parameter.
     """
     consumers = _consumers(question)
     right = _right(question, statuses, consumers)
