@@ -1,4 +1,4 @@
-"""That they agree: cases, tolerances, verdicts, and the pytest suite itself."""
+"""Conformance checks: cases, tolerances, verdicts, and the pytest suite."""
 
 from concord.conformance.explain.family_judge import judge
 from concord.conformance.judging.expectation import Expectation

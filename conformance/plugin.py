@@ -1,7 +1,7 @@
-"""The pytest plug-in: the conformance suite in anyone's own CI, and fixtures for cases of one's own.
+"""The pytest plug-in: the conformance suite for anyone's CI, and fixtures for further cases.
 
-``pytest --pyargs concord.conformance --concord-backend mine.module:Class`` runs the suite from any folder.
-Every pytest of an environment loads this module, so it imports what it needs where that is used.
+Run ``pytest --pyargs concord.conformance --concord-backend mine.module:Class`` in any folder. Every pytest of
+an environment loads this module, so it imports on demand.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from concord.backends.worker import Worker
     from concord.conformance.run.campaign import Job, Runner
 
-# Workers that a process of tests keeps; beyond that the one ends that was unused for longest.
+# Workers per test process; beyond this, the least recently used one ends.
 MOST = 4
 
-# A test's report carries the status of its runs in this property, from another process too (pytest-xdist).
+# Report property with the status of a test's runs, which also crosses processes (pytest-xdist).
 PROPERTY = "concord"
 
 OPTIONS = {
@@ -35,12 +35,12 @@ OPTIONS = {
     "execution": "eager or compiled; default: eager",
 }
 
-# Options that are given once, with their defaults.
+# Options with a single value, and their defaults.
 ONCE = {"device": "cpu", "implementation": "explicit", "execution": "eager"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the plug-in."""
+    """Add the plug-in's options."""
     group = parser.getgroup("concord", "conformance of Transformer encoders")
     for name, text in OPTIONS.items():
         action, default = ("store", ONCE[name]) if name in ONCE else ("append", None)
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers of the suite."""
+    """Register the suite's markers."""
     config.addinivalue_line(
         "markers", "xdist_group(name): tests that share a process where tests run in parallel"
     )
@@ -65,7 +65,7 @@ class Unjudged:
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """The backends without a judged run."""
+        """Backends without a judged run."""
         if not self.statuses:
             return ()
         from concord.conformance.judging.verdict import conclude
@@ -78,18 +78,18 @@ class Unjudged:
             self.statuses += [value for name, value in report.user_properties if name == PROPERTY]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail if all else passed."""
+        """Fail a session that passed otherwise."""
         if self.unjudged and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say why."""
+        """Report the reason."""
         for backend in self.unjudged:
             terminalreporter.write_line(f"concord: {backend}: nothing was judged", red=True)
 
 
 class Suite:
-    """The backends under test, each started when it is first needed."""
+    """The backends under test."""
 
     def __init__(self, config: pytest.Config) -> None:
         from concord.backends.pool import Pool
@@ -103,20 +103,20 @@ class Suite:
         self.runners: dict[str, Runner] = {}
 
     def runner(self, name: str) -> Runner:
-        """Return a backend at work, whose worker starts when it is first needed."""
+        """Return a backend's runner, which starts its worker on demand."""
         from concord.conformance.run.campaign import Runner
 
         runner = self.runners.pop(name, None)
         if runner is None:
             runner = Runner(name, self.settings, self.pool, {})
             runner.supervisor.refresh(None)
-        self.runners[name] = runner  # the last one used stands last
+        self.runners[name] = runner  # most recently used last
         if len(self.runners) > MOST:
             self.runners.pop(next(iter(self.runners))).supervisor.end()
         return runner
 
     def get(self, name: str) -> Worker:
-        """Return a backend's worker: a missing one fails if it was asked for, else is skipped."""
+        """Return a backend's worker. A missing one fails if requested, and is skipped otherwise."""
         from concord.backends.wire import WorkerFailure
 
         try:
@@ -130,7 +130,7 @@ class Suite:
             )
 
     def conform(self, test: pytest.Item, backend: str, job: Job) -> None:
-        """Run a job for a test, and fail with the first divergence in words."""
+        """Run a job for a test, and fail with its first divergence."""
         from concord.conformance.judging.verdict import result_lines
 
         self.get(backend)
@@ -144,7 +144,7 @@ class Suite:
 
 @pytest.fixture(scope="session")
 def concord_workers(request: pytest.FixtureRequest) -> Iterator[Suite]:
-    """The worker processes of the backends; each starts once, and ends with the session."""
+    """The backends' worker processes, each started once per session."""
     suite = Suite(request.config)
     yield suite
     suite.pool.close()
@@ -152,18 +152,18 @@ def concord_workers(request: pytest.FixtureRequest) -> Iterator[Suite]:
 
 @pytest.fixture
 def concord_conform(request: pytest.FixtureRequest, concord_workers: Suite) -> Callable[[str, Job], None]:
-    """Takes a backend and a job (:class:`~concord.conformance.run.campaign.Job`); fails if it diverges."""
+    """Runs a job (:class:`~concord.conformance.run.campaign.Job`) on a backend; fails if it diverges."""
     return partial(concord_workers.conform, request.node)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test for each chosen backend, case and golden file."""
+    """Parametrize tests by backend, case and golden file."""
     asked = partial(_option, metafunc.config)
     if "concord_backend" in metafunc.fixturenames:
         from concord.backends import BUILT_IN
 
-        # Tests of one backend share a process where tests run in parallel, so that its worker starts once.
-        # In alphabetical order the slowest comes first, and the others fill the time beside it.
+        # Parallel tests of one backend share a process, so that its worker starts once. In alphabetical order
+        # the slowest comes first, and the others run meanwhile.
         names = asked("backend") or sorted(BUILT_IN)
         metafunc.parametrize(
             "concord_backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
@@ -177,7 +177,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             jobs = jobs_of(asked)
         except SpecError as error:
             raise pytest.UsageError(str(error)) from None
-        # Rounding is carried through all steps of a training run, which takes long.
+        # Rounding accumulates over all steps of a training run, which takes long.
         parameters = [pytest.param(job, marks=pytest.mark.slow) if job.training else job for job in jobs]
         names = [
             f"{job.name}-again" if any(job is earlier for earlier in jobs[:place]) else job.name
@@ -196,7 +196,7 @@ def _standard(asked: Callable[[str], Any]) -> list[Job]:
 
 
 def _forward(job: Job) -> Job:
-    # Itself if it has none: the same job twice is a repeated one.
+    # Unchanged if it has none: the same job twice is a repeated one.
     return dataclasses.replace(job, gradients=False) if job.gradients else job
 
 

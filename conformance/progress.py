@@ -1,4 +1,4 @@
-"""The progress of a long judgement: how many runs of the reference are done, and how long the rest takes."""
+"""Progress of long judgements."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# Seconds between two messages: a shorter judgement sends none.
+# Seconds between two messages; a shorter judgement sends none.
 EVERY = 5.0
 
 
 class Underway(str):
-    """What is being done, for callbacks that receive what has been done too."""
+    """Text about the current task, which callbacks can tell from text about finished ones."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ _listener: ContextVar[Callback | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def listening(callback: Callback) -> Iterator[None]:
-    """Call back with the progress of judgements in this block and thread."""
+    """Report the progress of judgements in this block and thread."""
     before = _listener.set(callback)
     try:
         yield
@@ -34,17 +34,17 @@ def listening(callback: Callback) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Report what is being done."""
+    """Report the current task."""
     if callback := _listener.get():
         callback(Underway(text))
 
 
 class Countdown:
-    """Counts equal steps in any thread, and reports how long the rest will take.
+    """Counts equal steps, from any thread, and estimates the remaining time.
 
     Args:
         what: the task.
-        count: all its steps.
+        count: number of its steps.
     """
 
     def __init__(self, what: str, count: int) -> None:

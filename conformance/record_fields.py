@@ -1,4 +1,4 @@
-"""Types of the fields of records, which tell pydantic how to read results."""
+"""Field types of records, for pydantic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concord.spec.config import EncoderConfig, from_mapping
 try:
     from pydantic import AfterValidator, BeforeValidator, PlainValidator
     from pydantic import Field as Field
-except ImportError:  # a machine that measures may lack pydantic: it writes records, and others read them
+except ImportError:  # a measuring machine may lack pydantic: it writes records, and others read them
 
     def Field(*words: Any, **how: Any) -> Any:  # type: ignore[no-redef]  # noqa: N802
         """Return nothing: without pydantic, nothing is read."""
@@ -32,24 +32,24 @@ def _config(value: Any) -> EncoderConfig:
     return from_mapping(value)
 
 
-# A number; where JSON has none, the text inf, -inf or nan.
+# A number; JSON stores inf, -inf and nan as text.
 Number = Annotated[float, BeforeValidator(_number)]
 
-# A count or a place: JSON readers hold whole numbers exactly up to 2^53.
+# A count or index: JSON readers hold integers exactly up to 2^53.
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
-# The exponent of a power of two: those of float64 lie within.
+# Exponent of a power of two, in the range of float64.
 Power = Annotated[int, Field(ge=-(2**11), le=2**11)]
 
 # The keys of a variant's TOML file.
 Config = Annotated[EncoderConfig, PlainValidator(_config)]
 
-# What no record holds (concord.conformance.run.record.plain).
+# Fields that no record holds (concord.conformance.run.record.plain).
 Unwritten = Annotated[Any, BeforeValidator(lambda _: None)]
 
 
 def among(*words: str) -> AfterValidator:
-    """Return a validator that refuses text that is none of some words."""
+    """Return a validator that accepts only these words."""
 
     def check(value: str) -> str:
         if value not in words:
@@ -60,7 +60,7 @@ def among(*words: str) -> AfterValidator:
 
 
 def also(*names: str) -> Any:
-    """Return a writer that adds properties to the fields; reading leaves them out."""
+    """Return a writer that adds properties to the fields; reading ignores them."""
 
     def written(self: Any, fields: dict[str, Any]) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in names}
@@ -71,5 +71,5 @@ def also(*names: str) -> Any:
 
 
 def short(value: float) -> float:
-    """Return a number with as many digits as records keep."""
+    """Round a number to a record's digits."""
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else value

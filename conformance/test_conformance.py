@@ -10,12 +10,12 @@ from concord.conformance.run.campaign import Job
 def test_standard_case(
     concord_conform: Callable[[str, Job], None], concord_backend: str, concord_standard: Job
 ) -> None:
-    """A standard case on a backend, against the reference."""
+    """Compare a backend with the reference."""
     concord_conform(concord_backend, concord_standard)
 
 
 def test_golden_file(
     concord_conform: Callable[[str, Job], None], concord_backend: str, concord_golden: Job
 ) -> None:
-    """A golden file on a backend, against what the source computed."""
+    """Compare a backend with a source."""
     concord_conform(concord_backend, concord_golden)

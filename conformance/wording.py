@@ -1,4 +1,4 @@
-"""Numbers, names and facts in sentences: two numbers that differ never look the same."""
+"""Numbers, names and facts in sentences."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from concord.spec.text import first_of
 
-# So many significant digits tell any two float64 numbers apart.
+# This many significant digits distinguish any two float64 numbers.
 MOST_DIGITS = 17
 
 
 def distinct(*values: Any, digits: int = 6) -> tuple[str, ...]:
-    """Return values in words, with as many digits as tell apart those that differ.
+    """Format values with enough digits to distinguish those that differ.
 
     Args:
         values: numbers, or options of other kinds; None is absent.
-        digits: significant ones, where that is enough.
+        digits: the minimum.
     """
     different = len(set(values))
     words = tuple(_said(value, digits) for value in values)
@@ -28,32 +28,32 @@ def distinct(*values: Any, digits: int = 6) -> tuple[str, ...]:
 
 
 def instead(made: Any, right: Any, digits: int = 6) -> str:
-    """Say what a value is, and what it should be."""
+    """Format a value and the one that it should be."""
     return " instead of ".join(distinct(made, right, digits=digits))
 
 
 def multiple(factor: float, digits: int = 6) -> str:
-    """Return a factor, told apart from 0, 1 and -1, which would say something else."""
+    """Format a factor so that it does not look like 0, 1 or -1."""
     return distinct(float(factor), 0.0, 1.0, -1.0, digits=digits)[0]
 
 
 def gather(things: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    """Return things by their common key, in order."""
+    """Group things by a key, in order."""
     gathered: dict[Any, list[Any]] = {}
     for thing in things:
         gathered.setdefault(key(thing), []).append(thing)
     return gathered
 
 
-# Up to so many names with one reason have a line each.
+# Up to this many names with one reason have a line each.
 FEW = 3
 
 
 def once(reasons: Iterable[tuple[str, str, object]]) -> list[str]:
-    """Return a line for each name, but one line for many with the same reason.
+    """Return a line per name, or one line for many names with the same reason.
 
     Args:
-        reasons: name, words, and the key that several share.
+        reasons: name, words, and the shared key.
     """
     lines = []
     for group in gather(reasons, lambda entry: entry[2]).values():
@@ -66,7 +66,7 @@ def once(reasons: Iterable[tuple[str, str, object]]) -> list[str]:
 
 
 def plain(value: object) -> str:
-    """Return a fact in words."""
+    """Format a fact in words."""
     if isinstance(value, dict):
         return "; ".join(f"{key}: {plain(entry)}" for key, entry in value.items()) or "none"
     if isinstance(value, list):
@@ -77,12 +77,12 @@ def plain(value: object) -> str:
 
 
 def joined(names: Sequence[str]) -> str:
-    """Return names as a list in a sentence."""
+    """List names in a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number and its noun."""
+    """Format a number with its noun."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -95,6 +95,6 @@ def _said(value: Any, digits: int) -> str:
 
 
 def few(places: Iterable[object], most: int = 4) -> str:
-    """Return the first of several places in words."""
+    """List the first of several places."""
     first = list(map(str, islice(places, most + 1)))
     return ", ".join(first[:most]) + (", …" if len(first) > most else "")

@@ -1,8 +1,7 @@
-"""Elementary operations with rounding and reverse-mode derivatives, which the reference is written in.
+"""Elementary operations with rounding and reverse-mode derivatives.
 
-The model calls these operations and never NumPy, so one text of it serves every kind of arithmetic: exact,
-rounded after each operation, or perturbed at random (:mod:`concord.spec.montecarlo`). Derivatives are
-recorded on a tape and computed by the same operations.
+The model is written in them instead of NumPy, so one text of it serves every arithmetic: exact, rounded after
+each operation, or randomly perturbed (:mod:`concord.spec.montecarlo`).
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from concord.spec.tape import FUNCTION, Node, Pullback, RowSums
 WAYS = ("weights", "logarithm", "output")
 """Admissible ways to compute attention weights and their derivative (SPEC ALG-1 to ALG-3).
 
-``weights``: exponentials over their sum. ``logarithm``: the exponential of the log-softmax, recomputed in the
-backward pass. ``output``: a running maximum over blocks of keys; the derivative uses the row sums of output
-times gradient.
+``weights``: exponentials over their sum. ``logarithm``: the exponential of the log-softmax. ``output``: a
+running maximum over blocks of keys, and a derivative from the row sums of output times gradient.
 """
 
 # Blocks of keys for the running maximum. Any number above 1 makes it rescale earlier blocks, which is the
@@ -37,13 +35,13 @@ class Arithmetic:
     """Elementary operations in one precision, on :class:`concord.spec.tape.Node` objects.
 
     Args:
-        dtype: a name of :data:`concord.spec.precision.PRECISIONS` or :data:`concord.spec.precision.MODES`.
-        corner: where the slope of a ReLU changes from 0 to 1, as a share of the largest entry of its row.
+        dtype: one of :data:`concord.spec.precision.PRECISIONS` or :data:`concord.spec.precision.MODES`.
+        corner: where a ReLU's slope changes from 0 to 1, relative to the largest entry of the row.
         shuffle: seed for a random order of summation.
-        fused: keep the storage type between the steps of softmax and derivatives, as fused kernels do.
-        strict: turn what overflows the precision into NaN.
+        fused: keep the storage type between the steps of softmax and derivatives.
+        strict: turn overflow into NaN.
         cut: truncate the factors of TF32 products instead of rounding them.
-        way: one of :data:`WAYS`; any but the first also takes layer norm's derivative in closed form and
+        way: one of :data:`WAYS`; any but the first also uses layer norm's derivative in closed form, and
             decay as a product (SPEC OPT-6).
     """
 
@@ -73,15 +71,15 @@ class Arithmetic:
         self._tape: list[Node] = []
 
     def leaf(self, values: NDArray[Any]) -> Node:
-        """Round an input of the computation to the precision."""
+        """Round an input to the precision."""
         rounded = self.precision.round(values)
         return Node(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape, taped=False)
 
     def override(self, a: Node, values: NDArray[Any], unrounded: bool = False) -> Node:
-        """Replace computed values by pinned ones; gradients flow to where the computed ones came from.
+        """Replace computed values by pinned ones, keeping the path of gradients.
 
         Args:
-            unrounded: whether later steps may have seen the values before they were rounded.
+            unrounded: whether later steps may have seen the values unrounded.
         """
         return self._replacing(a, self.leaf(values).value)
 
@@ -91,46 +89,46 @@ class Arithmetic:
         return replacement
 
     def uncertain(self, a: Node, size: Array) -> Node:
-        """Return an input that is known up to an error, which only Monte Carlo arithmetic adds."""
+        """Return an input; Monte Carlo arithmetic adds an error of this size."""
         return a
 
     def given_gradient(self, values: NDArray[Any]) -> Array:
-        """Return a pinned gradient, rounded to the precision."""
+        """Round a pinned gradient to the precision."""
         return self.leaf(values).value
 
-    # What happens to the result of an operation depends on the kind of arithmetic.
+    # Each kind of arithmetic treats the results of operations differently.
 
     def settle(self, values: Array, units: float = 1.0, absolute: float = 0.0) -> Array:
-        """Round the result of an operation, or perturb it.
+        """Round or perturb the result of an operation.
 
         Args:
-            units: its relative error in unit roundoffs.
-            absolute: an additional error in unit roundoffs of 1.
+            units: relative error in unit roundoffs.
+            absolute: additional error in unit roundoffs of 1.
         """
         return self._kept(self.precision.round(values))
 
     def settle_sum(
         self, values: Array, squares: Callable[[], Array], terms: float | Array, wide: bool = True
     ) -> Array:
-        """Round a sum, or perturb it.
+        """Round or perturb a sum.
 
         Args:
             squares: returns the sum of the squares of the terms.
             terms: their number.
-            wide: whether half precisions accumulate in float32, which only sums of products do (SPEC PRC-2).
+            wide: whether half precisions accumulate in float32 (SPEC PRC-2).
         """
         return self._kept(self.precision.round(values))
 
     def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
-        """Return a sum of squares of several tensors as one long sum would yield it (SPEC ALG-7)."""
+        """Vary a sum of squares of several tensors (SPEC ALG-7)."""
         return total
 
     def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
-        """Return the variance of rows as another admissible algorithm would yield it (SPEC ALG-5)."""
+        """Vary the variance of rows (SPEC ALG-5)."""
         return variance
 
     def round_sum(self, values: Array, value: float, rounded: str) -> Array:
-        """Add a mask constant to scores and round as the precision ``rounded`` does (SPEC MSK-5)."""
+        """Add a mask constant, rounding as in the precision ``rounded`` (SPEC MSK-5)."""
         # An exact sum would keep digits of the score that float32 absorbs into -1e9: a row without any
         # visible key would get other weights than in the run.
         target = precision(rounded)
@@ -143,12 +141,12 @@ class Arithmetic:
     # Sums and products.
 
     def add(self, a: Node, b: Node) -> Node:
-        """Return a + b, rounded."""
+        """Return a + b."""
         left, right = self._ranked(a, b)
         return self._record(self.settle(left + right), (a, self._unbroadcast(a)), (b, self._unbroadcast(b)))
 
     def subtract(self, a: Node, b: Node) -> Node:
-        """Return a - b, rounded."""
+        """Return a - b."""
         back, (left, right) = self._unbroadcast(b), self._ranked(a, b)
         return self._record(self.settle(left - right), (a, self._unbroadcast(a)), (b, lambda g: -back(g)))
 
@@ -157,7 +155,7 @@ class Arithmetic:
         return self.subtract(x, mean)
 
     def multiply(self, a: Node, b: Node) -> Node:
-        """Return a b, rounded."""
+        """Return a b."""
         back_a, back_b, (left, right) = self._unbroadcast(a), self._unbroadcast(b), self._ranked(a, b)
         return self._record(
             self.settle(left * right),
@@ -166,7 +164,7 @@ class Arithmetic:
         )
 
     def divide(self, a: Node, b: Node) -> Node:
-        """Return a / b, rounded."""
+        """Return a / b."""
         back_a, back_b, (left, right) = self._unbroadcast(a), self._unbroadcast(b), self._ranked(a, b)
         quotient = self.settle(left / right)
         return self._record(
@@ -176,14 +174,14 @@ class Arithmetic:
         )
 
     def scale(self, a: Node, factor: float) -> Node:
-        """Multiply by a Python number, which is rounded to the precision first."""
+        """Multiply by a number, rounded first."""
         units = self._units_of(factor)
         return self._record(
             self._scaled(a.value, factor, units), (a, lambda g: self._scaled(g, factor, units))
         )
 
     def divide_by(self, a: Node, divisor: float) -> Node:
-        """Divide by a Python number, which is rounded to the precision first."""
+        """Divide by a number, rounded first."""
         units, constant = self._units_of(divisor), self._constant(divisor)
 
         def divided(values: Array) -> Array:
@@ -192,24 +190,24 @@ class Arithmetic:
         return self._record(divided(a.value), (a, divided))
 
     def shift(self, a: Node, summand: float) -> Node:
-        """Add a Python number, which is rounded to the precision first."""
+        """Add a number, rounded first."""
         constant = self._constant(summand)
         return self._record(
             self.settle(a.value + constant, 1.0 if float(constant) == summand else 2.0), (a, lambda g: g)
         )
 
     def einsum(self, subscripts: str, a: Node, b: Node) -> Node:
-        """Contract two tensors, for example ``"bti,io->bto"``; no index may appear twice in one operand."""
+        """Contract two tensors; no index may appear twice in one operand."""
         return self._record(self._product(subscripts, a.value, b.value), *self._pulls(subscripts, a, b))
 
     def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
-        """Contract two tensors and add a broadcast bias."""
+        """Contract two tensors and add a bias."""
         product = self.einsum(subscripts, a, b)
         total = self.settle(product.value + self._ranked(product, bias)[1])
         return self._record(total, (product, self._unbroadcast(product)), (bias, self._bias_pullback(bias)))
 
     def sum(self, a: Node, axis: int | None = None) -> Node:
-        """Sum over one axis, counted from the end and kept with size 1, or over all axes to a scalar."""
+        """Sum over one axis, counted from the end and kept, or over all to a scalar."""
         axes = (axis,) if axis is not None else tuple(range(self.lead, a.value.ndim))
         return self._record(
             self._sum(a.value, axes, axis is not None), (a, lambda g: self._shared(g, a, axis is None))
@@ -218,21 +216,17 @@ class Arithmetic:
     # Elementary functions.
 
     def sqrt(self, a: Node) -> Node:
-        """Return the root, rounded."""
+        """Square root."""
         root = self.settle(np.sqrt(a.value))
         return self._record(root, (a, lambda g: self.settle(g / (2 * root))))
 
     def tanh(self, a: Node, absolute: bool = False) -> Node:
-        """Hyperbolic tangent.
-
-        Args:
-            absolute: whether it may err near 0 as much as near 1, as GELU allows, which adds 1 to it.
-        """
+        """Hyperbolic tangent; ``absolute``: its absolute error may stay constant near 0."""
         value = self._function(np.tanh(a.value), absolute)
         return self._record(value, (a, lambda g: self.settle(g * self.step(1 - self.step(value * value)))))
 
     def erf(self, a: Node) -> Node:
-        """Error function; its absolute error does not shrink near 0, since GELU adds 1 to it."""
+        """Error function; its absolute error stays constant near 0, since GELU adds 1."""
         value = self._function(erf(a.value), absolute=True)
         slope = self._constant(2 / math.sqrt(math.pi))
         return self._record(
@@ -247,10 +241,10 @@ class Arithmetic:
         """Rectify.
 
         Args:
-            active: where the slope is 1, if a pinned result shows it; by default where the input is positive.
+            active: where the slope is 1; by default where the input is positive.
         """
-        # Rounding may put an input near zero on either side, and the gradient jumps there. A pinned result
-        # says which side the run took (SPEC PRT-2).
+        # Rounding may put an input near zero on either side, where the gradient jumps. A pinned result shows
+        # which side the run took (SPEC PRT-2).
         if active is not None:
             steep = active.reshape(a.shape)
         else:
@@ -258,9 +252,9 @@ class Arithmetic:
         return self._record(np.maximum(a.value, 0), (a, lambda g: np.where(steep, g, 0)))
 
     def sigmoid_cross_entropy(self, logits: Node, targets: Array) -> Node:
-        """Binary cross-entropy of each logit against a target of 0 or 1, without overflow."""
-        # The error of log1p is absolute: some frameworks add 1 to the exponential before the logarithm, and
-        # then a loss near 0 errs as much as one near 1.
+        """Binary cross-entropy of each logit against 0 or 1, without overflow."""
+        # The error of log1p is absolute: some frameworks add 1 to the exponential before the logarithm, so a
+        # loss near 0 errs as much as one near 1.
         x = logits.value
         value = self.settle(
             np.maximum(x, 0) - x * targets + self.settle(np.log1p(np.exp(-abs(x))), FUNCTION, 2.0)
@@ -282,16 +276,16 @@ class Arithmetic:
         floor: float | Array | None = None,
         sums: RowSums | None = None,
     ) -> Node:
-        """Softmax over the last axis, after subtracting the maximum.
+        """Softmax over the last axis.
 
         Args:
-            floor: lower bound of the shifted scores, where a kernel clips them; broadcast with ``a``.
+            floor: lower bound of the shifted scores, where a kernel clips them.
             sums: where :meth:`attend` leaves the row sums of output times gradient.
         """
         exponentials = self.step(np.exp(self._shifted(a, floor)), FUNCTION)
         total = self._sum(exponentials, (-1,), True, internal=True)
         value = self.settle(exponentials / total)
-        # A mask constant absorbs the logarithm of a row's sum, so a row without any visible key has no usable
+        # A mask constant absorbs the logarithm of a row's sum, so a row without a visible key has no usable
         # one (SPEC ALG-3).
         rows: Any = None if a.hidden is None else ~a.hidden.all(-1, keepdims=True)
 
@@ -313,11 +307,7 @@ class Arithmetic:
         return self.replace(weights, rows, 0.0) if self.blind_rows_zero and rows is not None else weights
 
     def attend(self, weights: Node, values: Node, sums: RowSums | None = None) -> Node:
-        """Sum values by attention weights: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K).
-
-        Args:
-            sums: where to leave the row sums of output times gradient.
-        """
+        """Sum values by attention weights: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K)."""
         result = self.einsum("bhqs,bshk->bqhk", weights, values)
         if not self.recording:
             return result
@@ -357,11 +347,11 @@ class Arithmetic:
     def vary_softmax(
         self, value: Array, x: Array, floor: float | Array | None, logarithms: Callable[[], Array]
     ) -> Array:
-        """Return the softmax in the :data:`way <WAYS>` of this arithmetic.
+        """Return the softmax in this arithmetic's :data:`way <WAYS>`.
 
         Args:
             value: exponentials over their sum.
-            logarithms: returns the log-sum-exp of each row, NaN where a mask constant absorbs it.
+            logarithms: returns the log-sum-exp of each row, or NaN.
         """
         if self.way == "output" and floor is None:
             return self._softmax_by_blocks(x)
@@ -375,22 +365,22 @@ class Arithmetic:
     def vary_log_softmax(
         self, value: Array, x: Array, logarithms: Callable[[], Array], floor: float | None
     ) -> Array:
-        """Return the log-softmax in the way of this arithmetic; arguments as in :meth:`vary_softmax`."""
+        """Return the log-softmax in this arithmetic's way."""
         return self.settle(x - logarithms()) if self.way == "logarithm" and floor is None else value
 
     def vary_row_sums(self, sums: Array, products: Array) -> Array:
-        """Return the row sums of weights times their gradient in the way of this arithmetic.
+        """Return the row sums of weights times gradient in this arithmetic's way.
 
         Args:
-            products: outputs times their gradients, which have the same row sums.
+            products: have the same row sums.
         """
         return self._sum(products, (-1,), True, internal=True) if self.way == "output" else sums
 
     def vary_largest(self, gradient: Array, x: Array, terms: Array, shares: Array) -> Array:
-        """Return the gradient of a softmax or log-softmax as another admissible way would yield it.
+        """Vary the gradient of a softmax or log-softmax.
 
         Args:
-            gradient: terms minus shares times the row sum of the terms: zero in sum, except for rounding.
+            gradient: terms minus shares times their row sum.
         """
         return gradient
 
@@ -411,7 +401,7 @@ class Arithmetic:
     # Selection and layout: exact in every precision.
 
     def replace(self, a: Node, keep: Mask, value: float) -> Node:
-        """Put a constant wherever ``keep`` is False; no gradient flows there."""
+        """Replace by a constant wherever ``keep`` is False; no gradient flows there."""
         keep = np.broadcast_to(keep, a.shape)
         replaced = self._record(
             np.where(keep, a.value, self._constant(value)), (a, lambda g: np.where(keep, g, 0))
@@ -429,18 +419,16 @@ class Arithmetic:
         )
 
     def larger(self, a: Node, b: Node) -> Node:
-        """Elementwise maximum; equal elements pass the gradient to the first."""
+        """Elementwise maximum; ties pass the gradient to the first."""
         return self.choose(a.value >= b.value, a, b)
 
     def bound(self, a: Node, low: float, high: float) -> Node:
-        """Clip to a range; no gradient flows where that changes the number."""
+        """Clip to a range; no gradient flows where this changes the number."""
         inside = np.clip(a.value, self._constant(low), self._constant(high))
         return self._record(inside, (a, lambda g: np.where(inside == a.value, g, 0)))
 
     def add_where(self, a: Node, keep: Mask, value: float, rounded: str) -> Node:
-        """Add a constant wherever ``keep`` is False, rounding as the precision ``rounded`` does
-        (SPEC MSK-5).
-        """
+        """Add a constant wherever ``keep`` is False, rounded as in ``rounded`` (SPEC MSK-5)."""
         sums = self.round_sum(a.value, value, rounded)
         added = self._record(np.where(keep, a.value, sums), (a, lambda g: g))
         added.hidden, added.constant = ~keep, ~keep & (sums == self._constant(value))
@@ -483,7 +471,7 @@ class Arithmetic:
         return self._record(a.value[inside], (a, pullback))
 
     def reshape(self, a: Node, shape: tuple[int, ...]) -> Node:
-        """Reshape, leaving the leading axes of the arithmetic alone."""
+        """Reshape, except the leading axes of the arithmetic."""
 
         def pullback(gradient: Array) -> Array:
             return gradient.reshape((*gradient.shape[: self.lead], *a.shape))
@@ -493,9 +481,9 @@ class Arithmetic:
     # Derivatives.
 
     def backward(self, result: Node) -> None:
-        """Compute the derivative of a scalar by every tensor on the tape, last one first.
+        """Compute the derivative of a scalar with respect to every tensor on the tape.
 
-        The tape is used up to free memory, unless ``keeping`` is set.
+        This frees the tape unless ``keeping`` is set.
         """
         result.gradient = np.ones_like(result.value)
         while self._tape:
@@ -511,7 +499,7 @@ class Arithmetic:
             if tensor.operands and not self.keeping:
                 tensor.operands, tensor.gradient = (), None
 
-    # What the operations share.
+    # Helpers of the operations.
 
     def _kept(self, values: Array) -> Array:
         return (

@@ -1,4 +1,4 @@
-"""Array types, and descriptions of what is wrong with an array."""
+"""Array types and checks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wrong_shape(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> str |
 
 
 def wrong_element(name: str, array: NDArray[Any], wrong: Mask, words: str) -> str | None:
-    """Describe the first wrong element and what it must be, or return None."""
+    """Describe the first wrong element, or return None."""
     if not wrong.any():
         return None
     at = tuple(map(int, np.argwhere(wrong)[0]))
@@ -41,5 +41,5 @@ def wrong_element(name: str, array: NDArray[Any], wrong: Mask, words: str) -> st
 
 
 def not_finite(name: str, array: NDArray[Any]) -> str | None:
-    """Describe the first element that is not finite, or return None."""
+    """Describe the first infinity or NaN, or return None."""
     return wrong_element(name, array, ~np.isfinite(array), "be finite")

@@ -1,4 +1,4 @@
-"""Inputs of a run: their container, its validation, and example batches with every awkward row."""
+"""Inputs of a run: container, validation, and examples."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ from concord.spec.tensors import OF_IDS, POOLED, axis_sizes, inputs, resolve
 class Batch:
     """The inputs of one run, integers and floating-point numbers of any width.
 
-    B samples of T tokens, Q queries, S keys, H heads of width K, D = H K. Each part takes some of them
-    (:func:`concord.spec.tensors.inputs`) and refuses the others.
+    B samples of T tokens, Q queries, S keys, H heads of width K, D = H K. Each part accepts only its own
+    inputs (:func:`concord.spec.tensors.inputs`).
 
     Attributes:
         input_ids: integers (B, T) in [0, vocab_size); ``pad_id`` marks padding anywhere (SPEC INP-1, MSK-1).
         segment_ids: integers (B, T) in [0, num_segments), also for padding (SPEC EMB-5).
         labels: integers (B,) in [0, num_classes), or in {0, 1} for one class (SPEC INP-3).
-        embeddings: (B, T, D), in place of the tables' vectors (SPEC PRT-1).
+        embeddings: (B, T, D), replace the tables' vectors (SPEC PRT-1).
         query: (B, Q, D), or (B, Q, H, K) for ``dot_product``.
-        key: (B, S, D), or (B, S, H, K).
-        value: (B, S, D), or (B, S, H, K).
-        key_mask: bool (B, S) or (B, Q, S), True where a key is visible; all are by default (SPEC MSK-4).
-        query_mask: bool (B, Q), True where a query is real; used with ``query_mask = overwrite`` (SPEC
-            MSK-8).
+        key, value: (B, S, D), or (B, S, H, K).
+        key_mask: bool (B, S) or (B, Q, S), True where a key is visible; default all (SPEC MSK-4).
+        query_mask: bool (B, Q), True where a query is real; for ``query_mask = overwrite`` (SPEC MSK-8).
         cotangent: in the shape of the output; without labels the loss is sum(output * cotangent) (SPEC
             LOS-5).
     """
@@ -52,16 +50,12 @@ class Batch:
     cotangent: Array | None = None
 
     def arrays(self) -> Arrays:
-        """Return the arrays that are not None, by name."""
+        """Return the given arrays by name."""
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: array for name, array in fields if array is not None}
 
     def required(self, name: str) -> NDArray[Any]:
-        """Return an input that the part needs.
-
-        Raises:
-            BatchError: if it is absent.
-        """
+        """Return an input, or raise ``BatchError`` if it is absent."""
         array: NDArray[Any] | None = getattr(self, name)
         if array is None:
             raise BatchError(f"{name!r} is missing but is required [clause=PRT-1]")
@@ -69,10 +63,10 @@ class Batch:
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
-    """Build a batch from arrays by field name; :func:`validate_batch` checks shapes and values.
+    """Build a batch from arrays by field name, without checking shapes and values.
 
     Raises:
-        UnknownNameError: for an unknown input, with the nearest names.
+        UnknownNameError: for an unknown input.
     """
     known = [field.name for field in dataclasses.fields(Batch)]
     for name in arrays:
@@ -82,13 +76,13 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
 
 
 def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", where: str = "") -> None:
-    """Refuse inputs that do not fit (SPEC INP-1 to INP-5).
+    """Reject inputs that do not fit (SPEC INP-1 to INP-5).
 
     Args:
         where: context of the messages, for example ``"backend=paddle"``.
 
     Raises:
-        BatchError: listing all problems at once.
+        BatchError: listing all problems.
     """
     arrays, table, context = batch.arrays(), inputs(config, part), f"{where}, " if where else ""
     problems = [
@@ -110,7 +104,7 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
             )
             if problem:
                 problems.append(f"{problem} [{context}clause={tensor.clause}]")
-    # Values are checked only in arrays whose type and shape are right.
+    # Check values only in arrays of the right type and shape.
     if not problems:
         problems = [
             f"{problem} [{context}clause={clause}]"
@@ -131,7 +125,7 @@ def _shape_problem(
     if 0 in array.shape:
         return f"{name!r} has shape {array.shape} but no axis may be empty"
     for axis, size in zip(axes, array.shape, strict=True):
-        # The first array that has an axis sets its size for all others.
+        # The first array with an axis sets its size for all others.
         sizes.setdefault(axis, axis_sizes(config).get(axis, size))
     return wrong_shape(name, array, resolve(shape, sizes))
 
@@ -193,7 +187,7 @@ PADDINGS: dict[str, str] = {
         "full with padding inside the text"
     ),
 }
-"""How :func:`example_batch` may pad (SPEC INP-6)."""
+"""Padding patterns of :func:`example_batch` (SPEC INP-6)."""
 
 
 def example_batch(
@@ -207,8 +201,7 @@ def example_batch(
     """Draw a batch for a part of the model (SPEC INP-6): ids and labels int64, masks bool, numbers float64.
 
     Args:
-        tokens: T, by default as many as there are positions; S of the attention parts, with T // 2 + 1
-            queries.
+        tokens: T, by default the maximum; S of the attention parts, with T // 2 + 1 queries.
         padding: one of :data:`PADDINGS`, or the number of real tokens at the start of each sample.
 
     Raises:
@@ -231,16 +224,16 @@ def completed(
     part: str = "model",
     drawn: bool = False,
 ) -> Batch:
-    """Return a batch with missing labels or a missing cotangent filled in (SPEC INP-3, LOS-5).
+    """Fill in missing labels or a missing cotangent (SPEC INP-3, LOS-5).
 
     Args:
-        drawn: whether gradients are wanted: labels then go through all classes and a cotangent is drawn;
-            otherwise labels are equal and the cotangent is zero.
+        drawn: whether gradients are wanted: labels then cycle through all classes and the cotangent is
+            random; otherwise labels are equal and the cotangent is zero.
     """
     arrays = batch.arrays()
     table = inputs(config, part)
     missing = table.keys() - arrays.keys()
-    # The attention parts have no ids; the number of queries decides the shape of their output.
+    # The attention parts have no ids; the number of queries determines the shape of their output.
     main = next((arrays[name] for name in ("input_ids", "query") if name in arrays), None)
     if main is None or main.ndim < 2:
         return batch
@@ -303,13 +296,14 @@ def _draw(config: EncoderConfig, generator: np.random.Generator, real: Mask, par
         elif name == "query_mask":
             drawn[name] = real[:, : shape[1]]
         else:
-            # float32 numbers held in float64, so that runs in both precisions see one input (SPEC WGT-5).
+            # float32 numbers stored as float64, so that runs in both precisions get the same input (SPEC
+            # WGT-5).
             drawn[name] = generator.standard_normal(shape).astype(np.float32).astype(np.float64)
     return drawn
 
 
 def round_inputs(weights: Weights, batch: Batch, dtype: str) -> tuple[Arrays, Batch]:
-    """Round weights and floating-point inputs to a precision once (SPEC PRC-2)."""
+    """Round weights and floating-point inputs to a precision (SPEC PRC-2)."""
     target = precision(dtype)
     inputs = {
         n: target.round(a) if np.issubdtype(a.dtype, np.floating) else a for n, a in batch.arrays().items()

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint of this project: its files, and proof that they are what was written."""
+"""Checkpoint folders: files, and proof that they are unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTENTS, CONFIG, WEIGHTS = "contents.json", "config.toml", "weights.safetensors
 
 FORMAT: Literal["concord.checkpoint/1"] = "concord.checkpoint/1"
 
-# Beside a backend's own weight file, this file names the part of the model: some parts have parameters of the
+# This file names the part of the model next to a backend's weight file: some parts have parameters of the
 # same names.
 PART = "part.json"
 
@@ -41,7 +41,7 @@ class Part:
 
 
 def part_of(folder: Path) -> str | None:
-    """Return the part of the model that the weights in a folder belong to, if a file says so.
+    """Return the part of the model that a folder's weights belong to, if a file states it.
 
     Raises:
         SpecError: if that file is unreadable or names an unknown part.
@@ -64,7 +64,7 @@ def read_contents(folder: Path) -> Contents:
     problems = [
         f"{folder / CONTENTS}: names the file {name[:80]!r} but all must lie beside it"
         for name in contents.sha256
-        # A checkpoint from elsewhere must not have files outside its folder read.
+        # A foreign checkpoint must not cause files outside its folder to be read.
         if os.sep in name or not name.isprintable()
     ]
     if contents.part not in PARTS:
@@ -77,7 +77,7 @@ def read_contents(folder: Path) -> Contents:
 
 
 def corrupt(folder: Path, contents: Contents) -> list[str]:
-    """Return a line for each file of a checkpoint that has changed since it was written."""
+    """Return a line for each file that has changed."""
     problems: list[str] = []
     for name, digest in contents.sha256.items():
         with collecting(problems):

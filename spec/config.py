@@ -1,4 +1,4 @@
-"""The configuration of a member of the model family: data, never code."""
+"""The configuration of a member of the model family."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "pooling": ("first", "flatten", "mean"),
     "pooler": ("none", "tanh", "relu"),
 }
-"""The values that each option may take (SPEC, section 2)."""
+"""Values of each option (SPEC, section 2)."""
 
 # Above these limits the names of the parameters, or the table of fixed positions, would exhaust memory.
 MOST_LAYERS, MOST_HEADS, LARGEST_TABLE = 1 << 10, 1 << 17, 1 << 26
@@ -44,32 +44,31 @@ _AT_LEAST_ONE = ("vocab_size", "max_positions", "d_model", "num_heads", "d_ff", 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """One member of the family (SPEC CFG-1). Every field must be stated, except rows and table options at the
-    end.
+    """One member of the family (SPEC CFG-1).
 
     Attributes:
         vocab_size: rows of the token table.
         max_positions: rows of the position table.
-        num_segments: rows of the segment table; 0 for a model without segment ids (SPEC EMB-5).
+        num_segments: rows of the segment table; 0 for none (SPEC EMB-5).
         d_model: width of the model, divisible by ``num_heads`` (SPEC ATT-2).
         num_heads: attention heads per layer.
         d_ff: width of the feed-forward sublayer (SPEC FFN-1).
         num_layers: encoder layers.
         num_classes: 1 for sigmoid, more for softmax cross-entropy (SPEC LOS-1).
-        pad_id: the token id that masks hide (SPEC MSK-1).
-        token_padding_forward: what row ``token_padding_row`` gives in the forward pass (SPEC EMB-3).
+        pad_id: token id that masks hide (SPEC MSK-1).
+        token_padding_forward: forward value of row ``token_padding_row`` (SPEC EMB-3).
         embedding_scale: factor of token vectors (SPEC EMB-2).
-        embedding_norm: whether a norm follows the sum of the embeddings (SPEC EMB-6).
+        embedding_norm: whether a norm follows the sum of embeddings (SPEC EMB-6).
         positions: fixed or trained table (SPEC POS-1).
-        position_start: the position of the first token: 0, 1, or ``pad_id`` + 1 (SPEC POS-5, POS-6).
-        position_of_padding: the position of padding, and whether it is counted (SPEC POS-6).
+        position_start: position of the first token: 0, 1, or ``pad_id`` + 1 (SPEC POS-5, POS-6).
+        position_of_padding: position of padding, and whether it is counted (SPEC POS-6).
         mask_fill: whether the mask constant replaces a score or is added to it (SPEC MSK-3).
         mask_value: the mask constant, finite and negative (SPEC MSK-2).
         mask_assignment: which sample's mask a head gets (SPEC MSK-7).
-        query_mask: what happens to the weights of padded queries (SPEC MSK-8).
+        query_mask: treatment of padded queries' weights (SPEC MSK-8).
         qkv_bias: whether query, key and value have biases (SPEC ATT-1).
-        qkv_activation: what follows these projections (SPEC ATT-1).
-        score_scale: whether to divide scores or multiply queries (SPEC ATT-4).
+        qkv_activation: follows these projections (SPEC ATT-1).
+        score_scale: divide scores or multiply queries (SPEC ATT-4).
         head_computation: all heads at once or in a loop (SPEC ATT-7).
         output_projection: whether a linear layer follows the joined heads (SPEC ATT-6).
         norm_placement: post-norm or pre-norm (SPEC NRM-1).
@@ -79,21 +78,18 @@ class EncoderConfig:
         norm_sharing: whether both sublayers share one norm (SPEC NRM-5).
         final_norm: whether a norm follows the last layer (SPEC NRM-6).
         activation: of the feed-forward sublayer (SPEC FFN-2).
-        pooling: first token, all tokens side by side, or mean of real tokens (SPEC HED-1).
-        pooler: the layer between pooling and classifier (SPEC HED-2).
+        pooling: first token, all tokens concatenated, or mean of real tokens (SPEC HED-1).
+        pooler: layer between pooling and classifier (SPEC HED-2).
         l2_weight: of the penalty in the loss; 0 for none (SPEC LOS-4).
-        token_padding_row: row of the token table without a gradient (SPEC EMB-4).
-        segment_padding_row: the same for the segment table (SPEC EMB-5).
-        position_padding_row: the same for a trained position table (SPEC POS-7).
-        position_layout: order of sines and cosines; sinusoidal positions only (SPEC POS-2).
-        position_exponent: exponents of the angles; sinusoidal positions only (SPEC POS-3).
-        position_base: base of the angles; sinusoidal positions only (SPEC POS-4).
-        length_epsilon: lower bound of the length that divides the pooled vector; absent: no division (SPEC
+        token_padding_row, segment_padding_row, position_padding_row: table rows without a gradient (SPEC
+            EMB-4, EMB-5, POS-7).
+        position_layout, position_exponent, position_base: of sinusoidal positions (SPEC POS-2 to POS-4).
+        length_epsilon: lower bound of the pooled vector's length as a divisor; absent: no division (SPEC
             HED-5).
-        ignore_label: a label that does not count in the loss (SPEC LOS-3).
+        ignore_label: label that does not count in the loss (SPEC LOS-3).
 
     Raises:
-        ConfigError: listing all problems of the fields at once.
+        ConfigError: listing all problems.
     """
 
     # Sizes.
@@ -147,14 +143,14 @@ class EncoderConfig:
     ignore_label: int | None = None
 
     def __post_init__(self) -> None:
-        # Values are compared with each other only once all types are right.
+        # Compare values with each other only once all types are right.
         problems = type_problems(self, CHOICES, "CFG-1") or _value_problems(self)
         if problems:
             raise ConfigError(problems)
 
     @property
     def head_dim(self) -> int:
-        """Width of one head, d_model / num_heads (ATT-2)."""
+        """Width of one head (SPEC ATT-2)."""
         return self.d_model // self.num_heads
 
     @property
@@ -166,7 +162,7 @@ class EncoderConfig:
         """Return a copy with some fields replaced.
 
         Raises:
-            UnknownNameError: for an unknown field, with the nearest names.
+            UnknownNameError: for an unknown field.
             ConfigError: if the result describes no model.
         """
         return replaced(self, "configuration field", fields)
@@ -176,31 +172,28 @@ class EncoderConfig:
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def to_toml(self) -> str:
-        """Return TOML text that :func:`from_toml` reads back unchanged."""
+        """Return TOML text for :func:`from_toml`."""
         return to_toml(self.as_dict())
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(EncoderConfig)}
-"""The fields of :class:`EncoderConfig` by name (SPEC CFG-1)."""
+"""Fields of :class:`EncoderConfig` (SPEC CFG-1)."""
 
 
 def from_mapping(fields: Mapping[str, Any], where: str = "configuration") -> EncoderConfig:
     """Build a configuration from plain data (SPEC CFG-1).
 
     Args:
-        where: what error messages call the data.
+        where: name of the data in messages.
 
     Raises:
-        ConfigError: listing unknown and missing fields and wrong values at once.
+        ConfigError: listing all unknown, missing and wrong fields.
     """
     return build(EncoderConfig, fields, where, "CFG-1")
 
 
 def from_toml(text: str, where: str = "configuration") -> EncoderConfig:
-    """Read a configuration from TOML text, as ``concord show variants NAME`` prints it (SPEC CFG-1).
-
-    Args:
-        where: what error messages call the text.
+    """Read a configuration from TOML text, as printed by ``concord show variants NAME`` (SPEC CFG-1).
 
     Raises:
         SpecError: if the text is not TOML.
@@ -213,8 +206,8 @@ _VARIANTS = Path(__file__).parent / "variants"
 
 
 def variants() -> list[str]:
-    """Return the names of the published members of the family, oldest first."""
-    # From the oldest form of the encoder to bert and its successors: reports list variants in this order.
+    """Return the published members of the family, oldest first."""
+    # Reports list variants in this order, from the oldest encoder to bert and its successors.
     order = [
         "tf1-text-classifier",
         "bert-pytorch",
@@ -235,7 +228,7 @@ def variant(name: str, **fields: Any) -> EncoderConfig:
     """Return a published member of the family, with any field replaced, for example ``d_model=32``.
 
     Raises:
-        UnknownNameError: for an unknown variant or field, with the nearest names.
+        UnknownNameError: for an unknown variant or field.
         ConfigError: if the result describes no model.
     """
     if name not in variants():

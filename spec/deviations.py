@@ -1,7 +1,6 @@
 """Deviations that a backend declares where its framework cannot follow the specification (SPEC PRC-4).
 
-The reference computes a declared deviation for that backend, so that no tolerance widens and everything else
-is judged as closely as ever. A backend lists them under ``deviations`` in its description.
+The reference follows a declared deviation for that backend, so no tolerance widens.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any
 from concord.spec.errors import SpecError, unknowns
 
 Deviations = Mapping[str, float]
-"""Name of a deviation (:data:`KNOWN_DEVIATIONS`) to its value."""
+"""Value of each deviation (:data:`KNOWN_DEVIATIONS`) by name."""
 
-# No value of a deviation makes sense beyond this.
+# No deviation has a meaningful value beyond this.
 LARGEST = 1e6
 
 NONE: Deviations = MappingProxyType({})
@@ -96,7 +95,7 @@ KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
 
 BLIND_ROWS_UNIFORM = "blind_rows_uniform"
 
-# Declarations for candidates of a module only: in the family such rows are uniform anyway (SPEC MSK-5).
+# Only for candidates of a module: in the family such rows are uniform anyway (SPEC MSK-5).
 OF_MODULES: dict[str, KnownDeviation] = {
     BLIND_ROWS_UNIFORM: KnownDeviation(
         "MSK-5",
@@ -111,10 +110,10 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
     """Read declarations.
 
     Args:
-        entries: each with ``name`` (one of :data:`KNOWN_DEVIATIONS`), ``value`` and ``reason``.
+        entries: each with ``name`` (of :data:`KNOWN_DEVIATIONS`), ``value`` and ``reason``.
 
     Raises:
-        SpecError: listing every unknown name, missing reason and value that is no number.
+        SpecError: listing every unknown name, missing reason and invalid value.
     """
     problems, values = [], {}
     for entry in entries:

@@ -1,6 +1,6 @@
-"""Elementary functions and products in every floating-point type that the reference computes in.
+"""Elementary functions and products in every floating-point type of the reference.
 
-NumPy has no error function, and multiplies matrices of ``numpy.longdouble`` one number at a time.
+NumPy has no error function and no fast matrix product of ``numpy.longdouble``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from scipy import special
 from concord.spec.arrays import Array
 from concord.spec.precision import EXTENDED
 
-# From here on erf differs from 1 by less than a unit in the last place of 64 bits.
+# Beyond this, erf differs from 1 by less than a unit in the last place of 64 bits.
 _SATURATED = 6.7
 
-# Splitting does not pay for this many products or fewer.
+# Splitting does not pay off for this many products or fewer.
 _FEW = 1 << 16
 
 # Nor for this many rows: splitting the other factor would take longer than the products.
@@ -26,7 +26,7 @@ _FEW_ROWS = 8
 
 
 def erf(x: Array) -> Array:
-    """Error function, to within a few units in the last place of the type."""
+    """Error function, accurate to a few units in the last place."""
     if x.dtype != EXTENDED or EXTENDED is np.float64:
         plain: Array = special.erf(x)
         return plain
@@ -46,19 +46,15 @@ def erf(x: Array) -> Array:
 
 
 def logistic(x: Array) -> Array:
-    """Logistic function, without overflow."""
+    """Logistic function without overflow."""
     small = np.exp(-abs(x))
     share: Array = np.where(x >= 0, 1, small) / (1 + small)
     return share
 
 
 def contract(subscripts: str, a: Array, b: Array) -> Array:
-    """Contract two arrays over the indices that the result lacks, by one matrix product.
-
-    No index may appear twice in one operand.
-    """
-    # With the factors exchanged the product comes out in the order of the result; a transposed view would be
-    # copied by whoever reads it next.
+    """Contract two arrays by one matrix product; no index may appear twice in one operand."""
+    # Exchanged factors yield the result in its final order; a later reader would copy a transposed view.
     if _comes_out_turned(subscripts):
         index_a, index_b, index = subscripts.replace("->", ",").split(",")
         subscripts, a, b = f"{index_b},{index_a}->{index}", b, a
@@ -137,9 +133,6 @@ def _parts(values: Array, axis: int, bits: int, count: int) -> list[NDArray[np.f
 
 @functools.lru_cache(maxsize=256)
 def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, str], list[int]]:
-    """Return the axis orders of both operands as stacks of matrices, the groups of indices, and the order of
-    the result.
-    """
     left, result = subscripts.split("->")
     index_a, index_b = left.split(",")
     both = [i for i in index_a if i in index_b]
@@ -166,7 +159,7 @@ def _comes_out_turned(subscripts: str) -> bool:
 
 
 def count_terms(subscripts: str, shape_a: tuple[int, ...]) -> int:
-    """Return the number of products that each element of a contraction sums."""
+    """Return how many products each element of a contraction sums."""
     left, result = subscripts.split("->")
     return math.prod(
         size for index, size in zip(left.split(",")[0], shape_a, strict=True) if index not in result

@@ -1,4 +1,4 @@
-"""The model family in NumPy, written against an arithmetic.
+"""The model family in NumPy, on top of an arithmetic.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
 d_ff, C classes.
@@ -27,21 +27,19 @@ from concord.spec.tape import Node, RowSums
 from concord.spec.tensors import POOLED
 
 Observer = Callable[[str, Array], None]
-"""Takes each tensor as it is computed: taps in order, then gradients in the order of the backward pass.
+"""Receives taps in order, then gradients in order of the backward pass.
 
-Gradients are named ``gradients.<name>`` and ``gradients.taps.<tap>``. Those of tables have the rows that are
-used only (:func:`concord.spec.reference.used_rows`).
+Gradients are named ``gradients.<name>`` and ``gradients.taps.<tap>``. Those of tables have only the used rows
+(:func:`concord.spec.reference.used_rows`).
 """
 
 
 Dropout = Callable[[str, tuple[int, ...]], tuple[Mask, float] | None]
-"""From a site and the shape of its tensor to the kept elements and the expected share of dropped ones, or
-None (SPEC DRP-2).
-"""
+"""Maps a site and its shape to the kept elements and the dropout rate, or None (SPEC DRP-2)."""
 
 
 class Model:
-    """One run of the model on one tape, with every option of the family."""
+    """One run of the model on one tape."""
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ class Model:
         self.dropout: Dropout = lambda site, shape: None
 
     def observe(self, observer: Observer, gradients: bool, part: str) -> int:
-        """Hand on every tap, and gradients if wanted; return the number of forward elements."""
+        """Report every tap, and gradients if wanted; return the number of forward elements."""
         self.observer = observer
         self.watched = set(trainable(self.config, part)) if gradients else set()
         self.a.recording = gradients or self.a.keeping
@@ -86,7 +84,7 @@ class Model:
         return elements
 
     def tap(self, name: str, tensor: Node) -> Node:
-        """Hand a tensor on, and return the one that later steps use: the pinned one, if there is one."""
+        """Report a tensor; return its pinned replacement, if any."""
         self.observer(name, tensor.value)
         if self.a.recording:
             tensor.completed = functools.partial(self.complete_tap, name)
@@ -97,27 +95,28 @@ class Model:
         )
 
     def complete_tap(self, name: str, tensor: Node) -> None:
-        """Hand on the gradient by a tap, and continue with the pinned one."""
+        """Report a tap's gradient, and continue with its pinned replacement, if any."""
         if name == "loss":
             return
         assert tensor.gradient is not None
         self.observer(f"gradients.taps.{name}", tensor.gradient)
-        # Each step of the backward pass is judged alone, from the run's own gradient (decision 0016).
+        # Each step of the backward pass is judged locally, from the run's own gradient (decision 0016).
         if name in self.pinned_gradients:
             tensor.gradient = self.a.given_gradient(self.pinned_gradients[name])
 
     def complete(self, name: str, tensor: Node) -> None:
-        """Hand on the gradient by a parameter or an input."""
+        """Report the gradient of a parameter or input."""
         assert tensor.gradient is not None
         if name in self.watched:
             self.watched.remove(name)
             self.observer(f"gradients.{name}", tensor.gradient)
-        # A large model's gradients would fill the memory: sigma is accumulated as they come (decision 0016).
+        # A large model's gradients would fill the memory: sigma is accumulated as they arrive (decision
+        # 0016).
         if not self.a.keeping:
             tensor.gradient = None
 
     def watch_given(self) -> None:
-        """Register the parameters and inputs whose gradients are handed on."""
+        """Register the parameters and inputs with reported gradients."""
         input_leaves = {f"inputs.{name}": leaf for name, leaf in self.given.items()}
         for name, leaf in {**self.weights, **self.looked_up, **input_leaves}.items():
             leaf.completed = functools.partial(self.complete, name)
@@ -129,7 +128,7 @@ class Model:
         return np.zeros_like(leaf.value)
 
     def full(self, name: str, gradient: Array) -> Array:
-        """Return the gradient of a table with all rows, also those that no id looked up."""
+        """Return the gradient of a table with all rows, used or not."""
         if name not in self.rows:
             return gradient
         whole = np.zeros((*gradient.shape[: self.a.lead], *self.weights.shape(name)), gradient.dtype)
@@ -137,12 +136,12 @@ class Model:
         return whole
 
     def active(self, name: str) -> Mask | None:
-        """Return where a ReLU had slope 1, as its pinned result shows it (SPEC PRT-2)."""
-        # The input may be zero but for rounding; the result alone says which side the run took.
+        """Return where a ReLU had slope 1 according to its pinned result."""
+        # The input may be zero up to rounding; only the result shows which side the run took.
         return self.pinned[name] > 0 if name in self.pinned else None
 
     def held(self, constant: float, deviation: str) -> float:
-        """Return a constant as the backend holds it, rounded to the bits that it declares."""
+        """Round a constant to the bits that the backend declares."""
         bits = self.deviations.get(deviation)
         return constant if bits is None else float(round_to_bits(np.asarray(constant), int(bits)))
 
@@ -198,7 +197,7 @@ class Model:
         )
 
     def drop(self, site: str, x: Node) -> Node:
-        """Drop elements of a tensor and scale up the others (SPEC DRP-2)."""
+        """Drop elements and scale up the others (SPEC DRP-2)."""
         dropped = self.dropout(site, x.shape)
         if dropped is None:
             return x
@@ -207,7 +206,7 @@ class Model:
 
     def lookup(self, table: str, ids: Ids, padding_row: int | None) -> Node:
         """Look up rows of a table: (B, T) to (B, T, D)."""
-        # Only rows that are looked up go on the tape: the others have no gradient (decision 0016).
+        # Only the used rows go on the tape: the others have no gradient (decision 0016).
         self.rows[table], places = np.unique(ids, return_inverse=True)
         used = self.looked_up[table] = self.weights.rows(table, self.rows[table])
         vectors = self.a.take(used, places.reshape(ids.shape))  # (B, T, D)
@@ -215,7 +214,7 @@ class Model:
             vectors.completed = lambda node: self.observer(
                 f"gradients.slices.{table}", np.asarray(node.gradient)
             )
-            # A node of its own, since a tap puts its own callback into ``completed``.
+            # A separate node, since a tap puts its own callback into ``completed``.
             vectors = self.a.reshape(vectors, vectors.shape)
         return vectors if padding_row is None else self.a.freeze(vectors, (ids == padding_row)[..., None])
 
@@ -240,7 +239,7 @@ class Model:
         return self.drop(f"{name}.output", x)
 
     def sublayer(self, name: str, number: int, x: Node, function: Callable[[Node], Node]) -> Node:
-        """Apply a sublayer with its residual and norm: (B, T, D)."""
+        """Apply a sublayer with residual and norm: (B, T, D)."""
         # A shared norm has one pair of parameters and two taps (SPEC NRM-5).
         norm = f"{name}.norm" if self.config.norm_sharing == "shared" else f"{name}.norm{number}"
 
@@ -256,8 +255,8 @@ class Model:
         config, a = self.config, self.a
         mean = a.divide_by(a.sum(x, -1), config.d_model)
         centered = a.center(x, mean)
-        # The closed form of the derivative takes for granted that differences from the mean sum to zero,
-        # whatever their rounding (SPEC ALG-5).
+        # The closed form of the derivative assumes that differences from the mean sum to zero, whatever their
+        # rounding (SPEC ALG-5).
         differences = a.center(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
         squares, count = (
             a.sum(a.multiply(differences, differences), -1),
@@ -287,7 +286,7 @@ class Model:
         return self.a.reshape(y, (*x.shape[:-1], y.shape[-1]))
 
     def feed_forward(self, name: str, x: Node) -> Node:
-        """Two linear layers with an activation between them: (B, T, D)."""
+        """Apply the feed-forward sublayer: (B, T, D)."""
         inner = self.tap(f"{name}.inner", self.linear(f"{name}.inner", x))  # (B, T, F)
         active = self.tap(f"{name}.activation", self.activation(inner, self.active(f"{name}.activation")))
         return self.tap(
@@ -295,7 +294,7 @@ class Model:
         )  # (B, T, D)
 
     def activation(self, x: Node, active: Mask | None) -> Node:
-        """The activation of the feed-forward sublayer (SPEC FFN-2)."""
+        """The feed-forward activation (SPEC FFN-2)."""
         a = self.a
         if self.config.activation == "relu":
             return a.relu(x, active)
@@ -335,9 +334,9 @@ class Model:
     def dot_product(
         self, name: str, q: Node, k: Node, v: Node, key_mask: Mask | None, query_mask: Mask | None
     ) -> Node:
-        """Scores, softmax and weighted sum: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
+        """Attend: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
 
-        All heads are computed at once, since a loop gives the same (SPEC ATT-7).
+        All heads are computed at once: a loop yields the same (SPEC ATT-7).
         """
         config, a = self.config, self.a
         scores = self.tap(f"{name}.scores", self.scores(q, k))
@@ -363,17 +362,16 @@ class Model:
         )
 
     def softmax_floor(self, key_mask: Mask | None) -> float | Array | None:
-        """Return the declared lower bound of the shifted scores, for all keys or by key (B, 1, 1, S)."""
+        """Declared lower bound of the shifted scores, for all keys or by key (B, 1, 1, S)."""
         floor = self.deviations.get("softmax_floor")
         if floor is None or key_mask is None or not self.deviations.get("padding_left_out"):
             return floor
-        # Keys that a kernel leaves out get no weight at all, so no bound; it always keeps the first of each
-        # sample.
+        # Keys that a kernel leaves out get no weight, so no bound; it always keeps the first of each sample.
         kept = key_mask | (np.arange(key_mask.shape[-1]) == 0)  # (B, S)
         return np.where(kept, floor, -np.inf)[:, None, None, :]
 
     def scores(self, q: Node, k: Node) -> Node:
-        """Return the scaled products of queries and keys: (B, H, Q, S)."""
+        """Scaled products of queries and keys: (B, H, Q, S)."""
         root = math.sqrt(q.shape[-1])
         if self.config.score_scale == "multiply_query":
             q = self.a.scale(q, 1 / root)
@@ -383,7 +381,7 @@ class Model:
     # Head and loss (HED-1 to HED-5, LOS-1 to LOS-5).
 
     def pooled(self, x: Node, real: Mask) -> Node:
-        """Return the vector of each text: (B, D), or (B, T * D)."""
+        """The vector of each text: (B, D), or (B, T * D)."""
         if self.config.pooling == "flatten":
             pooled = self.a.reshape(x, (x.shape[0], x.shape[1] * x.shape[2]))  # (B, T * D)
         elif self.config.pooling == "mean":
@@ -404,25 +402,25 @@ class Model:
         )
 
     def mean_of_real(self, x: Node, real: Mask) -> Node:
-        """Return the mean of the real tokens, or zero: (B, T, D) to (B, D)."""
+        """Mean of the real tokens, or zero: (B, T, D) to (B, D)."""
         total = self.a.sum(self.a.replace(x, real[..., None], 0.0), -2)  # (B, 1, D)
-        # A text of padding only has the mean 0, not 0/0 (SPEC HED-1).
+        # A text of only padding has the mean 0, not 0/0 (SPEC HED-1).
         count = self.a.leaf(np.maximum(real.sum(1), 1)[:, None].astype(np.float64))
         return self.a.divide(self.a.reshape(total, (x.shape[0], x.shape[2])), count)
 
     def normalized(self, x: Node) -> Node:
-        """Divide vectors by their length, or by epsilon where that is larger: (B, D)."""
+        """Divide vectors by their length, at least epsilon: (B, D)."""
         squares = self.a.sum(self.a.multiply(x, x), -1)  # (B, 1)
-        # Compared before the root, whose derivative at a zero vector would be infinite.
+        # Compared before the root, whose derivative at a zero vector is infinite.
         least = self.a.leaf(np.full(squares.shape, least_squares(self.config, self.dtype)))
         return self.a.divide(x, self.a.sqrt(self.a.larger(squares, least)))
 
     def logits(self, pooled: Node) -> Node:
-        """Return the logits: (B, C)."""
+        """The logits: (B, C)."""
         return self.tap("logits", self.linear("classifier", self.drop("head", pooled)))
 
     def classification_loss(self, logits: Node) -> Node:
-        """Return the mean cross-entropy plus the L2 term of the classifier (SPEC LOS-1 to LOS-4)."""
+        """Mean cross-entropy plus the classifier's L2 term (SPEC LOS-1 to LOS-4)."""
         config, a, labels = self.config, self.a, self.batch.required("labels")
         if config.num_classes == 1:
             losses = a.reshape(
@@ -445,5 +443,5 @@ class Model:
         return self.tap("loss", loss)
 
     def cotangent_loss(self, output: Node) -> Node:
-        """Return sum(output * cotangent), whose gradient by the output is the cotangent (SPEC LOS-5)."""
+        """The loss sum(output * cotangent) (SPEC LOS-5)."""
         return self.tap("loss", self.a.sum(self.a.multiply(output, self.given["cotangent"])))

@@ -1,4 +1,4 @@
-"""Errors of the specification: what is wrong, the actual and the required value, and the clause."""
+"""Errors of the specification: what is wrong, the actual and required value, and the clause."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from concord import installation
 
 
 class SpecError(ValueError):
-    """Input that the specification refuses.
+    """Input that the specification rejects.
 
     Attributes:
-        problems: one line each, in the order in which they were found.
+        problems: one line each.
     """
 
     def __init__(self, problems: list[str] | str) -> None:
@@ -40,17 +40,15 @@ class UnknownNameError(SpecError):
     """An unknown name; the message gives the nearest known ones."""
 
 
-# Other names of the frameworks. No string distance leads from "keras" to "tf".
+# Usual names of the frameworks: string distance does not lead from "keras" to "tf".
 USUAL = {"tensorflow": "tf", "keras": "tf", "pytorch": "torch", "paddlepaddle": "paddle", "flax": "jax"}
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
-    """Return the error for an unknown name, with the nearest known names.
-
-    Args:
-        kind: what the name should denote, for example ``"variant"``.
+    """Return the error for an unknown name, with the nearest known ones; ``kind``: for example
+    ``"variant"``.
     """
-    # Imported here: only an error needs it.
+    # Imported here because only an error needs it.
     import difflib
 
     near = (
@@ -70,7 +68,7 @@ def unknowns(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]
 
 @contextmanager
 def collecting(problems: list[str]) -> Iterator[None]:
-    """Add the problems of an error raised within to a list, each once, and go on."""
+    """Add the problems of an error within the block to a list, each once, and continue."""
     try:
         yield
     except SpecError as error:
@@ -79,11 +77,7 @@ def collecting(problems: list[str]) -> Iterator[None]:
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Prefix the problems of an error raised within with a place, unless they have it already.
-
-    Raises:
-        SpecError: of the same class.
-    """
+    """Prefix the problems of an error within the block with a place, keeping its class."""
     try:
         yield
     except SpecError as error:
@@ -93,11 +87,7 @@ def located(where: str) -> Iterator[None]:
 
 
 def collect(*steps: Callable[[], Any]) -> list[Any]:
-    """Return the result of each step.
-
-    Raises:
-        SpecError: listing the problems of all steps at once.
-    """
+    """Return the results of all steps, or raise one ``SpecError`` with all problems."""
     results, problems = list[Any](), list[str]()
     for step in steps:
         with collecting(problems):

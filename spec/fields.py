@@ -1,4 +1,4 @@
-"""Dataclasses as plain data: TOML text, types, options, and what is wrong with a mapping."""
+"""Dataclasses as plain data: TOML text, types, and options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concord.spec.errors import ConfigError, unknown
 
 Kind = TypeVar("Kind")
 
-# From here on float64 does not hold every integer; no model has such a size.
+# float64 does not hold every integer from here on; no model has such a size.
 LARGEST = 2**53
 
 
@@ -19,10 +19,10 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
     """Build a dataclass from plain data.
 
     Args:
-        where: what error messages call the data.
+        where: name of the data in messages.
 
     Raises:
-        ConfigError: listing unknown and missing fields and wrong values at once.
+        ConfigError: listing all unknown, missing and wrong fields.
     """
     known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
@@ -50,14 +50,14 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
 
 
 def _plain(value: Any, annotation: str) -> Any:
-    # TOML and JSON writers may drop the point of a whole number, and have no tuples.
+    # TOML and JSON writers may drop the decimal point of a whole number, and have no tuples.
     if "float" in annotation and type(value) is int:
         return float(value)
     return tuple(value) if isinstance(value, list) else value
 
 
 def to_toml(fields: Mapping[str, Any]) -> str:
-    """Return fields as TOML text, one per line."""
+    """Return TOML text, one field per line."""
     # TOML spells scalars of these types, and lists of them, as JSON does.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
 
@@ -66,7 +66,7 @@ def replaced(data: Kind, noun: str, fields: Mapping[str, Any]) -> Kind:
     """Return a copy with some fields replaced.
 
     Raises:
-        UnknownNameError: for an unknown field, with the nearest names.
+        UnknownNameError: for an unknown field.
         ConfigError: if the result is invalid.
     """
     known = [field.name for field in dataclasses.fields(data)]  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def replaced(data: Kind, noun: str, fields: Mapping[str, Any]) -> Kind:
 
 
 def type_problems(data: Any, choices: Mapping[str, tuple[str, ...]], clause: str) -> list[str]:
-    """Return the fields of a dataclass that have a wrong type or an unknown option."""
+    """Describe fields with a wrong type or an unknown option."""
     problems = []
     for field in dataclasses.fields(data):
         name, value = field.name, getattr(data, field.name)

@@ -1,4 +1,4 @@
-"""Reading and writing whole files. Irregular, oversized or malformed ones are refused with a message."""
+"""Reading and writing whole files; irregular, oversized or malformed ones are rejected."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ T = TypeVar("T")
 # Writes the next bytes of a file.
 Write = Callable[[bytes | memoryview], None]
 
-# Bytes of the largest text that is read; records of campaigns have some millions.
+# Largest text to read, in bytes; records of campaigns have some millions.
 LARGEST = 1 << 26
 
-# Bytes of the largest file of arrays that is read. Weights, gradients and taps of a model with 350 million
-# parameters take less.
+# Largest file of arrays to read, in bytes. Weights, gradients and taps of a model with 350 million parameters
+# take less.
 LARGEST_ARRAYS = 1 << 34
 
-# Prefix of the name of a file that is being written; a killed process may leave one behind.
+# Name prefix of a file being written; a killed process may leave one behind.
 TEMPORARY = ".concord-"
 
-# Nesting depth of dictionaries and lists in a file: code that walks them may recurse.
+# Maximum nesting depth of data in a file: code that walks it may recurse.
 DEEPEST = 100
 
-# Digits of an integer. transformers writes 31 for a tokenizer without a length limit, and Python refuses to
-# convert thousands.
+# Maximum digits of an integer. transformers writes 31 for a tokenizer without a length limit; Python refuses
+# to convert thousands.
 LONGEST_WHOLE = 40
 
 # Irregular files by their letter in ``ls -l``.
 KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}
 
-# Lines about one file; the first ones say enough.
+# Lines per file; the first ones suffice.
 MOST_PROBLEMS = 10
 
 
 def find(folder: Path, pattern: str) -> list[Path]:
-    """Return the files under a folder whose names match, sorted; links to folders are not followed.
+    """Return the files under a folder whose names match, sorted, without following links to folders.
 
     Raises:
-        SpecError: if it or a folder in it cannot be read; what is unreadable must not look absent.
+        SpecError: if a folder cannot be read: unreadable files must not seem absent.
     """
     if not folder.is_dir():
         raise SpecError(f"{folder}: no such folder")
@@ -85,10 +85,10 @@ def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        # Files in /proc report a size of 0 and have content all the same.
+        # Files in /proc report a size of 0 but have content.
         most = size or min(largest, LARGEST)
         content: bytes | None = file.read(most + 1) if most <= largest else b""
-        if content is None:  # opened without blocking, and nothing is there yet
+        if content is None:  # opened without blocking, and nothing is available yet
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if most > largest or len(content) > most:
             raise SpecError(
@@ -123,11 +123,7 @@ def sha256_of(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a utf-8 text file.
-
-    Raises:
-        SpecError: as :func:`read_bytes`, and if it is not utf-8.
-    """
+    """Return the content of a utf-8 file, or raise ``SpecError``."""
     try:
         return read_bytes(path, LARGEST).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -135,11 +131,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        SpecError: as :func:`read_bytes` and :func:`parse_json`.
-    """
+    """Return the content of a JSON file, or raise ``SpecError``."""
     return parse_json(read_bytes(path, LARGEST), str(path))
 
 
@@ -156,7 +148,7 @@ def parse_json(content: str | bytes, where: str) -> Any:
         # Only an escaped surrogate, half of a character, can make this fail.
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(data, ensure_ascii=False).encode("utf-8")
-        # Level by level, since a recursive walk would need the depth that it is to refuse.
+        # Level by level, since a recursive walk would need the depth that it must reject.
         level = [data]
         for _ in range(DEEPEST + 1):
             level = [inner for outer in level for inner in _within(outer)]
@@ -213,11 +205,11 @@ def read_as(path: Path, kind: type[T], version: str = "format", written_by: str 
 
     Args:
         kind: a data class or typed dictionary; unknown keys are ignored.
-        version: the key that names the format; if that is wrong, nothing else is reported.
-        written_by: the command that writes such files, for the message about another format.
+        version: key that names the format; if it is wrong, nothing else is reported.
+        written_by: command that writes such files, for the message about another format.
 
     Raises:
-        SpecError: as :func:`read_json`, and listing what is missing or of the wrong type.
+        SpecError: as in :func:`read_json`, and listing missing keys and wrong types.
     """
     content = read_bytes(path, LARGEST)
     parse_json(content, str(path))
@@ -236,11 +228,7 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 def typed(
     kind: type[T], content: str | bytes | Mapping[str, Any], version: str = "format", written_by: str = ""
 ) -> T:
-    """Check the types of JSON text or plain data; arguments as in :func:`read_as`.
-
-    Raises:
-        SpecError: listing what is missing or of the wrong type.
-    """
+    """Check the types of JSON text or plain data; for its arguments see :func:`read_as`."""
     from pydantic import ValidationError  # not at the top: a worker's environment need not have pydantic
 
     try:
@@ -250,14 +238,14 @@ def typed(
         return reader.validate_python(content, strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    # Every other problem of a file in another format is noise.
+    # In a file of another format, all other problems are noise.
     other = [problem for problem in problems if problem["loc"] == (version,)]
     hint = f"; it is what {written_by} of this version writes" if other and written_by else ""
     raise SpecError([f"{line}{hint}" for line in _lines(other or problems)][:MOST_PROBLEMS])
 
 
 def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
-    # Everything that is missing in one place shares a line.
+    # Everything missing in one place shares a line.
     missing: dict[str, list[str]] = {}
     for problem in found:
         *outer, last = ("", *problem["loc"])
@@ -301,16 +289,12 @@ def _briefly(value: Any) -> str:
 
 
 def read_arrays(path: Path) -> Arrays:
-    """Read a safetensors file.
-
-    Raises:
-        SpecError: as :func:`read_bytes`, and if it is truncated or corrupt.
-    """
+    """Read a safetensors file, or raise ``SpecError`` if it is unreadable or corrupt."""
     return read_described(path)[1]
 
 
 def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
-    """Read the metadata and the arrays of a safetensors file."""
+    """Read metadata and arrays of a safetensors file."""
     content = read_bytes(path)
     try:
         arrays = load(content)
@@ -336,7 +320,7 @@ def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
 
 
 def obstacle(path: Path) -> str | None:
-    """Return what keeps a file from being written, or None; asked before long work begins."""
+    """Return what prevents writing a file, or None, to ask before long work."""
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "Is a directory")
@@ -353,7 +337,7 @@ def obstacle(path: Path) -> str | None:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Return whether two names lead to one regular file, which need not exist yet."""
+    """Return whether two names denote one regular file, which need not exist yet."""
     with suppress(OSError, RuntimeError, ValueError):
         modes = {_mode(one), _mode(other)}
         if any(mode is not None and not stat.S_ISREG(mode) for mode in modes):
@@ -367,13 +351,13 @@ def same_file(one: Path, other: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a utf-8 text, whole or not at all; an existing file keeps its permissions."""
-    # A file name that is not utf-8 comes as lone surrogates, which only an escape can write.
+    """Write utf-8 text atomically; an existing file keeps its permissions."""
+    # A file name that is not utf-8 has lone surrogates, which need an escape.
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write bytes, whole or not at all."""
+    """Write bytes atomically."""
     with writing(path) as write:
         write(content)
 
@@ -387,7 +371,7 @@ def writing(path: Path) -> Iterator[Write]:
     """
     with refusing(path):
         mode = _mode(path)
-        # A pipe or /dev/null is written straight: replacing it would destroy it. A link's target is replaced,
+        # A pipe or /dev/null is written directly: replacing it would destroy it. A link's target is replaced,
         # not the link.
         regular = mode is None or stat.S_ISREG(mode)
         target = path.resolve(strict=False) if regular else path
@@ -416,7 +400,7 @@ def writing(path: Path) -> Iterator[Write]:
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Turn an error of the system while writing into a :class:`concord.spec.errors.SpecError`."""
+    """Turn a system error while writing into a :class:`concord.spec.errors.SpecError`."""
     try:
         yield
     except FileExistsError as error:
@@ -442,7 +426,7 @@ def _mode(path: Path) -> int | None:
 
 def new_beside(path: Path) -> Path:
     """Return an unused name in the same folder."""
-    # Raises here and now if the name is too long.
+    # Raises immediately if the name is too long.
     with suppress(FileNotFoundError):
         path.lstat()
     return path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")

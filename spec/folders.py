@@ -1,4 +1,4 @@
-"""Folders that are written whole or not at all."""
+"""Folders that are written atomically."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """Write a folder file by file; it appears as a whole once the block ends without an error.
+    """Write a folder file by file; it appears once the block ends without an error.
 
     Args:
-        replace: whether to replace an existing folder; a kill leaves the old one or the new one.
+        replace: whether to replace an existing folder; a kill leaves either the old or the new one.
 
     Yields:
         The folder to write into.
 
     Raises:
-        FileExistsError: if the name is taken and is not to be replaced.
+        FileExistsError: if the name is taken and not to be replaced.
         SpecError: if it cannot be written.
     """
     with refusing(path):

@@ -11,7 +11,7 @@ from concord.spec.tape import Node
 
 
 class Leaves(dict[str, Node]):
-    """Weights that become inputs of the computation when they are first used: many steps use few of them.
+    """Weights that become inputs on first use: many steps use few of them.
 
     Args:
         carried: whether this arithmetic computed them, so that they have its leading axes.
@@ -29,7 +29,7 @@ class Leaves(dict[str, Node]):
         return leaf
 
     def leaf(self, values: Array) -> Node:
-        """Return weights as an input of the computation."""
+        """Turn weights into an input."""
         return (
             Node(values, values.shape[self.lead :], taped=False)
             if self.carried
@@ -37,14 +37,14 @@ class Leaves(dict[str, Node]):
         )
 
     def rows(self, name: str, rows: Ids) -> Node:
-        """Return some rows of a table as an input of the computation."""
+        """Turn some rows of a table into an input."""
         where: Any = (*(slice(None),) * self.lead, rows)
         return self.leaf(self.arrays[name][where])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a weight, without leading axes."""
+        """Shape of a weight, without leading axes."""
         return self.arrays[name].shape[self.lead :]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a weight, or the default if there is none."""
+        """Return a weight, or the default if it is missing."""
         return self[name] if name in self.arrays else default

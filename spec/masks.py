@@ -1,4 +1,4 @@
-"""Attention masks (SPEC MSK-1 to MSK-8). True means visible (a key) or real (a query)."""
+"""Attention masks (SPEC MSK-1 to MSK-8). True means a visible key or a real query."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from concord.spec.precision import precision
 
 
 def real_tokens(config: EncoderConfig, input_ids: Ids) -> Mask:
-    """Return (B, T), True where a token is not padding, by id and not by length (SPEC MSK-1)."""
+    """Return (B, T), True where a token's id is not padding (SPEC MSK-1)."""
     real: Mask = input_ids != config.pad_id
     return real
 
 
 def visible_keys(config: EncoderConfig, key_mask: Mask, num_heads: int) -> Mask:
-    """Return which keys each query of each head sees (SPEC MSK-4, MSK-7).
+    """Return the keys visible to each query of each head (SPEC MSK-4, MSK-7).
 
     Args:
         key_mask: (B, S) or (B, Q, S).
@@ -42,8 +42,8 @@ def sees_nothing(config: EncoderConfig, batch: Batch) -> bool:
 
 
 def mask_constant(config: EncoderConfig, dtype: str) -> float:
-    """Return ``mask_value`` in a precision, clamped to its lowest finite number (SPEC MSK-6)."""
-    # Converted naively, -1e9 is minus infinity in float16, and a row without any visible key becomes NaN
+    """Return ``mask_value``, clamped to the precision's lowest finite number (SPEC MSK-6)."""
+    # Converted naively, -1e9 is minus infinity in float16, and a row without a visible key becomes NaN
     # (decision 0005).
     target = precision(dtype)
     return float(target.round(max(config.mask_value, -target.largest)))

@@ -1,6 +1,6 @@
 """Monte Carlo arithmetic: each operation adds noise as large as its rounding error may be.
 
-Samples are computed side by side along a leading axis; a value that no noise has reached has size 1 there.
+Samples lie along a leading axis, which has size 1 in a value without noise.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from concord.spec.tape import Node, Pullback
 
 Size = Callable[[slice], Array]
 
-# Elements that are perturbed at a time: few enough to stay in a processor's cache.
+# Number of elements to perturb at a time: few enough to stay in the cache.
 BLOCK = 1 << 16
 
-# Random numbers that are drawn once; each operation reads them from a random place.
+# Number of random numbers, drawn once; each operation reads them from a random place.
 PERIOD = (1 << 18) + 29
 
-# A score may err by this many unit roundoffs of its row's largest one, where that decides how its sum with a
-# mask constant rounds. Sixteen samples would miss such a tie by their own noise, and one of many right runs
-# meets it (decision 0016).
+# Near a tie with a mask constant, a score may err by this many unit roundoffs of its row's largest one.
+# Sixteen samples would miss such a tie by their own noise, but one of many correct runs meets it (decision
+# 0016).
 NEAR = 16.0
 
-# The effective number of a sum's terms may differ from an integer by this share for its terms to count as
-# equal.
+# A sum's effective number of terms may differ from an integer by this share for its terms to count as equal.
 EQUAL = 1e-5
 
 
@@ -51,14 +50,13 @@ class MonteCarlo(Arithmetic):
     K/3 * y² + (K+1)/6 * max(sum t² - y²/K, 0)``, the variance of its rounding in a random order of summation.
     Selections, masks and maxima add nothing.
 
-    Samples also carry what admissible algorithms err besides (SPEC ALG-1 to ALG-5). They are computed in the
-    storage type of the precision: each float64 or float32 sample is itself a correct run that rounds up or
-    down at random.
+    Samples also carry the additional errors of admissible algorithms (SPEC ALG-1 to ALG-5). Each float64 or
+    float32 sample is itself a correct run that rounds up or down at random.
 
     Args:
-        dtype: the precision or mode whose rounding is imitated.
-        samples: the number of samples side by side.
-        first: the index of the first sample, which decides its noise and whether it truncates TF32 factors.
+        dtype: precision or mode whose rounding is imitated.
+        samples: number of simultaneous samples.
+        first: index of the first sample, which determines its noise and whether it truncates TF32 factors.
     """
 
     lead = 1
@@ -66,7 +64,7 @@ class MonteCarlo(Arithmetic):
     def __init__(self, dtype: str, samples: int, first: int = 0) -> None:
         target = precision(dtype)
         super().__init__(target.storage.name)
-        # The closed form of a norm's derivative errs by all that the other way does, and more.
+        # The closed form of a norm's derivative has all errors of the other way, and more.
         self.samples, self.first, self.closed = (
             samples,
             first,
@@ -87,19 +85,19 @@ class MonteCarlo(Arithmetic):
         """Replace computed values by pinned ones."""
         pinned = self.leaf(values).value
         if self._half or unrounded:
-            # A fused step of a half precision goes on from wider values than it delivers. A constant that
-            # absorbs its score has no such digits.
+            # A fused step of a half precision continues with more digits than it delivers, unless a constant
+            # absorbs its score.
             perturbed = self.settle(pinned)
             pinned = perturbed if a.constant is None else np.where(a.constant, pinned, perturbed)
         return self._replacing(a, pinned)
 
     def uncertain(self, a: Node, size: Array) -> Node:
-        """Perturb an input by the error it may have."""
+        """Perturb an input by its possible error."""
         values = self._perturbed(a.value, self._of(size[None]))
         return Node(values, a.shape, taped=False)
 
     def given_gradient(self, values: Array) -> Array:
-        """Return a pinned gradient, perturbed by the rounding of its delivery."""
+        """Perturb a pinned gradient by the rounding of its delivery."""
         return self.settle(self.leaf(values).value)
 
     def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
@@ -107,8 +105,8 @@ class MonteCarlo(Arithmetic):
         if self._half:
             return super().affine(subscripts, a, b, bias)
         left, right = self._factor(a.value), self._factor(b.value)
-        # A framework may add the bias last or begin the sum with it, so it is one more term in random order.
-        # Where it was added last alone, right runs lay up to 9 sigma off (decision 0010).
+        # A framework may add the bias last or start the sum with it, so it is one more term in random order.
+        # With the bias added only last, correct runs were up to 9 sigma off (decision 0010).
         added = bias.value.reshape(
             (len(bias.value), *(1,) * (len(subscripts.partition("->")[2]) - len(bias.shape)), *bias.shape)
         )
@@ -120,9 +118,9 @@ class MonteCarlo(Arithmetic):
         return self._record(summed, *self._pulls(subscripts, a, b), (bias, self._bias_pullback(bias)))
 
     def settle(self, values: Array, units: float = 1.0, absolute: float = 0.0) -> Array:
-        """Perturb the result of an operation (:meth:`concord.spec.arithmetic.Arithmetic.settle`)."""
+        """Perturb the result of an operation."""
         share, least = units * self._roundoff, absolute * self._roundoff + self._least
-        # An exact operation errs only where its result is so small that it may be flushed to zero.
+        # An exact operation errs only in results so small that they may be flushed to zero.
         if not (units or absolute) and not ((abs(values) < least / self._roundoff) & (values != 0)).any():
             return values
         flat = values.reshape(len(values), -1)
@@ -139,8 +137,8 @@ class MonteCarlo(Arithmetic):
     def settle_sum(
         self, values: Array, squares: Callable[[], Array], terms: float | Array, wide: bool = True
     ) -> Array:
-        """Perturb a sum (:meth:`concord.spec.arithmetic.Arithmetic.settle_sum`)."""
-        # The sums of all samples are alike but for rounding: one estimate serves all.
+        """Perturb a sum."""
+        # The sums of all samples agree up to rounding: one estimate serves all.
         sample, powers = self._one(values), squares()
         count = (
             max(terms, 1.0)
@@ -154,13 +152,13 @@ class MonteCarlo(Arithmetic):
             terms = count if isinstance(count, (int, float)) else count[:, part]
             share = (terms + 1) / 6
             square: Array = np.square(flat[:, part], dtype=np.float64)
-            # The variance v of the class docstring, multiplied out. Rounding can make the second term
-            # negative; the maximum then leaves the first alone.
+            # The variance v of the class docstring, expanded. Rounding can make the second term negative; the
+            # maximum then keeps only the first.
             power: Array = flat_powers[:, part] * share
             power += (terms / 3 - share / terms) * square
             np.maximum(power, square * (terms / 3), out=power)
             self._add_up(power, square, flat_powers[:, part])
-            # A sum of zeros is exact; squares of small terms may underflow, so the sum is looked at too.
+            # A sum of zeros is exact. Squares of small terms may underflow, so the sum is checked too.
             lost = (terms * self._lost + self._least) * ((power > 0) | (flat[:, part] != 0))
             np.sqrt(power, out=power)
             power *= roundoff
@@ -181,13 +179,13 @@ class MonteCarlo(Arithmetic):
     def vary_softmax(
         self, value: Array, x: Array, floor: float | Array | None, logarithms: Callable[[], Array]
     ) -> Array:
-        """Perturb the weights of a row together, by the error of its log-sum-exp."""
+        """Perturb a row's weights by the error of its log-sum-exp."""
         return value * self._row_noise(1.0, logarithms())
 
     def vary_log_softmax(
         self, value: Array, x: Array, logarithms: Callable[[], Array], floor: float | None
     ) -> Array:
-        """Perturb a row together, by the error of its log-sum-exp."""
+        """Perturb a row by the error of its log-sum-exp."""
         return value + self._row_noise(0.0, logarithms())
 
     def vary_row_sums(self, sums: Array, products: Array) -> Array:
@@ -224,8 +222,8 @@ class MonteCarlo(Arithmetic):
         return self._perturbed(np.full_like(size, about), self._of(size))
 
     def round_sum(self, values: Array, value: float, rounded: str) -> Array:
-        """Add a mask constant and round, to either side where the sum lies near a tie."""
-        # Scores that a run delivered have no samples: they are its own, so their sum rounds one way only.
+        """Add a mask constant and round, to either side near a tie."""
+        # Scores delivered by a run have no samples: they are its own, so their sum rounds one way only.
         if len(values) > 1 or self.samples == 1:
             near = NEAR * self._roundoff * abs(values).max(-1, keepdims=True)
             values = self._perturbed(values, self._of(np.broadcast_to(near, values.shape)))
@@ -233,8 +231,8 @@ class MonteCarlo(Arithmetic):
 
     def center(self, x: Node, mean: Node) -> Node:
         """Subtract the mean of each row."""
-        # Multiplied out, (x - m) r = x r - m r, both products are rounded before they cancel (SPEC ALG-5). So
-        # are the gradients on the two ways back, which cancel where a row has one element.
+        # Expanded, (x - m) r = x r - m r, both products are rounded before they cancel (SPEC ALG-5). So are
+        # the gradients on the two ways back, which cancel where a row has one element.
         back, both = self._unbroadcast(mean), 2 * self._accumulation
         return self._record(
             self._perturbed(self.settle(x.value - mean.value), self._of(both * abs(x.value))),
@@ -243,7 +241,7 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
-        """Perturb a sum of squares by the error of one long sum over all tensors."""
+        """Perturb a sum of squares by the error of one long sum."""
         if len(parts) == 1:
             return total
 
@@ -290,7 +288,7 @@ class MonteCarlo(Arithmetic):
 
     def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
         left, result = subscripts.split("->")
-        # An operand that is the same for all samples is contracted once, not once per sample.
+        # An operand shared by all samples is contracted once.
         indices = [
             f"z{index}" if len(x) > 1 else index for index, x in zip(left.split(","), (a, b), strict=True)
         ]
@@ -331,11 +329,11 @@ class MonteCarlo(Arithmetic):
         return lambda part: flat[:, part]
 
     def _perturbed(self, values: Array, size: Size, below: NDArray[np.integer] | None = None) -> Array:
-        """Return samples of values, each with noise of its own.
+        """Return samples of values, each with its own noise.
 
         Args:
-            size: returns the sizes for some columns of the array, laid out as (1 or samples, …).
-            below: the mean error of each sample, in sizes below zero.
+            size: returns the noise sizes for some columns, as (1 or samples, …).
+            below: mean error of each sample, in sizes below zero.
         """
         perturbed = np.empty((self.samples, *values.shape[1:]), values.dtype)
         flat, out = values.reshape(len(values), -1), perturbed.reshape(self.samples, -1)
@@ -360,10 +358,7 @@ class MonteCarlo(Arithmetic):
 def _rounding_up_to_larger(x: Array, reach: Array, *summed: Array) -> Array:
     """Return the rounding of each row's sums up to the next larger entry, in unit roundoffs.
 
-    It is 0 where an entry never is the largest.
-
-    Args:
-        reach: how far an entry may lie below another and still count as equal.
+    It is 0 where an entry is never the largest; ``reach``: how far below another an entry counts as equal.
     """
     size, shape = x.shape[-1], x.shape
     count, power = np.arange(1, size + 1), np.zeros(shape)

@@ -1,4 +1,4 @@
-"""The table of parameters: canonical name, shape, distribution, and whether it is trained."""
+"""Parameters: canonical name, shape, distribution, and whether they are trained."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Parameter:
 
 
 def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Parameter]:
-    """Return every parameter of a part by canonical name, in the order of computation (SPEC WGT-1)."""
+    """Return every parameter of a part by canonical name, in order of computation (SPEC WGT-1)."""
     return dict(_parameters(config, check_part(part)))
 
 
@@ -50,7 +50,7 @@ def shape_of(config: EncoderConfig, parameter: Parameter) -> tuple[int, ...]:
 
 
 def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model", where: str = "") -> None:
-    """Refuse weights that do not fit (SPEC WGT-1 to WGT-3).
+    """Reject weights that do not fit (SPEC WGT-1 to WGT-3).
 
     Args:
         where: context of the messages, for example ``"backend=paddle"``.
@@ -98,7 +98,7 @@ PROFILES: dict[str, str] = {
     ),
     "tiny": "every norm sees a deviation near its epsilon, so that epsilon and where it stands are visible",
 }
-"""How :func:`initialize` may draw weights (SPEC WGT-5)."""
+"""Weight profiles of :func:`initialize` (SPEC WGT-5)."""
 
 
 def initialize(
@@ -107,26 +107,26 @@ def initialize(
     profile: str = "generic",
     part: str = "model",
 ) -> dict[str, NDArray[np.float64]]:
-    """Draw weights for conformance runs, which hide no error (SPEC WGT-5).
+    """Draw weights that hide no error (SPEC WGT-5).
 
     Args:
         profile: one of :data:`PROFILES`.
 
     Returns:
-        Canonical name to float64 array that holds float32 numbers.
+        float64 arrays of float32 numbers by canonical name.
 
     Raises:
-        UnknownNameError: for an unknown profile or part, with the nearest names.
+        UnknownNameError: for an unknown profile or part.
     """
     if profile not in PROFILES:
         raise unknown("weights profile", profile, list(PROFILES))
     drawn = {}
     for name, parameter in parameters(config, part).items():
-        # A stream for each parameter: adding one leaves all others as they were.
+        # A separate stream per parameter: adding one leaves all others unchanged.
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         shape = shape_of(config, parameter)
         values = _profiled(config, name, _draw(config, parameter, generator.standard_normal(shape)), profile)
-        # float32 numbers, so that float64 and float32 runs see one model (SPEC WGT-5).
+        # float32 numbers, so that float64 and float32 runs get one model (SPEC WGT-5).
         drawn[name] = values.astype(np.float32).astype(np.float64)
     return drawn
 
@@ -135,8 +135,8 @@ def _draw(config: EncoderConfig, parameter: Parameter, normal: NDArray[np.float6
     if parameter.kind == "positions" and config.positions == "sinusoidal":
         return positions.sinusoid(config)
     scale, center = {
-        # Variance 1/in keeps activations at one size. No gamma is 1 and no bias 0, where a bug in them would
-        # not show.
+        # Variance 1/in keeps activations at one size. No gamma is 1 and no bias 0: a bug in them would not
+        # show.
         "kernel": (1 / np.sqrt(normal.shape[0]), 0.0),
         "positions": (0.5, 0.0),
         "embedding": (
@@ -161,8 +161,7 @@ def _profiled(
     if profile == "extreme":
         values = values * next((factor for part, factor in EXTREME.items() if part in name), 1.0)
     if profile == "tiny":
-        # Everything that feeds a norm gets a deviation near epsilon, or its root where epsilon is inside the
-        # root.
+        # Every input of a norm gets a deviation near epsilon, or near its root if epsilon is inside the root.
         deviation = (
             config.norm_epsilon
             if config.norm_epsilon_placement == "outside"

@@ -12,8 +12,8 @@ from concord.spec.config import EncoderConfig
 def sinusoid(config: EncoderConfig) -> NDArray[np.float64]:
     """Return the fixed position table (SPEC POS-2 to POS-4, POS-6): (max_positions, d_model), float64.
 
-    The specification computes it for all backends: four implementations of ``sin`` and ``pow`` differ most at
-    large angles, which says nothing about a model (decision 0002).
+    All backends share it: four implementations of ``sin`` and ``pow`` differ most at large angles, which says
+    nothing about a model (decision 0002).
     """
     column = columns(config)
     angle = angles(config)
@@ -24,7 +24,7 @@ def sinusoid(config: EncoderConfig) -> NDArray[np.float64]:
 
 
 def columns(config: EncoderConfig) -> Ids:
-    """Return the number of each column in the interleaved layout: (D,)."""
+    """Return the index of each column in the interleaved layout: (D,)."""
     if config.position_layout == "halves":
         # Columns j and j + D/2 share a frequency, as columns 2j and 2j + 1 do in the interleaved layout.
         return np.concatenate([np.arange(0, config.d_model, 2), np.arange(1, config.d_model, 2)])
@@ -41,9 +41,8 @@ def angles(config: EncoderConfig) -> NDArray[np.float64]:
 
 
 def float32_noise(config: EncoderConfig) -> NDArray[np.float64]:
-    """Return the possible error of each entry of a table in float32: (max_positions, d_model)."""
-    # Frequency and angle are rounded, which moves the sine by as much as the angle, and the sine is rounded
-    # too.
+    """Return the possible error of each entry of a float32 table: (max_positions, d_model)."""
+    # Frequency and angle are rounded, which shifts the sine by as much as the angle; the sine is rounded too.
     return 2.0**-24 * (1 + 2 * angles(config))
 
 

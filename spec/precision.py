@@ -17,13 +17,10 @@ class Precision:
     """A binary floating-point format.
 
     Attributes:
-        name: a key of :data:`PRECISIONS` or :data:`MODES`.
-        storage: a NumPy dtype that holds its values exactly.
+        storage: NumPy dtype that holds its values exactly.
         unit_roundoff: half the distance from 1 to the next number.
-        smallest_normal: its smallest positive normal number.
-        largest: its largest finite number.
-        accumulation: the unit roundoff of sums; half precisions accumulate in float32.
-        factors: the unit roundoff that factors of products are shortened to; 0 for none.
+        accumulation: unit roundoff of sums; half precisions accumulate in float32.
+        factors: unit roundoff of product factors; 0 if they are not shortened.
     """
 
     name: str
@@ -54,11 +51,7 @@ class Precision:
         return bool((self.round(finite) == finite).all())
 
     def round_factor(self, values: Array, cut: bool = False) -> Array:
-        """Shorten a factor of a matrix product to the bits of TF32.
-
-        Args:
-            cut: truncate instead of rounding to nearest.
-        """
+        """Round, or with ``cut`` truncate, a product's factor to the bits of TF32."""
         if not self.factors:
             return values
         bits = round(-math.log2(self.factors))
@@ -67,7 +60,7 @@ class Precision:
 
 
 def round_to_bits(values: Array, bits: int) -> Array:
-    """Round to a number of significant bits, to nearest, for any exponent."""
+    """Round to nearest with a number of significant bits, for any exponent."""
     own = np.finfo(values.dtype).nmant + 1
     # Veltkamp's splitting needs no access to bits, so it works for longdouble too.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -88,7 +81,7 @@ def cut_to_bits(values: Array, bits: int) -> Array:
 def _round_to_bfloat16(values: Array) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         single = np.atleast_1d(values.astype(np.float32))
-    # Rounding float64 to float32 and then to bfloat16 rounds twice, and gets some ties wrong.
+    # Rounding float64 via float32 to bfloat16 rounds twice and gets some ties wrong.
     bits = _sticky(single, np.atleast_1d(values)).view(np.uint32)
     # Adding half of the discarded part, plus the last kept bit, rounds to nearest, ties to even.
     rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)
@@ -96,15 +89,13 @@ def _round_to_bfloat16(values: Array) -> NDArray[np.float32]:
 
 
 def _sticky(single: NDArray[np.float32], values: Array) -> NDArray[np.float32]:
-    # Truncate, and set the last bit as a mark that something was lost: the second rounding then sees no false
-    # tie.
+    # Truncate, and set the last bit if something was lost, so that the second rounding sees no false tie.
     inexact = np.isfinite(single) & (single != values)
     cut = np.where(abs(single) > abs(values), np.nextafter(single, np.float32(0)), single)
     return np.where(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), single)
 
 
-# The widest type of this platform, in which the truth for float64 is computed; float64 itself where there is
-# none.
+# The widest type of this platform, for the truth of float64; float64 itself if there is none wider.
 EXTENDED: type[np.floating] = (
     np.longdouble if np.finfo(np.longdouble).nmant > np.finfo(np.float64).nmant else np.float64
 )
@@ -127,7 +118,7 @@ PRECISIONS: dict[str, Precision] = {
         _precision("float16", np.float32, 11, 16),
     )
 }
-"""Every precision that a run may have, by name."""
+"""Every precision of a run, by name."""
 
 MODES: dict[str, Precision] = {
     p.name: p
@@ -139,7 +130,7 @@ MODES: dict[str, Precision] = {
         _precision("extended", EXTENDED, np.finfo(EXTENDED).nmant + 1, 1024),
     )
 }
-"""Arithmetics that judge a run besides: TF32 products, and the truth for float64."""
+"""Further arithmetics of the judge: TF32 products, and the truth for float64."""
 
 
 def precision(name: str) -> Precision:

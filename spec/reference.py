@@ -22,15 +22,15 @@ from concord.spec.tensors import OF_IDS, output_name
 
 @dataclass
 class Truth:
-    """What the reference computed, in the dtype of its arithmetic.
+    """Tensors of the reference, in the dtype of its arithmetic.
 
     Attributes:
-        output: the result of the part: (B, C), (B, D), (B, T, D) or (B, Q, D).
+        output: result of the part: (B, C), (B, D), (B, T, D) or (B, Q, D).
         loss: scalar (SPEC LOS-1 to LOS-5).
-        taps: every intermediate tensor, in the order of computation (:func:`concord.spec.tensors.taps`).
-        gradients: of the loss, by parameter and ``inputs.<name>``, in the order of the backward pass (SPEC
+        taps: every intermediate tensor (:func:`concord.spec.tensors.taps`).
+        gradients: of the loss, by parameter and ``inputs.<name>``, in order of the backward pass (SPEC
             GRD-1).
-        tap_gradients: of the loss, by each tap that it depends on (SPEC GRD-6).
+        tap_gradients: by each tap that the loss depends on (SPEC GRD-6).
         backward: names of all gradients in order, with ``taps.<tap>`` for taps.
     """
 
@@ -43,7 +43,7 @@ class Truth:
 
     @property
     def logits(self) -> Array:
-        """The output, by its name in the whole model."""
+        """The output of the whole model."""
         return self.output
 
 
@@ -58,17 +58,17 @@ def reference(
     pinned: Mapping[str, Array] | None = None,
     deviations: Deviations = NONE,
 ) -> Truth:
-    """Compute a part of the model: the reference that judges every backend.
+    """Compute a part of the model with the reference that judges every backend.
 
     Args:
         weights: exactly the parameters of the part, in any floating dtype (SPEC WGT-1, WGT-2).
         part: one of :data:`concord.spec.tensors.PARTS`.
-        dtype: the precision of the *model*: weights, inputs and mask constants are rounded to it once (SPEC
-            PRC-2, MSK-5, MSK-6).
-        arithmetic: the precision of the *computation*. ``float64`` gives the truth; ``dtype`` gives one
-            correct run of that precision.
-        pinned: tap name to array; later steps go on from these values (SPEC PRT-2).
-        deviations: what a backend declares (:mod:`concord.spec.deviations`).
+        dtype: precision of the *model*: weights, inputs and mask constants are rounded to it (SPEC PRC-2,
+            MSK-5, MSK-6).
+        arithmetic: precision of the *computation*. ``float64`` gives the truth, ``dtype`` one correct run of
+            that precision.
+        pinned: arrays by tap name, which later steps continue from (SPEC PRT-2).
+        deviations: declared by a backend (:mod:`concord.spec.deviations`).
 
     Raises:
         WeightsError, BatchError: listing all problems of the input.
@@ -99,12 +99,11 @@ def compute(
     deviations: Deviations = NONE,
     model: Callable[..., Model] | None = None,
 ) -> Truth:
-    """Compute a part of the model in any arithmetic; other arguments as in :func:`reference`.
+    """Compute a part of the model in any arithmetic; for other arguments see :func:`reference`.
 
     Args:
-        arithmetic: with :class:`concord.spec.montecarlo.MonteCarlo`, arrays have a leading axis of samples,
-            or of size 1.
-        model: stands in for :class:`concord.spec.encoder.Model`, to put a bug into a step.
+        arithmetic: :class:`concord.spec.montecarlo.MonteCarlo` adds a leading axis of samples, or of size 1.
+        model: replaces :class:`concord.spec.encoder.Model`, to inject a bug.
     """
     validate_weights(config, weights, part)
     validate_batch(config, batch, part)
@@ -154,16 +153,16 @@ def observe(
     slices: bool = False,
     dropout: Dropout = lambda site, shape: None,
 ) -> int:
-    """Compute a part of the model and hand on each tensor as soon as it exists, so that none is kept.
+    """Compute a part of the model and report each tensor immediately, so that none is kept.
 
     Args:
         weights, batch: valid, and already rounded to ``dtype``.
-        pinned_gradients: tap name to the gradient by it; the backward pass goes on from these.
-        unrounded: whether later steps may have seen a pinned tap before it was rounded.
-        slices: whether to hand on ``gradients.slices.<table>`` (B, T, D), before rows of one id are summed.
+        pinned_gradients: gradients by tap name, which the backward pass continues from.
+        unrounded: whether later steps may have seen a pinned tap unrounded.
+        slices: whether to report ``gradients.slices.<table>`` (B, T, D), before rows of one id are summed.
 
     Returns:
-        The number of elements of the forward pass, which the memory of a sample is proportional to.
+        The number of elements of the forward pass, to which a sample's memory is proportional.
     """
     run = Model(config, weights, batch, dtype, arithmetic, pinned or {}, deviations)
     run.pinned_gradients, run.unrounded, run.slices = pinned_gradients or {}, unrounded, slices
@@ -172,7 +171,7 @@ def observe(
 
 
 def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[str, Ids]:
-    """Return the rows of each table that a batch looks up, in ascending order; only these have a gradient."""
+    """Return the rows of each table that a batch looks up, sorted; only these have a gradient."""
     if part not in OF_IDS:
         return {}
     tokens = batch.required("input_ids")

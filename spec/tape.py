@@ -8,7 +8,7 @@ from concord.spec.arrays import Array, Mask
 
 Pullback = Callable[[Array], Array]
 
-# Unit roundoffs that an elementary function (exp, log, tanh, erf) may err; other operations err 1.
+# Error of an elementary function (exp, log, tanh, erf) in unit roundoffs; other operations err by 1.
 FUNCTION = 4.0
 
 
@@ -17,7 +17,7 @@ class Node:
 
     Attributes:
         completed: called once the gradient is complete; it may replace the gradient.
-        constant: where a constant has absorbed all digits of the value (SPEC MSK-5); None for nowhere.
+        constant: where a constant absorbed all digits of the value (SPEC MSK-5); None for nowhere.
         hidden: where a mask hides a score; None for nowhere.
     """
 
@@ -41,9 +41,9 @@ class Node:
 
 
 class RowSums:
-    """The products of output and gradient that a weighted sum leaves for its softmax.
+    """Products of output and gradient that a weighted sum leaves for its softmax.
 
-    Except for rounding, their row sums are those of weights times gradient (SPEC ALG-3).
+    Up to rounding, their row sums are those of weights times gradient (SPEC ALG-3).
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Names, order and symbolic shapes of every input, tap and output of each part of the model."""
+"""Names, order and symbolic shapes of the inputs, taps and output of each part of the model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PARTS: dict[str, str] = {
     "attention": "multi-head attention on given queries, keys and values",
     "dot_product": "scaled dot-product attention on given heads",
 }
-"""The parts of the model that can be run and judged on their own (SPEC PRT-1)."""
+"""Parts of the model that can be run and judged on their own (SPEC PRT-1)."""
 
 POOLED = ("model", "pooled")
-"""Parts that make one vector of a text."""
+"""Parts that pool a text into one vector."""
 
 OF_IDS = (*POOLED, "encoder")
 """Parts that look up embeddings."""
@@ -40,18 +40,14 @@ class Tensor:
 
 
 def check_part(part: str) -> str:
-    """Return ``part`` if it is one of :data:`PARTS`.
-
-    Raises:
-        UnknownNameError: with the nearest names.
-    """
+    """Return ``part``, or raise ``UnknownNameError`` if it is not in :data:`PARTS`."""
     if part not in PARTS:
         raise unknown("part", part, list(PARTS))
     return part
 
 
 def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
-    """Return the inputs of a part by name (SPEC INP-1, PRT-1)."""
+    """Return the inputs of a part (SPEC INP-1, PRT-1)."""
     ids = {"input_ids": Tensor("batch tokens", "INP-1", "int")}
     segments = {"segment_ids": Tensor("batch tokens", "EMB-5", "int")} if config.num_segments else {}
     masks = {
@@ -81,7 +77,7 @@ def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
 
 
 def differentiable_inputs(part: str) -> tuple[str, ...]:
-    """Return the inputs that get a gradient, as ``inputs.<name>`` (SPEC GRD-5)."""
+    """Inputs with a gradient, as ``inputs.<name>`` (SPEC GRD-5)."""
     return {
         "stack": ("embeddings",),
         "attention": ("query", "key", "value"),
@@ -92,11 +88,10 @@ def differentiable_inputs(part: str) -> tuple[str, ...]:
 def taps(
     config: EncoderConfig, part: str = "model", given: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """Return every intermediate tensor of a part by name, in the order of computation (SPEC PRT-1).
+    """Return every intermediate tensor of a part, in order of computation (SPEC PRT-1).
 
     Args:
-        given: names of the inputs, by default all; without a mask there are no masked tensors, which only
-            ``attention`` and ``dot_product`` allow.
+        given: names of the inputs, by default all; without masks, attention has no masked tensors.
     """
     if given is None or part not in ("attention", "dot_product"):
         return dict(_listed(config, check_part(part), True, True))
@@ -104,21 +99,21 @@ def taps(
 
 
 def output_name(config: EncoderConfig, part: str = "model") -> str:
-    """Return the tap that is the result of a part (SPEC PRT-1), ``logits`` of the whole model."""
+    """Return the tap that is the result of a part (SPEC PRT-1)."""
     if part == "model":
         return "logits"
-    # The output is the last tap before the loss; of the whole model other taps follow the logits.
+    # The output is the last tap before the loss; in the whole model other taps follow the logits.
     return [name for name in taps(config, part) if name != "loss"][-1]
 
 
 def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the result of a part and the taps that follow it, which a run may deliver in a wider type."""
+    """Return the result of a part and later taps, which may be wider than the run."""
     names = list(taps(config, part))
     return names[names.index(output_name(config, part)) :]
 
 
 def axis_sizes(config: EncoderConfig, **lengths: int) -> dict[str, int]:
-    """Return the size of every axis; ``lengths`` adds batch, tokens, query and key."""
+    """Sizes of all axes; ``lengths`` adds batch, tokens, query and key."""
     return {
         "vocab": config.vocab_size,
         "positions": config.max_positions,
@@ -134,7 +129,7 @@ def axis_sizes(config: EncoderConfig, **lengths: int) -> dict[str, int]:
 
 
 def sizes_of(config: EncoderConfig, given: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Return the size of every axis for the given inputs."""
+    """Sizes of all axes for these inputs."""
     lengths = {"batch": len(next(iter(given.values())))}
     for axis, name in (("tokens", "input_ids"), ("query", "query"), ("key", "key")):
         if name in given:
@@ -143,14 +138,14 @@ def sizes_of(config: EncoderConfig, given: Mapping[str, NDArray[Any]]) -> dict[s
 
 
 def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a symbolic shape in numbers."""
+    """Turn a symbolic shape into numbers."""
     return tuple(sizes[axis] for axis in shape.split())
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
-    """Return the clause that defines a tap, or a gradient such as ``gradients.inputs.<input>``."""
-    # A wrong gradient by a tap is a wrong derivative of the step that uses the tap.
+    """Return the clause that defines a tap or gradient."""
+    # A wrong tap gradient is a wrong derivative of the step that uses the tap.
     if name.startswith("gradients.taps."):
         return _clause_of_use(config, name.removeprefix("gradients.taps."), part)
     if name.startswith("gradients."):
@@ -161,16 +156,15 @@ def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
 
 @functools.lru_cache(maxsize=1 << 14)
 def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str = "") -> str:
-    """Return the tap, or ``inputs.<name>``, that the step before a tap takes in.
+    """Return the input of the step before a tap: a tap, or ``inputs.<name>``.
 
     Args:
-        which: ``"result"`` for the sublayer's result that a residual adds, instead of its other summand.
+        which: ``"result"`` for the sublayer's result in a residual.
     """
     scope, _, leaf = tap.rpartition(".")
     if part in ALONE and leaf in ("query", "key", "value"):
         return f"inputs.{leaf}"
-    # Query, key and value take in the same tensor, so key and value are not computed from the tap before
-    # them.
+    # Query, key and value have the same input: key and value do not follow from the preceding tap.
     if leaf in ("key", "value"):
         tap = f"{scope}.query"
     elif leaf in ("residual1", "residual2") and which != "result":
@@ -181,7 +175,7 @@ def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str =
     return names[place - 1] if place else "inputs.embeddings"
 
 
-# The step that uses a tap, by the last parts of both names, where that is not the next tap.
+# The step that uses a tap, by the last parts of both names, if it is not the next tap.
 USES = {
     "query": "scores",
     "key": "scores",

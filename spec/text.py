@@ -1,16 +1,16 @@
-"""Text from outside, such as names in a file, made visible and short enough to print."""
+"""Foreign text, such as names in a file, made visible and short enough to print."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-# Characters of a text, and of a word, that are shown.
+# Maximum characters of a text, and of a word in it.
 LONGEST, LONGEST_WORD = 8000, 500
 
 
 def legible(text: str) -> str:
-    """Escape everything invisible: control characters, marks of direction, lone surrogates."""
+    """Escape invisible characters: control characters, direction marks, lone surrogates."""
     return re.sub(r"[^\n\t -~]", lambda found: _seen(found[0]), text)
 
 
@@ -24,7 +24,7 @@ def _seen(char: str) -> str:
 
 
 def shortened(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
-    """Cut the middle out of a text that is too long, and out of each word."""
+    """Cut the middle out of long texts and words."""
     return _cut(re.sub(rf"\S{{{word + 1},}}", lambda found: _cut(found[0], word), text), most)
 
 
@@ -34,7 +34,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def shown(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
-    """Return a text as one line: shortened, legible, with escaped line breaks."""
+    """Format a text as one line, shortened and legible."""
     return legible(shortened(text, most, word)).replace("\n", "\\n")
 
 
@@ -44,6 +44,6 @@ def first_line(said: object) -> str:
 
 
 def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
-    """Return the first words, and the number of the others."""
+    """List the first words, and the number of the others."""
     listed, more = between.join(words[:most]), len(words) - most
     return f"{listed}{' ' if between == ', ' else between}and {more} more" if more > 0 else listed

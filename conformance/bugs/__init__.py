@@ -1,1 +1,1 @@
-"""One catalogue of bugs: each is injected into backends as a mutant, and tried as an explanation."""
+"""One catalogue of bugs, injected into backends as mutants and tried as explanations."""

@@ -1,4 +1,4 @@
-"""Activations, one of which may stand for another, and bugs of one (SPEC FFN-1, FFN-2, HED-2)."""
+"""Activations that may replace one another, and bugs of each (SPEC FFN-1, FFN-2, HED-2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concord.conformance.bugs.operations import Array
 
 
 def softplus(m: Context, x: Array) -> Array:
-    """Return log(1 + exp(x)), without an exponential that overflows."""
+    """Return log(1 + exp(x)) without overflow."""
     return m.relu(x) + m.log(m.exp(-m.abs(x)) + 1.0)
 
 
@@ -25,7 +25,7 @@ USUAL: Mapping[str, Callable[[Context, Array], Array]] = {
     "silu": lambda m, x: x * m.sigmoid(x),
     "tanh": lambda m, x: m.tanh(x),
 }
-"""Functions that stand for one another in models of texts."""
+"""Interchangeable functions in text models."""
 
 FUNCTIONS: Mapping[str, Callable[[Context, Array], Array]] = {
     **USUAL,
@@ -39,31 +39,26 @@ FUNCTIONS: Mapping[str, Callable[[Context, Array], Array]] = {
     "hardswish": lambda m, x: x * m.within(x + 3.0, 0.0, 6.0) / 6.0,
     "softmax": lambda m, x: m.softmax(x, len(tuple(x.shape)) - 1),
 }
-"""Every function that may stand in the place of another, by name."""
+"""Every replacement function by name."""
 
 
 def gelu(m: Context, **constants: Any) -> Array:
-    """Return GELU with tanh, with other constants."""
     return m.gelu_tanh(m.x, **constants)
 
 
 def gelu_by(m: Context, erf: Array) -> Array:
-    """Return GELU with something else for erf."""
     return m.x * 0.5 * (erf + 1.0)
 
 
 def gelu_of(m: Context, root: float) -> Array:
-    """Return GELU with another number for sqrt(2)."""
     return gelu_by(m, m.erf(m.x / root))
 
 
 def leaky(m: Context, slope: float) -> Array:
-    """Return a ReLU that lets some of what is negative through."""
     return m.where(m.x > 0.0, m.x, m.x * slope)
 
 
 def gelu_erf_by_series(m: Context) -> Array:
-    """Sum ten terms of erf's series, and cut off what leaves -1 to 1."""
     z = m.x / math.sqrt(2.0)
     power, total = z, z
     for n in range(1, 11):

@@ -1,4 +1,4 @@
-"""Bugs of attention's products and its softmax, those of fused kernels among them (SPEC ATT-1 to ATT-7)."""
+"""Bugs of attention's products and softmax, including those of fused kernels (SPEC ATT-1 to ATT-7)."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ PROJECTIONS = ("*attention.query", "*attention.key", "*attention.value")
 SCORES, WEIGHTS, CONTEXT = "*attention.scores", "*attention.weights", "*attention.context"
 
 BLOCK = 64
-"""Keys that a kernel reads at a time."""
+"""Number of keys that a kernel reads at a time."""
 
 VECTOR = 4
-"""Heads, or features, that a kernel reads at a time."""
+"""Number of heads or features that a kernel reads at a time."""
 
 
 def in_block(m: Context) -> NDArray[np.int64]:
-    """Return the place of each key in its block, (S,)."""
+    """Return the index of each key in its block, (S,)."""
     return np.arange(m.ids.shape[1]) % BLOCK
 
 
 def beyond_blocks(m: Context) -> Flags:
-    """Return which keys stand in the block that is not full, where others are, (S,)."""
+    """Return the keys of an incomplete block that follows complete ones, (S,)."""
     keys = m.ids.shape[1]
     return np.arange(keys) >= keys // BLOCK * BLOCK if keys > BLOCK else np.zeros(keys, bool)
 
 
 def numbers_of_heads(m: Context) -> NDArray[np.int64]:
-    """Return the numbers of heads, (H, 1, 1)."""
+    """Return head indices, (H, 1, 1)."""
     return np.arange(m.config.num_heads)[:, None, None]
 
 
@@ -41,35 +41,30 @@ def numbers_of_heads(m: Context) -> NDArray[np.int64]:
 
 
 def divided(m: Context, **powers: float) -> Array:
-    """Divide products of queries and keys by powers of sizes, and not by sqrt(K)."""
+    """Divide the scores by powers of sizes instead of sqrt(K)."""
     return m.scores(divisor=m.size(**powers))
 
 
 def query_bias_unscaled(m: Context) -> Array:
-    """Scale the product with the query's weight before its bias is added."""
     bias = m.reshape(m.weight(f"{m.scope}.query.bias"), (1, 1, m.config.num_heads, m.config.head_dim))
     return m.scores(m.beside("query") + bias * (math.sqrt(m.config.head_dim) - 1.0))
 
 
 def heads_split_by_reshape(m: Context) -> Array:
-    """Cut (B, T, D) into (B, H, T, K) without a transposition."""
     batch, tokens, heads, width = tuple(m.y.shape)
     return m.transpose(m.reshape(m.y, (batch, heads, tokens, width)), (0, 2, 1, 3))
 
 
 def heads_interleaved(m: Context) -> Array:
-    """Let head h have every H-th column."""
     batch, tokens, heads, width = tuple(m.y.shape)
     return m.transpose(m.reshape(m.y, (batch, tokens, width, heads)), (0, 1, 3, 2))
 
 
 def heads_joined_by_reshape(m: Context) -> Array:
-    """Join (B, H, Q, K) without a transposition."""
     return m.reshape(m.transpose(m.by_heads(m.y), (0, 2, 1, 3)), tuple(m.y.shape))
 
 
 def heads_loop_keeps_first_value(m: Context) -> Array:
-    """Loop over heads, and take the value of the first one each time."""
     return m.context(m.used_weights, m.with_heads(m.beside("value"), [0] * m.config.num_heads))
 
 
@@ -86,7 +81,6 @@ def without_maximum(m: Context) -> Array:
 
 
 def block_sums_not_rescaled(m: Context) -> Array:
-    """Sum up block by block without scaling what came before when a larger score turns up."""
     scores = m.unnormalised
     keys = tuple(scores.shape)[-1]
     if keys <= BLOCK:
@@ -102,18 +96,16 @@ def block_sums_not_rescaled(m: Context) -> Array:
 
 
 def more_in_sum(m: Context, count: int) -> Array:
-    """Return a softmax whose sum counts some keys more, with score 0."""
     return m.softmax_by(total=lambda total: total + m.exp(-m.max(m.unnormalised, -1)) * float(count))
 
 
 def softmax_least_weight(m: Context) -> Array:
-    """Keep weights at least 1e-6, and divide by their sum again."""
     least = m.where(m.y < 1e-6, m.y * 0.0 + 1e-6, m.y)
     return least / m.sum(least, -1)
 
 
 def softmax_exponential_approximate(m: Context) -> Array:
-    """Take 2^f for a parabola between whole powers of two, with an error of 2e-3, by squaring ten times."""
+    """Replace 2^f between whole powers by a parabola, with an error of 2e-3, via ten squarings."""
 
     def exponential(x: Array) -> Array:
         root = m.where(x < -80.0, x * 0.0 - 80.0, x) / 1024.0

@@ -1,10 +1,8 @@
-"""Every bug by name: what ``entries/OPERATION.toml`` says of it, and its edit in the modules beside this one.
+"""Every bug by name: its entry in ``entries/OPERATION.toml``, and its edit in this package.
 
-The fields of an entry are those of :class:`Bug`, and what is edited: ``taps``, patterns of their names; or
-the ``place`` in a step of training, a field of :class:`Change` or a method of the optimizer.
-
-``edit`` names the edit, where it has not the bug's own name. With constants it is a table, of the edit and
-what it takes besides what is right. ``only_of`` are the options of models that can have it.
+An entry has the fields of :class:`Bug`, and either ``taps``, patterns of the edited taps, or ``place``, a
+field of :class:`Change` or a method of the optimizer. ``edit`` names the edit unless it has the bug's own
+name; a table adds constants. ``only_of`` lists options of models that can have the bug.
 """
 
 from __future__ import annotations
@@ -44,19 +42,18 @@ MODULES: Mapping[str, ModuleType] = {
     "loss": loss,
     "gradients": gradients,
 }
-"""Where the edits of a model's bugs are, by operation."""
+"""Modules with the edits of a model's bugs, by operation."""
 
 TRAINING_OPERATIONS = (
     *("optimizer", "decay", "clipping", "schedule", "accumulation", "dropout", "data", "resume"),
 )
 OPERATIONS = (*MODULES, *TRAINING_OPERATIONS)
-"""What a bug may be of."""
+"""All operations that a bug may concern."""
 
 PLACES = {field.name for field in dataclasses.fields(Change)}
 
 
 def _frozen(value: Any) -> Any:
-    """Return what TOML says with tuples for its arrays."""
     if isinstance(value, dict):
         return {key: _frozen(one) for key, one in value.items()}
     return tuple(value) if isinstance(value, list) else value
@@ -100,13 +97,13 @@ def _entries(operation: str, module: ModuleType) -> Iterator[Bug]:
 KNOWN: dict[str, Bug] = {
     bug.name: bug for operation in OPERATIONS for bug in _entries(operation, MODULES.get(operation, training))
 }
-"""Every bug, operation by operation."""
+"""Every bug, by operation."""
 
 TRAINING: dict[str, Bug] = {name: bug for name, bug in KNOWN.items() if bug.of_training}
-"""Those of training."""
+"""Bugs of training."""
 
 BUGS: dict[str, Bug] = {name: bug for name, bug in KNOWN.items() if not bug.of_training}
-"""Those of a model."""
+"""Bugs of a model."""
 
 EXPLANATIONS = [bug for bug in BUGS.values() if bug.name in bug.cause.split(" or ")]
-"""Bugs that are tried as explanations: the others have the name of another one, or of what is read off."""
+"""Bugs tried as explanations: the others share the name of another bug, or of a reading."""

@@ -1,6 +1,4 @@
-"""What an edit of a tap sees: the operations, the taps before it, parameters, ids and masks.
-
-The same object serves the frameworks and the NumPy arithmetic, so that a bug is written once.
+"""The context of an edit of a tap, the same for the frameworks and NumPy, so that a bug is written once.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, F d_ff, C classes.
 """
@@ -26,37 +24,35 @@ from concord.spec.tensors import source_of
 
 Flags = NDArray[np.bool_]
 Contraction = Callable[[Callable[[Array, Array], Array], Array, Array], Array]
-"""Takes what contracts two tensors, and the two tensors."""
+"""Contracts two tensors; takes the contraction and both tensors."""
 
 
 def directly(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
-    """Take a product as it is."""
     return multiply(a, b)
 
 
 def parameters_of(tap: str) -> str:
-    """Return what the names of a linear layer's parameters begin with."""
+    """Return the prefix of a linear layer's parameter names."""
     return {"pooler.dense": "pooler", "logits": "classifier"}.get(tap, tap)
 
 
 def norm_of(sharing: str, tap: str) -> str:
-    """Return what the names of a norm's parameters begin with."""
+    """Return the prefix of a norm's parameter names."""
     return tap[:-1] if sharing == "shared" and tap.startswith("layers.") else tap
 
 
 class Context(TensorOperations):
-    """One run of the model, at one tap, with the operations of what computes it.
+    """One run of the model, at one tap.
 
     Args:
-        config, batch, part, dtype: what is computed.
-        now: each tap before this one as the model goes on with it, ``inputs.<name>`` for given tensors, and
-            parameters by their canonical names, in the canonical layout.
-        memory: what edits of earlier runs left for later ones in the same process.
+        now: each preceding tap as later steps see it, ``inputs.<name>``, and parameters by canonical name, in
+            canonical layout.
+        memory: what edits keep between runs in the same process.
 
     Attributes:
-        tap: the name of the tap that is edited.
-        y: what it rightly is.
-        contract: how steps take their products.
+        tap: name of the edited tap.
+        y: its correct value.
+        contract: how steps compute products.
     """
 
     tap = ""
@@ -76,49 +72,43 @@ class Context(TensorOperations):
         self.memory: dict[str, Any] = {} if memory is None else memory
         self.contract = directly
 
-    # Where it stands.
+    # Location.
 
     @property
     def scope(self) -> str:
-        """The submodule that computed the tap, such as ``layers.0.attention``."""
+        """Submodule of the tap, such as ``layers.0.attention``."""
         return self.tap.rpartition(".")[0]
 
     @property
     def layer(self) -> int:
-        """The number of the layer."""
         return int(self.tap.split(".")[1])
 
     def size(self, **powers: float) -> float:
-        """Return the product of powers of sizes of the configuration."""
+        """Return the product of powers of configuration sizes."""
         return math.prod(float(getattr(self.config, name) ** power) for name, power in powers.items())
 
     def weight(self, name: str) -> Array:
-        """Return a parameter by its canonical name, in the canonical layout."""
         return self.now[name]
 
     def beside(self, name: str) -> Array:
-        """Return another tap of the same submodule.
-
-        What would be one may have been given, or stay inside a fused kernel.
-        """
+        """Return another tap of the same submodule, even if it is an input or hidden in a fused kernel."""
         full = f"{self.scope}.{name}"
         if full not in self.now and name in ("scores", "weights"):
             return self.scores() if name == "scores" else self.softmax(self.unnormalised, 3)
         return self.now[full] if full in self.now else self.now[f"inputs.{name}"]
 
     def source(self, which: str = "", of: str = "") -> Array:
-        """Return what went into the step of the tap, or of another.
+        """Return the input of the tap's step, or of another.
 
-        For a residual what stands beside the sublayer, or its ``"result"``.
+        For a residual, ``"result"`` selects the sublayer's output instead of the operand that bypasses it.
         """
         return self.now[source_of(self.config, of or self.tap, self.part, which)]
 
     @property
     def x(self) -> Array:
-        """What went into the step of the tap."""
         return self.source()
 
-    # What the batch says, as NumPy arrays.
+    # Contents of the batch, as NumPy arrays.
 
     @property
     def ids(self) -> Ids:
@@ -127,12 +117,11 @@ class Context(TensorOperations):
 
     @property
     def segments(self) -> Ids:
-        """Segment ids, (B, T)."""
         return self.batch.required("segment_ids")
 
     @property
     def rows(self) -> Ids:
-        """The row of the position table that each token takes, (B, T)."""
+        """Row of the position table for each token, (B, T)."""
         return position_ids(self.config, self.real)
 
     @property
@@ -142,40 +131,37 @@ class Context(TensorOperations):
 
     @property
     def counted(self) -> Flags:
-        """Which samples the loss is of, (B,)."""
+        """Samples whose loss counts, (B,)."""
         counted: Flags = self.labels != (-1 if self.config.ignore_label is None else self.config.ignore_label)
         return counted
 
     @property
     def real(self) -> Flags:
-        """Which tokens are real, (B, T); in attention alone, which keys are visible, (B, S) or (B, Q, S)."""
+        """Real tokens, (B, T); in attention alone, visible keys, (B, S) or (B, Q, S)."""
         return real_tokens(self.config, self.ids) if self.batch.key_mask is None else self.batch.key_mask
 
     @property
     def real_queries(self) -> Flags:
-        """Which queries are real, (B, Q)."""
+        """Real queries, (B, Q)."""
         return real_tokens(self.config, self.ids) if self.batch.query_mask is None else self.batch.query_mask
 
     @property
     def visible(self) -> Flags:
-        """Which keys each query sees, (B, 1 or H, 1 or Q, S)."""
+        """Keys visible to each query, (B, 1 or H, 1 or Q, S)."""
         return self.visible_of(self.real)
 
     def visible_of(self, real: Flags) -> Flags:
-        """Return the same where these tokens are real."""
         return visible_keys(self.config, real, self.config.num_heads)
 
     @property
     def mask_constant(self) -> float:
-        """What masked scores become, or have added."""
         return mask_constant(self.config, self.dtype)
 
-    # Steps of the specification, to be taken in some other way.
+    # Steps of the specification that a bug may replace.
 
     def rows_of(self, table: str, ids: Ids) -> Array:
-        """Look up rows of an embedding, (B, T, D).
-
-        Ids beyond its ends take the last one there (SPEC EMB-1, POS-5).
+        """Look up rows of an embedding, (B, T, D); ids out of range take the row at that end (SPEC EMB-1,
+        POS-5).
         """
         count = {
             "token": self.config.vocab_size,
@@ -185,16 +171,12 @@ class Context(TensorOperations):
         return self.take(self.weight(f"embeddings.{table}.weight"), self.constant(np.clip(ids, 0, count - 1)))
 
     def linear(self, name: str, x: Array) -> Array:
-        """Return what a linear layer makes of its input, with its bias if it has one."""
         product = self.contract(operator.matmul, x, self.weight(f"{name}.weight"))
         without = not self.config.qkv_bias and name.endswith((".query", ".key", ".value"))
         return product if without else product + self.weight(f"{name}.bias")
 
     def projected(self) -> Array:
-        """Return what the linear layer of the tap makes of its input, in the tap's shape.
-
-        It is what comes before any activation (SPEC ATT-1, FFN-1, HED-2).
-        """
+        """Apply the tap's linear layer, without activation, in the tap's shape (SPEC ATT-1, FFN-1, HED-2)."""
         return self.reshape(self.linear(parameters_of(self.tap), self.x), tuple(self.y.shape))
 
     def norm(
@@ -207,7 +189,7 @@ class Context(TensorOperations):
         offset: Unary = lambda offset: offset,
         axes: tuple[int, ...] = (-1,),
     ) -> Array:
-        """Return the layer norm of the tap, with some of its steps taken in another way (SPEC NRM-2)."""
+        """Return the layer norm of the tap; each argument replaces one step (SPEC NRM-2)."""
         count = math.prod([tuple(x.shape)[axis] for axis in axes])
 
         def total(values: Array) -> Array:
@@ -225,11 +207,11 @@ class Context(TensorOperations):
 
     @property
     def owner(self) -> str:
-        """What the names of the parameters of the tap's norm begin with."""
+        """Prefix of the parameter names of the tap's norm."""
         return norm_of(self.config.norm_sharing, self.tap)
 
     def deviation(self, variance: Array) -> Array:
-        """Return what a norm divides by (SPEC NRM-3)."""
+        """Return a norm's divisor (SPEC NRM-3)."""
         epsilon = self.config.norm_epsilon
         return (
             self.sqrt(variance + epsilon)
@@ -257,7 +239,7 @@ class Context(TensorOperations):
 
     @property
     def unnormalised(self) -> Array:
-        """What the softmax is taken of, (B, H, Q, S)."""
+        """Input of the softmax, (B, H, Q, S)."""
         full = f"{self.scope}.masked_scores"
         if full in self.now or f"{self.scope}.scores" in self.now:
             return self.now.get(full, self.now.get(f"{self.scope}.scores"))
@@ -269,43 +251,39 @@ class Context(TensorOperations):
         powers: Unary = lambda powers: powers,
         total: Unary = lambda total: total,
     ) -> Array:
-        """Return the weights of the tap, with some of their steps taken in another way (SPEC ATT-5)."""
+        """Return the softmax; each argument replaces one step (SPEC ATT-5)."""
         scores = self.unnormalised
         made = powers((exponential or self.exp)(scores - self.max(scores, -1)))
         return made / total(self.sum(made, -1))
 
     @property
     def used_weights(self) -> Array:
-        """The weights that values are summed by, (B, H, Q, S)."""
+        """Weights that sum the values, (B, H, Q, S)."""
         full = f"{self.scope}.masked_weights"
         return self.now[full] if full in self.now else self.beside("weights")
 
     def context(self, weights: Array, values: Array | None = None) -> Array:
-        """Return the weighted sum of values with the heads joined, (B, Q, D) (SPEC ATT-6)."""
+        """Return the weighted sum of values with joined heads, (B, Q, D) (SPEC ATT-6)."""
         multiply = partial(self.einsum, "bhqs,bshk->bqhk")
         summed = self.contract(multiply, weights, self.beside("value") if values is None else values)
         return self.reshape(summed, (*tuple(summed.shape)[:2], self.config.d_model))
 
     def by_heads(self, x: Array) -> Array:
-        """Return features with the heads apart.
-
-        (B, T, D), or (B, T, H, K) as it is, to (B, T, H, K) (SPEC ATT-2).
-        """
+        """Split features, (B, T, D) or (B, T, H, K), into heads, (B, T, H, K) (SPEC ATT-2)."""
         return self.reshape(x, (*tuple(x.shape)[:2], self.config.num_heads, self.config.head_dim))
 
     def with_heads(self, x: Array, order: Iterable[int]) -> Array:
-        """Return features, (B, T, D) or (B, T, H, K), whose heads are others, in the same shape."""
         apart = self.by_heads(x)
         return self.reshape(self.concat([apart[:, :, h : h + 1] for h in order], 2), tuple(x.shape))
 
     def dropped(self, x: Array, each: int) -> Array:
-        """Return a tensor less each of so many numbers, the others enlarged (SPEC DRP-1)."""
+        """Drop every ``each``-th number and scale up the others (SPEC DRP-1)."""
         shape = tuple(x.shape)
         kept = (np.arange(math.prod(shape)) % each > 0).reshape(shape) * (each / (each - 1))
         return x * self.constant(kept, x)
 
     def activation(self, x: Array, kind: str | None = None) -> Array:
-        """Return an activation (SPEC ATT-1, FFN-2)."""
+        """Apply an activation (SPEC ATT-1, FFN-2)."""
         kind = kind or self.config.activation
         if kind in ("none", "relu"):
             return self.relu(x) if kind == "relu" else x
@@ -320,21 +298,18 @@ class Context(TensorOperations):
         factor: float = math.sqrt(2.0 / math.pi),
         tanh: Unary | None = None,
     ) -> Array:
-        """Return GELU by its approximation (SPEC FFN-2)."""
+        """Return the tanh approximation of GELU (SPEC FFN-2)."""
         return x * 0.5 * ((tanh or self.tanh)((x + x * x * x * cubic) * factor) + 1.0)
 
     def flags(self, axis: int, *entries: int) -> Flags:
-        """Return which entries of an axis of the tap are among those named, to be broadcast with it.
-
-        Negative ones count from the end.
-        """
+        """Flag entries of an axis, in a shape that broadcasts; negative indices count from the end."""
         shape = tuple(self.y.shape)
         wanted = np.isin(np.arange(shape[axis]), [entry % shape[axis] for entry in entries])
         return wanted.reshape([shape[axis] if i == axis % len(shape) else 1 for i in range(len(shape))])
 
 
 Edit = Callable[[Context], Array]
-"""Takes the context of a tap; returns what it is with the bug.
+"""Takes the context of a tap and returns its value with the bug.
 
-Where gradients flow back the context stands elsewhere: what changes one of them keeps what it needs.
+The context moves on before gradients flow back, so an edit of a gradient keeps the values that it needs.
 """

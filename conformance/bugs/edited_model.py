@@ -1,4 +1,4 @@
-"""The operations of bugs on the tape of the NumPy arithmetic, and a model with a bug on it."""
+"""The operations of bugs on the NumPy tape, and a model with a bug on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from concord.spec.tape import Node
 
 
 class Value:
-    """A tensor on the tape with the operators that frameworks' tensors have."""
+    """A tensor on the tape with the operators of frameworks' tensors."""
 
     __slots__ = ("a", "tensor")
     __array_ufunc__ = None  # so that NumPy leaves operators to this class
@@ -41,10 +41,7 @@ class Value:
         )
 
     def aligned(self, other: Value) -> tuple[Node, Node]:
-        """Return both tensors with as many axes.
-
-        NumPy would broadcast the samples of the one with fewer along another axis.
-        """
+        """Give both tensors equally many axes, or NumPy would broadcast samples along another axis."""
         rank = max(len(self.shape), len(other.shape))
         one, two = (
             value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape))
@@ -55,7 +52,7 @@ class Value:
         return one, two
 
     def with_other(self, other: Any, of_tensors: str, of_number: str, sign: float = 1) -> Value:
-        """Apply one operation of the arithmetic to two tensors, or another to a tensor and a number."""
+        """Apply ``of_tensors`` to two tensors, or ``of_number`` to a tensor and a number."""
         if isinstance(other, Value):
             return self.of(getattr(self.a, of_tensors)(*self.aligned(other)))
         return self.of(getattr(self.a, of_number)(self.tensor, sign * other))
@@ -100,7 +97,7 @@ class Value:
         shape = np.empty(self.shape, bool)[where].shape
         return self.of(self.a.reshape(chosen.tensor, shape))
 
-    # Comparisons are of each sample's own values.
+    # Comparisons use each sample's own values.
 
     def __gt__(self, other: Any) -> Flags:
         return np.asarray(self.tensor.value > (other.tensor.value if isinstance(other, Value) else other))
@@ -110,12 +107,7 @@ class Value:
 
 
 class TapeContext(Context):
-    """A run on a tape.
-
-    Args:
-        arithmetic: of the tape.
-        run: as :class:`Context` takes it.
-    """
+    """The context of a run on a tape; ``run``: the arguments of :class:`Context`."""
 
     def __init__(self, arithmetic: Arithmetic, *run: Any) -> None:
         super().__init__(*run)
@@ -125,11 +117,11 @@ class TapeContext(Context):
         return Value(self.a, tensor)
 
     def recorded(self, value: Any, *operands: tuple[Node, Callable[[Any], Any]]) -> Value:
-        """Return a new value, with how a gradient flows back to each of its operands."""
+        """Record a new value, with the function that propagates a gradient to each operand."""
         return self.value(self.a._record(value, *operands))
 
     def __getattr__(self, name: str) -> Callable[..., Value]:
-        """Return an operation that the arithmetic has under the same name."""
+        """Look up an operation of the arithmetic under the same name."""
         operation = getattr(self.a, name)
         return lambda *given: self.value(
             operation(*(one.tensor if isinstance(one, Value) else one for one in given))
@@ -139,7 +131,7 @@ class TapeContext(Context):
         return self.value(self.a.sum(x.tensor, None if axis is None else self.behind(x, axis)))
 
     def max(self, x: Value, axis: int) -> Value:
-        """Entries that tie for the largest share the gradient, as they do in every framework."""
+        """Return the maximum; tied entries share the gradient, as in every framework."""
         place = self.behind(x, axis)
         largest = x.tensor.value.max(place, keepdims=True)
         ties = x.tensor.value == largest
@@ -167,7 +159,7 @@ class TapeContext(Context):
         return self.last(x, axis, self.a.log_softmax)
 
     def last(self, x: Value, axis: int, function: Callable[[Node], Node]) -> Value:
-        """Apply along an axis what is there for the last one."""
+        """Apply along any axis a function of the last axis."""
         order = list(range(len(x.shape)))
         order[axis], order[-1] = order[-1], order[axis]
         return self.transpose(self.value(function(self.transpose(x, order).tensor)), order)
@@ -176,7 +168,7 @@ class TapeContext(Context):
         return self.value(self.a.reshape(x.tensor, tuple(shape)))
 
     def rearranged(self, x: Value, order: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Value:
-        """Return the elements in another order, given as what it makes of their numbers."""
+        """Permute the elements as ``order`` permutes their indices."""
         size = int(np.prod(x.shape))
         numbers = order(np.arange(size).reshape(x.shape))
         flat = self.a.reshape(x.tensor, (size,))
@@ -238,12 +230,12 @@ class TapeContext(Context):
         return self.rounded(x, number_format)
 
     def behind(self, x: Value, axis: int) -> int:
-        """Return an axis counted from the end, where samples do not stand before it."""
+        """Return an axis counted from the end, because samples precede the axes."""
         return axis if axis < 0 else axis - len(x.shape)
 
 
 class Seen(Mapping[str, Any]):
-    """What an edit sees of a run on a tape: the taps so far, ``inputs.<name>``, and parameters."""
+    """Tensors that an edit can see: the taps so far, ``inputs.<name>``, and parameters."""
 
     def __init__(self, model: Edited, value: Callable[[Node], Value]) -> None:
         self.model, self.value = model, value
@@ -265,11 +257,10 @@ class Edited(Model):
     """The reference with edits of taps: a port that has a bug.
 
     Attributes:
-        edits: gives what is made of a tap.
-        part: which is computed.
-        memory: what edits of earlier runs left for later ones.
-        taps: each tap as it was computed.
-        now: each tap as what follows sees it.
+        edits: returns the edit of a tap, if any.
+        memory: what edits keep between runs.
+        taps: each tap as computed.
+        now: each tap as later steps see it.
     """
 
     edits: Callable[[str], Edit | None] = staticmethod(lambda tap: None)
@@ -289,12 +280,11 @@ class Edited(Model):
         return self.seen_by(self.a, functools.partial(Value, self.a))
 
     def seen_by(self, arithmetic: Arithmetic, value: Callable[[Node], Value]) -> Context:
-        """Return what an edit sees that computes in an arithmetic, of each node by what it is there."""
+        """Return the context of an edit in ``arithmetic``; ``value`` converts nodes."""
         seen = Seen(self, value)
         return TapeContext(arithmetic, self.config, self.batch, self.part, self.dtype, seen, self.memory)
 
     def made(self, edit: Edit, name: str, tensor: Node) -> Node:
-        """Return what an edit makes of a tap."""
         self.context.tap, self.context.y = name, Value(self.a, tensor)
         made: Value = edit(self.context)
         return made.tensor
@@ -311,5 +301,5 @@ class Edited(Model):
 def with_edits(
     edits: Callable[[str], Edit | None], model: type[Edited] = Edited, part: str = "model"
 ) -> type[Edited]:
-    """Return the model that has them, for :func:`concord.spec.reference.compute`."""
+    """Return a model class with these edits, for :func:`concord.spec.reference.compute`."""
     return type("Port", (model,), {"edits": staticmethod(edits), "part": part})

@@ -1,8 +1,7 @@
-"""Bugs that leave every value as it is and show in gradients alone (SPEC GRD-1 to GRD-5).
+"""Bugs that leave every value unchanged and show only in gradients (SPEC GRD-1 to GRD-5).
 
-Such a bug of a step is written at the tap that the step gives: its values stay, and its gradient is that of
-something else. It shows in what is differentiated next: the parameters of the step, and whatever came before
-it.
+Each edits the tap of its step: values stay, and the gradient is that of something else. It shows in the
+parameters of the step and in everything before it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from concord.conformance.bugs.operations import Array
 
 
 def times(m: Context, factor: float = 1.0, **powers: float) -> Array:
-    """Multiply the gradient of a tap, by powers of sizes too."""
+    """Multiply the gradient of a tap by a factor and by powers of sizes."""
     return m.with_gradient(m.y, lambda gradient: gradient * (factor * m.size(**powers)))
 
 
@@ -30,7 +29,7 @@ def instead(m: Context, other: Array) -> Array:
 
 
 def slope(m: Context, made: Array) -> Array:
-    """Take another slope for an elementwise step."""
+    """Replace the slope of an elementwise step."""
     return instead(m, m.x * m.stop_gradient(made))
 
 
@@ -39,12 +38,10 @@ def detached(m: Context) -> Array:
 
 
 def stopped(m: Context, flags: Flags) -> Array:
-    """Let no gradient flow where a flag is True."""
     return m.where(flags, detached(m), m.y)
 
 
 def embedding_gradient_of_first_use(m: Context) -> Array:
-    """Stop it where an id stands that its sample has before."""
     used = [[value in row[:place] for place, value in enumerate(row)] for row in m.ids.tolist()]
     return stopped(m, np.array(used)[..., None])
 
@@ -69,25 +66,23 @@ def tanh_gradient_of_rounded(m: Context) -> Array:
 
 
 def of_softmax(m: Context, pull: Callable[[Array, Array], Array]) -> Array:
-    """Return the softmax whose derivative is made of the gradient and the weights."""
+    """Return the softmax with a derivative computed from the gradient and the weights."""
     weights = detached(m)
     return instead(m, m.with_gradient(m.unnormalised, lambda gradient: pull(gradient, weights)))
 
 
 def softmax_gradient_without_row_term(m: Context) -> Array:
-    """Differentiate the softmax as if it were an elementwise function: p g, without the term for the row."""
+    """Differentiate the softmax as an elementwise function: p g, without the row term."""
     return of_softmax(m, lambda gradient, weights: gradient * weights)
 
 
 def softmax_gradient_without_sum(m: Context) -> Array:
-    """Differentiate the shift by the largest score, but not the sum."""
     scores = m.unnormalised
     powers = m.exp(scores - m.max(scores, 3))
     return instead(m, powers / m.stop_gradient(m.sum(powers, 3)))
 
 
 def value_gradient_tail_dropped(m: Context) -> Array:
-    """Stop it at the features that a vector of four does not fill."""
     width = tuple(m.y.shape)[-1]
     return stopped(m, np.arange(width) >= width // VECTOR * VECTOR)
 
@@ -111,7 +106,7 @@ def norm_shared_counted_twice(m: Context) -> Array:
 
 
 def norm_slope(m: Context, pull: Callable[[Array, Array, Array], Array]) -> Array:
-    """Return the norm whose derivative is made of the gained gradient, the normed input and the deviation."""
+    """Return the norm with a derivative computed from the gained gradient, normed input, and deviation."""
     gain, offset = m.weight(f"{m.owner}.weight"), m.weight(f"{m.owner}.bias")
     centered = m.x - m.mean(m.x, -1)
     count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))
@@ -122,20 +117,18 @@ def norm_slope(m: Context, pull: Callable[[Array, Array, Array], Array]) -> Arra
 
 
 def norm_gradient_without_gain(m: Context) -> Array:
-    """Send the gradient on as if the gain were 1."""
     row = m.norm(m.x, gain=one, offset=lambda offset: offset * 0.0)
     gained = m.stop_gradient(row) * m.weight(f"{m.owner}.weight")
     return instead(m, row + gained + m.weight(f"{m.owner}.bias"))
 
 
 def norm_gradient_unbiased(m: Context) -> Array:
-    """Divide by D - 1 in the derivative."""
     factor = m.config.d_model / (m.config.d_model - 1.0)
     return m.norm(m.x, variance=lambda variance: m.value_of(variance, variance * factor))
 
 
 def norm_gradient_of_some_rows(m: Context) -> Array:
-    """Leave the last rows, which do not fill a block of four, out of the gradients of gain and offset."""
+    """Omit the last rows, an incomplete block of four, from the gradients of gain and offset."""
     batch, tokens, _ = tuple(m.y.shape)
     rows = np.arange(batch * tokens).reshape(batch, tokens, 1)
     without = m.norm(m.x, gain=m.stop_gradient, offset=m.stop_gradient)

@@ -1,4 +1,4 @@
-"""Bugs of look-ups: token, position and segment ids, and the position table (SPEC EMB-1 to EMB-5, POS-1 to
+"""Bugs of lookups: token, position and segment ids, and the position table (SPEC EMB-1 to EMB-5, POS-1 to
 POS-7).
 """
 
@@ -17,17 +17,14 @@ from concord.spec.precision import precision
 
 
 def lookup(m: Context, ids: Ids) -> Array:
-    """Look other ids up."""
     return m.y if (ids == m.ids).all() else m.rows_of("token", ids)
 
 
 def stored(m: Context, dtype: str) -> Array:
-    """Keep ids in a type that does not hold them all."""
     return lookup(m, m.ids.astype(dtype).astype(np.int64) % m.config.vocab_size)
 
 
 def rounded(m: Context, number_format: str) -> Array:
-    """Send ids through a number format."""
     kept = precision(number_format).round(m.ids.astype(np.float64)).astype(np.int64)
     return lookup(m, kept.clip(0, m.config.vocab_size - 1))
 
@@ -36,12 +33,12 @@ def rounded(m: Context, number_format: str) -> Array:
 
 
 def numbered(m: Context, rows: Ids) -> Array:
-    """Return other rows of the table, (B, T); they wrap round at its ends."""
+    """Return other rows of the table, (B, T), with wraparound."""
     return m.rows_of("position", rows % m.config.max_positions)
 
 
 def table_of(m: Context, **fields: Any) -> Array:
-    """Return the rows of another configuration's table."""
+    """Return rows of another configuration's table."""
     return rows_of(m, sinusoid(m.config.replace(**fields)))
 
 
@@ -56,13 +53,12 @@ def position_sine_and_cosine_swapped(m: Context) -> Array:
 
 
 def positions_from_first_real_token(m: Context) -> Array:
-    """Count from the first real token, as for a batch that is padded on the left."""
+    """Count from the first real token, as for a left-padded batch."""
     numbers: Ids = np.maximum(np.arange(m.real.shape[1]) - m.real.argmax(1)[:, None], 0)
     return numbered(m, numbers + m.config.position_start)
 
 
 def positions_moved_by_each_call(m: Context) -> Array:
-    """Move positions in place, once more with each run."""
     offset = m.memory["offset"] = m.memory.get("offset", -1) + 1
     rows = np.broadcast_to(np.arange(m.real.shape[1]), m.real.shape) + m.config.position_start
     return numbered(m, rows + offset) if offset else m.y
@@ -72,7 +68,7 @@ def positions_moved_by_each_call(m: Context) -> Array:
 
 
 def stale(m: Context, what: str, now: Any) -> Any:
-    """Return an array as the first run made it, where it fits."""
+    """Return an array as in the first run, where it fits."""
     before = m.memory.setdefault(what, now)
     samples, tokens = (min(sizes) for sizes in zip(before.shape, now.shape, strict=True))
     kept = now.copy()

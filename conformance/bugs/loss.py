@@ -13,7 +13,7 @@ from concord.conformance.bugs.operations import Array
 
 
 def of_targets(m: Context, targets: NDArray[np.floating]) -> Array:
-    """Return losses against other targets, (B, C)."""
+    """Return losses against soft targets, (B, C)."""
     if m.config.num_classes == 1:
         share, logits = targets[:, 0], m.now["logits"][:, 0]  # of the label 1
         ones, zeros = (binary_losses(m, logits, np.full(share.shape, flag)) for flag in (True, False))
@@ -23,13 +23,11 @@ def of_targets(m: Context, targets: NDArray[np.floating]) -> Array:
 
 
 def binary_losses(m: Context, logits: Array, wanted: Flags) -> Array:
-    """Return the cross-entropy of each logit by itself (SPEC LOS-1)."""
     wrong = m.where(wanted, -logits, logits)
     return m.relu(wrong) + m.log(m.exp(-m.abs(wrong)) + 1.0)
 
 
 def smoothed(m: Context, share: float) -> Array:
-    """Return losses whose labels give a share to all classes alike."""
     classes = m.config.num_classes
     if classes == 1:
         return of_targets(m, m.labels[:, None] * (1 - share) + share / 2)
@@ -38,13 +36,12 @@ def smoothed(m: Context, share: float) -> Array:
 
 
 def count(m: Context) -> float:
-    """Return how many losses count."""
     return float(len(m.labels) if m.config.ignore_label is None else m.counted.sum())
 
 
 def reduced(m: Context, factor: float, penalised: Iterable[str] = ("weight", "bias")) -> Array:
-    """Return the sum of the losses that count times a factor, and the L2 term of some of the classifier's
-    parameters (SPEC LOS-2 to LOS-4).
+    """Scale the sum of the counted losses, and add the L2 term of some classifier parameters (SPEC LOS-2 to
+    LOS-4).
     """
     total = m.sum(m.x if m.config.ignore_label is None else m.where(m.counted, m.x, 0.0)) * factor
     for leaf in penalised if m.config.l2_weight else ():

@@ -16,7 +16,6 @@ def unmasked(m: Context) -> Array:
 
 
 def causal(m: Context) -> Array:
-    """Hide later tokens too."""
     return m.masked(m.visible & (np.tri(*tuple(m.y.shape)[-2:]) > 0))
 
 

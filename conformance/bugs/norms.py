@@ -1,6 +1,4 @@
-"""Bugs of norms, of residuals and other sums, and of the length of a vector (SPEC NRM-1 to NRM-7, RES-1,
-EMB-6, HED-5).
-"""
+"""Bugs of norms, residuals and other sums, and vector lengths (SPEC NRM-1 to NRM-7, RES-1, EMB-6, HED-5)."""
 
 from __future__ import annotations
 
@@ -20,7 +18,6 @@ def one(gain: Array) -> Array:
 
 
 def floored(m: Context, variance: Array) -> Array:
-    """Take epsilon for the least that the variance can be, or the deviation."""
     epsilon = m.config.norm_epsilon
     if m.config.norm_epsilon_placement == "outside":
         root = m.sqrt(variance)
@@ -29,17 +26,16 @@ def floored(m: Context, variance: Array) -> Array:
 
 
 def result(m: Context) -> Array:
-    """Return what the sublayer gives, before the residual or the norm after it."""
+    """Return the sublayer's output, before its residual or norm."""
     return m.source("result", of=m.tap.replace("norm", "residual"))
 
 
 def norm_before_residual(m: Context) -> Array:
-    """Norm what the sublayer gives, and add the residual to that."""
     return m.source(of=m.tap.replace("norm", "residual")) + m.norm(result(m))
 
 
 def norm_of_padded_row(m: Context) -> Array:
-    """Fill a row with zeros, whose distances from the mean count, to a power of two."""
+    """Pad rows with zeros to a power of two, whose distances from the mean count."""
     own, mean = m.config.d_model, m.mean(m.x, -1)
     width = 2 ** math.ceil(math.log2(own))
     return m.norm(m.x, variance=lambda variance: variance + mean * mean * (width / own - 1))
@@ -50,14 +46,11 @@ def variance_in(m: Context, number_format: str) -> Array:
 
 
 def variance_by_squares(m: Context) -> Array:
-    """Compute the variance as E[x²] - E[x]²."""
     mean = m.mean(m.x, -1)
     return m.norm(m.x, variance=lambda variance: m.mean(m.x * m.x, -1) - mean * mean)
 
 
 def norm_deviation_by_one_step(m: Context) -> Array:
-    """Refine a reciprocal of half precision by one step of Newton's method."""
-
     def refined(variance: Array) -> Array:
         rough = m.round_to(1.0 / m.deviation(variance), "bfloat16")
         squared = m.deviation(variance) * m.deviation(variance)
@@ -67,7 +60,6 @@ def norm_deviation_by_one_step(m: Context) -> Array:
 
 
 def padding_zeroed(m: Context) -> Array:
-    """Set padded rows to zero, (B, T, D) or (B, T, H, K)."""
     return m.where(m.real.reshape(*m.real.shape, *[1] * (len(m.y.shape) - 2)), m.y, m.y * 0.0)
 
 

@@ -1,9 +1,7 @@
-"""Array operations under the same names in all four frameworks and on the tape.
+"""Array operations with the same names in all four frameworks and on the tape.
 
-What edits of taps are written in.
-
-Arithmetic operators, comparisons, ``~`` and ``&`` of masks, indexing with slices and ``None`` and ``.shape``
-mean the same in all of them and are used as they are. Everything else is here.
+Operators, comparisons, ``~`` and ``&`` of masks, indexing with slices and ``None``, and ``.shape`` mean the
+same everywhere and need no method.
 """
 
 from __future__ import annotations
@@ -16,28 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = Any
-"""A tensor of the framework at hand."""
+"""A tensor of the framework or tape."""
 
 SIGNIFICANT_BITS = {"float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
-"""Of each number format that :meth:`TensorOperations.round_to` knows, the leading one included."""
+"""Significant bits of each number format, the leading one included."""
 
 
 Unary = Callable[[Array], Array]
-"""Makes one tensor of another."""
 
 
 class TensorOperations(ABC):
     """The operations that bugs are written in.
 
     Attributes:
-        einsum: contracts two tensors.
-        sqrt, exp, log, tanh, erf, sigmoid, relu: are taken element by element.
-        softmax, log_softmax: are taken along an axis.
-        reshape: returns the same numbers in another shape, in row-major order.
-        transpose: permutes axes.
-        concat: joins tensors along an axis.
         stop_gradient: returns the same values; no gradient flows back.
-        dtype: the precision of tensors.
+        dtype: precision of tensors.
     """
 
     dtype: str
@@ -62,7 +53,7 @@ class TensorOperations(ABC):
 
     @abstractmethod
     def max(self, x: Array, axis: int) -> Array:
-        """Return the largest entries along an axis, which stays with size 1."""
+        """Return the maximum along an axis, which stays with size 1."""
 
     @abstractmethod
     def where(self, condition: Array, a: Array, b: Array | float) -> Array:
@@ -74,25 +65,24 @@ class TensorOperations(ABC):
 
     @abstractmethod
     def constant(self, values: NDArray[Any], like: Array | None = None) -> Array:
-        """Return an array as a tensor, in the precision of another tensor if one is given."""
+        """Convert an array to a tensor, in the precision of ``like`` if given."""
 
     @abstractmethod
     def with_gradient(self, x: Array, function: Unary) -> Array:
-        """Return the same values; the gradient that flows back is sent through a function."""
+        """Return the same values; apply a function to the gradient that flows back."""
 
-    # What follows from these.
+    # Derived operations.
 
     def mean(self, x: Array, axis: int) -> Array:
-        """Mean along an axis, which stays with size 1."""
+        """Like :meth:`sum`, for one axis."""
         return self.sum(x, axis) / float(tuple(x.shape)[axis])
 
     def within(self, x: Array, low: float, high: float) -> Array:
-        """Return numbers, those beyond a limit set to it; no gradient flows there."""
+        """Clamp numbers; no gradient flows to those beyond a limit."""
         raised = self.where(x < low, x * 0.0 + low, x)
         return self.where(raised > high, raised * 0.0 + high, raised)
 
     def abs(self, x: Array) -> Array:
-        """Return sizes without their signs."""
         return self.where(x > 0.0, x, -x)
 
     def add_where(self, visible: NDArray[np.bool_], x: Array, constant: float) -> Array:
@@ -100,7 +90,6 @@ class TensorOperations(ABC):
         return self.where(visible, x, x + constant)
 
     def squeeze(self, x: Array) -> Array:
-        """Drop every axis of size 1."""
         return self.reshape(x, [size for size in tuple(x.shape) if size != 1])
 
     def value_of(self, value: Array, surrogate: Array) -> Array:
@@ -108,33 +97,25 @@ class TensorOperations(ABC):
         return self.stop_gradient(value) + (surrogate - self.stop_gradient(surrogate))
 
     def instead(self, wrong: Array, right: Array) -> Array:
-        """Return one tensor, to which the other adds the gradient zero.
+        """Return ``wrong``, with a zero gradient to ``right``.
 
-        Some frameworks refuse to differentiate by what is not used at all.
+        Some frameworks refuse to differentiate with respect to unused tensors.
         """
         shape = tuple(right.shape)
         return self.where(np.zeros(shape, bool), right, wrong) if shape == tuple(wrong.shape) else wrong
 
     def round_to(self, x: Array, number_format: str) -> Array:
-        """Return the nearest numbers of a shorter format, ignoring its range.
-
-        The gradient flows through unchanged.
-        """
+        """Round to a shorter format, ignoring its range; the gradient is unchanged."""
         return x + self.stop_gradient(self.rounded(x, number_format) - x)
 
     def cut_to(self, x: Array, number_format: str) -> Array:
-        """Return the numbers of a shorter format next towards zero, ignoring its range.
-
-        The gradient flows through unchanged.
-        """
+        """Truncate to a shorter format, ignoring its range; the gradient is unchanged."""
         return x + self.stop_gradient(self.cut_off(x, number_format) - x)
 
     def cut_off(self, x: Array, number_format: str) -> Array:
-        """Return the numbers of a shorter format next towards zero, ignoring its range.
-
-        Where rounding went away from zero, the one before is wanted: 1.25 units of 2^-bits of the number lie
-        nearer to it than to any other, wherever in its binade it is.
-        """
+        """Truncate to a shorter format, ignoring its range."""
+        # Where rounding went away from zero, take the number before: it is the nearest to the number reduced
+        # by 1.25 units of 2^-bits, wherever in its binade that lies.
         nearest = self.rounded(x, number_format)
         before = self.rounded(nearest * (1.0 - 1.25 * 2.0 ** -SIGNIFICANT_BITS[number_format]), number_format)
         return self.where(
@@ -142,10 +123,7 @@ class TensorOperations(ABC):
         )
 
     def rounded(self, x: Array, number_format: str) -> Array:
-        """Return the nearest numbers of a shorter format, ignoring its range.
-
-        (Dekker and Veltkamp's splitting).
-        """
+        """Round to a shorter format, ignoring its range, by Dekker and Veltkamp's splitting."""
         cut = {"float64": 53, "float32": 24}[self.dtype] - SIGNIFICANT_BITS[number_format]
         if cut <= 0:
             return x

@@ -10,7 +10,7 @@ from concord.conformance.bugs.operations import Array
 
 
 def mean(m: Context, tokens: Flags, counted: Flags | None = None) -> Array:
-    """Divide the sum of some tokens by the number of these, or of others, (B, T)."""
+    """Average over some tokens; ``counted`` replaces them in the divisor, (B, T)."""
     total = m.sum(m.where(tokens[..., None], m.x, 0.0), 1)[:, 0]
     count = (tokens if counted is None else counted).sum(axis=1)[:, None]
     return total / m.constant(np.maximum(count, 1).astype(np.float64), m.x)
@@ -25,7 +25,6 @@ def flatten_column_major(m: Context) -> Array:
 
 
 def samples_left_by_length(m: Context) -> Array:
-    """Leave samples in the order of their lengths."""
     order = np.argsort(-m.real.sum(1), kind="stable")
     return m.concat([m.y[int(i) : int(i) + 1] for i in order], 0)
 

@@ -1,4 +1,4 @@
-"""Products whose factors are rounded to a shorter format first, as tensor cores do (SPEC PRC-1 to PRC-3)."""
+"""Products whose factors are first rounded to a shorter format, as in tensor cores (SPEC PRC-1 to PRC-3)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LINEAR = (
     "pooler.dense",
     "logits",
 )
-"""The taps that come from a linear layer."""
+"""Taps that come from a linear layer."""
 
 PRODUCTS = (*LINEAR, "*attention.scores", "*attention.context")
-"""The taps that come from a product."""
+"""Taps that come from a product."""
 
 
 def products(m: Context, number_format: str, cut: bool = False) -> Array:
-    """Take the product of a tap, and its derivatives, of factors in a shorter format.
+    """Recompute the product of a tap, and its derivatives, with factors in a shorter format.
 
-    Those before it that stay inside a fused kernel are taken so too.
+    This includes preceding products that a fused kernel hides.
     """
     shorten, passed = (m.cut_to, m.cut_off) if cut else (m.round_to, m.rounded)
 
@@ -49,9 +49,8 @@ EMULATIONS: dict[str, Change] = {
     "tf32": Change(taps=PRODUCTS, edit=lambda m: products(m, "tf32")),
     "tf32_cut_off": Change(taps=PRODUCTS, edit=lambda m: products(m, "tf32", cut=True)),
 }
-"""What hardware does and is right to do: not bugs, but another precision.
-
-What stands before ``_`` is whose rules apply.
+"""Emulated hardware arithmetic: no bugs, but another precision. The part before ``_`` names the precision
+whose rules apply.
 """
 
 EDITS: Edits = {"outer_in_tf32_last": in_last_layer(lambda m: products(m, "tf32"))}

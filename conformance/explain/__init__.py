@@ -1,6 +1,5 @@
-"""Explanations of a wrong tensor: hypotheses, each tested by recomputation, and descriptions.
+"""Explanations of a divergence: hypotheses tested by recomputation, and descriptions.
 
-The first wrong tensor is recomputed from the run's own preceding tensors with one bug. A bug explains the
-tensor if the result is the run's, within its derived tolerance. Where none does, a description states which
-elements are wrong, and how they are related to the right ones (decision 19).
+A hypothesis is one bug. It explains the first wrong tensor if recomputation with this bug agrees within the
+derived tolerance. If none does, a description states which elements are wrong (decision 19).
 """

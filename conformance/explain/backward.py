@@ -1,4 +1,4 @@
-"""The place of a bug in the backward pass: between the last right gradients and the first wrong one."""
+"""Location of a bug in the backward pass, between the last correct gradients and the first wrong one."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from concord.conformance.explain.question import Question
 from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
 
-# Clauses of steps with a plain derivative (products, sums, masks): any other step in question is likelier.
+# Steps with a plain derivative (products, sums, masks) are less likely than any other step in question.
 PLAIN = ("FFN-1", "ATT-6", "ATT-3", "HED-3", "EMB-6", "RES-1", "MSK-3")
 
-# Size of a gradient beside the largest below which it shows nothing (SPEC GRD-4).
+# A gradient this small relative to the largest one proves nothing (SPEC GRD-4).
 SMALL = 1e-6
 
 
 def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Return the place of the bug between two gradients.
-
-    Args:
-        question: about the wrong gradient.
-        statuses: the status of every tensor in the verdict.
+    """Locate the bug between correct and wrong gradients.
 
     Returns:
-        A sentence, and the clauses of the steps in question, the likeliest first; both empty where several
-            steps, or none, use the parameter.
+        A sentence, and the clauses in question, likeliest first; both empty if several steps, or
+            none, use the parameter.
     """
     consumers = _consumers(question)
     right = _right(question, statuses, consumers)
@@ -57,7 +53,7 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[
 
 
 def _consumers(question: Question) -> dict[str, list[str]]:
-    """Return the taps that use each tap, and each parameter (``=<name>``), read off the tape."""
+    """Map each tap, and each parameter as ``=<name>``, to the taps computed from it."""
     exact, consumers = question.exact, dict[str, list[str]]()
     names = {id(tensor): name for name, tensor in exact.now.items()}
     names |= {id(tensor): f"={name}" for name, tensor in exact.parameters.items()}
@@ -70,7 +66,7 @@ def _consumers(question: Question) -> dict[str, list[str]]:
 def _right(
     question: Question, statuses: Mapping[str, str], consumers: Mapping[str, list[str]]
 ) -> dict[str, str]:
-    """Return taps with right gradients, and the gradient that shows it: the tap's, or its parameter's."""
+    """Map each tap with a correct gradient to the gradient that proves it."""
     exact, prefix = question.exact, "gradients.taps."
     agreeing = [name for name, status in statuses.items() if status == "agrees"]
     right = {name.removeprefix(prefix): name for name in agreeing if name.startswith(prefix)}
@@ -93,7 +89,7 @@ def _clause(question: Question, step: str) -> str:
 
 
 def made_of(tensor: Node, names: Mapping[int, str]) -> list[str]:
-    """Return the taps and parameters from which a tensor is computed without another tap between."""
+    """Return the taps and parameters from which a tensor is computed without another tap in between."""
     sources, seen = list[str](), set[int]()
     waiting = [operand for operand, _ in tensor.operands]
     while waiting:

@@ -1,4 +1,4 @@
-"""The interface of a search: a computation that went wrong, and its prediction under a hypothesis."""
+"""A computation that went wrong, and its prediction under a hypothesis."""
 
 from __future__ import annotations
 
@@ -16,23 +16,19 @@ from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.judging.verdict import Judgement
 from concord.spec.arrays import Array
 
-# Factor by which an explanation must reduce the error: chance reduces it by less.
+# An explanation must reduce the error by this factor, more than chance would.
 CLEAR = 5.0
 
-# The least error, in sigma of the arithmetic that explains it: its wide sigma covers any smaller error too.
+# Least error, in sigma of the arithmetic that explains it: a wide sigma covers any smaller error.
 LEAST = 0.1
 
-# Tolerances within which the results of two hypotheses are the same.
+# Results of two hypotheses this close, in tolerances, are the same.
 SAME = 0.01
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A tensor under a hypothesis, and the standard deviation of correct results then.
-
-    Attributes:
-        beside: predictions of other tensors that were delivered with it, by name.
-    """
+    """A tensor under a hypothesis, with its standard deviation; ``beside``: other tensors of the same run."""
 
     value: Array
     sigma: Array
@@ -43,9 +39,8 @@ class Computation(ABC):
     """A computation up to its first wrong tensor.
 
     Attributes:
-        tensor: the name of that tensor.
-        actual: its delivered values.
-        delivered: other tensors that were delivered with it, by name.
+        tensor: name of that tensor.
+        actual: its values in the run.
     """
 
     tensor: str
@@ -55,20 +50,19 @@ class Computation(ABC):
 
     @property
     def subject(self) -> str:
-        """The subject of an explanation's sentence; empty where that stands beside the tensor's name."""
+        """Subject of the explanation's sentence; empty where the tensor's name already stands before it."""
         return self.tensor
 
     @abstractmethod
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the tensor under a hypothesis with its sigma."""
+        """Predict the tensor with its sigma."""
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the tensor under a hypothesis, in exact arithmetic."""
+        """Compute the tensor in exact arithmetic."""
         return self.predict(hypothesis).value
 
     @functools.cached_property
     def right(self) -> Prediction:
-        """The prediction of a right run."""
         return self.predict(RIGHT)
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
@@ -83,26 +77,23 @@ class Computation(ABC):
         return bool(wrong.any()) and float(np.mean(left[wrong] <= before[wrong] / 2)) >= 0.5
 
     def judged(self, actual: Array, prediction: Prediction) -> Judgement:
-        """Judge a tensor by a prediction."""
         return judge_tensor(actual, prediction.value, prediction.sigma, self.dtype)
 
     def one_cause(self, one: Hypothesis, other: Hypothesis) -> bool:
-        """Return whether two hypotheses with the same result are one cause."""
         return one.name == other.name
 
     def same(self, one: Prediction, other: Prediction) -> bool:
-        """Return whether two predictions are the same, to within :data:`SAME` tolerances."""
         return self.judged(one.value, other).ratio <= SAME
 
     def explains(self, prediction: Prediction) -> bool:
-        """Return whether the tensor agrees with a prediction that differs from the right one."""
+        """Return whether the tensor agrees with a prediction that differs from the correct one."""
         judgement, before = (self.judged(self.actual, expected) for expected in (prediction, self.right))
         if judgement.status != "agrees" or before.ratio < CLEAR * judgement.ratio:
             return False
         if not same_infinities(prediction.value, self.right.value):
             return True
-        # Neither may pass for the other: a hypothesis without effect explains nothing, nor does a sigma that
-        # allows anything.
+        # Both must reject the other: a hypothesis without effect explains nothing, nor does a sigma so wide
+        # that it allows anything.
         return all(
             judgement.status == "diverges"
             for judgement in (
@@ -112,28 +103,27 @@ class Computation(ABC):
         )
 
     def distance(self, prediction: Prediction) -> float:
-        """Return the largest error of a prediction in tolerances, over all its tensors."""
+        """Return the largest error over all tensors of a prediction, in tolerances."""
         beside = (
             self.judged(self.delivered[name], expected).ratio for name, expected in prediction.beside.items()
         )
         return max((self.judged(self.actual, prediction).ratio, *beside))
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether a hypothesis leaves the tensor right: then this computation does not refute it."""
+        """Return whether a hypothesis leaves the tensor correct, and so is not refuted."""
         value = self.values(hypothesis)
         shown = value.shape == self.actual.shape and self.judged(value, self.right).status == "diverges"
         return not shown
 
 
 def same_infinities(a: Array, b: Array) -> bool:
-    """Return whether two arrays have the same infinities and NaN in the same places."""
     return bool(
         np.array_equal(np.where(np.isfinite(a), 0.0, a), np.where(np.isfinite(b), 0.0, b), equal_nan=True)
     )
 
 
 def within(error: Array, sigma: Array) -> bool:
-    """Return whether errors are rounding, where sigma is finite; False where it is finite nowhere."""
+    """Return whether errors are rounding; False if sigma is finite nowhere."""
     known = np.isfinite(sigma) & np.ones_like(error, bool)
     if known.size and not known.any():
         return False
@@ -145,11 +135,10 @@ def within(error: Array, sigma: Array) -> bool:
 
 
 def clear(before: Array, left: Array, sigma: Array) -> bool:
-    """Return whether the rest of an error is rounding, and :data:`CLEAR` times smaller than before."""
+    """Return whether the remaining error is rounding and :data:`CLEAR` times smaller than before."""
     scores = [root_mean_square(np.where(error != 0, error / sigma, 0.0)) for error in (before, left)]
     return within(left, sigma) and scores[0] > 0 and scores[0] >= CLEAR * scores[1]
 
 
 def root_mean_square(values: Array) -> float:
-    """Return the root mean square of the finite values."""
     return expectation.root_mean_square(values[np.isfinite(values)])

@@ -1,4 +1,4 @@
-"""Conclusions from all cases of a backend: a cause that another case refutes is none (decision 19)."""
+"""Conclusions from all cases of a backend: no cause may contradict another case (decision 19)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,19 @@ from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.wording import counted, gather
 
-# Seconds of processor time for one backend.
+# Seconds of processor time per backend.
 BUDGET = 30.0
 
-# Passed cases in which a cause is tried, those of the same variant first.
+# Number of passed cases in which a cause is tried, those of the same variant first.
 MOST_PASSED = 8
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The conclusion from all runs of a backend that are first wrong at one tensor.
+    """Conclusion from all runs of a backend that are first wrong at one tensor.
 
     Attributes:
-        tensor: its name without the number of the layer.
-        clause: the clause that it most likely breaks.
-        cases: the number of these runs.
+        tensor: its name without the layer number.
     """
 
     backend: str
@@ -47,7 +45,7 @@ def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]
     """Explain each divergence, and test every cause on all cases of its backend.
 
     Returns:
-        The results with what remains of their explanations, and the conclusions.
+        The results with revised explanations, and the conclusions.
     """
     explained, conclusions = list(results), list[Conclusion]()
     for backend in dict.fromkeys(result.backend for result in results):
@@ -78,7 +76,6 @@ def _verdict(run: Result) -> Verdict:
 def _together(
     backend: str, tensor: str, wrong: Sequence[Result], passed: Sequence[Result], effort: Effort
 ) -> tuple[list[Explanation], Conclusion]:
-    """Return the revised explanations of runs that are first wrong at one tensor, and the conclusion."""
     explanations = [known for run in wrong if (known := _verdict(run).explanation)]
     named: dict[str, list[list[Hypothesis]]] = {}
     for explanation in explanations:
@@ -111,7 +108,6 @@ def _together(
 def _shown(
     named: Sequence[Sequence[Hypothesis]], tensor: str, passed: Sequence[Result], effort: Effort
 ) -> bool:
-    """Return whether the commonest hypothesis of wrong runs would show in a run that passed."""
     tried, _ = _commonest(named)
     if any("request" in hypothesis.change.places for of_run in named for hypothesis in of_run):
         return False  # a conversion may spoil the weights of one model alone
@@ -126,7 +122,6 @@ def _shown(
 
 
 def _condition(wrong: Sequence[Result], passed: Sequence[Result]) -> str:
-    """Return a sentence about what only the wrong runs share, or about what one is attributed to."""
     for run in wrong:
         if run.attribution:
             return f"{run.case} {run.attribution}"
@@ -145,11 +140,7 @@ def _condition(wrong: Sequence[Result], passed: Sequence[Result]) -> str:
 
 
 def _commonest(named: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
-    """Return the hypothesis that most runs name in the same words, and their number.
-
-    Args:
-        named: the hypotheses of each run that have one name; a number in their text may differ.
-    """
+    """Return the hypothesis that most runs name in the same words, and their number."""
     alike = gather((each for of_run in named for each in of_run), lambda each: each.text)
     most = max(alike.values(), key=len)
     return most[0], len(most)
@@ -164,7 +155,7 @@ def _padded(case: JudgedProblem) -> bool | None:
     return None if ids is None else bool((ids == case.config.pad_id).any())
 
 
-# Features of a case that only wrong runs may have; None where a case cannot tell.
+# Features that only wrong runs may share. None: the case does not tell.
 FEATURES: Mapping[str, Callable[[JudgedProblem], bool | None]] = {
     "there is one sample": lambda case: _size(case, 0) == 1,
     "there is one token": lambda case: _size(case, 1) == 1,
@@ -174,7 +165,7 @@ FEATURES: Mapping[str, Callable[[JudgedProblem], bool | None]] = {
 
 
 def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
-    """Return whether the same hypothesis would make a tensor of a right run wrong."""
+    """Return whether a hypothesis would make a correct tensor wrong."""
     truth = family.plain(case)
     if tensor not in truth:
         return False
@@ -187,11 +178,10 @@ def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
 
 
 def _revised(explanation: Explanation, refuted: Collection[str], doubtful: Collection[str]) -> Explanation:
-    """Return an explanation without refuted hypotheses, and not sure of doubtful ones."""
     hypotheses = explanation.hypotheses
     if not any(each.name in refuted or each.name in doubtful for each in hypotheses):
         return explanation
-    # Without its cause, an explanation has its other clauses first, and those of the refuted cause last.
+    # If no cause remains, the clauses of the refuted one come last.
     clauses, kept = explanation.clauses, [each for each in hypotheses if each.name not in refuted]
     if not kept:
         broken = {each.clause for each in hypotheses}

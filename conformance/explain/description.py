@@ -1,4 +1,4 @@
-"""Descriptions of a wrong tensor: which elements are wrong, and how they are related to the right ones."""
+"""Descriptions of a wrong tensor: which elements are wrong, and how they relate to the correct ones."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from concord.spec.arrays import Array
 from concord.spec.precision import precision
 from concord.spec.tensors import clause_of
 
-# Share of a region that has to be wrong. Not all of it: some errors are small by chance.
+# Share of a region that must be wrong. Not all of it: some errors are small by chance.
 FILLED = 0.9
 
-# The longest axis whose places are compared with one another: the cost is the square of its length.
+# Longest axis whose places are compared with one another, since the cost grows with the square.
 MOST_PLACES = 512
 
-# At least so many errors without an order, up to this share of a number (bfloat16's unit), may be those of
-# fewer bits (PRC-2).
+# At least this many unordered errors, up to this share of a number (bfloat16's unit), may be those of fewer
+# bits (PRC-2).
 MANY, COARSE = 30, 2.0**-8
 
-# Different numbers that a place must hold to tell where it was taken from: fewer occur anywhere.
+# Distinct numbers that a place must hold to tell where it was taken from: fewer occur anywhere.
 MOVED = 3
 
-# Wrong elements from which a relation is believed: two or three numbers are related by chance.
+# Wrong elements that make a relation credible: two or three numbers are related by chance.
 FEW = 5
 
-# Kinds of relations that may hold in single elements, wherever these lie.
+# Kinds of relations that may hold in single elements, wherever they lie.
 BY_ELEMENT = ("zero", "constant", "factor")
 
-# Taps whose elements are each a function of one element.
+# Elementwise taps.
 FUNCTIONS = ("*.feed_forward.activation", "pooler.output")
 
-# Taps where a row without a visible key shows.
+# Taps that show a row without a visible key.
 ATTENDING = ("*.weights", "*.masked_weights", "*.context", "*.attention.output")
 
-# Share of the mask constant that no other error reaches.
+# No other error reaches this share of the mask constant.
 LARGE = 1e-3
 
 BLIND = "rows without a visible key"
 
 NOT_FINITE = ((np.isnan, "is no number (NaN)"), (np.isinf, "is infinite"))
 
-# The kind of a relation between wrong elements and right ones, or its axis, and its words.
+# Kind of a relation between wrong elements and correct ones, or its axis, and its words.
 Relation = tuple[str, str]
 
 NONE: Relation = ("", "")
@@ -74,7 +74,7 @@ WORDS = {
 # Axes within one token or sample.
 COLUMNS = ("head_dim", "d_model", "d_ff", "features", "classes", "vocab")
 
-# Of tensors that several clauses define, the one that is broken most often.
+# For tensors that several clauses define, the one most often broken.
 USUAL = (
     (("embeddings.token",), "EMB-1"),
     (NORMS, "NRM-2"),
@@ -93,14 +93,12 @@ RELATED = (
 
 @dataclass(frozen=True)
 class Description:
-    """A description of a wrong tensor; it names no cause.
+    """Description of a wrong tensor that names no cause.
 
     Attributes:
-        where: the region of wrong elements, in words that follow "only in"; empty if it is the whole tensor.
-        what: the relation to right elements, in words that follow the tensor's name; empty without one.
-        wrong, size: the number of wrong elements, and of all.
-        relative: the median error of wrong elements, as a share of the right number; infinite where that
-            is 0.
+        where: words that follow "only in"; empty for the whole tensor.
+        what: relation to correct elements, in words that follow the tensor's name, if any.
+        relative: median relative error of wrong elements; may be infinite.
     """
 
     tensor: str
@@ -112,7 +110,6 @@ class Description:
 
     @property
     def text(self) -> str:
-        """The description as a sentence."""
         if self.size == 1 and self.what:
             return f"`{self.tensor}` {self.what}"
         share = f"{self.wrong} of {self.size} elements"
@@ -126,9 +123,9 @@ class Description:
 
 
 def describe(question: Question) -> tuple[Description | None, Flags, str]:
-    """Return the description of a wrong tensor, its region, and the kind of its relation to the right one.
+    """Describe a wrong tensor, its region, and the kind of its relation to the correct one.
 
-    The description is None where no element is wrong.
+    The description is None if no element is wrong.
     """
     with np.errstate(all="ignore"):
         wrong = wrong_elements(question)
@@ -148,8 +145,8 @@ def describe(question: Question) -> tuple[Description | None, Flags, str]:
 
 
 def wrong_elements(question: Computation) -> Flags:
-    """Return the elements that are wrong by more than Z sigma; if there are none, those beyond R sigma."""
-    # R: where no element is wrong by itself, the root mean square of all is.
+    """Return elements wrong by more than Z sigma or, if there are none, R sigma."""
+    # R applies where only the root mean square of all elements is wrong.
     actual, right, sigma = question.actual, question.right.value, question.right.sigma
     infinite = np.isfinite(actual) != np.isfinite(right)
     scores = np.where(np.isfinite(sigma), abs(actual - right) / sigma, 0.0)
@@ -161,18 +158,12 @@ def wrong_elements(question: Computation) -> Flags:
 
 
 def clauses_of(question: Question, seen: Description | None, kind: str, defining: str) -> tuple[str, ...]:
-    """Return the clauses that a wrong tensor may break, the likeliest first.
-
-    Args:
-        seen: its description.
-        kind: the kind of its relation to the right tensor.
-        defining: the clause that defines it.
-    """
+    """Return the clauses that a wrong tensor may break, likeliest first."""
     clauses = list[str]()
     if question.is_tap(("*",)) and seen:
         clauses += clauses_of_mask(question, seen.where, kind)
         clauses += clauses_of_rows(question, seen, kind)
-        # A relation in one row of a table is that row's, not the step's.
+        # A relation in one row of a table concerns that row, not the step.
         one_id = seen.where.startswith("id ")
         clauses += [
             clause
@@ -190,13 +181,11 @@ def clauses_of(question: Question, seen: Description | None, kind: str, defining
 
 
 def usual_clause(question: Question) -> str:
-    """Return the clause that a wrong tensor breaks most often."""
     own = clause_of(question.config, question.tensor, question.case.part)
     return next((clause for patterns, clause in USUAL if question.is_tap(patterns)), own)
 
 
 def clauses_of_rows(question: Question, seen: Description, kind: str) -> tuple[str, ...]:
-    """Return the clauses of the rows to which an error is confined, whatever the tensor holds there."""
     if seen.where.startswith(BLIND):
         return ("MSK-5",)
     padded = seen.where.startswith("padded")
@@ -209,13 +198,12 @@ def clauses_of_rows(question: Question, seen: Description, kind: str) -> tuple[s
     return ("MSK-4",) if kind == "zero" or "attention" in seen.tensor else ()
 
 
-# Share up to which errors of rounding may have one sign, or follow from a step's input, by chance.
+# Rounding errors up to this share may have one sign, or follow from a step's input, by chance.
 BALANCED = 0.5
 
 
 def _is_noise(question: Question) -> bool:
-    """Return whether errors look like rounding: random in sign, and predicted by nothing known."""
-    # A constant of few digits, or an epsilon that is added to a sum, errs as little, but not at random.
+    # A constant of few digits, or an epsilon added to a sum, errs as little but not at random.
     known = np.isfinite(question.actual) & np.isfinite(question.right.value)
     right = question.right.value[known].astype(np.float64)
     error = question.actual[known] - right
@@ -225,7 +213,7 @@ def _is_noise(question: Question) -> bool:
         owner = norm_of(question.config.norm_sharing, question.tensor)
         offset = np.broadcast_to(question.case.weights[f"{owner}.bias"], known.shape)[known]
         follows = np.corrcoef(error, right - offset)[0, 1] ** 2
-    elif question.is_tap(FUNCTIONS):  # of another function, elements with neighbouring inputs err alike
+    elif question.is_tap(FUNCTIONS):  # with another function, elements with close inputs err alike
         shares = error[np.argsort(question.entered[known])]
         follows = 1 - np.square(np.diff(shares)).mean() / (2 * shares.var())
     else:
@@ -237,7 +225,7 @@ def _is_noise(question: Question) -> bool:
 
 
 def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the names and sizes of a tensor's axes; joined heads count as an axis of their own."""
+    """Return names and sizes of axes, joined heads as a separate one."""
     shape, config = question.actual.shape, question.config
     axes = axes_of(question.case, question.tensor, len(shape))
     if question.is_tap(("*context",)) and len(shape) == 3:
@@ -246,7 +234,7 @@ def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
-    """Return the plainest region that holds all wrong elements and few others, and its words."""
+    """Return the simplest region with all wrong elements and few others, and its words."""
     regions = [("", np.ones_like(wrong))]
     axes, shape = _by_heads(question)
     wrong = wrong.reshape(shape)
@@ -255,7 +243,7 @@ def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
             text, narrowed = _narrowed(condition, np.broadcast_to(flags, shape), wrong, axes)
             regions += [] if (wrong & ~flags).any() else [(text, narrowed.reshape(question.actual.shape))]
 
-    # Shares in steps of a twentieth: a region that is hardly fuller is not worth another condition.
+    # Shares in steps of a twentieth: a slightly fuller region is not worth another condition.
     def worth(region: tuple[str, Flags]) -> tuple[float, int]:
         text, flags = region
         return round(20 * min(float(wrong.sum() / flags.sum()), FILLED)), -len(text.split(", "))
@@ -264,7 +252,6 @@ def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
 
 
 def _narrowed(condition: str, flags: Flags, wrong: Flags, axes: tuple[str, ...]) -> tuple[str, Flags]:
-    """Narrow a region to the places along each axis where an element is wrong; return its words too."""
     words = [condition] if condition else []
     for place, axis in enumerate(axes):
         others = tuple(i for i in range(len(axes)) if i != place)
@@ -276,20 +263,17 @@ def _narrowed(condition: str, flags: Flags, wrong: Flags, axes: tuple[str, ...])
 
 
 def listed(places: NDArray[np.integer]) -> str:
-    """Return places along an axis in words."""
     first, last = int(places[0]), int(places[-1])
     return f"{first} to {last}" if last - first == len(places) - 1 > 0 else few(places)
 
 
 def _stretched(numbers: Array | Flags, axes: tuple[str, ...], *along: int) -> Flags:
-    """Return flags of some axes, in the order of the axes, in a shape that broadcasts to all."""
     return np.asarray(numbers, bool).reshape(
         [numbers.shape[along.index(i)] if i in along else 1 for i in range(len(axes))]
     )
 
 
 def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iterator[tuple[str, Flags]]:
-    """Yield conditions other than a place that elements may share, and last none."""
     config, batch = question.config, question.case.batch
     if axes[:1] == ("batch",):
         padded = padded_rows(config, batch)
@@ -328,7 +312,7 @@ def _relation(question: Question, region: Flags) -> Relation:
 def relation(
     axes: Sequence[str], actual: Array, right: Array, sigma: Array, region: Flags, dtype: str
 ) -> Relation:
-    """Return the first relation that holds in a region to within rounding, or :data:`NONE`."""
+    """Return the first relation that holds in a region within rounding, or :data:`NONE`."""
     there, expected, spread = actual[region], right[region], sigma[region]
     if not np.isfinite(there).all():
         return next((("not finite", what) for of, what in NOT_FINITE if of(there).all()), NONE)
@@ -336,7 +320,7 @@ def relation(
         return "number", f"is {instead(float(there[0]), float(expected[0]))}"
 
     def holds(value: Array, scale: float = 1.0, among: Flags | slice = slice(None)) -> bool:
-        """Return whether the elements are ``value``, if sigma grows by ``scale``."""
+        """Return whether the elements are ``value`` if sigma grows by ``scale``."""
         unit = precision(dtype).unit_roundoff
         error, allowed = there - value, np.hypot(spread * max(1.0, scale), unit * abs(value))
         return within(error[among], allowed[among])
@@ -375,7 +359,6 @@ def relation(
 
 
 def _factors(place: int, actual: Array, right: Array, sigma: Array) -> Array:
-    """Return the factor of the right numbers in each place along an axis, by weighted least squares."""
     others, weight = tuple(i for i in range(right.ndim) if i != place), _weights(sigma)
     power, shared = ((weight * right * array).sum(others, keepdims=True) for array in (right, actual))
     return np.asarray(shared / np.where(power > 0, power, 1.0))
@@ -386,7 +369,7 @@ def _weights(spread: Array) -> Array:
 
 
 def _factor(there: Array, expected: Array, spread: Array, holds: Callable[..., bool]) -> Relation | None:
-    """Return the relation of numbers that share a factor, apart from some that are zero; None without one."""
+    """Return the relation of nonzero numbers that share a factor, or None."""
     lost = (there == 0) & (expected != 0)
     weight = np.where(lost, 0.0, _weights(spread))
     factor = float((weight * expected * there).sum() / (weight * np.square(expected)).sum())
@@ -394,23 +377,22 @@ def _factor(there: Array, expected: Array, spread: Array, holds: Callable[..., b
         return None
     if lost.any() and ((~lost).sum() < FEW or holds(expected, 1.0, ~lost)):
         return None
-    # Four digits, unless these say 1: a constant of few digits gives a factor near it.
+    # Four digits, unless these say 1: a constant of few digits gives a factor near 1.
     what = f"is multiplied by {multiple(float(f'{factor:.4g}') if f'{factor:.4g}' != '1' else factor)}"
     return "factor", f"is zero in {lost.sum()} elements, and {what[3:]} in the others" if lost.any() else what
 
 
 def _tells(place: int, region: Flags, actual: Array, moved: list[int]) -> bool:
-    """Return whether the numbers tell where they were taken from."""
     rows, there = (np.moveaxis(array, place, 0) for array in (actual, region))
     return all(len(np.unique(rows[i][there[i]])) >= MOVED for i in moved)
 
 
 def nearest(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:
-    """Return for each place along an axis the nearest place of the right tensor."""
+    """Return the nearest place of the correct tensor for each place along an axis."""
     size = right.shape[place]
     where, delivered, expected = (
         np.moveaxis(array, place, 0).reshape(size, -1).astype(np.float64) for array in (region, actual, right)
     )
-    # |actual - right|² less |actual|², which is the same for every place.
+    # |actual - right|² minus |actual|², which is the same for every place.
     apart = where @ np.square(expected).T - 2 * (where * delivered) @ expected.T
     return np.asarray(np.where(where.any(1), apart.argmin(1), np.arange(size)))

@@ -1,4 +1,4 @@
-"""The explanation of the first wrong tensor of the family: its cause, its description, its clauses."""
+"""Explanation of the first wrong tensor of the family: cause, description, and clauses."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from concord.conformance.wording import few
 from concord.spec.arrays import Array
 from concord.spec.tensors import clause_of
 
-# Seconds of processor time for the search for a cause: one step of a large model takes long.
+# Seconds of processor time for the search: one step of a large model takes long.
 LONGEST = 60.0
 
-# Seconds of processor time for bugs in a region alone.
+# Seconds of processor time for bugs that are confined to a region.
 BUDGET = 10.0
 
-# If more hypotheses fit a region, the region does not tell them apart, and none is named.
+# If more hypotheses fit, the region does not tell them apart, and none is named.
 FITTING = 2
 
-# The largest tensor whose cause is tried in the rest of the layer too.
+# Only for tensors up to this size is a cause also tried in the rest of the layer.
 MOST_ELEMENTS = 2**22
 
-# Size of a hypothesis' effect on a right tensor, in errors of that tensor, from which the tensor refutes it.
+# A correct tensor refutes a hypothesis whose effect on it is this many times the tensor's error.
 VISIBLE = 20.0
 
 
@@ -54,10 +54,7 @@ def explain(
     """Explain the first wrong tensor of a run.
 
     Args:
-        pinned: the taps that the run delivered.
-        tensor: the first wrong tap or gradient.
-        delivered: every tensor of the run.
-        statuses: the status of each in the verdict.
+        delivered: every tensor of the run, its taps ``pinned`` among them.
     """
     question, effort = Question(case, pinned, tensor, delivered[tensor]), Effort(LONGEST)
     question.delivered = delivered
@@ -65,7 +62,7 @@ def explain(
     cause: Explanation | None = None
     seen: Description | None = None
     place, steps, ruling, kind = "", tuple[str, ...](), tuple[str, ...](), ""
-    with np.errstate(all="ignore"):  # numbers that are not finite are compared as such
+    with np.errstate(all="ignore"):  # infinities and NaN are compared as values
         if question.hidden:
             say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
         with effort.attempt("the search for a cause"):
@@ -76,20 +73,20 @@ def explain(
                 cause = _in_its_place(question, cause, delivered, statuses)
         with effort.attempt("the description"):
             seen, region, kind = describe(question)
-            # Not of zeros: many bugs leave some, so no hypothesis about them means much.
+            # Not for a region of zeros: many bugs leave some, so a hypothesis about them means little.
             if cause is None and seen and seen.where and not question.parameter and kind != "zero":
                 cause = _in_place(question, region, seen.where, effort)
                 ruling = clauses_of_rows(question, seen, kind) if cause else ()
         if cause and seen and seen.where and not np.isfinite(question.actual).all():
-            # Infinity and NaN have many causes: one that fits them is not sure.
+            # Infinity and NaN have many causes: one that fits them is not certain.
             cause = explained_by(tensor, cause.hypotheses, False)
         if question.parameter:
             with effort.attempt("placing it in the backward pass"):
                 place, steps = bounds(question, statuses)
             if steps[1:] == ("GRD-1",) and kind and not cause:
-                steps = steps[::-1]  # its inputs are right: no derivative is wrong
+                steps = steps[::-1]  # its inputs are correct: no derivative is wrong
             if cause and steps and all(hypothesis.gradient for hypothesis in cause.hypotheses):
-                # An edit of the gradient (it is missing, doubled, clipped) does not tell the step.
+                # An edit of the whole gradient (missing, doubled, clipped) does not tell which step is wrong.
                 cause = dataclasses.replace(cause, clauses=(*steps, "GRD-1"))
     certain = cause is not None and cause.confident
     others = () if certain else (*steps, *clauses_of(question, seen, kind, defining))
@@ -107,9 +104,9 @@ def explain(
 def _in_its_place(
     question: Question, cause: Explanation, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> Explanation:
-    """Return a cause without the options that right taps of the layer refute.
+    """Remove options that correct taps of the layer refute.
 
-    If all are refuted, the cause holds in this tensor alone, and is not sure.
+    If these taps refute all options, the cause holds in this tensor alone and is uncertain.
     """
     if question.parameter or question.actual.size > MOST_ELEMENTS:
         return cause
@@ -127,7 +124,7 @@ def _in_its_place(
 def refuting(
     question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> str:
-    """Return a right tap of the same layer that a hypothesis would make wrong; empty if there is none."""
+    """Return a correct tap of the same layer that a hypothesis would make wrong, or an empty string."""
     wrong, right = (
         question.run(of, Exact(question.case.dtype), whole=True, wanted="") for of in (hypothesis, RIGHT)
     )
@@ -149,9 +146,8 @@ def refuting(
 
 
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
-    """Return a sentence about other steps that are wrong by themselves, if there are any."""
     if is_gradient(tensor) and not is_tap_gradient(tensor):
-        return []  # what flows on from a wrong gradient is wrong too
+        return []  # what follows a wrong gradient is wrong too
     others = [
         f"`{name}`"
         for name, status in statuses.items()
@@ -164,11 +160,6 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
 
 
 def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> Explanation | None:
-    """Return the explanation by bugs in a region alone, never as sure.
-
-    Args:
-        effort: takes note of failures.
-    """
     of_region = Effort(BUDGET)
     of_region.failures = effort.failures
     tried = (bug for bug in suspects.bugs(question) if not bug.rare)
@@ -176,4 +167,4 @@ def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> 
     if not 0 < len(fitting) <= FITTING:
         return None
     cause = explained_by(question.tensor, fitting, False, f", only in {where}")
-    return dataclasses.replace(cause, hypotheses=())  # other cases lack the region, and cannot try them
+    return dataclasses.replace(cause, hypotheses=())  # other cases lack the region and cannot try them

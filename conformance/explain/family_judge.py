@@ -34,12 +34,12 @@ from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
 from concord.spec.tensors import axis_sizes, from_output_on
 
-# Returns the published tensors, for a backend that declares deviations.
+# Returns the published tensors for a backend that declares deviations.
 Published = Callable[[Deviations], Expectation]
 
 
 class Misfit(SpecError):
-    """A run has tensors that do not fit the request, so that none can be judged."""
+    """A run's tensors do not fit the request."""
 
 
 def judge(
@@ -52,30 +52,27 @@ def judge(
     dtype: str | None = None,
     end_to_end: bool = True,
 ) -> Verdict:
-    """Judge every tensor of a run against the reference, each step alone and end to end (SPEC PRT-2).
+    """Judge every tensor of a run against the reference, locally and end to end (SPEC PRT-2).
 
     Args:
-        config: the member of the family that the run computes.
-        weights: by canonical name, before they are rounded to the precision of the run (SPEC WGT-1, PRC-2).
-        batch: the inputs (SPEC INP-1).
+        weights: by canonical name, unrounded (SPEC WGT-1, PRC-2).
+        run: tensors of any origin. A missing tap is listed in :attr:`Verdict.unchecked`; if ``run.info``
+            declares ``not_exposed``, any other missing tap diverges. Gradients come all or none. ``run.info``
+            may also declare ``deviations`` (SPEC PRC-4).
         part: one of :data:`concord.spec.tensors.PARTS`.
-        run: of a backend, or made of tensors from anywhere. A missing tap is not judged, and listed in
-            :attr:`Verdict.unchecked`; if ``run.info`` declares ``not_exposed``, any other missing tap
-            diverges. Gradients come all or none. ``run.info`` may also declare ``deviations``
-            (:mod:`concord.spec.deviations`, SPEC PRC-4).
-        expectation: returns tensors that replace the reference's, end to end; one may be the sum of several,
-            named by all of them (:data:`SUM`).
-        dtype: the precision or mode to judge by; by default the run's.
-        end_to_end: whether to judge end to end where that does not decide, too. Of a large model only the
-            forward pass is, since all of it takes as long as the rest.
+        expectation: returns tensors that replace the reference's end to end; :data:`SUM` joins several in a
+            name.
+        dtype: precision or mode to judge by; by default the run's.
+        end_to_end: whether to judge end to end even where that does not decide; of a large model, the forward
+            pass alone.
 
     Raises:
-        SpecError: for a deviation that is not valid.
-        Misfit: for unknown tensors, and for wrong shapes or types.
+        SpecError: for an invalid deviation.
+        Misfit: for unknown tensors, wrong shapes or wrong types.
     """
     dtype = dtype or run.dtype
     deviations = in_precision(declared(run.info.get("deviations", [])), dtype)
-    if expectation and (run.steps or "steps" in run.requested):  # a step has no other reference
+    if expectation and (run.steps or "steps" in run.requested):  # training steps have no other reference
         reference = PublishedReference(functools.partial(expectation, _followed(deviations)))
         return Verdict(Judge(reference, run.steps).table(local=False))
     if wrong := misfits(run, config, batch, part):
@@ -87,12 +84,7 @@ def judge(
 
 
 class FamilyJudge(Judge):
-    """The judge of one run of the family, by the reference or by published tensors.
-
-    Args:
-        case: the problem, with all deviations that the run declares.
-        run, expectation, end_to_end: as of :func:`judge`.
-    """
+    """Judges one run; for its arguments see :func:`judge`."""
 
     reference: FamilyReference
 
@@ -111,7 +103,7 @@ class FamilyJudge(Judge):
         super().__init__(reference, tensors)
 
     def verdict(self) -> Verdict:
-        """Judge every tensor; a verdict that diverges keeps the judge, for an explanation."""
+        """Judge every tensor. A verdict that diverges keeps the judge for an explanation."""
         reference = self.reference
         table = self.table(local=reference.local)
         reference.case.forget()
@@ -121,14 +113,13 @@ class FamilyJudge(Judge):
         return replace(verdict, case=case, judge=self if wrong else None)
 
     def is_explicable(self, verdict: Verdict) -> bool:
-        """Return whether the first divergence was judged by the reference, which can recompute it."""
         first, reference = verdict.first_divergence, self.reference
         return bool(
             first and first.deciding and not reference.published and (first.local or not reference.local)
         )
 
     def explain(self, verdict: Verdict) -> Explanation | None:
-        """Explain the first divergence, with the deviation that the run would have to declare."""
+        """Explain the first divergence, and name the deviation that the run would have to declare."""
         first, reference = verdict.first_divergence, self.reference
         assert first is not None
         explanation = Explanation(first.tensor, (first.clause,))
@@ -142,8 +133,7 @@ class FamilyJudge(Judge):
         return replace(explanation, undeclared=undeclared)
 
     def would_agree(self, deviation: str, verdict: Verdict) -> bool:
-        """Return whether the run would agree, where it is still judged, if it declared a deviation."""
-        # It is judged again only if the worst elements lie where the deviation shows.
+        # Judge again only if the worst elements lie where the deviation shows.
         if deviation in self.case.deviations or not _shows(self.case, deviation, verdict):
             return False
         case = replace(self.case, deviations={**self.case.deviations, deviation: 1.0})
@@ -152,12 +142,10 @@ class FamilyJudge(Judge):
 
 
 def _followed(deviations: Deviations) -> Deviations:
-    """Return the deviations that the reference follows; those of the others are exemptions of the judge."""
     return {name: value for name, value in deviations.items() if not KNOWN_DEVIATIONS[name].excuses}
 
 
 def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
-    """Return whether the worst elements of the first divergence lie where a deviation shows."""
     first = verdict.first_divergence
     assert first is not None
     if deviation == WIDER_OUTPUT:
@@ -168,14 +156,14 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
         where = uncomputed(case.config, case.batch, case.part, first.tensor, first.axes)
     else:
         where = blind_samples(case.config, case.batch).reshape(-1, *[1] * (len(first.axes) - 1))
-    # A row that is not computed is wrong in nearly all elements: where fewer are, there is another cause.
+    # Nearly all elements of an uncomputed row are wrong: fewer point to another cause.
     sizes, touched = axis_sizes(case.config), 1
-    for by_row in first.deciding.breakdown.maps[:1]:  # none of a tensor with one row for each sample
+    for by_row in first.deciding.breakdown.maps[:1]:  # empty for a tensor with one row per sample
         if by_row.axes in (("batch", "tokens"), ("batch", "query")):
             touched = sum(level is not None and level >= 0 for row in by_row.levels for level in row)
     if 0 < 2 * first.deciding.beyond < touched * math.prod(sizes.get(axis, 1) for axis in first.axes):
         return False
-    # Broadcast: an axis of length 1 holds for all places.
+    # Broadcast: an axis of length 1 stands for every index.
     return all(
         np.broadcast_to(where, np.maximum(np.shape(where), np.add(element.index, 1)))[element.index]
         for element in first.deciding.breakdown.worst
@@ -183,11 +171,7 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
 
 
 def delivered(run: Run, output: str) -> dict[str, Array]:
-    """Return every tensor of a run by its name in a verdict.
-
-    Args:
-        output: the name of the part's result.
-    """
+    """Map the names of a verdict to the tensors of a run; ``output`` names the part's result."""
     by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}
     gradients = {f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}
     return {**run.results(output), **run.taps, **gradients, **run.steps}

@@ -1,4 +1,4 @@
-"""Fits of numbers that no list holds; a fitted number is then tried as any other."""
+"""Least-squares fits of numbers that no list of candidates contains."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import numpy as np
 
 from concord.spec.arrays import Array
 
-# Returns the residuals that numbers leave, as a vector of any dtype.
+# Maps numbers to residuals, a vector of any dtype.
 Left = Callable[[Array], Array]
 
-# Slopes up to this size are zero: the result does not depend on the number.
+# A slope of at most this size counts as zero: the result does not depend on the number.
 NEVER = 1e-30
 
-# Steps at most, the share of a number by which a slope is taken, and the share of a change that ends the fit.
+# Limit on the steps; relative nudge for finite differences; relative change at which the fit has converged.
 ROUNDS, NUDGE, SETTLED = 6, 1e-4, 1e-9
 
-# A fitted number below this may be 0: the steps end before they reach it.
+# A fitted number below this may be 0, because the steps stop before they reach it.
 NOUGHT = 1e-9
 
-# Factor of the mean square residual that a number of fewer digits may leave: rounding hides the difference.
+# A shorter number may increase the mean square residual by this factor, since rounding hides the difference.
 NEARLY = 1.1
 
-# Powers of ten from which the fit of a small number starts.
+# Starting exponents for the fit of a small number.
 POWERS = np.arange(-13.0, 1.0)
 
 
 def fitted(left: Left, *start: float) -> list[float]:
-    """Return the numbers that leave the least squares, by Gauss-Newton steps from ``start``.
+    """Minimize the squared residuals by Gauss-Newton steps from ``start``.
 
     Raises:
-        ValueError: where the residuals are not finite, or do not depend on a number.
+        ValueError: if the residuals are not finite or do not depend on a number.
     """
     numbers = np.array(start)
     for _ in range(ROUNDS):
@@ -51,10 +51,8 @@ def fitted(left: Left, *start: float) -> list[float]:
 
 
 def power(left: Left) -> float:
-    """Return the power of ten that leaves the least squares.
-
-    Raises:
-        ValueError: as of :func:`fitted`.
+    """Return the exponent of the power of ten that minimizes the squared residuals, or raise
+    ``ValueError``.
     """
     squares = [np.nan_to_num(np.square(left(POWERS[[i]])).sum(), nan=np.inf) for i in range(len(POWERS))]
     (exponent,) = fitted(left, float(POWERS[int(np.argmin(squares))]))
@@ -62,7 +60,7 @@ def power(left: Left) -> float:
 
 
 def shortest(left: Left, number: float) -> float:
-    """Return the number of fewest digits that leaves hardly more than ``number`` does."""
+    """Round ``number`` to the fewest digits that leave hardly larger residuals."""
     shorter = [float(f"{number:.{digits}g}") for digits in range(1, 10)]
     if abs(number) < NOUGHT:
         shorter.insert(0, 0.0)

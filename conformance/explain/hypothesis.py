@@ -14,8 +14,8 @@ from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
 
-# A hypothesis fails with one of these where it does not apply to a model or a batch: an unbiased variance of
-# width 1 divides by zero. Any other exception is a fault of the search, and noted.
+# A hypothesis that does not apply to a model or batch fails with one of these: an unbiased variance of width
+# 1 divides by zero. Any other exception is a fault of the search and is noted.
 INAPPLICABLE = (SpecError, ArithmeticError, LookupError, ValueError)
 
 RIGHTLY = Change()
@@ -26,15 +26,11 @@ class Hypothesis:
     """A bug that a run may contain.
 
     Attributes:
-        name: the kind of bug.
-        text: the cause, in words that follow "is explained by".
-        clause: the clause of SPEC.md that the bug breaks.
+        text: words that follow "is explained by".
         fields: configuration fields with another value.
-        change: the edits of weights, of taps, or of a step of training.
-        gradient: the edit of the gradient in question.
-        factors: the format to which factors of products are rounded.
-        operands: for each replaced operand, the tap that takes its place.
-        rare: whether hardly anyone makes the bug: it is named only if nothing else fits, and never as sure.
+        factors: format to which factors of products are rounded.
+        operands: maps each replaced operand to its replacement.
+        rare: named only if nothing else fits, and never as certain.
     """
 
     name: str
@@ -49,9 +45,7 @@ class Hypothesis:
 
 
 def loaded(name: str, text: str, clause: str, arrays: Mapping[str, Callable[[], Array]]) -> Hypothesis:
-    """Return the hypothesis that a run has other weights, each computed when the hypothesis is tried."""
-
-    # Computed late: memory does not hold all variants of a large model's weights that may be tried.
+    # Computed on demand: memory does not hold every variant of a large model's weights.
     def request(asked: Request) -> Request:
         return weights(asked, {name: make() for name, make in arrays.items()})
 
@@ -64,11 +58,7 @@ RIGHT = Hypothesis("right", "nothing", "PRT-1")
 def options(
     config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any
 ) -> Iterator[Hypothesis]:
-    """Yield a hypothesis for each other value of a configuration field that gives a valid configuration.
-
-    Args:
-        besides: fields that change with it.
-    """
+    """Yield a hypothesis for each other valid value of a configuration field."""
     right = getattr(config, name)
     for value in values:
         if value == right:
@@ -81,19 +71,19 @@ def options(
         yield Hypothesis(name, f"{name} = {instead(value, right, digits=12)}", clause, fields)
 
 
-# Hypotheses that a sentence names; it counts the others.
+# A sentence names this many hypotheses and counts the rest.
 MOST_NAMED = 4
 
 
 def explained_by(
     tensor: str, hypotheses: Sequence[Hypothesis], confident: bool, since: str = ""
 ) -> Explanation:
-    """Return the explanation of a tensor, or of a step if the name is empty, by hypotheses.
+    """Explain a tensor, or a step if ``tensor`` is empty.
 
     Args:
-        since: the first step in which they hold, in words, where they do not hold in all.
+        since: words for the first step in which the hypotheses hold, if not in all.
     """
-    # Several names may stand for one cause in the same words.
+    # Several names may denote one cause in the same words.
     texts = [
         *dict.fromkeys(
             f"{hypothesis.text} ({hypothesis.clause})" if hypothesis.clause else hypothesis.text

@@ -1,4 +1,4 @@
-"""Rules of masks: the keys that a run hides, read off its masked scores (SPEC MSK-1 to MSK-7)."""
+"""Mask rules: which keys a run hides, read off its masked scores (SPEC MSK-1 to MSK-7)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from concord.spec.precision import precision
 
 MOST_SAMPLES = 64
 
-# Keys that a run must hide besides the right ones for a rule to be believed: any rule explains fewer.
+# A rule must hide at least this many additional keys to be credible: fewer fit any rule.
 FEWEST = 5
 
 
 def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
     """Return the keys that the run hides and those that it should hide, both (B, H, Q, S).
 
-    None where a score is neither that of a hidden key nor that of a visible one.
+    Returns None if a score is neither that of a hidden key nor that of a visible one.
     """
     if not question.is_tap(("*.masked_scores",)) or not np.isfinite(question.actual).all():
         return None
@@ -39,7 +39,6 @@ def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
 
 
 def of_mask(question: Question) -> Iterator[Hypothesis]:
-    """Read off the rule that hides keys: by other tokens, or besides padding by distance or at an end."""
     known = hidden_keys(question)
     if known is None:
         return
@@ -52,7 +51,7 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
     if (known[1] & ~known[0]).any():
         return
     queries, keys = hides.shape[2:]
-    away = np.broadcast_to(np.arange(keys) - np.arange(queries)[:, None], hides.shape)  # a key from its query
+    away = np.broadcast_to(np.arange(keys) - np.arange(queries)[:, None], hides.shape)  # key minus query
     every, seen = away[visible], away[visible & ~hides]
     if not seen.size or (hides & visible).sum() < FEWEST:
         return
@@ -86,7 +85,7 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
 
 
 def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
-    """Yield tokens that a mask may take for real, after their words (following "a mask") and clause."""
+    """Yield words that follow "a mask", the clause, and the tokens taken for real."""
     for by in (1, -1, 2, -2):
         yield (
             f"that is moved by {abs(by)} to the {'right' if by > 0 else 'left'}",
@@ -112,7 +111,6 @@ def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
 
 
 def _beyond(most: int, side: str) -> str:
-    """Return the words for keys on one side of a query that are too far from it."""
     if most > 0:
         return f"keys that are more than {most} {side}"
     if most == 0:
@@ -124,11 +122,7 @@ def _beyond(most: int, side: str) -> str:
 
 
 def clauses_of_mask(question: Question, where: str, kind: str) -> tuple[str, ...]:
-    """Return the clause that wrong masked scores break, if the scores tell it.
-
-    Args:
-        where, kind: the region of wrong elements, and the kind of their relation to right ones.
-    """
+    """Return the clause that wrong masked scores break, if they tell it."""
     known = hidden_keys(question)
     if known is None:
         of_constant = kind in ("constant", "not finite")

@@ -1,4 +1,4 @@
-"""Numbers of each step, fitted to the delivered tensor where no list would hold the wrong value."""
+"""Constants of each step, fitted to the tensor because no list would contain the wrong value."""
 
 from __future__ import annotations
 
@@ -29,15 +29,12 @@ from concord.spec.config import EncoderConfig
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a step.
+    """A constant of a step.
 
     Attributes:
-        taps: patterns of the taps that show it.
-        clause: the clause that another number breaks.
-        text: the words for another number, which follow "is explained by".
-        right: its right value; None where the model has no such number.
-        edit: computes the tap with another number.
-        activation: the activation that has it; empty: any.
+        text: words that follow "is explained by".
+        right: the correct value; None if the model has no such constant.
+        activation: the only activation that has it; empty for any.
     """
 
     taps: tuple[str, ...]
@@ -173,10 +170,9 @@ KNOWN = (
 
 
 def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the value of each number of a step that fits the delivered tensor best."""
     config = question.config
     known = np.isfinite(question.right.value) & (question.right.sigma > 0) & np.isfinite(question.right.sigma)
-    # Not by sigma here: the spacing of a mask constant is so wide that hidden scores would weigh nothing.
+    # No weights by sigma: a mask constant's spacing is so wide that hidden scores would weigh nothing.
     scale = 1.0 if question.is_tap(MASKED) else question.right.sigma[known]
     if wrong_elements(question).sum() < FEW:  # one free number fits a few elements whatever they are
         return

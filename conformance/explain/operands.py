@@ -1,4 +1,4 @@
-"""Other operands of a step: each replaced by a tensor of its shape from the layers nearby."""
+"""Hypotheses that a step used another tensor as its operand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from concord.spec.tensors import clause_of, source_of
 
 
 def of_operands(question: Question) -> Iterator[Hypothesis]:
-    """Yield each operand of the step in question, replaced by each tensor of its shape."""
     if question.tensor not in question.exact.taps:
         return
     known = {name: question.exact.now[name] for name in question.before if name in question.exact.now}
@@ -22,7 +21,7 @@ def of_operands(question: Question) -> Iterator[Hypothesis]:
     for operand in operands:
         for other, node in known.items():
             if other != operand and node.shape == known[operand].shape and group_of(other) in near:
-                # A replacement by the input of the operand's own step means that this step was left out.
+                # If the replacement is the input of the operand's own step, that step was left out.
                 step = operand if source_of(config, operand, part) == other else question.tensor
                 text = f"`{other}` taken for `{operand}`"
                 yield Hypothesis(

@@ -1,4 +1,4 @@
-"""Option values that would explain a tensor: each configuration field, at the taps where its clause shows."""
+"""Option values that would explain a tensor, at the taps where they show."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "HED": ("pooling", "pooler.*", "normalized", "logits"),
     "LOS": ("loss", "losses"),
 }
-# The fields that each clause specifies.
+# Configuration fields that each clause specifies.
 CLAUSES = {
     "EMB-2": ("embedding_scale",),
     "EMB-3": ("token_padding_forward", "token_padding_row"),
@@ -68,7 +68,7 @@ CLAUSES = {
     "LOS-3": ("ignore_label",),
     "LOS-4": ("l2_weight",),
 }
-# Fields whose value a derivative may have otherwise, the forward pass being right.
+# Fields that may have another value in a derivative while the forward pass is correct.
 DIFFERENTIATED = (
     *("norm_epsilon", "norm_epsilon_placement", "norm_variance", "qkv_activation", "mask_fill", "activation"),
     *("ignore_label", "l2_weight"),
@@ -78,9 +78,9 @@ FIELDS = {name: clause for clause, names in CLAUSES.items() for name in names}
 
 
 def values(question: Question, name: str) -> Sequence[Any]:
-    """Return the values of a field that are tried, the right one among them."""
+    """Return the candidate values of a field, the correct one among them."""
     config, by_ids = question.config, question.case.part in BY_IDS
-    # An id that does not occur masks nothing, so that it explains nothing.
+    # An id that does not occur masks nothing and so explains nothing.
     occurring = set(question.case.batch.required("input_ids").reshape(-1).tolist()) if by_ids else set()
     numbers: dict[str, Sequence[Any]] = {
         "norm_epsilon": EPSILONS,
@@ -97,7 +97,6 @@ def values(question: Question, name: str) -> Sequence[Any]:
 
 
 def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield other values of the options that show at a tap."""
     config = question.config
     for name, clause in FIELDS.items():
         if fits(tap, STEPS[clause[:3]]) and (clause[:3] != "LOS" or question.case.part == "model"):
@@ -120,7 +119,7 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
             yield dataclasses.replace(hypothesis, rare=True)
 
 
-# Clauses of the contents of a position table.
+# Clauses about the contents of a position table.
 OF_TABLE = ("POS-2", "POS-3", "POS-4")
 
 
@@ -129,7 +128,6 @@ def _with_table(fields: Mapping[str, Any]) -> Change:
 
 
 def of_derivatives(question: Question) -> Iterator[Hypothesis]:
-    """Yield options that have another value in a derivative alone."""
     config = question.config
     for name in DIFFERENTIATED:
         if FIELDS[name][:3] != "LOS" or question.case.part == "model":
@@ -147,7 +145,7 @@ def of_derivatives(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:
-    """Yield the epsilon, inside or outside of the root, that fits a norm's result best."""
+    """Yield the best-fitting epsilon of a norm, inside and outside the root."""
     for placement in ("inside", "outside"):
 
         def left(exponent: Array, placement: str = placement) -> Array:
@@ -166,7 +164,6 @@ def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the mask_value that the masked scores themselves show."""
     exact = question.exact
     scores = exact.now[f"{tap.rpartition('.')[0]}.scores"].value
     visible = visible_keys(question.config, exact.context.real, scores.shape[1])
@@ -174,10 +171,10 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
     if question.tensor != tap or not hidden.any() or not np.isfinite(question.actual).all():
         return
     for fill, shown in (("replace", question.actual), ("add", question.actual - scores)):
-        # The median as one of the numbers: the mean of two of the lowest ones is infinite.
+        # The middle element, not the mean of two: the sum of two lowest numbers is infinite.
         constant, width = float(np.sort(shown[hidden])[hidden.sum() // 2]), float(np.ptp(shown[hidden]))
-        # The number with the fewest digits within the spread of the scores; near the end of the range fewer
-        # digits may give infinity.
+        # Choose the fewest digits within the spread of the scores. Near the end of the range, fewer digits
+        # may give infinity.
         shorter = (float(f"{constant:.{digits}g}") for digits in range(1, 18))
         value = next(
             (short for short in shorter if abs(short - constant) <= width and math.isfinite(short)), constant

@@ -1,4 +1,4 @@
-"""The model up to the tensor in question, recomputed from a run's own taps and with a bug."""
+"""The reference up to the tensor in question, recomputed from a run's taps with a bug."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ class Reached(Exception):
 
 
 class Step(Edited):
-    """A run of the reference on pinned taps, which ends at the tensor in question.
+    """A reference run on pinned taps that stops at the tensor in question.
 
     Args:
         case: the problem, with weights and inputs rounded to its precision.
-        pinned: taps whose values replace the computed ones for all that follows.
-        wanted: the tensor in question.
-        edits: returns the edit of a tap, by name.
         whole: whether to compute layers whose results are pinned, too.
     """
 
@@ -47,8 +44,6 @@ class Step(Edited):
         self.edits = edits
 
     def compute(self, part: str) -> None:
-        """Compute a part of the model, and all gradients where one is wanted."""
-
         def keep(name: str, array: Array) -> None:
             kind = self.gradients if is_gradient(name) else self.values
             kind[name.removeprefix("gradients.")] = array
@@ -63,7 +58,6 @@ class Step(Edited):
 
     @property
     def parameters(self) -> dict[str, Node]:
-        """The parameters on the tape by name; of tables, the rows that are looked up."""
         return {**self.weights, **self.looked_up}
 
     def tap(self, name: str, tensor: Node) -> Node:
@@ -72,7 +66,7 @@ class Step(Edited):
             raise Reached
         return tensor
 
-    # A search recomputes the step for each hypothesis: layers whose results the run delivered are skipped.
+    # A search recomputes the step for each hypothesis, so it skips layers whose results the run delivered.
 
     def embeddings(self, real: Flags) -> Node:
         last = "embeddings.norm" if self.config.embedding_norm else "embeddings.sum"
@@ -83,7 +77,7 @@ class Step(Edited):
         return self.given_tap(last) if self.skips(name, last) else super().layer(name, x, real)
 
     def skips(self, group: str, last: str) -> bool:
-        """Return whether the wanted tensor depends on a group through the group's last tap alone."""
+        """Return whether the wanted tensor depends on a group only through the group's last tap."""
         if self.whole or last not in self.pinned:
             return False
         wanted, gradient = group_of(subject_of(self.wanted)), is_gradient(self.wanted)
@@ -95,19 +89,17 @@ class Step(Edited):
 
 
 def group_of(name: str) -> str:
-    """Return the layer, or other part of the model, of a tap or parameter."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "layers" else parts[0]
 
 
 def place_of(group: str) -> int:
-    """Return the place of a group in the order of computation."""
     return {"inputs": -1, "embeddings": -1}.get(
         group, int(group.removeprefix("layers.")) if group.startswith("layers.") else 1_000_000
     )
 
 
 def role_of(name: str) -> str:
-    """Return a tensor's name without the number of its layer."""
+    """Replace the layer number in a tensor's name by ``*``."""
     bare = subject_of(name)
     return f"layers.*.{bare.split('.', 2)[2]}" if bare.startswith("layers.") and bare.count(".") > 1 else bare

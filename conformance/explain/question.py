@@ -1,4 +1,4 @@
-"""The question about a run of the family: its first wrong tensor, and predictions of it by recomputation."""
+"""A wrong tensor of the family in question, and predictions of it by recomputation."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from concord.spec.config import EncoderConfig
 from concord.spec.precision import PRECISIONS, cut_to_bits, precision, round_to_bits
 from concord.spec.tensors import taps
 
-# Shorter formats in which numbers of a precision are stored, from more bits to fewer.
+# Shorter storage formats of each precision, from more bits to fewer.
 SHORTER = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16", "bfloat16")}
 
 
 class Question(Computation):
-    """The first wrong tensor of a run, with the run's own tensors before it.
+    """The first wrong tensor of a run, with the run's preceding tensors.
 
     Args:
-        pinned: the taps that the run delivered.
-        tensor: the name of the wrong tensor.
-        region: the elements that a bug may change; by default all.
+        pinned: taps of the run.
+        region: elements that a bug may change; by default all.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class Question(Computation):
         self.actual, self.region = np.asarray(actual, np.float64), region
 
     def within(self, region: Flags) -> Question:
-        """Return the question about a bug in a region alone."""
         question = Question(self.case, self.pinned, self.tensor, self.actual, region)
         question.exact, question.right = self.exact, self.right
         return question
@@ -62,36 +60,34 @@ class Question(Computation):
 
     @property
     def config(self) -> EncoderConfig:
-        """The configuration of the run, as requested."""
         return self.case.config
 
     @property
     def parameter(self) -> str | None:
-        """The parameter whose gradient is in question, if one is."""
+        """Parameter whose gradient is in question, if any."""
         return self.tensor.removeprefix("gradients.") if is_gradient(self.tensor) else None
 
     def is_tap(self, patterns: Iterable[str]) -> bool:
-        """Return whether the tensor is a tap whose name fits one of several patterns, and no gradient."""
+        """Return whether the tensor is a tap that matches one of the patterns."""
         return self.parameter is None and fits(self.tensor, patterns)
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """All taps, in the order of computation."""
         return list(taps(self.config, self.case.part, list(self.case.batch.arrays())))
 
     @property
     def before(self) -> list[str]:
-        """The taps before the one in question; none of a gradient."""
+        """Preceding taps; none for a gradient."""
         return self.names[: self.names.index(self.tensor)] if self.tensor in self.names else []
 
     @property
     def hidden(self) -> list[str]:
-        """The taps before the one in question that the run does not deliver."""
+        """Preceding taps that the run does not expose."""
         return [name for name in self.before if name not in self.pinned]
 
     @functools.cached_property
     def span(self) -> tuple[str, ...]:
-        """The taps in which the bug may lie: the wrong one, and hidden ones of the same layer before it."""
+        """Taps that may contain the bug: the wrong one, and hidden ones before it in its layer."""
         if self.tensor not in self.names:
             return ()
         group = group_of(self.tensor)
@@ -99,16 +95,14 @@ class Question(Computation):
 
     @functools.cached_property
     def exact(self) -> Step:
-        """The recomputation without a bug."""
         return self.run(RIGHT, Exact(self.case.dtype, keeping=True), whole=self.parameter is not None)
 
     @property
     def entered(self) -> Array:
-        """The input of the tensor's step; of a residual, the operand beside the sublayer."""
+        """Input of the tensor's step; for a residual, the operand that bypasses the sublayer."""
         return np.asarray(self.exact.context.source(of=self.tensor).tensor.value)
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the tensor under a hypothesis, in exact arithmetic."""
         if hypothesis.gradient:
             return hypothesis.gradient(self.right.value)
         value = self._taken(self.run(hypothesis, Exact(self.case.dtype, hypothesis.factors)))
@@ -117,11 +111,11 @@ class Question(Computation):
     def run(
         self, hypothesis: Hypothesis, arithmetic: Arithmetic, whole: bool = False, wanted: str | None = None
     ) -> Step:
-        """Return the recomputation under a hypothesis, up to the tensor in question.
+        """Recompute under a hypothesis, up to the tensor in question.
 
         Args:
             whole: whether to compute layers whose results are pinned, too.
-            wanted: another tensor to end at; empty: the end of the model.
+            wanted: another tensor to stop at; if empty, the end of the model.
         """
         case = self.case
         if hypothesis.fields:
@@ -130,7 +124,7 @@ class Question(Computation):
             dtype = case.dtype if case.dtype in PRECISIONS else "float32"
             asked = Request(case.config, case.weights, case.batch, case.part, dtype)
             edited, target = hypothesis.change.request(asked), precision(case.dtype)
-            # Only new arrays are rounded: the others are in the precision already.
+            # Round only new arrays: the others are in this precision already.
             others = {
                 name: target.round(array)
                 for name, array in edited.weights.items()
@@ -141,22 +135,18 @@ class Question(Computation):
         pinned = {**self.pinned, **others_taken}
         wanted = self.tensor if wanted is None else wanted
         step = Step(case, arithmetic, pinned, wanted, hypothesis.change.at, whole)
-        # Numbers that are not finite are no error: such a hypothesis does not explain finite ones.
+        # A hypothesis that yields infinity or NaN is no error: it fails to explain finite numbers.
         with np.errstate(all="ignore"), contextlib.suppress(Reached):
             step.compute(case.part)
         return step
 
     def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
-        """Return the tensor under a hypothesis, with the sigma of its own arithmetic.
-
-        Args:
-            dtype: the precision of the rounding, if it is not the run's.
-        """
-        if hypothesis.factors:  # products of rounded factors err as those of others do
+        """Predict the tensor with the sigma of the hypothesis' own arithmetic."""
+        if hypothesis.factors:  # products of rounded factors err like any others
             return Prediction(self.values(hypothesis), self.right.sigma)
         dtype = dtype or self.case.dtype
         edit = hypothesis.gradient or np.asarray
-        base = RIGHT if hypothesis.gradient else hypothesis  # the edit follows a right backward pass
+        base = RIGHT if hypothesis.gradient else hypothesis  # the edit follows a correct backward pass
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> int:
             run = self.run(base, arithmetic, whole=base is RIGHT and self.parameter is not None)
@@ -175,7 +165,6 @@ class Question(Computation):
         return super().near(hypothesis, value)
 
     def rounded(self, dtype: str) -> Array:
-        """Return the right tensor, computed in a precision."""
         return self._taken(self.run(RIGHT, Arithmetic(dtype)))
 
     def _taken(self, run: Step) -> Array:
@@ -183,12 +172,7 @@ class Question(Computation):
 
 
 class Exact(Arithmetic):
-    """The arithmetic of the truth for a precision: without rounding, except of factors on request.
-
-    Args:
-        factors: the format to which factors of products are rounded.
-        keeping: whether to keep the tape, with all gradients.
-    """
+    """Arithmetic without rounding, except of factors to a format on request."""
 
     def __init__(self, dtype: str, factors: str | None = None, keeping: bool = False) -> None:
         super().__init__("extended" if dtype == "float64" else "float64")
@@ -206,7 +190,7 @@ class Exact(Arithmetic):
 
 
 def rounding(name: str) -> Callable[[Array], Array]:
-    """Return the function that rounds float64 numbers to a format; TF32 has 11 significant bits."""
+    """Return a function that rounds float64 numbers to a format."""
     if name == "tf32":
         return lambda values: round_to_bits(values, 11)
     if name == "tf32 cut off":

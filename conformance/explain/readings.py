@@ -1,4 +1,4 @@
-"""Readings of a tensor: causes that follow from its relation to the right one."""
+"""Readings: causes that follow from a tensor's relation to the correct one."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from concord.spec.precision import precision, round_to_bits
 
 # Formats.
 
-# Different numbers from which fewer bits are believed: all of 24 lack a bit by chance once in 2^24. And the
-# bits that they must lack.
+# Distinct numbers, and the bits that they must lack, that make fewer bits credible: 24 numbers all lack one
+# bit by chance once in 2^24.
 ENOUGH, FREE = 24, 4
 
 
 def of_format(question: Question) -> Iterator[Hypothesis]:
-    """Read off that every number, and few of the right ones, is one of a shorter format."""
+    """Read off that every number, unlike the correct ones, fits a shorter format."""
     actual, right = question.actual, question.right
     finite = np.isfinite(actual) & np.isfinite(right.value)
     for name in reversed(SHORTER.get(question.case.dtype, ())):
         actual_fits, right_fits = (
             rounding(name)(array[finite]) == array[finite] for array in (actual, right.value)
         )
-        # Zero is in every format, and points to none.
+        # Zero fits every format and points to none.
         if actual_fits.all() and (~right_fits & (actual[finite] != 0)).sum() >= 2:
             break
     else:
@@ -67,12 +67,11 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
         yield Hypothesis(f"computed_in_{name}", f"a step that was computed in {name}", "PRC-2")
 
 
-# Numbers in a table that somebody wrote down have no more.
+# Tables written by hand have no more decimals.
 MOST_DECIMALS = 6
 
 
 def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
-    """Read off that numbers were rounded to a number of decimals, or of bits."""
     actual, right = question.actual[finite], question.right.value[finite].astype(np.float64)
     sigma = question.right.sigma[finite]
     clause = "POS-4" if question.is_tap(("embeddings.position",)) else "PRC-2"
@@ -88,7 +87,7 @@ def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
 
 
 def _bits(numbers: Array) -> int:
-    """Return the largest number of significant bits; 64 of too few numbers to tell."""
+    """Return the number of significant bits; 64 if there are too few numbers to tell."""
     if len(np.unique(abs(numbers[numbers != 0]))) < ENOUGH:
         return 64
     return next((bits for bits in range(1, 53) if (round_to_bits(numbers, bits) == numbers).all()), 64)
@@ -100,12 +99,11 @@ def _bits_of(dtype: str) -> int:
 
 # Limits.
 
-# Share of the largest number below which a right number may be zero, apart from rounding.
+# A correct number below this share of the largest one may be zero, apart from rounding.
 NOTHING = 1e-6
 
 
 def of_limit(question: Question) -> Iterator[Hypothesis]:
-    """Read off that numbers beyond a limit were set to it."""
     right, actual, clause = question.right.value, question.actual, usual_clause(question)
     # Where a mask constant stands, equal numbers are no sign of a limit.
     masked = question.is_tap(("*.masked_scores", "*.masked_weights"))
@@ -132,7 +130,6 @@ def of_limit(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_sign(question: Question) -> Iterator[Hypothesis]:
-    """Read off that numbers have lost their sign."""
     right, sigma = question.right.value, question.right.sigma
     lost = right < -Z * sigma
     if lost.sum() >= 3 and clear(question.actual - right, question.actual - abs(right), sigma):
@@ -140,7 +137,6 @@ def of_sign(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_small(question: Question) -> Iterator[Hypothesis]:
-    """Read off that numbers below a limit were set to zero."""
     limits, error = limits_of_zeros(question), question.actual - question.right.value
     kept = question.actual != 0
     if limits and within(error[kept], np.broadcast_to(question.right.sigma, kept.shape)[kept]):
@@ -150,7 +146,7 @@ def of_small(question: Question) -> Iterator[Hypothesis]:
 
 
 def limits_of_zeros(question: Question) -> tuple[float, float] | None:
-    """Return the bounds of a limit below which all numbers are zero; of a gradient, in all gradients."""
+    """Return bounds of a limit below which all numbers, or all gradients, are zero."""
     pairs = [(question.right.value, question.actual)]
     if question.parameter in trainable(question.config, question.case.part):
         names = [
@@ -169,12 +165,11 @@ def limits_of_zeros(question: Question) -> tuple[float, float] | None:
 
 # Rows of tables.
 
-# The largest product of wrong rows and the table's size for which rows are compared, all with all.
+# Largest product of wrong rows and table size at which all rows are compared with all.
 MOST_ROWS = 10**8
 
 
 def of_rows(question: Question) -> Iterator[Hypothesis]:
-    """Read off that other rows of a table were looked up."""
     if not question.is_tap(("embeddings.token", "embeddings.position", "embeddings.segment")):
         return
     config, batch = question.config, question.case.batch
@@ -191,7 +186,7 @@ def of_rows(question: Question) -> Iterator[Hypothesis]:
         return
     vectors = question.actual[wrong]  # (N, D)
     nearest = np.square(vectors[:, None] - scale * table).sum(-1).argmin(-1)
-    # Of another row, the rounding of its own numbers counts: sigma is that of the right row.
+    # The rounding of the looked-up row counts: sigma is that of the correct row.
     unit = precision(question.case.dtype).unit_roundoff
     value = scale * table[nearest]
     if not within(vectors - value, np.hypot(sigma[wrong], unit * abs(value))):
@@ -210,11 +205,10 @@ def of_rows(question: Question) -> Iterator[Hypothesis]:
     yield Hypothesis("other_rows", f"{text}{where}", clause.get(question.tensor, "EMB-5"))
 
 
-# What a head takes.
+# Inputs of a head.
 
 
 def of_tokens(question: Question) -> Iterator[Hypothesis]:
-    """Read off which token of each sample was taken."""
     if not question.is_tap(("pooling",)) or question.entered.ndim != 3:
         return
     entered, actual = question.entered.astype(np.float64), question.actual
@@ -230,7 +224,6 @@ def of_tokens(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_labels(question: Question) -> Iterator[Hypothesis]:
-    """Read off the labels whose losses these are."""
     if not question.is_tap(("losses",)) or "log_probabilities" not in question.exact.now:
         return
     every = -question.exact.now["log_probabilities"].value.astype(np.float64)  # (B, C)
@@ -242,7 +235,6 @@ def of_labels(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_count(question: Question) -> Iterator[Hypothesis]:
-    """Read off the number of samples by which the sum of losses was divided."""
     if not question.is_tap(("loss",)) or "losses" not in question.exact.now:
         return
     context, losses = question.exact.context, question.exact.now["losses"].value.astype(np.float64)
@@ -271,7 +263,6 @@ DROPPED = (
 
 
 def of_dropout(question: Question) -> Iterator[Hypothesis]:
-    """Read off that some numbers are 0, and all others enlarged by the factor of dropout."""
     if question.is_tap(DROPPED):
         base: Array = np.zeros_like(question.actual)
     elif question.is_tap(RESIDUALS):
@@ -290,20 +281,20 @@ def of_dropout(question: Question) -> Iterator[Hypothesis]:
     if factor > 1 and within(np.where(kept, actual - factor * right, 0.0), factor * sigma):
         share = 1 - 1 / factor
         expected = share * visible.sum()
-        # The factor and the share of zeros have to match, within 5 deviations of a random draw.
+        # The factor and the share of zeros must match, within 5 deviations of a random draw.
         if abs(dropped.sum() - expected) <= 5 * math.sqrt(expected) + 1:
             yield Hypothesis("dropout", f"dropout of {100 * share:.3g} % that was left on", "DRP-1")
 
 
-# Usual rates of dropout.
+# Usual dropout rates.
 SHARES = (0.1, 0.2, 0.5, 0.3, 0.4, 0.25, 0.15, 0.05)
 
-# The most keys whose attention weights are tried kept and dropped: there are 2 to that power ways.
+# Most keys for which every combination of kept and dropped weights is tried, since there are 2^keys.
 MOST_KEYS = 12
 
 
 def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
-    """Read off that each query's context is that of some keys, with the weights enlarged by dropout."""
+    """Read off that each query's context uses only some keys, with weights scaled up."""
     if not question.is_tap(("*attention.context",)):
         return
     tap, config, exact = question.tensor, question.config, question.exact
@@ -349,7 +340,7 @@ def of_cancellation(question: Question) -> Iterator[Hypothesis]:
     prediction = question.predict(hypothesis)
     error = question.actual - question.right.value
     norm = norm_of(question.config.norm_sharing, question.tensor)
-    scaled = question.right.value - question.case.weights[f"{norm}.bias"].astype(np.float64)  # less beta
+    scaled = question.right.value - question.case.weights[f"{norm}.bias"].astype(np.float64)  # minus beta
     stretch = (error * scaled).sum(-1, keepdims=True) / np.square(scaled).sum(-1, keepdims=True)
     if (
         np.isfinite(stretch).all()
@@ -366,14 +357,13 @@ def of_cancellation(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_recovered(question: Question) -> Iterator[Hypothesis]:
-    """Read off a wrong element of a weight, or a wrong order of its rows or columns."""
     if not question.is_tap(LINEAR) or (
         question.config.qkv_activation == "relu" and question.is_tap(PROJECTIONS)
     ):
         return
     name = parameters_of(question.tensor)
     weight = question.case.weights[f"{name}.weight"].astype(np.float64)  # (in, out)
-    # float64 is enough, since these errors are far above rounding; linear algebra has no wider type.
+    # float64 suffices, since these errors are far above rounding; linear algebra has no wider type.
     inputs = question.entered.reshape(-1, len(weight)).astype(np.float64)
     right, sigma, error = (
         np.broadcast_to(array, question.actual.shape).reshape(len(inputs), -1).astype(np.float64)
@@ -387,14 +377,13 @@ def of_recovered(question: Question) -> Iterator[Hypothesis]:
 def _of_element(
     name: str, weight: Array, inputs: Array, right: Array, error: Array, sigma: Array
 ) -> Iterator[Hypothesis]:
-    """Yield the only element of a weight whose change explains all errors."""
     wrong = [i for i in range(error.shape[1]) if not within(error[:, i], sigma[:, i])]
     if len(wrong) != 1 or not within(np.delete(error, wrong, axis=1), np.delete(sigma, wrong, axis=1)):
         return
     (column,) = wrong
     error, sigma = error[:, column], sigma[:, column]
     elements = []
-    # The last two rows stand for other causes, the bias and a factor of the column: if one of these fits, the
+    # The last two candidates stand for other causes, the bias and a factor of the column: if either fits, the
     # weight is not to blame.
     for row, factor in enumerate((*inputs.T, np.ones(len(inputs)), right[:, column])):
         power = float(np.square(factor / sigma).sum())
@@ -412,7 +401,7 @@ def _of_element(
 def _of_order(
     question: Question, name: str, weight: Array, inputs: Array, error: Array
 ) -> Iterator[Hypothesis]:
-    """Yield the order of rows or columns that is nearest to the weight of least squares."""
+    """Yield the permutation of rows or columns nearest to the least-squares weight."""
     design = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)  # the last stands for the bias
     if len(design) < 2 * design.shape[1]:
         return

@@ -1,4 +1,4 @@
-"""The search for the hypotheses that give the delivered tensor and hold in other computations too."""
+"""Search for the hypotheses that explain a tensor and hold in other computations too."""
 
 from __future__ import annotations
 
@@ -17,32 +17,29 @@ from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, exp
 from concord.conformance.judging.explanation import Explanation
 from concord.spec.errors import SpecError
 
-# A hypothesis whose error lies at the edge of its tolerance is dropped where another one's is so many times
-# smaller.
+# A hypothesis with an error at the edge of its tolerance is dropped if another's is smaller by this factor.
 MUCH_BETTER = 8.0
 
-# Share of the tolerance from which an error lies at its edge.
+# Share of the tolerance at which the edge begins.
 EDGE = 0.5
 
 
 class Spent(SpecError):
-    """The time of a search is spent."""
+    """A search has used up its time."""
 
 
 class Effort:
-    """The time limit of a search in one thread, and the counts of what was tried within it.
+    """Time limit and counters of a search in one thread.
 
     Args:
         seconds: processor time of this thread.
 
     Attributes:
-        tried: number of hypotheses that there was time for.
-        untried: number of the others.
-        failures: faults of the search itself, in sentences.
+        failures: faults of the search itself, as sentences.
     """
 
     def __init__(self, seconds: float = math.inf) -> None:
-        # Not wall-clock time: another load on the machine must not change the explanation.
+        # Not wall-clock time: other load on the machine must not change the explanation.
         self.seconds, self.started = seconds, time.thread_time()
         self.tried = self.untried = 0
         self.failures: list[str] = []
@@ -51,12 +48,11 @@ class Effort:
         return time.thread_time() - self.started > self.seconds
 
     def check(self) -> None:
-        """Raise :class:`Spent` if the time is spent, to interrupt a computation for the search."""
         if self.spent():
             raise Spent(f"{self.seconds:g} s of the processor are spent")
 
     def among(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
-        """Yield hypotheses until the time is spent, and count the rest."""
+        """Yield hypotheses until the time is over; count the rest."""
         for hypothesis in hypotheses:
             if self.spent():
                 self.untried += 1
@@ -66,7 +62,7 @@ class Effort:
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Note a failure within a block, and go on."""
+        """Note a failure within a block and continue."""
         # A run may be wrong in an unforeseen way: it still gets its verdict, and all other explanations are
         # tried (decision 19).
         try:
@@ -80,7 +76,6 @@ class Effort:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about a search that was cut short, or that failed in part."""
         text = (
             f"the search for a cause was cut short: {self.tried} of {self.tried + self.untried} known "
             f"explanations were tried"
@@ -90,11 +85,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Fit:
-    """A hypothesis that explains a tensor.
-
-    Attributes:
-        distance: the largest error of the prediction, in tolerances.
-    """
+    """A hypothesis that explains a tensor; ``distance``: largest error of the prediction, in tolerances."""
 
     hypothesis: Hypothesis
     prediction: Prediction
@@ -102,14 +93,14 @@ class Fit:
 
 
 class Search:
-    """One search for the hypotheses that explain a computation to within its tolerance.
+    """Searches for hypotheses that explain a computation within its tolerance.
 
     Args:
-        effort: the time limit; when it is reached, the answer is what fits so far, and not sure.
-        others: computations in which a hypothesis has to hold too.
+        effort: time limit; when it is reached, what fits so far is uncertain.
+        others: computations in which a hypothesis must hold too.
 
     Attributes:
-        refuted: fits that do not hold in one of the others.
+        refuted: fits that fail in one of the others.
     """
 
     def __init__(
@@ -121,13 +112,13 @@ class Search:
     def explain(
         self, stages: Iterable[Iterable[Hypothesis]], readings: Iterable[Hypothesis] = ()
     ) -> Explanation | None:
-        """Return the explanation of the computation; None if no hypothesis holds.
+        """Explain the computation; None if no hypothesis holds.
 
         Args:
-            stages: groups of hypotheses; the first group with one that holds is the last.
-            readings: hypotheses that were read off the tensor; the first is believed.
+            stages: groups of hypotheses; the search stops after the first with one that holds.
+            readings: hypotheses read off the tensor; the first is accepted untested.
         """
-        with np.errstate(all="ignore"):  # numbers that are not finite are compared as such
+        with np.errstate(all="ignore"):  # infinities and NaN are compared as values
             for hypotheses in stages:
                 if fits := self.explaining(hypotheses):
                     return self.conclude(fits)
@@ -138,9 +129,9 @@ class Search:
         return None
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Fit]:
-        """Return the hypotheses that predict the delivered tensor and not the right one.
+        """Return the hypotheses that predict the run's tensor and not the correct one.
 
-        Of several that are one bug in other words, the first.
+        Several wordings of one bug count once.
         """
         fits: list[Fit] = []
         computation = self.computation
@@ -173,9 +164,7 @@ class Search:
         return fits
 
     def near(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
-        """Yield the hypotheses whose exact values come near the tensor."""
-        # Exact values cost one computation, a tolerance that of all samples: most hypotheses need the first
-        # alone.
+        # Exact values cost one computation, a tolerance one per sample: most hypotheses need only the first.
         for hypothesis in self.effort.among(hypotheses):
             near = False
             with self.applying(hypothesis):
@@ -185,7 +174,6 @@ class Search:
 
     @contextlib.contextmanager
     def applying(self, hypothesis: Hypothesis) -> Iterator[None]:
-        """Skip a hypothesis that does not apply; note one that fails otherwise."""
         with (
             self.effort.attempt(f"trying {hypothesis.name} ({hypothesis.text})"),
             contextlib.suppress(*INAPPLICABLE),
@@ -193,11 +181,7 @@ class Search:
             yield
 
     def conclude(self, fits: Sequence[Fit], since: str = "") -> Explanation:
-        """Return the explanation by the best fit, and by all that fit as well.
-
-        Args:
-            since: as of :func:`~.hypothesis.explained_by`.
-        """
+        """Explain by the best fit and all that fit as well."""
         best = min(fit.distance for fit in fits)
         kept = [fit.hypothesis for fit in fits if fit.distance <= max(EDGE, MUCH_BETTER * best)]
         sure = (
@@ -207,7 +191,7 @@ class Search:
             and not self.effort.untried
         )
         shown = [hypothesis for hypothesis in kept if not hypothesis.rare] or kept
-        # An option that is wrong is the plainest reason.
+        # A wrong option is the simplest reason, so it comes first.
         return explained_by(
             self.computation.subject, sorted(shown, key=lambda hypothesis: not hypothesis.fields), sure, since
         )
@@ -219,9 +203,9 @@ _searches: list[threadpool_limits] = []
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit NumPy's BLAS to the calling thread."""
-    # Its threads wait for one another: on a busy core that takes twenty times as long as one thread does. The
-    # limit is the process's: the first of several searches sets it, and the last lifts it.
+    """Limit NumPy's BLAS to one thread."""
+    # BLAS threads wait for one another, which takes twenty times as long on a busy core. The limit is the
+    # process's: the first of several searches sets it, and the last lifts it.
     with _guard:
         _searches.append(_searches[-1] if _searches else threadpool_limits(1, user_api="blas"))
     try:

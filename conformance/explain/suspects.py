@@ -49,18 +49,17 @@ from concord.conformance.explain.weight_search import of_weights
 from concord.spec.parameters import trainable
 from concord.spec.tensors import clause_of
 
-# Norms to which people clip gradients.
+# Norms at which gradients are commonly clipped.
 LIMITS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 def of_tap(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the bugs of the catalogue that edit a tap."""
     for bug in EXPLANATIONS:
         if not bug.of_gradients and bug.change.at(tap):
             yield hypothesis(bug)
 
 
-# Patterns of taps where another function may stand: the name of that bug, and the functions.
+# Patterns of taps with a replaceable function: the name of that bug, and the functions.
 FUNCTIONAL = {
     "*.feed_forward.activation": ("activation", (*FUNCTIONS,)),
     "pooler.output": ("pooler", (*FUNCTIONS,)),
@@ -72,7 +71,6 @@ FUNCTIONAL = {
 
 
 def of_functions(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield other activations in place of a tap's own or of a softmax, and other axes of the softmax."""
     pattern = next((pattern for pattern in FUNCTIONAL if fits(tap, (pattern,))), None)
     if pattern is None:
         return
@@ -99,14 +97,13 @@ def _entering(m: Context) -> Any:
 
 
 def of_left_out(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the step left out; the edit fails where its input has another number of elements."""
+    """Yield the step left out; the edit fails if its input has another number of elements."""
     clause = clause_of(question.config, tap, question.case.part)
     change = Change(taps=(tap,), edit=lambda m: m.reshape(m.x, tuple(m.y.shape)))
     yield Hypothesis("step_left_out", f"`{tap}` being what goes into its step", clause, change=change)
 
 
 def of_gradient(question: Question) -> Iterator[Hypothesis]:
-    """Yield what may happen to a parameter's gradient after the backward pass (SPEC GRD-1)."""
     every = (question.exact.gradient(name) for name in trainable(question.config, question.case.part))
     length = math.sqrt(sum(float(np.square(gradient).sum()) for gradient in every))
     clipped = {
@@ -120,10 +117,10 @@ def of_gradient(question: Question) -> Iterator[Hypothesis]:
         ("gradient_clipped", clipped),
     ):
         if name == "no_gradient" and (question.actual.any() or limits_of_zeros(question)):
-            continue  # a part is there, or zeros in all gradients are those of a limit (of_small)
+            continue  # part of it is there, or a limit explains the zeros in all gradients (of_small)
         for text, factor in factors.items():
             edit = functools.partial(np.multiply, factor)
-            # Rare: a gradient is missing for many reasons.
+            # Rare, because a gradient is missing for many reasons.
             yield Hypothesis(name, text, "GRD-1", gradient=edit, rare=name == "no_gradient")
 
 
@@ -132,7 +129,6 @@ ELEMENTWISE = ("*.feed_forward.activation", "pooler.output")
 
 
 def of_backward(question: Question) -> Iterator[Hypothesis]:
-    """Yield bugs of the backward pass alone; those of tables only for gradients of tables and taps."""
     if not question.parameter:
         return
     table = (
@@ -149,7 +145,7 @@ def of_backward(question: Question) -> Iterator[Hypothesis]:
 
 
 def _derivatives(role: str) -> Iterator[tuple[str, str, Edit]]:
-    # The name of the bug, its words, and the edit.
+    # Name of the bug, its words, and the edit.
     yield "detached", "no gradient through", gradients.detached
     yield "detached_padding", "no gradient through padded rows of", _without_padding
     if fits(role, (*NORMS, *RESIDUALS, *ELEMENTWISE, WEIGHTS, "log_probabilities", "normalized")):
@@ -172,10 +168,9 @@ def _sloped(function: Callable[[Context, Any], Any], m: Context) -> Any:
 
 
 def of_factors(question: Question) -> Iterator[Hypothesis]:
-    """Yield products whose factors are rounded first (SPEC PRC-1 to PRC-3)."""
     shorter = SHORTER.get(question.case.dtype, ())
     for name in shorter:
-        short = "tf32" if name == "float16" else name  # both have 11 bits: one hypothesis stands for both
+        short = "tf32" if name == "float16" else name  # both have 11 bits: one hypothesis covers both
         bits = "11 bits, as TF32 and float16 have" if short == "tf32" else short
         text = f"products whose factors are rounded to {bits}"
         yield Hypothesis(f"{short}_products", text, "PRC-2", factors=short)
@@ -185,7 +180,7 @@ def of_factors(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_hidden(question: Question) -> Iterator[Hypothesis]:
-    """Yield the bugs of all taps between the delivered ones and the tensor: of a kernel, or a whole model."""
+    """Yield bugs of all hidden taps before the tensor, as in a fused kernel."""
     # One bug may change several of these taps, or weights; hypotheses about a single tap do not cover that.
     hidden = (*question.hidden, question.tensor)
     roles = {role_of(name): name for name in hidden} if question.hidden else {}
@@ -195,7 +190,6 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
 
 
 def hypothesis(bug: Bug) -> Hypothesis:
-    """Return the hypothesis that a run has a bug of the catalogue."""
     return Hypothesis(bug.name, bug.explanation, bug.clause, change=bug.change)
 
 
@@ -203,8 +197,7 @@ Family = Callable[[Question, str], Iterator[Hypothesis]]
 
 FAMILIES: tuple[Family, ...] = (of_options, of_weights, of_tap, of_functions)
 
-# Patterns of names of the bugs that people make most often, the most frequent first. The time of a search may
-# end before the others are tried.
+# Name patterns of the most common bugs, most frequent first: the time may run out before the others.
 LIKELY = (
     ("activation",),
     ("norm_epsilon*", "norm_placement", "norm_variance"),
@@ -214,30 +207,28 @@ LIKELY = (
     ("transposed_weight", "weight_in_wrong_order", "swapped_weights", "heads_*", "fused_weight"),
     ("*scale*",),
 )
-# In this order: the first reading that yields a hypothesis is believed.
+# The first reading that yields a hypothesis is accepted.
 READINGS = (
-    # Before formats: rows, tokens and losses that were looked up have as few bits as the weights have.
+    # Before formats: looked-up rows, tokens and losses have as few bits as the weights.
     *(of_rows, of_mask, of_tokens, of_labels, of_count),
     *(of_format, of_limit, of_sign, of_small, of_dropout, of_dropped_weights, of_recovered, of_cancellation),
 )
 
 
 def stages(question: Question) -> Iterator[Iterable[Hypothesis]]:
-    """Yield groups of hypotheses; each group is tried as a whole."""
-    # Where other layers are hidden too, a bug of all of them is as likely as one of the last step.
+    """Yield groups of hypotheses, each tried as a whole."""
+    # If other layers are hidden too, a bug in all of them is as likely as one in the last step.
     far = any(group_of(name) != group_of(question.tensor) for name in question.hidden)
     yield likeliest_first(chain(simple(question), of_hidden(question) if far else ()))
     yield chain(() if far else of_hidden(question), unusual(question))
 
 
 def readings(question: Question) -> Iterator[Hypothesis]:
-    """Yield causes that are read off the tensor."""
     for look in READINGS:
         yield from look(question)
 
 
 def simple(question: Question) -> Iterator[Hypothesis]:
-    """Yield bugs of single steps, and for a gradient of its backward pass."""
     if question.parameter:
         yield from of_gradient(question)
         yield from of_derivatives(question)
@@ -247,7 +238,6 @@ def simple(question: Question) -> Iterator[Hypothesis]:
 
 
 def unusual(question: Question) -> Iterator[Hypothesis]:
-    """Yield fitted numbers that nobody would choose, steps left out, and other operands."""
     for tap in question.span:
         if fits(tap, NORMS):
             yield from of_fitted_epsilon(question)
@@ -260,7 +250,6 @@ def unusual(question: Question) -> Iterator[Hypothesis]:
 
 
 def bugs(question: Question) -> Iterator[Hypothesis]:
-    """Yield each family's bugs of the taps in question."""
     for tap in question.span:
         for family in FAMILIES:
             for bug in family(question, tap):
@@ -269,14 +258,13 @@ def bugs(question: Question) -> Iterator[Hypothesis]:
 
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
-    """Return the hypothesis about another tensor that has the same name and text, if there is one."""
+    """Return the hypothesis with the same name and text about another tensor."""
     wanted = (hypothesis.name, hypothesis.text)
     known = (bug for family in (simple, unusual) for bug in family(question))
     return next((bug for bug in known if (bug.name, bug.text) == wanted), None)
 
 
 def likeliest_first(hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
-    """Yield hypotheses in the order of :data:`LIKELY`, rare ones last."""
     yield from sorted(hypotheses, key=lambda bug: (bug.rare, _place(bug.name)))
 
 

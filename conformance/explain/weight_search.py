@@ -1,7 +1,6 @@
-"""Wrong weights that a conversion may yield: of linear layers and norms, and rounded ones of tables.
+"""Wrong weights that a conversion may yield (SPEC WGT-1 to WGT-4, NRM-2).
 
-A search tries them as explanations; a certificate of a port injects some, to prove that it would find them
-(SPEC WGT-1 to WGT-4, NRM-2).
+A search tries them; a port's certificate injects some to prove that it would detect them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, parameters
 
-# Arrays by the parameters that they replace, computed late: a large model leaves no memory for all at once.
+# Replacement arrays by parameter name, computed on demand: memory does not hold all of a large model's.
 Made = Mapping[str, Callable[[], Array]]
 
 LEAVES = ("weight", "bias")
@@ -32,7 +31,7 @@ PROJECTED = (".query", ".key", ".value")
 
 
 class WrongWeights(NamedTuple):
-    """A mistake in parameters: its kind, its words, the clause that it breaks, and the wrong arrays."""
+    """A mistake in parameters: kind, words, broken clause, and wrong arrays."""
 
     name: str
     text: str
@@ -41,12 +40,10 @@ class WrongWeights(NamedTuple):
 
 
 def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield hypotheses about the weights of a tap's step."""
     return (loaded(*wrong) for wrong in wrong_weights(question.case, tap))
 
 
 def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
-    """Yield the wrong weights of a tap's step, none of them computed yet."""
     norm = fits(tap, NORMS)
     own = norm_of(case.config.norm_sharing, tap) if norm else parameters_of(tap)
     if fits(tap, LINEAR):
@@ -60,7 +57,6 @@ def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
 
 
 def _each(name: str, text: str, clause: str, arrays: Made) -> Iterator[WrongWeights]:
-    """Yield a mistake in all of a step's parameters, and in each alone."""
     for chosen in dict.fromkeys(((*arrays,), *((own,) for own in arrays))):
         if chosen:
             names = " and ".join(f"`{own}`" for own in chosen)
@@ -72,7 +68,6 @@ def _shorter(name: str, array: Array) -> Array:
 
 
 def _of_another(case: JudgedProblem, own: str, other: str) -> Made:
-    """Return the parameters of another step that have the shapes of a step's own."""
     weights = case.weights
     both = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
     return {
@@ -120,7 +115,6 @@ def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _of_other_layers(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
-    """Yield parameters of the same sublayer, and the same ones of other layers."""
     layer, _, role = own.partition(".attention.")
     beside = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
     inside = own.split(".", 2)[2:] if own.startswith("layers.") else []
@@ -132,11 +126,7 @@ def _of_other_layers(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
 
 
 def _of_heads(case: JudgedProblem, own: str, outputs: bool) -> Iterator[WrongWeights]:
-    """Yield weights with another order of heads, and wrong cuts of a fused weight.
-
-    Args:
-        outputs: whether heads are columns of the weight, not rows.
-    """
+    """Yield permuted heads and wrong splits of a fused weight; ``outputs``: whether heads are its columns."""
     config, weights = case.config, case.weights
     numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
     leaves = [f"{own}.{leaf}" for leaf in (LEAVES if outputs else LEAVES[:1]) if f"{own}.{leaf}" in weights]
@@ -157,7 +147,7 @@ def _of_heads(case: JudgedProblem, own: str, outputs: bool) -> Iterator[WrongWei
 
 
 def _cut_from_fused(config: EncoderConfig, weights: Weights, prefix: str, role: str, leaf: str) -> Array:
-    """Return a role's third of a fused weight that holds query, key and value head by head."""
+    """Return a role's third of a fused weight that is stored head by head."""
     roles = ("query", "key", "value")
     parts = [weights[f"{prefix}.{other}.{leaf}"] for other in roles]
     split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
@@ -166,7 +156,7 @@ def _cut_from_fused(config: EncoderConfig, weights: Weights, prefix: str, role: 
 
 
 def _orders(heads: int) -> list[tuple[int, ...]]:
-    """Return wrong orders of heads: all of up to three heads, else reversed and rolled ones."""
+    """Return wrong orders of heads; of more than three heads, only reversed and rolled ones."""
     straight = tuple(range(heads))
     if heads <= 3:
         return [order for order in itertools.permutations(straight) if order != straight]

@@ -1,1 +1,1 @@
-"""Tensors that the published sources computed, and what reads them."""
+"""Published tensors, and their reader."""

@@ -1,7 +1,7 @@
-"""Golden files: what published sources computed, as jobs that backends have to reproduce.
+"""Golden files: tensors of published sources, as jobs that backends must reproduce.
 
-The table of a source maps its names to ours (:mod:`concord.spec.sources.schema`); nothing here knows a
-source. conformance/golden/README.md describes the layout of a file.
+Tables map a source's names to ours (:mod:`concord.spec.sources.schema`).
+conformance/golden/README.md describes the layout of a file.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from concord.spec.tensors import resolve, sizes_of, taps
 from concord.spec.training.recipe import recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
-# The selection that comes with this package.
+# The selection in this package.
 INCLUDED = Path(__file__).parent
 
-# The whole collection, where it lies beside a checkout.
+# The whole collection, if it lies next to a checkout.
 SHARED = Path(__file__).parents[3] / "shared" / "golden"
 
 # The folder that the pytest suite checks by default.
 DEFAULT = SHARED if CHECKOUT and SHARED.is_dir() else INCLUDED
 
-# The loss before each step, which files of training alone have; the norm that clips; clipped gradients.
+# Tensors of training files: losses before each step, the clipping norm, and clipped gradients.
 LOSSES, NORM, CLIPPED = "outputs/losses", "outputs/global_norm_source", "outputs/clipped_grads/"
 
 STATED = "the metadata's 'config'"
@@ -69,10 +69,10 @@ def collect(directory: Path) -> tuple[list[Job], dict[str, str]]:
     """Read every golden file under a folder.
 
     Returns:
-        A job for each run of each file; what is not compared, and why.
+        A job for each run of each file; and each tensor not compared, with the reason.
 
     Raises:
-        SpecError: if there is none, or listing all that is wrong with all files.
+        SpecError: if there is no file, or listing all problems of all files.
     """
     paths = find(directory, "*.safetensors")
     if not paths:
@@ -89,7 +89,7 @@ def read(path: Path | str) -> GoldenFile:
     """Read a golden file.
 
     Raises:
-        SpecError: listing what is corrupt, unknown, missing or misshapen, in the source's own names.
+        SpecError: listing corrupt, unknown, missing or misshapen tensors by the source's names.
     """
     metadata, tensors = read_described(Path(path))
     with located(str(path)):
@@ -98,7 +98,7 @@ def read(path: Path | str) -> GoldenFile:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The metadata of a golden file; ``config`` is the source's configuration as JSON."""
+    """Metadata of a golden file; ``config`` is the source's configuration as JSON."""
 
     source: str
     case: str
@@ -107,11 +107,10 @@ class Metadata:
 
 
 class GoldenFile:
-    """The jobs of a file, and the tensors that no job compares.
+    """The jobs of a file.
 
     Attributes:
-        jobs: what the source ran or trained, to be done again.
-        unchecked: the full name of each unused tensor, and why it is not compared.
+        unchecked: each tensor that no job compares, with the reason.
     """
 
     def __init__(self, metadata: Mapping[str, str], tensors: Arrays) -> None:
@@ -131,10 +130,10 @@ class GoldenFile:
         self.part = of_kind[0]
         self.config = configure(self.table, self.stated, self.part.name, where=STATED)
         positions = self.take(f"outputs/{self.part.positions.output}")
-        # The stored table says how long a text may be.
+        # The stored table limits the length of a text.
         if positions is not None and positions.ndim == 2:
             self.config = self.config.replace(max_positions=len(positions))
-        weights = section(tensors, "weights/")  # all of them, so that a weight without a place is refused
+        weights = section(tensors, "weights/")  # all of them, so that an unknown weight is refused
         self.weights = canonical(self.table, self.config, weights, self.part.name, positions)
         self.trainable = trainable(self.config, self.part.name)
         self.jobs = self._trained() if LOSSES in tensors else self._ran()
@@ -146,7 +145,7 @@ class GoldenFile:
         }
 
     def take(self, name: str, required: bool = False) -> Any:
-        """Return a tensor by its full name, and note its use; None if it is not there."""
+        """Return a tensor and mark it as used; None if it is missing."""
         self.used.add(name)
         if required and name not in self.tensors:
             raise SpecError(f"{name!r} is missing but is required")
@@ -155,11 +154,7 @@ class GoldenFile:
     def _parameters(
         self, names: Collection[str], prefix: str, instead: Mapping[str, Native] | None = None
     ) -> Arrays:
-        """Return some parameters below a prefix, by canonical name.
-
-        Args:
-            instead: places of some of them, where they are not those of the weights.
-        """
+        """Read parameters below a prefix; ``instead`` replaces some of their places."""
         places = bindings(self.part, self.config, instead)
         places = {name: place for name, place in places.items() if name in names}
         with located(prefix):
@@ -185,10 +180,10 @@ class GoldenFile:
         return batches
 
     def _key_mask(self, inputs: Arrays) -> Arrays:
-        """Return the key mask, (B, S) or (B, Q, S), True where a key is visible, if there is one."""
+        """Return the key mask, (B, S) or (B, Q, S), if there is one."""
         source = self.part.mask
         if source is None:
-            # The part makes its own mask from the ids (SPEC MSK-1): a stored one must be the same.
+            # The part derives its mask from the ids (SPEC MSK-1); a stored one must be the same.
             if (stored := self.take("inputs/mask")) is not None:
                 real = inputs["input_ids"] != self.config.pad_id
                 if stored.ndim == 3:
@@ -257,7 +252,7 @@ class GoldenFile:
         return self._job(config, batch, expected, label)
 
     def _trained(self) -> list[Job]:
-        # The reports of each step are compared, and two states of the weights.
+        # Reports of each step are compared, and two states of the weights.
         losses = self.tensors[LOSSES]
         if losses.ndim != 1 or not losses.size:
             raise SpecError(f"{LOSSES!r} has shape {losses.shape} but must have one number for each step")
@@ -314,7 +309,7 @@ class GoldenFile:
         deviations, uncertain = table.deviations, Arrays()
         if training and table.training:
             deviations = {**deviations, **table.training.deviations}
-            # Files of training hold no position table: one that a source computed in float32 is uncertain.
+            # Training files hold no position table: a source's float32 table is uncertain.
             if table.training.float32_positions and POSITIONS in self.weights and LOSSES in self.tensors:
                 uncertain = {POSITIONS: float32_noise(config)}
         return replace(job, expectation=partial(expectation_of, job, published, deviations, uncertain))
@@ -323,13 +318,13 @@ class GoldenFile:
 def expectation_of(
     job: Job, published: Arrays, followed: Deviations, uncertain: Arrays, deviations: Deviations
 ) -> Expectation:
-    """Return a source's tensors with our sigmas; of a training, the reference's other tensors too.
+    """Return a source's tensors with the reference's sigmas; for training, also the reference's other
+    tensors.
 
     Args:
-        published: by our name; a sum by all its names (:data:`SUM`).
+        published: by name; a sum by all its names (:data:`SUM`).
         followed: deviations of the source.
-        uncertain: by how much the source's weights may differ from the file's.
-        deviations: those that the backend declares.
+        uncertain: bounds on the source's differences from the stored weights.
     """
 
     def reference(deviations: Deviations, uncertain: Arrays) -> Expectation:
@@ -343,7 +338,7 @@ def expectation_of(
     values, sigmas = (dict(base.values), dict(base.sigmas)) if job.training else ({}, {})
     for key in sorted(published, key=lambda key: order.index(key.split(SUM)[0])):
         names = key.split(SUM)
-        # Where a backend deviates otherwise than the source, the published tensor is moved by the difference
+        # If a backend deviates differently from the source, the published tensor is shifted by the difference
         # that the reference computes.
         moved = sum(base.values[name] - source.values[name] for name in names)
         values[key] = published[key].astype(np.float64) + moved
@@ -361,7 +356,7 @@ def laid_out(
     shape: tuple[int, ...] | None = None,
     key: str = "",
 ) -> NDArray[Any]:
-    """Return a tensor of a source in the canonical layout, in the shape of ``key``."""
+    """Convert a source's tensor to the canonical layout and the shape of ``key``."""
     meaning, function = TENSOR_LAYOUTS[layout]
     with contextlib.suppress(ValueError, IndexError):
         tensor = contiguous(function(array, sizes))

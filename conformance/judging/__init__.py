@@ -1,1 +1,1 @@
-"""The judge: what is right, how far rounding explains, and the verdict."""
+"""The judge: expected values, tolerances, and the verdict."""

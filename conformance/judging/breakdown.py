@@ -1,4 +1,4 @@
-"""Where in a tensor its error lies: over its axes, and at its worst elements."""
+"""Location of a tensor's error."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters
 from concord.spec.tensors import inputs, taps
 
-# Powers of two, in tolerances, between which sizes of errors are told apart.
+# Powers of two, in tolerances, between which error sizes are distinguished.
 SMALLEST, LARGEST = -12, 60
 
-# Rows and columns of the largest heat map.
+# Maximum rows and columns of a heat map.
 GRID = (24, 48)
 
-# The worst elements that are kept.
+# Number of worst elements to keep.
 MOST_ELEMENTS = 8
 
 
@@ -36,23 +36,24 @@ class Element:
     index: tuple[Count, ...]
     actual: Number
     expected: Number
-    # Infinite where the value should not be finite.
+    # Infinite if the value should not be finite.
     tolerance: Number
 
     @property
     def ratio(self) -> float:
-        """The error in tolerances; infinite where it cannot be compared."""
+        """Error in tolerances; infinite if it cannot be compared."""
         ratio = abs(self.actual - self.expected) / self.tolerance if self.tolerance else math.inf
         return ratio if math.isfinite(ratio) and math.isfinite(self.tolerance) else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """The largest error over two axes of a tensor, in blocks where an axis is long."""
+    """Largest error over two axes of a tensor, in blocks."""
 
-    axes: tuple[str, str]  # names of rows and columns; the first is empty where there is but one
+    axes: tuple[str, str]  # names of rows and columns; the first is empty if there is only one
     shape: tuple[Count, Count]
-    # The power of two, in tolerances, that the error reaches, from 0 on beyond; None: nothing was judged.
+    # Power of two that the error reaches, in tolerances: from 0 on, beyond the tolerance. None: nothing was
+    # judged.
     levels: tuple[tuple[Power | None, ...], ...]
 
     def __post_init__(self) -> None:
@@ -65,9 +66,9 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where in a tensor its error lies."""
+    """Error along the axes of a tensor and at its worst elements."""
 
-    maps: tuple[HeatMap, ...]  # over two axes at a time, which stand side by side in the tensor
+    maps: tuple[HeatMap, ...]  # over pairs of neighbouring axes
     worst: tuple[Element, ...]  # in descending order
 
 
@@ -79,11 +80,11 @@ def break_down(
     axes: tuple[str, ...],
     rows: NDArray[np.int64] | None = None,
 ) -> Breakdown:
-    """Return where the error of a tensor lies.
+    """Locate the error of a tensor.
 
     Args:
-        scores: the errors in sigma; NaN where nothing is judged.
-        rows: rows of a table that these are, if not all.
+        scores: errors in sigma; NaN where nothing is judged.
+        rows: the table rows that these are, if not all.
     """
     levels = np.floor(np.log2(np.clip(scores / Z, 2.0**SMALLEST, 2.0**LARGEST)))
     return Breakdown(_maps(levels, axes), _worst(actual, value, sigma, scores, rows))
@@ -142,10 +143,10 @@ def _axes(config: EncoderConfig, part: str) -> dict[str, str]:
 
 
 def axes_of(case: JudgedProblem, name: str, rank: int) -> tuple[str, ...]:
-    """Return the names of a tensor's axes; numbers, where the specification does not know it."""
+    """Return the axis names of a tensor, or numbers if it is unknown."""
     axes = _axes(case.config, case.part).get(name, "").split()
     if len(axes) != rank:
         return tuple(f"axis {place}" for place in range(rank))
-    if len(set(axes)) < rank:  # two of a kind: query and key, or the input and the output of a layer
+    if len(set(axes)) < rank:  # query and key, or input and output of a layer
         axes[-2:] = ["query", "key"] if axes[-1] == "tokens" else [f"{axes[-2]} in", f"{axes[-1]} out"]
     return tuple(axes)

@@ -1,11 +1,10 @@
-"""How far from the truth a correct computation may lie: sigma, derived for every element.
+"""Sigma: the deviation of correct results from the truth, per element.
 
-:func:`estimate` computes the truth, and two estimates of what correct arithmetic of a precision does to it.
-**Monte Carlo arithmetic** (:mod:`concord.spec.montecarlo`) gives the mean square error of :data:`SAMPLES`
-perturbed samples, element by element. **Low-precision runs** round after each operation, in admissible ways
-and orders; their squared error is averaged over the last axis. Their sum is sigma².
+Two estimates add up to sigma². **Monte Carlo arithmetic** (:mod:`concord.spec.montecarlo`) gives the mean
+square error of :data:`SAMPLES` perturbed samples. **Low-precision runs** round after each operation, in
+various admissible orders; their squared error is averaged over the last axis.
 
-Decision 10 gives the reasons; the campaign that confirmed the constants is in ``conformance/results/``.
+Decision 10 gives the reasons.
 """
 
 from __future__ import annotations
@@ -33,46 +32,45 @@ T = TypeVar("T", bound=Any)
 
 Observer = Callable[[str, Array], None]
 
-# Returns the number of elements that it computed, where it knows: samples are grouped by that.
+# Returns the number of computed elements, if known: it determines how samples are grouped.
 Compute = Callable[[Arithmetic, Observer], int | None]
 
-# The largest error of an element, in sigma. Of some 300 random encoders in each framework, correct runs in
-# float32 reached 9.3 in a step and 15.1 in a gradient. One number serves every tensor and precision
-# (decision 10).
+# Largest error of an element, in sigma. With some 300 random encoders per framework, correct float32 runs
+# reached 9.3 in a step and 15.1 in a gradient. One number serves every tensor and precision (decision 10).
 Z = 16.0
 
-# The largest root mean square error of a large tensor, in root mean square sigma (rms_limit):
-# 3.0 was seen in float32.
+# Largest root mean square error of a large tensor, in root mean square sigma (rms_limit): 3.0 was seen in
+# float32.
 R = 4.0
 
-# Fewer samples say too little: with 4, 8, 16 and 32 of them the largest z of a correct run was 12.7, 10.4,
-# 8.2 and 7.1.
+# Fewer samples are unreliable: with 4, 8, 16 and 32, the largest z of a correct run was 12.7, 10.4, 8.2 and
+# 7.1.
 SAMPLES = 16
 
 # Sixteen uniform samples overstate the number of independent errors by up to this factor, in 19 of 20 cases.
 CONFIDENCE = 5.0
 
-# Samples of a first look at a large case. With four, BERT base on 512 tokens erred by 0.66 of a tolerance,
-# with eight by 0.41: of millions of elements some have four small samples.
+# Samples for a first look at a large case. With four, BERT base on 512 tokens erred by 0.66 of a tolerance,
+# with eight by 0.41: among millions of elements, some have four small samples.
 SEVERAL = 8
 
-# Samples of a first look at a training step, with one low-precision run: only a full estimate may decide
-# against a run.
+# Samples for a first look at a training step, with one low-precision run. Only a full estimate may reject a
+# run.
 FEW = 4
 
-# Numbers that samples side by side may hold together, which bounds memory; one sample alone may hold more.
+# Numbers that simultaneous samples may hold together, which bounds memory; one sample alone may hold more.
 SIDE_BY_SIDE = 1 << 21
 
-# Samples of a large case that run at once: each takes the memory of a whole run, and NumPy one core.
+# Simultaneous samples of a large case: each takes the memory of a whole run, and NumPy one core.
 TOGETHER = 2
 
 
 def rms_limit(size: float) -> float:
-    """Return the largest root mean square error: one element may err :data:`Z`, the rest :data:`R`.
+    """Return the tolerance of a root mean square error: one element may err by :data:`Z`, the rest by
+    :data:`R`.
 
     Args:
-        size: the number of elements, or of independent ones
-            (:func:`concord.conformance.judging.scoring.independent_elements`).
+        size: number of (independent) elements.
     """
     return float(np.sqrt(R**2 + (Z**2 - R**2) / max(size, 1)))
 
@@ -92,19 +90,18 @@ def estimate(
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return the exact values of a computation and their sigmas, by name.
 
-    A sigma is NaN where the value is out of the precision's range, and infinite where the value is not finite
-    and no rounding makes it so.
+    A sigma is NaN if the value is out of the precision's range, and infinite if the value is not finite for
+    another reason.
 
     Args:
-        compute: the computation; tensors that the truth lacks are ignored.
-        dtype: the precision or mode whose rounding is allowed for; a mapping where tensors differ.
-        values: the truth, if it is at hand.
-        truth: the arithmetic of the truth; by default :func:`exact`.
-        arithmetics: those whose errors make sigma; by default :func:`perturbed`.
-        elements: of one sample, where ``compute`` does not return them.
+        dtype: precision or mode whose rounding is allowed; a mapping if tensors differ.
+        values: the truth, if known.
+        truth: arithmetic of the truth; by default :func:`exact`.
+        arithmetics: their errors determine sigma; by default :func:`perturbed`.
+        elements: of one sample, if ``compute`` does not return them.
         count: samples; fewer than :data:`SAMPLES` are a first look.
         corners: whether derivatives of ReLUs may jump.
-        together: large samples that run at once.
+        together: number of large samples that run at once.
     """
     accumulated = Estimate(compute, dtype, values, truth=truth, elements=elements, together=together)
     runs = (
@@ -117,11 +114,7 @@ def estimate(
 
 
 class Estimate:
-    """Running sums of squared errors of a computation, which every added run makes surer.
-
-    Args:
-        compute, dtype, values, truth, elements, together: as of :func:`estimate`.
-    """
+    """Running sums of squared errors; for its arguments see :func:`estimate`."""
 
     def __init__(
         self,
@@ -144,7 +137,7 @@ class Estimate:
         self.by_name = {name: Sigma(value, of[name]) for name, value in values.items()}
 
     def add_runs(self, arithmetics: Iterable[Any], doing: str = "deriving tolerances") -> None:
-        """Compute in each arithmetic, and accumulate its squared error from the truth."""
+        """Accumulate the squared error of a run in each arithmetic."""
         runs = list(arithmetics)
         steps, large = Countdown(doing, len(runs)), self.elements > SIDE_BY_SIDE // 2
 
@@ -159,7 +152,8 @@ class Estimate:
                 heaps.give_back()
             steps.step()
 
-        # Tensors are reduced as they come: no sample is kept, so memory does not grow with their number.
+        # Reduce tensors as they arrive: no sample is kept, so memory does not grow with the number of
+        # samples.
         if large and self.together > 1:
             with ThreadPoolExecutor(max_workers=self.together) as pool:
                 list(pool.map(run, runs))
@@ -168,53 +162,41 @@ class Estimate:
                 run(each)
 
     def sigmas(self, last: bool = False) -> dict[str, Array]:
-        """Return the sigmas by the runs so far.
-
-        Args:
-            last: whether no more runs follow: each sum is freed as it is read, else it is of few samples.
-        """
+        """Return the current sigmas; ``last`` frees each sum, while without it the samples count as few."""
         of = self.by_name.pop if last else self.by_name.__getitem__
         with np.errstate(all="ignore"):
             return {name: on_host(of(name).result(few=not last)) for name in list(self.by_name)}
 
     def independent(self) -> dict[str, float]:
-        """Return the number of independent errors that the samples of each tensor show."""
+        """Return the numbers of independent errors that the samples show."""
         return {name: sigma.independent for name, sigma in self.by_name.items()}
 
 
 def exact(dtype: str) -> Arithmetic:
-    """Return the arithmetic in which the truth for a precision is computed."""
-    # float64 needs a truth that is surer than itself: the widest type of the platform (decision 16).
+    """Return the arithmetic of the truth."""
+    # The truth must be more precise than float64: the widest type of the platform (decision 16).
     return Arithmetic("extended" if dtype == "float64" else "float64")
 
 
 def perturbed(
     dtype: str, elements: int = 1, count: int = SAMPLES, corners: bool = False
 ) -> Iterator[Arithmetic]:
-    """Yield the arithmetics whose errors make sigma: samples, low-precision runs, both sides of each corner.
-
-    Args:
-        elements, count, corners: as of :func:`estimate`.
-    """
+    """Yield arithmetics for sigma: samples, low-precision runs, and both sides of each corner."""
     yield from samples(dtype, elements, count)
     yield from low_precision(dtype, count < SAMPLES)
     if corners:
-        # Every ReLU input within rounding of zero, on the one side and on the other.
+        # Every ReLU input within rounding of zero, on either side.
         corner = Z * precision(dtype).unit_roundoff
         yield from (Arithmetic(corner=corner), Arithmetic(corner=-corner))
 
 
 def low_precision(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
-    """Yield arithmetics that round as correct runs may: in admissible ways and orders, fused and not.
-
-    Args:
-        brief: whether the first alone is enough.
-    """
-    # In order: equal terms that are added one by one err alike at each step, which samples and pairs miss.
-    # The length of 37 equal rows of 15 was off by 18 units so, where samples err by 3 (decision 10).
+    """Yield arithmetics that round as correct runs may; ``brief``: the first one suffices."""
+    # In order: equal terms added one by one err alike at each step, which samples and pairs miss. The length
+    # of 37 equal rows of 15 was off by 18 units this way; samples err by 3 (decision 10).
     yield Arithmetic(dtype, strict=True)
     if not brief:
-        # Other orders are drawn; in TF32 the last two runs cut factors off, since a kernel may do that or
+        # Other orders are drawn. In TF32 the last two runs truncate factors, since a kernel may truncate or
         # round.
         yield Arithmetic(dtype, shuffle=1, fused=True, strict=True, way="logarithm")
         yield Arithmetic(dtype, shuffle=2, strict=True, cut=True)
@@ -222,22 +204,17 @@ def low_precision(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
 
 
 def samples(dtype: str, elements: int, count: int = SAMPLES) -> Iterator[MonteCarlo]:
-    """Yield Monte Carlo arithmetics of ``count`` samples, side by side as far as memory allows.
-
-    Args:
-        elements: of one sample on the way forward.
-    """
+    """Yield Monte Carlo arithmetics, as many samples at once as memory allows."""
     together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), count))
     for first in range(0, count, together):
         yield MonteCarlo(dtype, min(together, count - first), first)
 
 
 class Sigma:
-    """Sigma of one tensor, from runs that several threads add one after the other.
+    """Sigma of one tensor, accumulated over runs; safe for several threads.
 
     Args:
-        value: the truth, an array of NumPy or a tensor on any device, as all that follow.
-        dtype: the precision.
+        value: the truth; like all later values an array, or a tensor on any device.
     """
 
     def __init__(self, value: Array, dtype: str) -> None:
@@ -251,16 +228,12 @@ class Sigma:
         self.jump: Array | None = None
         known = self.namespace.isfinite(value)
         self.finite = None if known.all() else known
-        # Half the bytes of float64, and wide enough for what float32 and narrower precisions err.
+        # Half the bytes of float64, and wide enough for errors in float32 and narrower precisions.
         self.storage = self.namespace.float64 if dtype == "float64" else self.namespace.float32
         self.busy = threading.Lock()
 
     def take(self, arithmetic: Arithmetic, values: Array) -> None:
-        """Add the tensor as an arithmetic computes it.
-
-        Args:
-            values: of samples (n, …), or (1, …) where noise reached none.
-        """
+        """Add the tensor of a run, samples as (n, …), or (1, …) without noise."""
         if arithmetic.samples:
             self._sample(values, arithmetic.samples)
         elif arithmetic.corner:
@@ -271,7 +244,7 @@ class Sigma:
                     self.jump = abs(self.turned - values)
         else:
             errors = self.namespace.square(values - self.value)
-            # A single run errs by luck in each element, so its squared error is averaged over the row.
+            # A single run errs by chance in each element, so its squared error is averaged over the row.
             mean_square = self.namespace.mean(errors, axis=-1, keepdims=True) if errors.ndim else errors
             with self.busy:
                 self.rounded += 1
@@ -298,15 +271,15 @@ class Sigma:
                 return
             if self.finite is not None:
                 self.finite |= xp.any(xp.isfinite(values), axis=0)
-            # The root of the sum of squares: the squares themselves would need twice as many bytes.
+            # Root of the sum of squares: the squares themselves would need twice as many bytes.
             root = xp.asarray(root, dtype=self.storage)
             self.noise = root if self.noise is None else xp.hypot(self.noise, root)
 
     @property
     def independent(self) -> float:
-        """The least number of independent errors that the samples show; infinite without errors."""
-        # Of N errors a sample's mean square varies by 2 / N of its own square. A million elements that share
-        # the error of one mean have one (decision 37).
+        """Lower bound on the number of independent errors; infinite without errors."""
+        # With N errors, a sample's mean square has a variance of 2 / N of its square. A million elements that
+        # share the error of one mean count as one (decision 37).
         if not any(self.squares):
             return np.inf
         mean, variance = np.mean(self.squares), np.var(self.squares, ddof=1)
@@ -317,12 +290,12 @@ class Sigma:
         """Return sigma, in the shape of the value.
 
         Args:
-            few: whether the samples are few. Of a million elements six samples show some a tenth of their
-                sigma, so each is doubled at most, towards the mean square of its row.
+            few: raise each sigma towards its row's mean square, at most twofold: of a million elements, six
+                samples show some a tenth of their sigma.
         """
         value, xp = self.value, self.namespace
         deviations = [least_sigma(value, self.dtype)]
-        # Of the roots: squares of the smallest numbers would be lost.
+        # Roots, since squares of the smallest numbers would underflow.
         if self.noise is not None:
             noise = self.noise / math.sqrt(self.samples)
             if few and noise.ndim:
@@ -344,30 +317,31 @@ class Sigma:
 
 
 def least_sigma(value: Array, dtype: str) -> Array:
-    """Return the least sigma of a value: the rounding of the result itself."""
+    """Return the rounding of the result itself."""
     target = precision(dtype)
-    # A uniform error of u has the deviation u / sqrt 3. Below the smallest normal number XLA flushes to zero.
+    # A uniform error of u has the deviation u / sqrt 3. Below the smallest normal number, XLA flushes to
+    # zero.
     rounding, smallest = target.unit_roundoff / math.sqrt(3) * abs(value), target.smallest_normal
     least: Array = namespace_of(value).where(rounding < smallest, smallest, rounding)
     return least
 
 
 def namespace_of(array: Any) -> Any:
-    """Return the module with the functions of an array: NumPy, or PyTorch, which takes NumPy's names too."""
+    """Return NumPy, or PyTorch, which accepts NumPy's names."""
     return np if isinstance(array, (np.ndarray, np.generic)) else sys.modules["torch"]
 
 
 def on_host(array: Any) -> Array:
-    """Return an array of NumPy, wherever its numbers lie."""
+    """Convert an array on any device to NumPy."""
     return np.asarray(array if namespace_of(array) is np else array.cpu())
 
 
 class Cache:
-    """Recent results by key, up to a number of bytes."""
+    """Recent results, limited in bytes."""
 
     LIMIT: ClassVar[int] = 48 << 20
 
-    # A larger result is computed anew each time: it would push out those of all other cases.
+    # Larger results are not cached: they would push out those of all other cases.
     LARGEST: ClassVar[int] = 16 << 20
 
     def __init__(self) -> None:
@@ -389,7 +363,7 @@ class Cache:
                 self._shrink()
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """Return the result of a key; threads that want the same one wait for the first."""
+        """Return a cached result; threads that want the same one wait for the first."""
         with self._guard:
             lock = self._making.setdefault(key, threading.Lock())
         with lock:

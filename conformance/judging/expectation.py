@@ -1,4 +1,4 @@
-"""What a run was asked for, and what is expected of it."""
+"""Requests and expectations of a run."""
 
 from __future__ import annotations
 
@@ -33,47 +33,46 @@ from concord.spec.reference import observe, used_rows
 from concord.spec.tensors import clause_of
 from concord.spec.training.trajectory import Training, Trajectory
 
-# Share of a tap's size that sigma may reach. Beyond it, end to end judges neither this tap nor a later one:
-# rounding has grown so far that a right run may look wrong, and the judgement of each step needs no such
-# gate.
+# End to end, a tap whose sigma exceeds this share of its size is not judged, nor are later ones: so much
+# rounding makes correct runs look wrong. Local judgement needs no such limit.
 UNDECIDED = 0.1
 
 
-# A gradient below this share of its sigma is zero but for the reference's own rounding, and not a lost digit.
+# A gradient below this share of its sigma is zero apart from the reference's own rounding, not a lost digit.
 ZERO = 2.0**-24
 
 
 @dataclass(frozen=True)
 class JudgedProblem(Problem):
-    """A run that was asked for, and the rules by which it is judged."""
+    """The request that a run answers, and the rules of its judgement."""
 
-    dtype: str = "float32"  # the precision, or mode of MODES, whose rounding is allowed for
-    deviations: Deviations = field(default_factory=lambda: NONE)  # those that the backend declares
+    dtype: str = "float32"  # precision, or mode of MODES, whose rounding is allowed
+    deviations: Deviations = field(default_factory=lambda: NONE)  # declared by the backend
     gradients: bool = True  # whether gradients are judged
-    # Patterns of taps that later steps see with more digits than are delivered.
+    # Patterns of taps that later steps see with more digits than delivered.
     unrounded: tuple[str, ...] = ()
 
     @functools.cached_property
     def key(self) -> str:
-        """A digest of its content."""
+        """Digest of the content."""
         return digest(self)
 
     @functools.cached_property
     def rounded(self) -> tuple[Weights, Batch]:
-        """Weights and inputs as the precision holds them (SPEC PRC-2)."""
+        """Weights and inputs rounded to the precision (SPEC PRC-2)."""
         validate_weights(self.config, self.weights, self.part)
         validate_batch(self.config, self.batch, self.part)
         return round_inputs(self.weights, self.batch, self.dtype)
 
     @functools.cached_property
     def rows(self) -> dict[str, NDArray[np.int64]]:
-        """Rows of each table that have a gradient, by the gradient's name."""
+        """Rows of each table with a gradient, by the gradient's name."""
         return {
             f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()
         }
 
     def observe(self, arithmetic: Arithmetic, observer: Observer, pinned: Pinned | None = None) -> int:
-        """Compute it in an arithmetic, from pinned tensors (:func:`concord.spec.reference.observe`)."""
+        """Compute from pinned tensors; see :func:`concord.spec.reference.observe`."""
         weights, batch = self.rounded
         pins = pinned or Pinned({}, {})
         return observe(
@@ -96,17 +95,17 @@ class JudgedProblem(Problem):
         return clause_of(self.config, name, self.part)
 
     def forget(self) -> None:
-        """Free the rounded inputs, which can be computed anew."""
+        """Free the rounded inputs; recompute them on demand."""
         self.__dict__.pop("rounded", None)
 
     def is_unrounded(self, tap: str) -> bool:
-        """Whether a tap is delivered rounded and used unrounded."""
+        """Return whether a tap is delivered rounded but used unrounded."""
         return any(fnmatch.fnmatchcase(tap, pattern) for pattern in self.unrounded)
 
 
 @dataclass(frozen=True)
 class JudgedTraining:
-    """A training that was asked for, with the attributes of a :class:`JudgedProblem`."""
+    """A requested training; see :class:`JudgedProblem`."""
 
     config: EncoderConfig
     weights: Weights
@@ -114,13 +113,13 @@ class JudgedTraining:
     part: str = "model"
     dtype: str = "float32"
     deviations: Deviations = field(default_factory=lambda: NONE)
-    # By how much weights may differ from the given ones.
+    # Bounds on the difference of weights from the given ones.
     uncertain: Mapping[str, Array] = field(default_factory=dict)
     rows: ClassVar[dict[str, NDArray[np.int64]]] = {}
 
     @functools.cached_property
     def key(self) -> str:
-        """A digest of its content."""
+        """Digest of the content."""
         return digest(self)
 
     @property
@@ -133,7 +132,7 @@ class JudgedTraining:
         }
 
     def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
-        """Return the training in an arithmetic, before its first step."""
+        """Return the training before its first step."""
         weights = {name: precision(self.dtype).round(array) for name, array in self.weights.items()}
         return Trajectory(
             self.config,
@@ -147,7 +146,7 @@ class JudgedTraining:
         )
 
     def clause(self, name: str) -> str:
-        """Return the clause that defines a tensor of a step."""
+        """Return the clause that defines a tensor."""
         section = name.split(".")[2]
         update = {"sgd": "OPT-2", "adam": "OPT-3", "rmsprop": "OPT-5"}[self.training.recipe.algorithm]
         return {
@@ -161,13 +160,13 @@ class JudgedTraining:
 
 @dataclass(frozen=True)
 class Pinned:
-    """Tensors of a run from which the reference computes what follows."""
+    """Tensors of a run that the reference continues from."""
 
     taps: Mapping[str, Array]  # by name
-    gradients: Mapping[str, Array]  # of the loss by taps, by the tap's name
+    gradients: Mapping[str, Array]  # of the loss with respect to taps, by the tap's name
 
     def without(self, taps: Collection[str]) -> Pinned:
-        """Return the same without some taps and their gradients."""
+        """Leave out some taps and their gradients."""
         return Pinned(
             *(
                 {name: array for name, array in arrays.items() if name not in taps}
@@ -178,24 +177,21 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a run is judged by, locally or end to end.
+    """Values and tolerances that a run is judged by, locally or end to end.
 
     Attributes:
-        values: expected arrays by name: taps in the order of computation, then gradients in that of the
-            backward pass, those by taps as ``gradients.taps.<tap>``. A table's gradient has the rows of
-            ``rows`` alone.
-        sigmas: the standard deviation of correct results, in the shape of the value. NaN: undetermined;
-            infinite: the value is not finite, and no rounding makes it so.
-        rows: rows of a table's gradient that can be other than zero.
-        shapes: of every tensor that a run may deliver, also of those that are not judged in this way.
-        chained: whether each tap follows from those before it, so that none is decided after an undecided
-            one.
-        independent: the number of independent errors that the samples of a tensor show.
+        values: taps in order of computation, then gradients in order of the backward pass. A table's gradient
+            has only the rows in ``rows``.
+        sigmas: standard deviations of correct results. NaN: undetermined; infinite: the value is not finite,
+            and not by rounding.
+        shapes: of every tensor that a run may deliver, judged or not.
+        chained: whether no tap is decided after an undecided one.
+        independent: numbers of independent errors that the samples show.
         coherent: judges what groups of elements share.
-        ties: the right values of elements that rounding decides.
+        ties: correct values of elements that rounding decides.
         norms: activations whose rows are divided by their deviation or length.
         few: whether this is a first look.
-        occurred: operations that were computed, as far as their kernels matter.
+        occurred: computed operations, as far as their kernels matter.
         without_rule: operations whose rounding no rule describes.
     """
 
@@ -216,11 +212,11 @@ class Expectation:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all arrays."""
+        """Memory of all arrays."""
         return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
 
     def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-        """Return value and sigma in the tensor's full shape, with zeros in rows without a gradient."""
+        """Return value and sigma in full shape, zeros included."""
         value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
         if name not in self.rows:
             return value, sigma
@@ -230,9 +226,9 @@ class Expectation:
 
     @functools.cached_property
     def undecided(self) -> frozenset[str]:
-        """Taps from the first on whose sigma is not small beside its values."""
+        """The first tap with a relatively large sigma, and all later taps."""
         undecided: set[str] = set()
-        # Gradients are always decided: what grew on the way forward is in their own sigma.
+        # Gradients are always decided: their own sigma includes the growth of the forward pass.
         for name, value in self.values.items() if self.chained else ():
             if is_gradient(name):
                 break
@@ -244,16 +240,16 @@ class Expectation:
 
     @functools.cached_property
     def overflowing(self) -> bool:
-        """Whether a tap is out of range, and so every gradient."""
+        """Whether a tap, and so every gradient, is out of range."""
         return not all(
             np.isfinite(sigma).all() for name, sigma in self.sigmas.items() if not is_gradient(name)
         )
 
     @functools.cached_property
     def singular(self) -> frozenset[str]:
-        """Gradients computed after one that is not finite (SPEC NRM-7) or out of range."""
-        # Behind a closed ReLU or a masked score a kernel that multiplies by 0 passes NaN on, and one that
-        # selects does not. From there on, whether an element is finite is no question of right or wrong.
+        """Gradients after one that is not finite (SPEC NRM-7) or out of range."""
+        # Behind a closed ReLU or masked score, a kernel that multiplies by 0 propagates NaN, and one that
+        # selects does not. From there on, finiteness says nothing about correctness.
         gradients = [name for name in self.values if is_gradient(name)]
         largest = precision(self.dtype).largest
         first = next(
@@ -264,7 +260,7 @@ class Expectation:
 
     @functools.cached_property
     def undecided_rows(self) -> dict[str, NDArray[np.bool_]]:
-        """Rows of each norm that rounding leaves no digit of, (…, 1), if there are any."""
+        """Rows of each norm in which rounding leaves no digit, (…, 1)."""
         undecided = {}
         for name in self.norms:
             if name not in self.values:
@@ -272,9 +268,9 @@ class Expectation:
             size, noise = (
                 np.max(abs(array), axis=-1, keepdims=True) for array in (self.values[name], self.sigmas[name])
             )
-            # Negated, so that a sigma of NaN counts as undecided.
+            # Negated, so that a NaN sigma counts as undecided.
             rows = ~(noise <= UNDECIDED * size)
-            # A vector that is zero whatever is rounded is divided by epsilon: its rows are decided.
+            # A vector that is exactly zero is divided by epsilon: its rows are decided.
             if name == "normalized":
                 rows &= ~((size == 0) & self.settled(name).all(-1, keepdims=True))
             if rows.any():
@@ -283,10 +279,10 @@ class Expectation:
 
     @functools.cached_property
     def unsettled(self) -> frozenset[str]:
-        """Gradients through a norm's row that rounding leaves no digit of."""
-        # Where all entries of a row are nearly equal, its deviation is rounding. Gradients are divided by it,
-        # and such errors have no variance that samples could show. A delivered gradient by a tap ends that:
-        # what follows goes on from the run's own.
+        """Gradients through a row in which rounding leaves no digit."""
+        # If all entries of a row are nearly equal, its deviation is rounding. Gradients are divided by it,
+        # and such errors have no variance that samples could show. A delivered tap gradient ends this: the
+        # following steps continue from the run's own.
         order = [name for name in self.values if is_gradient(name)]
         unsettled: set[str] = set()
         for norm in self.undecided_rows:
@@ -299,15 +295,14 @@ class Expectation:
         return frozenset(unsettled)
 
     def settled(self, name: str) -> NDArray[np.bool_]:
-        """Return which elements of a gradient have no noise, such as those behind a closed ReLU."""
+        """Return the elements of a gradient without noise, such as those behind a closed ReLU."""
         quiet: NDArray[np.bool_] = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
         return quiet
 
     def silent(self, name: str, local: bool, sound: bool) -> str:
-        """Return why nothing can be said of a tensor; empty if something can.
+        """Return why a tensor cannot be judged, if so.
 
         Args:
-            local: whether each step is judged by itself.
             sound: whether the run's forward pass is finite.
         """
         gradient = is_gradient(name)
@@ -319,8 +314,8 @@ class Expectation:
             return NOT_FINITE_BEFORE
         if name in self.unsettled and not self.settled(name).any():
             return NORM
-        # In few bits a softmax of large scores has one weight, and what flows back through it is a difference
-        # of equal numbers: rounding, times large weights. Its errors have tails that 16 samples do not show.
+        # In few bits a softmax of large scores has one nonzero weight, and its gradient is a difference of
+        # equal numbers: rounding times large weights. Its errors have tails that 16 samples do not show.
         target = precision(self.dtype)
         if gradient and target.unit_roundoff > target.accumulation:
             size, noise = root_mean_square(self.values[name]), root_mean_square(self.sigmas[name])
@@ -329,7 +324,7 @@ class Expectation:
         return ""
 
     def determined(self, name: str, local: bool) -> Array:
-        """Return the sigmas of a tensor, NaN where rounding alone decides an element."""
+        """Return the sigmas of a tensor, NaN where rounding decides an element."""
         sigma = self.sigmas[name]
         if local and name in self.unsettled:
             sigma = np.where(self.settled(name), sigma, np.nan)
@@ -339,7 +334,7 @@ class Expectation:
 
 
 def digest(whole: Any) -> str:
-    """Return a digest of data and of all arrays in it."""
+    """Return a digest of data, including arrays."""
     hasher = hashlib.sha256()
 
     def take(value: Any) -> None:
@@ -362,24 +357,24 @@ def digest(whole: Any) -> str:
 
 
 def is_gradient(name: str) -> bool:
-    """Return whether a tensor is a gradient."""
+    """Return whether this names a gradient."""
     return name.startswith("gradients.")
 
 
 def is_tap_gradient(name: str) -> bool:
-    """Return whether a tensor is the gradient by a tap."""
+    """Return whether this names a tap's gradient."""
     return name.startswith("gradients.taps.")
 
 
 def subject_of(name: str) -> str:
-    """Return the tap, parameter or input that a gradient is by; another name as it is."""
+    """Strip the prefixes of a gradient's name."""
     return name.removeprefix("gradients.").removeprefix("taps.")
 
 
 def root_mean_square(values: Array) -> float:
-    """Return the root mean square, 0 of nothing."""
+    """Return the root mean square; 0 for an empty array."""
     with np.errstate(all="ignore"):
-        # Scaled by the largest element: squares of 1e-200 would vanish, and of 1e200 overflow.
+        # Scaled by the largest element: squares of 1e-200 would underflow, those of 1e200 overflow.
         largest = float(np.max(abs(values), initial=0.0))
         scaled = values / largest if largest > 0 else values
         return largest * float(np.sqrt(np.mean(np.square(scaled)))) if values.size else 0.0

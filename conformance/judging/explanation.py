@@ -1,4 +1,4 @@
-"""Explanations: why a run is wrong, as far as that is known, beside its verdict."""
+"""Explanations: why a run is wrong, as far as known."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ DECLARABLE = {**KNOWN_DEVIATIONS, **OF_MODULES}
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known of a first divergence."""
+    """What is known about a first divergence."""
 
-    tensor: str  # the first that is wrong; empty where the words stand beside its name
-    clauses: tuple[str, ...] = ()  # that it may break, the likeliest first; a module has none
-    hypothesis: str = ""  # names of what explains it, joined by "or"; empty if nothing known does
+    tensor: str  # the first wrong one; empty where the text stands next to its name
+    clauses: tuple[str, ...] = ()  # clauses that it may break, likeliest first; a module has none
+    hypothesis: str = ""  # names of the explaining hypotheses, joined by "or"
     text: str = ""  # a sentence
     confident: bool = False  # whether nothing else that was tried explains it as well
-    description: str = ""  # what is seen of the tensor, in a sentence
+    description: str = ""  # observations about the tensor, as a sentence
     notes: tuple[str, ...] = ()
-    # The deviation with whose declaration the run would not diverge; empty if none.
+    # Deviation that would make the run agree if declared; empty if none.
     undeclared: Annotated[str, among("", *DECLARABLE)] = ""
-    # Those that are named, as they can be tried elsewhere.
+    # Named hypotheses, to be tried in other cases.
     hypotheses: Unwritten = field(default=(), compare=False, repr=False)  # tuple[Hypothesis, ...]
 
     @property
     def clause(self) -> str:
-        """The clause that is most likely broken."""
+        """The likeliest clause."""
         return self.clauses[0] if self.clauses else ""
 
     @property
     def seen(self) -> tuple[str, ...]:
-        """The description, if no cause is certain, and notes."""
+        """The description, unless a cause is certain, and notes."""
         return (*((self.description,) if self.description and not self.confident else ()), *self.notes)
 
     @property

@@ -1,8 +1,7 @@
-"""The family as a reference: what a correct run of a case yields, step by step and end to end.
+"""The family as a reference: expected values of a case.
 
-*End to end* the reference computes from the inputs. *Locally* it recomputes each tap from the run's own
-preceding taps; gradients then flow back through the run's own forward values, and from its own gradients by
-taps, where it delivers them.
+*End to end*, it computes from the inputs. *Locally*, it recomputes each tap from the run's preceding taps;
+gradients flow back through the run's forward values, from its tap gradients if it delivers them.
 """
 
 from __future__ import annotations
@@ -55,45 +54,45 @@ from concord.spec.parameters import Weights, trainable
 from concord.spec.precision import precision
 from concord.spec.tensors import from_output_on, output_name
 
-# Deviations that change the truth by less than this share of a tensor's largest number share the first look
-# at each step: weights of 1e-28 for masked keys change nothing, and all backends then share one
-# estimate. A run that comes near its tolerance so is judged from its own taps (decision 16).
+# Deviations that change the truth by less than this share of a tensor's maximum share the first look: weights
+# of 1e-28 for masked keys change nothing, so all backends share one estimate. A run near its tolerance is
+# judged from its own taps (decision 16).
 ALIKE = 2.0**-20
 
-# Stands between the names of tensors whose sum was published.
+# Joins the names of tensors whose sum was published.
 SUM = " + "
 
 
 @dataclass(frozen=True)
 class FamilyReference:
-    """What is right of a run of the family."""
+    """Expected values for a run of the family."""
 
-    case: JudgedProblem  # what was asked of the run, with the deviations that it declares
-    run: Run  # its promises: sections, taps that it has not, results beside their taps
-    excuses: frozenset[str] = frozenset()  # declarations that the judge follows, and not the reference
-    published: Expectation | None = None  # what to compare with end to end, in place of the reference's own
-    end_to_end: bool = True  # whether gradients of a large model are judged from the inputs too
+    case: JudgedProblem  # the request, with the deviations that the run declares
+    run: Run  # tells the promised sections, hidden taps, and results
+    excuses: frozenset[str] = frozenset()  # declarations that the judge follows, not the reference
+    published: Expectation | None = None  # replaces the reference's expectation end to end
+    end_to_end: bool = True  # whether to judge a large model's gradients end to end
 
     @property
     def local(self) -> bool:
-        """Whether each step is judged by itself."""
+        """Whether each step is judged locally."""
         return self.published is None and bool(self.run.taps)
 
     @functools.cached_property
     def output(self) -> str:
-        """The name of the result."""
+        """Name of the result."""
         return output_name(self.case.config, self.case.part)
 
     @functools.cached_property
     def whole(self) -> Expectation:
-        """What is expected from the inputs; an outline where gradients are judged locally alone."""
+        """Expectation end to end; an outline if gradients are judged only locally."""
         if self.published:
             return replace(self.published, norms=norms(self.published.values))
         return outline(self.case) if self.brief else end_to_end(self.case)
 
     @functools.cached_property
     def activations(self) -> dict[str, Activation]:
-        """Every tensor that was requested, in the order of computation."""
+        """Every requested tensor, in order of computation."""
         whole = self.whole
         shapes = whole.shapes or {name: value.shape for name, value in whole.values.items()}
         names = [name for name in shapes if self.requested(name) and (self.local or name in whole.values)]
@@ -107,7 +106,7 @@ class FamilyReference:
         return activations
 
     def activation(self, name: str, shape: tuple[int, ...]) -> Activation:
-        """Return what is known of a tensor."""
+        """Describe a tensor."""
         rows = self.whole.rows.get(name)
         shape = shape if rows is None else self.case.weights[name.removeprefix("gradients.")].shape
         return Activation(
@@ -123,12 +122,12 @@ class FamilyReference:
 
     @property
     def brief(self) -> bool:
-        """Whether gradients are judged locally alone."""
-        # The reference's own gradients of a large model are too large to be kept.
+        """Whether gradients are judged only locally."""
+        # The reference's gradients of a large model are too large to be kept.
         return self.local and (not self.end_to_end or is_large(self.case))
 
     def expect(self, pin: Pin | None) -> Iterator[Expectation]:
-        """Yield what is expected of each step, or from the inputs."""
+        """Yield expected values, locally or end to end."""
         if pin is not None:
             yield from self.expect_steps(pin)
         elif not self.brief:
@@ -137,17 +136,17 @@ class FamilyReference:
             yield end_to_end(replace(self.case, gradients=False))
 
     def expect_steps(self, pin: Pin) -> Iterator[Expectation]:
-        """Yield what is expected of each step."""
+        """Yield expected values of each step."""
         pinned = self.pinned(pin)
-        # In a half precision a correct run may be far from the reference, and so may the sigma of a step.
-        # Else the reference's own steps do for a first look, which all runs of a case share.
+        # In half precision a correct run, and the sigma of a step, may be far from the reference's. Otherwise
+        # the reference's own steps suffice for a first look, which all runs of a case share.
         if not is_half(self.case.dtype):
             large = is_large(self.case)
             yield local_exactly(self.case, pinned, brief=True) if large else local(self.case, pinned)
         yield local_exactly(self.case, pinned)
 
     def compute_exactly(self, pin: Pin) -> dict[str, Array]:
-        """Return what the reference makes of pinned tensors."""
+        """Compute from pinned tensors."""
         return plain(self.case, self.pinned(pin))
 
     def pinned(self, pin: Pin) -> Pinned:
@@ -157,7 +156,7 @@ class FamilyReference:
         return Pinned({name: array for name, array in arrays.items() if not is_gradient(name)}, gradients)
 
     def requested(self, name: str) -> bool:
-        """Return whether a run owes a tensor."""
+        """Return whether a run must deliver a tensor."""
         if is_tap_gradient(name):
             return self.run.tap_gradients.get(subject_of(name)) is not None
         if is_gradient(name) or (name == "loss" and self.run.loss is None):
@@ -165,11 +164,11 @@ class FamilyReference:
         return "taps" in self.run.requested or name in ("loss", self.output)
 
     def absent(self, name: str) -> str:
-        """Return why a run may lack a tensor; empty if it must not."""
+        """Return why a run may lack a tensor, if so."""
         hidden = self.run.info.get("not_exposed")
         if is_gradient(name) or name == self.output or (name == "loss" and "gradients" in self.run.requested):
             return ""
-        # A run that declares nothing, as of tensors from anywhere, may lack any tap.
+        # A run that declares nothing, such as tensors from anywhere, may lack any tap.
         if hidden is None:
             return NOT_EXPOSED
         matches = name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in hidden)
@@ -177,23 +176,23 @@ class FamilyReference:
 
     @functools.cached_property
     def wider(self) -> frozenset[str]:
-        """Output and loss, if other taps show the run's precision, or it declares them wider."""
+        """Output and loss, if other taps show the run's precision or it declares them wider."""
         results = frozenset(from_output_on(self.case.config, self.case.part))
         return results if WIDER_OUTPUT in self.excuses or self.run.taps.keys() - results else frozenset()
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return which elements stand in uncomputed rows of padding."""
+        """Return the elements in uncomputed rows."""
         if UNCOMPUTED_PADDING not in self.excuses:
             return False
         axes = self.activations[name].axes or ()
         return uncomputed(self.case.config, self.case.batch, self.case.part, name, axes)
 
     def contradiction(self, name: str) -> str:
-        """Say so if a result differs from its own tap."""
+        """Report a result that differs from its own tap."""
         result, tap = self.run.results(self.output).get(name), self.run.taps.get(name)
         if result is None or tap is None:
             return ""
-        # A result may be handed out wider than its tap.
+        # A result may be returned wider than its tap.
         rounded = precision(self.case.dtype).round
         if np.array_equal(rounded(result), rounded(tap), equal_nan=True):
             return ""
@@ -201,7 +200,7 @@ class FamilyReference:
 
 
 def norms(names: Collection[str]) -> list[str]:
-    """Return the names of activations that are divided by a deviation or a length."""
+    """Return the activations that are divided by a deviation or length."""
     return [name for name in names if "norm" in name.rpartition(".")[2] and not is_gradient(name)]
 
 
@@ -213,7 +212,7 @@ def expect(
     dtype: str = "float32",
     deviations: Deviations = NONE,
 ) -> Expectation:
-    """Return what is expected from the inputs, with gradients of tables in full."""
+    """Return the expectation end to end, with full gradients of tables."""
     expected = end_to_end(JudgedProblem(config, weights, batch, part, dtype, deviations))
     full = {
         name: expected.whole(name, weights[name.removeprefix("gradients.")].shape)
@@ -230,18 +229,18 @@ def expect(
 
 
 def end_to_end(case: JudgedProblem) -> Expectation:
-    """Return what a correct run yields from the inputs."""
+    """Return the expectation end to end."""
     case = _without_deviations(case, 0.0)
     return _estimates.get(f"end to end {case.key}", lambda: _estimate(case, None))
 
 
 def keeping(limit: int) -> contextlib.AbstractContextManager[None]:
-    """Keep ``limit`` bytes of estimates within a block, for several runs of a large case."""
+    """Cache ``limit`` bytes of estimates within a block."""
     return _estimates.keeping(limit)
 
 
 def outline(case: JudgedProblem) -> Expectation:
-    """Return names, order and shapes of all tensors, without values."""
+    """Return names, order and shapes of all tensors."""
     shapes: dict[str, tuple[int, ...]] = {}
     case.observe(Arithmetic("float32"), lambda name, array: shapes.__setitem__(name, array.shape))
     return _expectation(case, {}, {}, shapes)
@@ -255,17 +254,13 @@ def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]
 
 
 def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
-    """Return what is expected of each step from the run's own taps, with the reference's sigmas.
+    """Return the local expectation, with sigmas that all runs of a case share.
 
-    All runs of a case share these. In half precisions, near a tolerance, and of a case too large to be kept,
-    :func:`local_exactly` derives sigmas from the run.
-
-    Args:
-        pinned: tensors of the run.
+    In half precision, near a tolerance, and for a large case, use :func:`local_exactly`.
     """
     common = _without_deviations(case, ALIKE)
     key = f"local {sorted(pinned.taps)} {sorted(pinned.gradients)} {common.key}"
-    # Values are left out of the cache: those of each run are its own.
+    # The cache excludes values, which are each run's own.
     usual = _estimates.get(key, lambda: replace(_estimate(common, _of_truth(common, pinned)), values={}))
     values = plain(case, pinned)
     sigmas = {
@@ -275,16 +270,16 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
 
 
 def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> Expectation:
-    """Return the same with sigmas derived from the run's own taps.
+    """Return the local expectation, with sigmas from the run's own taps.
 
     Args:
-        brief: whether a first look is enough.
+        brief: whether a first look suffices.
     """
     return _estimate(case, pinned, brief)
 
 
 def is_large(case: JudgedProblem) -> bool:
-    """Return whether the estimate of a case is too large to be kept."""
+    """Return whether the estimate is too large to be kept."""
     sizes = (
         sum(array.size for array in case.weights.values())
         + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
@@ -293,7 +288,7 @@ def is_large(case: JudgedProblem) -> bool:
 
 
 def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
-    # Where the truth hardly changes, backends share an estimate.
+    # If the truth hardly changes, backends share an estimate.
     if not case.deviations or any(KNOWN_DEVIATIONS[name].rounds for name in case.deviations):
         return case
     bare = replace(case, deviations=NONE)
@@ -304,7 +299,7 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
 
 
 def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
-    """Return the largest difference of two sets of tensors, as a share of a tensor's largest number."""
+    """Return the largest difference, relative to each tensor's maximum."""
     worst = 0.0
     for name, other in others.items():
         value, finite = values[name], np.isfinite(other)
@@ -347,7 +342,7 @@ def _expectation(
 
 
 def _estimate(case: JudgedProblem, pinned: Pinned | None, brief: bool = False) -> Expectation:
-    # Gradients by taps are judged locally alone, where they are delivered: others need no sigma.
+    # Tap gradients are judged only locally, where they are delivered: others need no sigma.
     judged = {f"gradients.taps.{name}" for name in pinned.gradients} if pinned else set()
     shapes: dict[str, tuple[int, ...]] = {}
 

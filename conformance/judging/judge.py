@@ -1,4 +1,4 @@
-"""The judge: every tensor of a run against its reference, step by step and end to end."""
+"""The judge of a run by a reference."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ MISSING = "missing: the backend returned no such tensor"
 WIDER = "holds numbers that the precision has not: it was computed in a wider one"
 
 
-# Beyond this share of a tolerance a first look does not decide: correct runs reached 0.41 with eight samples.
+# A first look does not decide beyond this share of a tolerance: correct runs reached 0.41 with eight samples.
 NEAR = 0.5
 
 
 class Judge:
-    """One run before its reference (SPEC PRT-2).
+    """Judges every tensor, locally and end to end (SPEC PRT-2).
 
     Args:
         tensors: of the run, by the reference's names.
-        whole: names of tensors from a run of their own, which do not follow from these activations.
+        whole: tensors from a separate run, which do not follow from these activations.
 
     Attributes:
-        unused: activations that the model turned out not to go on with.
+        unused: activations that the model turned out not to use.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Judge:
         self.broken = {name: why for name in reference.activations if (why := self.unjudgeable(name))}
 
     def explain(self, verdict: Verdict) -> Explanation | None:  # noqa: ARG002 - a judge that knows why says more
-        """Return why the run diverges; None if nothing is known."""
+        """Return why the run diverges, if known."""
         return None
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
-        """Judge every tensor: each step by itself, from the inputs, or both."""
+        """Judge every tensor locally, end to end, or both."""
         steps = self.judge_steps() if local else {}
         whole = self.judge_whole(deciding=not local) if end_to_end else {}
         self.broken |= {f"gradients.taps.{name}": ("not exposed", UNUSED) for name in self.unused}
         return [self.row(name, steps.get(name), whole.get(name)) for name in self.reference.activations]
 
     def row(self, name: str, step: Judgement | None, end: Judgement | None) -> Row:
-        """Return the row of a tensor: the local judgement decides wherever there is one."""
+        """Return the row of a tensor; a local judgement decides."""
         activation = self.reference.activations[name]
         if name in self.broken:
             status, note = self.broken[name]
@@ -94,10 +94,10 @@ class Judge:
         why = self.reference.contradiction(name)
         return ("diverges", why) if why else None
 
-    # Each step by itself, from the run's own tensors.
+    # Local judgement, from the run's own tensors.
 
     def pin(self, name: str) -> Array | None:
-        """Return a tensor of the run that replaces the reference's, if there is one."""
+        """Return the run's tensor that replaces the reference's, if any."""
         activation = self.reference.activations.get(name)
         if activation is None or not activation.pinned or subject_of(name) in self.unused:
             return None
@@ -110,10 +110,10 @@ class Judge:
         return [name for name in self.reference.activations if self.pin(name) is not None]
 
     def judge_steps(self) -> dict[str, Judgement]:
-        """Judge each step by itself."""
+        """Judge each step locally."""
         judgements, _ = self.judge_from(self.pin)
-        # A gradient of zero that diverges may be right: some modules return an activation that the model does
-        # not go on with, and autograd delivers zeros for it, or none at all.
+        # A zero gradient that diverges may be correct: some modules return an activation that the model does
+        # not use, and autograd delivers zeros for it, or nothing.
         zero = [
             subject_of(name) for name in self.pinned if is_tap_gradient(name) and not self.tensors[name].any()
         ]
@@ -125,7 +125,7 @@ class Judge:
         return self.judge_from(self.pin)[0] if self.unused else judgements
 
     def passed_by(self, zero: frozenset[str]) -> frozenset[str]:
-        """Return the activations with a zero gradient that the model does not go on with."""
+        """Return the activations with a zero gradient that the model does not use."""
 
         def passing(name: str) -> Array | None:
             return None if subject_of(name) in zero else self.pin(name)
@@ -144,8 +144,8 @@ class Judge:
                 if is_gradient(name)
                 and not np.array_equal(stopped[name], expected.values[name], equal_nan=True)
             ]
-            # Two readings compete: the model passes the tap by, or its gradient is wrongly cut off. Passed
-            # by, gradients behind it agree without the zero, and diverge if it stops them.
+            # Either the model bypasses the tap, or its gradient is wrongly cut off. If bypassed, gradients
+            # behind it agree without the zero and diverge with it.
             return not behind or any(
                 judgements[name].status == "agrees" and self.judgement(name, other, True).status == "diverges"
                 for name in behind
@@ -154,7 +154,7 @@ class Judge:
         return frozenset(filter(is_passed_by, zero))
 
     def judge_from(self, pin: Pin) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge each step from some tensors of the run; return what was expected, too."""
+        """Judge locally, given some tensors of the run."""
         names = [
             name
             for name in self.judged
@@ -164,27 +164,27 @@ class Judge:
 
     @property
     def judged(self) -> list[str]:
-        """Names of the tensors that can be compared."""
+        """Names of the comparable tensors."""
         return [name for name in self.reference.activations if name not in self.broken]
 
     def judge_whole(self, deciding: bool = False) -> dict[str, Judgement]:
-        """Judge from the inputs."""
+        """Judge end to end."""
         names = [name for name in self.judged if not is_tap_gradient(name)]
         return self.look(None, names, deciding)[0]
 
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
     ) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge by the first look that is enough; return what was expected, too."""
+        """Judge by the first look that decides; also return its expectation."""
         judgements: dict[str, Judgement] = {}
-        expected = Expectation("", {}, {}, {})  # of what is judged step by step alone
+        expected = Expectation("", {}, {}, {})  # for tensors judged only locally
         for expected in self.reference.expect(pin):
             judged = [name for name in names if name in expected.sigmas]
             sound = pin is None or self.sound(pin, expected)
             judgements = {
                 name: self.judgement(name, expected, pin is not None, sound, deciding) for name in judged
             }
-            # Few samples do not tell what rounding decides.
+            # A few samples do not tell what rounding decides.
             unsure = expected.few and (
                 expected.undecided_rows
                 or any(judgement.status == "undetermined" for judgement in judgements.values())
@@ -208,7 +208,7 @@ class Judge:
 
         Args:
             sound: whether the forward pass is finite.
-            deciding: whether to break the error down, if it diverges.
+            deciding: whether to break down the error of a divergence.
         """
         activation, actual = self.reference.activations[name], self.tensors[name]
         value = expected.values[name]
@@ -229,7 +229,7 @@ class Judge:
             sigma = finite_alone(sigma, value)
         apart = expected.independent.get(name, np.inf)
         judgement = judge_tensor(actual, value, sigma, activation.dtype, why, apart)
-        # Half a tensor that rounding decides agrees with almost anything.
+        # If rounding decides half of a tensor, it agrees with almost anything.
         if judgement.status == "agrees" and name in expected.ties and mostly(np.isnan(sigma), value):
             return Judgement("undetermined", size=value.size, note=judgement.note)
         if judgement.status == "agrees" and expected.coherent:
@@ -243,7 +243,7 @@ class Judge:
         return replace(judgement, element=(int(rows[judgement.element[0]]), *judgement.element[1:]))
 
     def rows_in_use(self, name: str) -> NDArray[np.int64] | None:
-        """Return the compared rows of a table's gradient; None: all."""
+        """Return the compared rows of a table's gradient; None for all."""
         activation = self.reference.activations[name]
         if activation.rows is None:
             return None
@@ -254,13 +254,13 @@ class Judge:
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Return value, sigma and the reason for NaN in it, where rounding decides."""
+        """Return value, sigma, and the reason for NaN in sigma."""
         if name in expected.ties:
             return *expected.ties[name].settle(actual), expected.ties[name].why
         return expected.values[name], expected.determined(name, local), OUT_OF_RANGE
 
 
 def is_half(dtype: str) -> bool:
-    """Return whether a precision sums in a wider one."""
+    """Return whether sums are accumulated in a wider precision."""
     target = precision(dtype)
     return target.unit_roundoff > target.accumulation

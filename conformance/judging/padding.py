@@ -1,7 +1,6 @@
-"""Rows of padding: where a tensor has them, what depends on them, and the same case without that dependence.
+"""Rows of padding, and what depends on them.
 
-A run may declare that it does not compute them (:data:`concord.spec.deviations.UNCOMPUTED_PADDING`). Neither
-they nor what follows from them is judged then.
+Neither is judged in a run that declares :data:`concord.spec.deviations.UNCOMPUTED_PADDING`.
 
 Shapes: B samples, T tokens, Q queries, S keys, H heads.
 """
@@ -22,13 +21,13 @@ from concord.spec.tensors import POOLED
 
 Rows = NDArray[np.bool_]
 
-# Taps before the mask: a padded key is computed in none of them, and behind the mask its weight is zero,
-# which is judged.
+# Taps before the mask: padded keys are not computed there. After the mask their weight is zero, which is
+# judged.
 UNMASKED = ("scores", "key", "value")
 
 
 def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Rows]:
-    """Return padding along ``tokens`` (B, T), ``query`` (B, Q) and ``key`` (B, S), where an axis has any."""
+    """Return padding along existing axes: ``tokens`` (B, T), ``query`` (B, Q), ``key`` (B, S)."""
     if batch.input_ids is not None:
         padded = ~real_tokens(config, batch.input_ids)
         return dict.fromkeys(("tokens", "query", "key"), padded)
@@ -37,7 +36,7 @@ def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Rows]:
 
 
 def dependent_samples(config: EncoderConfig, batch: Batch, part: str) -> Rows:
-    """Return the samples (B,) with a result or loss that depends on rows of padding."""
+    """Return the samples whose result or loss depends on padding, (B,)."""
     padded = padded_rows(config, batch)
     count = len(next(iter(batch.arrays().values())))
     output = padded.get("tokens" if batch.input_ids is not None else "query")
@@ -48,20 +47,20 @@ def dependent_samples(config: EncoderConfig, batch: Batch, part: str) -> Rows:
     if part not in POOLED:
         cotangent = batch.required("cotangent")
         return np.asarray((output & (cotangent != 0).reshape(*output.shape, -1).any(-1)).any(-1))
-    # The mean is over real tokens alone.
+    # The mean covers real tokens only.
     if config.pooling == "mean":
         return np.zeros(count, bool)
     return np.asarray(output[:, 0] if config.pooling == "first" else output.any(-1))
 
 
 def seen_keys(config: EncoderConfig, batch: Batch) -> Rows | None:
-    """Return which keys each query sees, (B, 1 or H, 1 or Q, S); None without a mask."""
+    """Return the visible keys, (B, 1 or H, 1 or Q, S); None without a mask."""
     real = batch.key_mask if batch.input_ids is None else real_tokens(config, batch.input_ids)
     return None if real is None else visible_keys(config, real, config.num_heads)
 
 
 def blind_samples(config: EncoderConfig, batch: Batch) -> Rows:
-    """Return the samples (B,) with a query that sees no key (SPEC MSK-5)."""
+    """Return the samples with a query that sees no key, (B,) (SPEC MSK-5)."""
     seen, count = seen_keys(config, batch), len(next(iter(batch.arrays().values())))
     if seen is None:
         return np.zeros(count, bool)
@@ -69,13 +68,13 @@ def blind_samples(config: EncoderConfig, batch: Batch) -> Rows:
 
 
 def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch | None:
-    """Return the batch with a loss that does not depend on rows of padding; None if nothing is left."""
+    """Return a batch whose loss does not depend on padding; None if nothing is left."""
     padded = padded_rows(config, batch)
     depends = dependent_samples(config, batch, part)
     if not depends.any():
         return batch
-    # A pooled vector depends on padding as a whole, so its sample is dropped. Else a cotangent of zero is
-    # enough, and all samples are still judged.
+    # A pooled vector depends on padding as a whole, so its sample is dropped. Otherwise a zero cotangent
+    # suffices, and all samples are judged.
     if part in POOLED or config.mask_assignment == "batch_major":
         kept = Batch(**{name: array[~depends] for name, array in batch.arrays().items()})
     else:
@@ -91,13 +90,9 @@ def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch |
 def uncomputed(
     config: EncoderConfig, batch: Batch, part: str, tensor: str, axes: Sequence[str]
 ) -> Rows | bool:
-    """Return which elements a run without rows of padding does not compute, in a shape that broadcasts.
-
-    Args:
-        tensor: its name in a verdict.
-    """
+    """Return the elements not computed by a run without padding, in a shape that broadcasts."""
     depends = dependent_samples(config, batch, part)
-    if not axes or axes[0] != "batch":  # a sum over samples: the loss, or the gradient of a parameter
+    if not axes or axes[0] != "batch":  # a sum over samples: the loss, or a parameter's gradient
         return bool(depends.any()) and (tensor == "loss" or tensor.startswith("gradients."))
     by_axis, leaf = padded_rows(config, batch), tensor.rpartition(".")[2]
     followed = tensor.startswith("gradients.") or not {"tokens", "query", "key"} & {*axes}

@@ -1,4 +1,4 @@
-"""The error of one tensor in sigma, element by element and as a whole."""
+"""Error of one tensor in sigma."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from concord.conformance.judging.verdict import Z_BINS, Judgement
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
-# Within these bounds a sum of squares of float64 has neither lost anything nor overflowed.
+# Within these bounds a float64 sum of squares has neither underflowed nor overflowed.
 SAFE = (1e-200, 1e200)
 
-# Exponent of the first bin: edges are powers of two, so that an exponent says in which bin a score lies.
+# Exponent of the first bin. Edges are powers of two, so a score's exponent is its bin.
 LOWEST = int(np.log2(Z_BINS[0]))
 
 
-# Where rounding decides half of a tensor, or of an operation's decisions, agreement shows nothing: ``floor``
-# would agree with ``round`` (decision 36).
+# If rounding decides half of a tensor, or half of an operation's decisions, agreement proves nothing:
+# ``floor`` would agree with ``round`` (decision 36).
 WHOLE = 0.5
 
 
@@ -35,12 +35,9 @@ def judge_tensor(
     """Judge one tensor.
 
     Args:
-        actual: of the run, in the shape of ``value``.
-        value: the expected values.
-        sigma: the standard deviation of correct results; where it is not finite the element is undetermined.
-        dtype: the precision or mode.
-        why: the reason for undetermined elements.
-        errors_apart: independent errors that samples of correct runs show.
+        sigma: standard deviation of correct results; not finite where undetermined.
+        why: reason for undetermined elements.
+        errors_apart: number of independent errors that samples show.
     """
     flat, allowed, actual_values = (
         value.reshape(-1),
@@ -51,7 +48,7 @@ def judge_tensor(
         errors = np.abs(actual_values.astype(value.dtype, copy=False) - flat).astype(np.float64, copy=False)
         scores: Array = errors / allowed
         squares, sigmas = float(errors @ errors), float(allowed @ allowed)
-    # The usual case first: where everything is finite no mask is needed, and a large tensor is scored once.
+    # Common case first: without infinities no mask is needed, and a large tensor is scored once.
     judged: NDArray[np.bool_] | slice = slice(None)
     rms, note = float("inf"), ""
     if SAFE[0] < sigmas < SAFE[1] and (SAFE[0] < squares < SAFE[1] or not errors.any()):
@@ -74,7 +71,7 @@ def judge_tensor(
             note = f"{judged.size - judged.sum()} elements are not judged: {why}"
     place = int(scores.argmax())
     z, beyond = float(scores[place]), int((scores > Z).sum())
-    # Counting equal elements needs a sort, so only a tensor that could fail by it is sorted.
+    # Counting equal elements needs a sort, so only tensors that could fail by it are sorted.
     independent = float(value.size)
     if R < rms < np.inf:
         independent = min(errors_apart, independent_elements(flat[judged], allowed[judged], dtype))
@@ -96,10 +93,7 @@ def judge_tensor(
 
 
 def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
-    """Return the errors of a tensor in sigma: NaN where nothing is judged.
-
-    Infinite where the run is finite and must not be, or the other way round.
-    """
+    """Return errors in sigma: NaN if not judged, infinite if only one of both values is finite."""
     finite, sound = np.isfinite(value), np.isfinite(actual)
     with np.errstate(all="ignore"):
         errors = np.where(sound, abs(actual.astype(value.dtype, copy=False) - value) / sigma, np.inf)
@@ -111,21 +105,21 @@ def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
 
 
 def finite_alone(sigma: Array, *values: Array) -> Array:
-    """Return sigma, NaN where a value is not finite: there the other may be finite or not."""
+    """Set sigma to NaN where a value is not finite: the other may be either."""
     return np.where(np.logical_and.reduce([np.isfinite(value) for value in values]), sigma, np.nan)
 
 
 def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
     """Return over how many elements the root mean square of sigma is spread."""
-    # Equal elements count once: rows of the same inputs have the same error, 38 of them one error and not 38.
-    # Elements far smaller than others count for nothing.
+    # Equal elements count once: 38 rows of the same inputs share one error. Elements far smaller than others
+    # count for nothing.
     _, first = np.unique(precision(dtype).round(value), return_index=True)
     powers = np.square(sigma.reshape(-1)[first] / np.max(sigma, initial=0.0), dtype=np.float64)
     return float(np.square(powers.sum()) / np.square(powers).sum())
 
 
 def mostly(unsure: NDArray[np.bool_], value: Array) -> bool:
-    """Return whether most of a tensor is undetermined: of its elements, or of their squares."""
+    """Return whether most elements, or squares, are undetermined."""
     with np.errstate(all="ignore"):
         squares = np.square(np.nan_to_num(value, posinf=0.0, neginf=0.0))
         return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)

@@ -1,4 +1,4 @@
-"""The verdict on one run: which tensors lie within their tolerance, and where it first leaves it."""
+"""The verdict on one run."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from concord.conformance.record_fields import Count, Field, Number, Unwritten, a
 from concord.conformance.wording import distinct, gather
 from concord.spec.text import first_of, shown
 
-# Characters of a line, and of a name in it: names come from outside, and may be of any length.
+# Maximum lengths of a line and of a name in it: names come from outside and may be of any length.
 LONGEST_LINE, LONGEST_NAME = 1000, 160
 
-# Begins the note of an error that elements share.
+# Prefix of the note of an error that elements share.
 NO_ELEMENT = "no element shows it"
 
 
-# Statuses of results that a backend owes.
+# Statuses of results that a backend failed to deliver.
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 
-# A run that Concord failed to judge: no backend owes it.
+# A run that Concord failed to judge; the backend is not at fault.
 NOT_JUDGED = "not judged"
 
 # A divergence that a project knows, and has accepted for a reason.
 ACCEPTED = "accepted"
 
-# What can become of a run, the worst first.
+# Outcomes of a run, worst first.
 STATUSES = (
     "diverges",
     NOT_JUDGED,
@@ -50,10 +50,10 @@ STATUSES = (
 )
 
 
-# What a step of training is judged by, in the order of computation.
+# Sections of a training step, in order of computation.
 STEP_SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
 
-# Edges of a histogram of errors, in sigma; one more bin holds those beyond the last.
+# Edges of an error histogram, in sigma; one more bin holds errors beyond the last.
 Z_BINS = tuple(2.0**i for i in range(-8, 9))
 
 BINS = len(Z_BINS) + 1
@@ -66,7 +66,7 @@ def _kind_of(tensor: str) -> str:
 
 
 def section_of(tensor: str) -> str:
-    """Return the section of a tensor: ``"forward"``, ``"gradients"``, or one of :data:`STEP_SECTIONS`."""
+    """Return ``"forward"``, ``"gradients"``, or one of :data:`STEP_SECTIONS`."""
     if is_gradient(tensor):
         return "gradients"
     kind, *names = tensor.split(".")
@@ -76,11 +76,11 @@ def section_of(tensor: str) -> str:
 
 
 def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]:
-    """Return the status of a run, and the sections that were judged nowhere.
+    """Return the status of a run, and the sections without any judged tensor.
 
     Args:
-        statuses: section and status of each tensor, and of each output as a section of its own; without
-            tensors that the run declared to lack.
+        statuses: section and status of each tensor, and of each output as its own section, without tensors
+            declared as missing.
     """
     # Each section needs a judged tensor: runs used to agree without any gradient (decision 31).
     sections: dict[str, set[str]] = {}
@@ -93,7 +93,7 @@ def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]
     return "diverges" if diverges else "undetermined" if unjudged or not sections else "agrees", unjudged
 
 
-# A larger ratio says only that the exact value is zero, or nearly so: the numbers themselves say more.
+# A larger ratio only means that the exact value is nearly zero: the numbers themselves say more.
 MEASURABLE = 1e12
 
 # Fields of the element with the largest error.
@@ -102,10 +102,10 @@ AT_WORST = ("element", "actual", "expected", "sigma")
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One tensor, judged locally or end to end."""
+    """Local or end-to-end judgement of one tensor."""
 
-    # "agrees", "diverges", or "undetermined": the precision does not determine it, or rounding alone may have
-    # grown too large on the way to it.
+    # "undetermined": the precision does not determine the tensor, or rounding alone may have grown too large
+    # before it.
     status: Annotated[str, among("agrees", "diverges", "undetermined")]
     z: Number = 0.0  # the largest error, in sigma; infinite where it cannot be compared
     rms: Number = 0.0  # the root mean square error, in root mean square sigma
@@ -115,8 +115,8 @@ class Judgement:
     sigma: Number = float("nan")  # how much rounding may move the value there
     beyond: Count = 0  # elements that err more than Z sigma
     size: Count = 0
-    independent: Number = 0.0  # what independent_elements says, or the samples; 0: all
-    # Elements whose error lies in each bin of Z_BINS, and beyond the last.
+    independent: Number = 0.0  # from independent_elements or the samples; 0 for all
+    # Number of elements whose error lies in each bin of Z_BINS, and beyond the last.
     histogram: Annotated[tuple[Count, ...], Field(min_length=BINS, max_length=BINS)] = (0,) * BINS
     note: str = ""  # what else is wrong
     # Where in the tensor the error lies, if it diverges and this judgement decides.
@@ -124,7 +124,7 @@ class Judgement:
 
     def as_written(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a record."""
-        # Of what agrees, the size of its error says enough.
+        # For tensors that agree, the size of the error suffices.
         if self.status == "diverges":
             return fields
         brief = {name: value for name, value in fields.items() if name not in AT_WORST}
@@ -132,30 +132,26 @@ class Judgement:
 
     @property
     def ratio(self) -> float:
-        """The error in tolerances: up to 1 is rounding."""
+        """Error in tolerances: up to 1 is rounding."""
         return max(self.z / Z, self.rms / rms_limit(self.independent or self.size))
 
     @property
     def tolerance(self) -> float:
-        """The tolerance of the element with the largest error."""
+        """Tolerance at the largest error."""
         return Z * self.sigma
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The judgement of one tensor.
+    """Judgement of one tensor.
 
     Attributes:
-        clause: of SPEC.md.
-        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"not exposed"``: not checked, since the
-            run has no such tensor or does not go on with it.
-        local: the error of this step alone, from the run's own preceding taps; it decides. None where a run
-            delivers no taps, or is compared with published tensors.
-        end_to_end: the error of all steps up to here, from the inputs; it decides where there is no local
-            one.
+        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"not exposed"``: the run lacks the
+            tensor or does not use it.
+        local: error of this step alone, from the run's preceding taps. None if there are no taps, or against
+            published tensors.
+        end_to_end: accumulated error from the inputs; decides if ``local`` is None.
         note: what else is wrong: missing, misshapen, not finite, not of the precision.
-        size: elements of the tensor.
-        axes: their names.
     """
 
     as_written = also("ratio")
@@ -171,7 +167,7 @@ class Row:
 
     @property
     def deciding(self) -> Judgement | None:
-        """The judgement that decides."""
+        """The local judgement, if any, otherwise the one end to end."""
         return self.local or self.end_to_end
 
     def judged(self, way: str) -> Judgement | None:
@@ -181,7 +177,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """The error in tolerances; infinite where nothing can be compared."""
+        """Error in tolerances; infinite if nothing can be compared."""
         if self.deciding is None:
             return float("inf") if self.status == "diverges" else 0.0
         return self.deciding.ratio if self.deciding.status != "undetermined" else 0.0
@@ -189,15 +185,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement of one run.
+    """Judgement of one run.
 
     Attributes:
-        table: one row for each expected tensor, in the order of computation.
-        explanation: what is known of the first divergence, once it is looked for.
-        outputs: tensors that all have to be judged.
-        case: what was judged, where each step was.
-        judge: looks for the explanation; None once it is found.
-        notes: further remarks.
+        table: one row per expected tensor, in order of computation.
+        outputs: tensors that must all be judged.
+        case: the judged problem, if each step was judged.
+        judge: searches for the explanation; None afterwards.
     """
 
     as_written = also("status", "worst", "first")
@@ -210,17 +204,17 @@ class Verdict:
     notes: Unwritten = field(default=(), repr=False, compare=False)  # tuple[str, ...]
 
     def unexplained(self) -> Verdict:
-        """Return the verdict without the search for a cause."""
+        """Skip the search for a cause."""
         return dataclasses.replace(self, judge=None)
 
     def explained(self) -> Verdict:
-        """Return the verdict with its explanation, whose search takes up to a minute."""
+        """Search for the cause, for up to a minute."""
         if self.judge is None:
             return self
         return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
 
     def __str__(self) -> str:
-        """Return the text of the terminal, in which names from outside are made legible and short."""
+        """Return the text for a terminal, with foreign names made legible and short."""
         return "\n".join(shown(line, LONGEST_LINE, LONGEST_NAME) for line in verdict_lines(self))
 
     def _repr_html_(self) -> str:
@@ -237,38 +231,38 @@ class Verdict:
 
     @property
     def status(self) -> str:
-        """``"agrees"``, ``"diverges"``, or ``"undetermined"`` if a section or an output was not judged."""
+        """``"agrees"``, ``"diverges"``, or ``"undetermined"`` if a section or output was not judged."""
         return self._conclusion[0]
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """Sections and outputs that were judged nowhere."""
+        """Sections and outputs without a judged tensor."""
         return self._conclusion[1]
 
     @property
     def passed(self) -> bool:
-        """Whether no tensor diverges, and each section and output was judged."""
+        """Whether the verdict agrees."""
         return self.status == "agrees"
 
     @property
     def first_divergence(self) -> Row | None:
-        """The first row beyond its tolerance, in the order of computation."""
+        """First row beyond its tolerance."""
         return next((row for row in self.table if row.status == "diverges"), None)
 
     @property
     def first(self) -> str:
-        """The tensor of the first divergence; empty if there is none."""
+        """Tensor of the first divergence."""
         return self.first_divergence.tensor if self.first_divergence else ""
 
     @property
     def clause(self) -> str:
-        """The clause that the run most likely breaks."""
+        """The likeliest broken clause."""
         first, known = self.first_divergence, self.explanation
         return (known.clause if known else "") or (first.clause if first else "")
 
     @property
     def beyond(self) -> str:
-        """How many delivered tensors lie beyond their tolerance, in words."""
+        """Count of divergent tensors, in words."""
         delivered = [row.status for row in self.table if row.note != NOT_EXPOSED]
         lost = len(self.table) - len(delivered)
         more = f"; {lost} more {'was' if lost == 1 else 'were'} not returned" if lost else ""
@@ -276,13 +270,13 @@ class Verdict:
 
     @property
     def arrival(self) -> Row | None:
-        """The row of the model's result; None where the error began there."""
+        """Row of the model's result; None if the error began there."""
         end = next((row for name in ("logits", "loss") if (row := self.row(name))), None)
         return None if end is self.first_divergence else end
 
     @property
     def alone(self) -> tuple[str, str]:
-        """What alone differs in a run that does not declare it, and how to declare it."""
+        """The undeclared deviation that is the only difference, and how to declare it."""
         if not self.undeclared:
             return "", ""
         known = DECLARABLE[self.undeclared]
@@ -294,7 +288,7 @@ class Verdict:
 
     @property
     def undeclared(self) -> str:
-        """The deviation with whose declaration it would agree; empty if none is known."""
+        """Deviation that would make the run agree if declared."""
         return self.explanation.undeclared if self.explanation else ""
 
     @property
@@ -304,18 +298,18 @@ class Verdict:
 
     @property
     def nearest(self) -> Row | None:
-        """The judged tensor with the largest error in tolerances."""
+        """The tensor with the largest error."""
         judged = [row for row in self.table if row.status in ("agrees", "diverges")]
         return max(judged, key=lambda row: row.ratio, default=None)
 
     @property
     def worst(self) -> float:
-        """The largest error in tolerances."""
+        """Largest error in tolerances."""
         return self.nearest.ratio if self.nearest else 0.0
 
     @property
     def unchecked(self) -> str:
-        """What was not delivered, in one line; empty if everything was."""
+        """Missing tensors in one line."""
         phrases = []
         for kind, rows in gather(self.table, lambda row: _kind_of(row.tensor)).items():
             missing = [row.tensor for row in rows if row.note == NOT_EXPOSED]
@@ -336,22 +330,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one job on one backend.
+    """Outcome of one job on one backend.
 
     Attributes:
-        backend: as it was asked for; of a run that came as a file, as the file says.
-        group: the variant; for golden files the source.
-        dtype: the precision, or mode, that it was judged by.
-        status: one of :data:`STATUSES`; ``"nondeterministic"``: right each time, but not the same bit for
-            bit.
-        detail: one line of explanation where there is no verdict.
-        seconds: of run and judgement; 0 where the run came as a file.
-        stderr: the last lines of a worker that failed, or the traceback of a bug in Concord.
-        attribution: one line: it diverges in this precision alone, or only when it runs again, or why it is
-            accepted.
+        backend: as requested; for a run from a file, as the file says.
+        group: the variant, or source of a golden file.
+        status: one of :data:`STATUSES`; ``"nondeterministic"``: correct each time, but with different bits.
+        detail: explanation in one line if there is no verdict.
+        stderr: last lines of a failed worker, or Concord's own traceback.
+        attribution: set if it diverges only in this precision or a repeated run, or is accepted.
         times: runs on the same inputs in the same process.
-        differing: tensors that did not always have the same bits, in the order of computation.
-        milliseconds: of one forward pass of a candidate for any model; 0 if it was not timed.
+        differing: tensors whose bits varied.
+        milliseconds: one forward pass of a candidate for any model; 0 if not timed.
     """
 
     backend: str
@@ -371,17 +361,17 @@ class Result:
 
     @property
     def table(self) -> list[Row]:
-        """The judgements of its tensors."""
+        """Rows of the verdict."""
         return self.verdict.table if self.verdict else []
 
     @property
     def worst(self) -> float:
-        """The largest error in tolerances."""
+        """Largest error in tolerances."""
         return self.verdict.worst if self.verdict else 0.0
 
     @property
     def first_divergence(self) -> Row | None:
-        """Where the run first left its tolerance."""
+        """The first row beyond its tolerance."""
         return self.verdict.first_divergence if self.verdict else None
 
 
@@ -399,7 +389,7 @@ def result_lines(result: Result) -> list[str]:
 
 
 def divergence_lines(result: Result) -> list[str]:
-    """Describe a divergence: where, why, what arrives at the result, and what to do next."""
+    """Describe a divergence: location, cause, effect on the result, and next step."""
     assert result.verdict is not None
     verdict = result.verdict.explained()
     head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(verdict)}"
@@ -435,7 +425,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def unjudged_lines(verdict: Verdict) -> list[str]:
-    """Name the sections that were judged nowhere, the reason, and what to do."""
+    """Describe sections without a judged tensor, with reason and advice."""
     lines = []
     for section in verdict.unjudged:
         rows = [row for row in verdict.table if section in (row.tensor, section_of(row.tensor))]
@@ -446,7 +436,7 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
         own_notes = [
             row.note for row in rows if row.note not in ("", NOT_EXPOSED, row.deciding and row.deciding.note)
         ]
-        if own_notes:  # what is said of it says all
+        if own_notes:  # its own note suffices
             lines.append(f"{section} not judged: {own_notes[0]}")
             continue
         if all(row.status == "not exposed" for row in rows):
@@ -516,7 +506,7 @@ def _next_step(verdict: Verdict) -> list[str]:
 
 
 def in_brackets(clause: str) -> str:
-    """Return a clause in brackets; empty if there is none."""
+    """Format a clause in brackets."""
     return f" (SPEC {clause})" if clause else ""
 
 
@@ -542,7 +532,7 @@ def _where(row: Row, backend: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a ratio in as few characters as possible."""
+    """Format a ratio briefly."""
     if not math.isfinite(value):
         return "inf" if value > 0 else str(value)
     if value > MEASURABLE:

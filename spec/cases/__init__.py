@@ -1,6 +1,6 @@
-"""The standard cases that every backend is checked on, and their files beside this module.
+"""The standard cases that every backend is checked on.
 
-``python -m concord.spec.cases`` writes the files; ``--check`` fails if they have drifted.
+``python -m concord.spec.cases`` writes their files; ``--check`` fails if they have drifted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concord.spec.batch import Batch, example_batch
 from concord.spec.config import EncoderConfig, variant, variants
 from concord.spec.parameters import Weights, initialize
 
-# Each axis has a size of its own, prime wherever the model allows it, so that a transposed axis cannot pass.
+# Each axis has its own size, prime where the model allows it, so that a transposed axis cannot pass.
 SIZES: dict[str, int] = {
     "vocab_size": 29,
     "d_model": 14,
@@ -27,11 +27,10 @@ SIZES: dict[str, int] = {
 BATCH, TOKENS, ROOM = 5, 11, 13
 TABLE = "embeddings.token.weight"
 
-# Longer than the blocks of 64, 128 and 256 keys that kernels work in, and no multiple of them (decision
-# 0015).
+# Longer than kernels' blocks of 64, 128 and 256 keys, and no multiple of them (decision 0015).
 LONG = 263
-# A table with ids beyond 16 bits, and ids at the borders of 7, 8, 11, 15 and 16 bits, of what half precisions
-# count to, and the first and last row. Row 1 is padding in one variant.
+# A table with ids beyond 16 bits, and ids at the limits of 7, 8, 11, 15 and 16 bits, at integer limits of
+# half precisions, and in the first and last row. Row 1 is padding in one variant.
 VOCABULARY = 70_001
 LANDMARKS = (
     0,
@@ -54,10 +53,11 @@ LANDMARKS = (
     69_999,
     70_000,
 )
-# This many ids stand at the end of a long text only, so that the last block of keys differs from all others
+# This many ids occur only at the end of a long text, so that the last block of keys differs from all others
 # and a running maximum grows there.
 LATE = 3
-# Between the lengths of a batch's pooled vectors, so that some are divided by it and some by their length.
+# Lies between the lengths of a batch's pooled vectors, so that some are divided by it and some by their
+# length.
 SHORT = 3.0
 
 
@@ -65,20 +65,20 @@ SHORT = 3.0
 class Scenario:
     """A kind of input that exposes a class of errors."""
 
-    exposes: str  # the errors, in words
+    exposes: str  # in words
     profile: str = "generic"  # of the weights (parameters.PROFILES)
     padding: str = "ragged"  # of the batch (batch.PADDINGS)
     batch: int = BATCH
     tokens: int = TOKENS
     seed: int = 0  # of weights and inputs
-    ids: tuple[int, ...] = ()  # the few ids that texts use; every other row of the token table is zero
-    once: bool = False  # one precision shows it: a check in several runs it in the last one only
+    ids: tuple[int, ...] = ()  # the only ids in the texts; every other row of the token table is zero
+    once: bool = False  # one precision suffices: a check in several uses only the last one
     options: dict[str, Any] = field(default_factory=dict)  # configuration fields that it sets
-    only: tuple[str, ...] = ()  # its variants; by default all without an entry in OWN
+    only: tuple[str, ...] = ()  # variants that have it; by default all without an entry in OWN
 
 
-# Cases run one after the other in one process. Neighbours differ in masks and lengths or in every size, and
-# the first sizes come back at the end, so that leftovers of an earlier call show (SPEC INP-6).
+# Cases run one after another in one process. Neighbours differ in masks and lengths or in every size, and the
+# first sizes recur at the end, so that leftovers of an earlier call show (SPEC INP-6).
 SCENARIOS: dict[str, Scenario] = {
     "ragged": Scenario(
         "rows that are full, of one token, half full, fully padded, and padded inside the text; two "
@@ -175,7 +175,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
 }
 
-# The layers of these variants are those of another one, which is tested in full: they need only the scenarios
+# Another variant, which is tested in full, has the layers of these variants: they need only the scenarios
 # that show their own embeddings and heads.
 OWN: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("roberta", "distilbert", "sentence-bert"), ("ragged", "single", "extreme")
@@ -204,7 +204,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Its name in reports and files."""
+        """Name in reports and files."""
         return f"{self.variant}-{self.scenario}" + ("" if self.part == "model" else f"-{self.part}")
 
 

@@ -1,1 +1,1 @@
-"""Names and layouts of every published source, one table each."""
+"""Tables with names and layouts of published sources."""

@@ -1,4 +1,4 @@
-"""Array layouts of sources by name: weights both ways, inputs and outputs into the canonical layout.
+"""Array layouts of sources: weights both ways, inputs and outputs into the canonical layout.
 
 B batch, T tokens, Q queries, S keys, H heads, K head_dim.
 """
@@ -22,10 +22,10 @@ class WeightLayout:
 
     meaning: str
     rank: int  # of the canonical array
-    # Canonical shape and number of heads to the source's shape of one piece.
+    # Maps canonical shape and number of heads to the source's shape of one piece.
     shape: Callable[[Shape, int], Shape]
-    canonical: Callable[[Sequence[Array]], Array]  # the source's pieces to the canonical array
-    # Canonical array and number of heads to the source's pieces.
+    canonical: Callable[[Sequence[Array]], Array]  # from the source's pieces
+    # Maps canonical array and number of heads to the source's pieces.
     native: Callable[[Array, int], Sequence[Array]]
 
 
@@ -60,10 +60,10 @@ WEIGHT_LAYOUTS: dict[str, WeightLayout] = {
         lambda a, h: np.split(a, h, axis=1),
     ),
 }
-"""Every layout of a weight or its gradient, by name."""
+"""Layouts of a weight or its gradient."""
 
 
-# Columns that are copied at a time from a transposed matrix. The whole matrix would go through the
+# Number of columns to copy at a time from a transposed matrix. The whole matrix would pass through the
 # processor's cache once per column.
 STRIP = 128
 
@@ -101,8 +101,8 @@ TENSOR_LAYOUTS: dict[str, tuple[str, Callable[[Array, Sizes], Array]]] = {
     "head_major": ("(H * B, Q, S), place h * B + b, to (B, H, Q, S)", _head_major),
     "heads_last": ("(B, Q, H * S), head after head, to (B, H, Q, S)", _heads_last),
 }
-"""Every layout of an input or output: its meaning, and its conversion to the canonical layout.
+"""Layouts of an input or output: meaning, and conversion to the canonical layout.
 
-The functions take the sizes ``batch`` and ``heads``, and raise ``ValueError`` or ``IndexError`` for an array
-without that layout.
+The functions take the sizes ``batch`` and ``heads``; on a wrong layout they raise ``ValueError`` or
+``IndexError``.
 """

@@ -1,8 +1,8 @@
 """Placeholders in a source's names.
 
 ``{i}`` is the layer, ``{h}`` the head, ``{n}`` the number of layers, ``{run}`` the label of a run, with an
-optional factor and summand: ``{3i+1}``, ``{n-1}``. ``{_3i+1}`` writes ``_4``, and nothing for 0, as
-TensorFlow 1 numbers layers of one kind.
+optional factor and summand: ``{3i+1}``, ``{n-1}``. ``{_3i+1}`` gives ``_4``, but nothing for 0, as in
+TensorFlow 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PLACEHOLDER = re.compile(r"\{(_?)(\d*)(i|h|n|run)(?:([+-]\d+))?\}")
 
 
 def fill(pattern: str, values: Mapping[str, int | str]) -> str:
-    """Fill in the placeholders of a name; variables without a value stay as they are."""
+    """Fill in the placeholders of a name; variables without a value remain."""
 
     def replaced(match: re.Match[str]) -> str:
         underscore, factor, variable, summand = match.groups()
@@ -30,7 +30,7 @@ def fill(pattern: str, values: Mapping[str, int | str]) -> str:
 
 
 def variables(pattern: str) -> set[str]:
-    """Return the variables of a name's placeholders."""
+    """Return the variables in a name."""
     return {match[3] for match in _PLACEHOLDER.finditer(pattern)}
 
 

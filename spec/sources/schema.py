@@ -1,7 +1,7 @@
-"""The TOML tables of ``spec/sources`` as data classes: how a published source names and stores things.
+"""The TOML tables of ``spec/sources`` as data classes.
 
-A table describes one source, or the format of its checkpoints. Names may hold the placeholders of
-:mod:`concord.spec.sources.names`; layouts are those of :mod:`concord.spec.sources.layouts`.
+A table describes one source or checkpoint format. Names may hold placeholders
+(:mod:`concord.spec.sources.names`); layouts are those of :mod:`concord.spec.sources.layouts`.
 """
 
 from __future__ import annotations
@@ -51,44 +51,44 @@ class _Section(BaseModel):
 
 
 class Native(_Section):
-    """The name and layout of a source's weight."""
+    """Name and layout of a source's weight."""
 
     name: Pattern
     layout: WeightLayoutName
 
 
 class NativeInput(_Section):
-    """The name and layout of a source's input."""
+    """Name and layout of a source's input."""
 
     name: Pattern
     layout: TensorLayoutName = "same"
 
 
 class Option(_Section):
-    """A configuration key whose values the source words differently."""
+    """A configuration key with other values in the source."""
 
     key: str
-    values: dict[str, Any] = {}  # from the source's word to our value
-    absent: str | None = None  # the source's word where our configuration lacks the field
+    values: dict[str, Any] = {}  # from the source's word to ours
+    absent: str | None = None  # the source's word if our configuration lacks the field
 
     @property
     def words(self) -> dict[str, Any]:
-        """From every word of the source to our value; None means that the field is absent."""
+        """Maps every word of the source to our value; None means that the field is absent."""
         return {**self.values, **({} if self.absent is None else {self.absent: None})}
 
 
 class NoMask(_Section):
-    """The configuration entry that says that there is no mask."""
+    """The configuration entry for a missing mask."""
 
     key: str
     value: str
 
 
 class MaskSource(_Section):
-    """Where the key mask comes from: stored, computed from ids, or absent."""
+    """Origin of the key mask: stored, computed from ids, or absent."""
 
     stored: str  # pattern of an input with the mask itself
-    ids: str  # pattern of an input of ids that the mask follows from
+    ids: str  # pattern of an input of ids that determine the mask
     none: NoMask
 
 
@@ -101,33 +101,33 @@ class Output(_Section):
 
 
 class InputGradient(_Section):
-    """The inputs whose gradients sum to one gradient of a source."""
+    """Inputs whose gradients sum to one gradient of a source."""
 
     sum_of: list[str]
     layout: TensorLayoutName = "same"
 
 
 class Gradients(_Section):
-    """Where a source's file keeps gradients."""
+    """Location of gradients in a source's file."""
 
     under: Pattern = ""  # prefix of all names
     inputs: dict[Pattern, InputGradient] = {}
 
 
 class Positions(_Section):
-    """Where a file keeps a position table that is no parameter of the source."""
+    """Location of a position table that is no parameter of the source."""
 
     output: str | None = None
 
 
 class RunEntry(_Section):
-    """One of the runs in a file, on the same weights and inputs; formats of checkpoints have none."""
+    """One run in a file, on the same weights and inputs; checkpoint formats have none."""
 
     label: str
     fields: dict[str, Any] = {}
     outputs: dict[Pattern, Output] = {}
     gradients: dict[Pattern, Native] = {}  # other names for some weights' gradients
-    only: bool = False  # checks its own outputs and nothing else, and exists where the file has them
+    only: bool = False  # checks only its own outputs, and exists only in files that have them
 
 
 class Ignored(_Section):
@@ -146,45 +146,45 @@ def _listed(value: Any) -> Any:
 
 
 class CheckpointTable(_Section):
-    """What weight files hold beyond the names and layouts of parameters."""
+    """Contents of weight files besides names and layouts of parameters."""
 
     prefixes: list[str] = []  # possible prefixes of all names; the table itself uses the first
-    older: dict[str, str] = {}  # suffix: the suffix that older versions wrote
-    # Tensor, or pattern with *: why it can be ignored. Every tensor of a file is accounted for
-    # (decision 0027).
+    older: dict[str, str] = {}  # suffix in older versions, by suffix
+    # Reason to ignore a tensor, by name or pattern with *. Every tensor of a file is accounted for (decision
+    # 0027).
     ignored: dict[str, Annotated[Ignored, BeforeValidator(_ignored)]] = {}
-    tied: dict[str, str] = {}  # a tensor that copies another one: that one's name
-    positions: Native | None = None  # the table of fixed positions; the specification computes it otherwise
-    # A parameter of the whole model that this part lacks, or "heads.<name>" of a head outside the family:
-    # where a file may keep it, so that conversion to another kind of file does not lose it.
+    tied: dict[str, str] = {}  # name of the original, by name of the copy
+    positions: Native | None = None  # the table of fixed positions, computed otherwise by the specification
+    # Place of a parameter of the whole model that this part lacks, or of "heads.<name>" outside the family,
+    # so that conversion to another kind of file keeps it.
     carried: dict[Pattern, Native] = {}
-    # By key of a configuration: the values that it may have, if it is there.
+    # Allowed values of a configuration key, if present.
     requires: dict[str, Annotated[list[Any], BeforeValidator(_listed)]] = {}
     equal: dict[str, str] = {}  # another key, which must have the same value
-    defaults: dict[str, Any] = {}  # its value where it is missing
-    counts: dict[str, str] = {}  # where it is missing: another key, whose entries are counted
-    sizes: dict[str, str] = {}  # where it is missing: "tensor:axis", whose length it is
-    writes: dict[str, Any] = {}  # the value to write
+    defaults: dict[str, Any] = {}  # value of a missing key
+    counts: dict[str, str] = {}  # for a missing key: another key, whose entries are counted
+    sizes: dict[str, str] = {}  # for a missing key: "tensor:axis" with this length
+    writes: dict[str, Any] = {}  # value to write
 
 
 class PartTable(_Section):
-    """What a table says about one part of the model."""
+    """The entries for one part of the model."""
 
     name: str = ""
-    kind: str = ""  # how the value of the table's part_key begins for this part
-    # Another part above, whose entries hold here too, except for runs and the weights in ``without``.
+    kind: str = ""  # prefix of the value of part_key for this part
+    # Another part above, whose entries also apply here, except for runs and the weights in ``without``.
     like: str = ""
     without: list[str] = []
-    fields: dict[str, str] = {}  # configuration field: the source's key, which must exist
-    options: dict[Pattern, Option] = {}  # configuration field: from the source's word to ours
-    constants: dict[str, Any] = {}  # configuration field: value
+    fields: dict[str, str] = {}  # the source's key by configuration field; it must exist
+    options: dict[Pattern, Option] = {}  # by configuration field
+    constants: dict[str, Any] = {}  # value by configuration field
     weights: dict[Pattern, Native] = {}  # by canonical parameter
     positions: Positions = Positions()
     inputs: dict[Pattern, NativeInput] = {}  # by canonical input
     mask: MaskSource | None = None
     outputs: dict[Pattern, Output] = {}  # by the source's output
     gradients: Gradients = Gradients()
-    unchecked: dict[str, str] = {}  # the source's output: why it is not checked
+    unchecked: dict[str, str] = {}  # reason not to check it, by the source's output
     checkpoint: CheckpointTable = CheckpointTable()
     runs: list[RunEntry] = []
 
@@ -196,22 +196,22 @@ class PartTable(_Section):
 
 
 class TrainingTable(_Section):
-    """How a source trains, as a :class:`concord.spec.training.recipe.Recipe`."""
+    """A source's training, as a :class:`concord.spec.training.recipe.Recipe`."""
 
-    constants: dict[str, Any] = {}  # field of a recipe: value
-    fields: dict[str, str] = {}  # field: the source's key, or ``key.0`` for the first entry of a list
-    deviations: Declared = {}  # those of the optimizer
+    constants: dict[str, Any] = {}  # value by recipe field
+    fields: dict[str, str] = {}  # the source's key by recipe field; ``key.0``: first entry of a list
+    deviations: Declared = {}  # of the optimizer
     float32_positions: bool = False  # the position table was computed in float32 and is not stored
 
 
 class Table(_Section):
-    """How a published source names and lays out the family's tensors."""
+    """Names and layouts of the family's tensors in a published source."""
 
     source: str
     variant: str  # gives the configuration fields that the source does not state
     parts: dict[Pattern, PartTable] = Field(min_length=1)
-    part_key: str | None = None  # configuration key that names the part that was run, if there are several
+    part_key: str | None = None  # configuration key that names the part, if there are several
     deviations: Declared = {}
     training: TrainingTable | None = None
     like: str = ""  # another table, for the same configuration in another kind of file
-    words: str = ""  # another table, in whose terms the configuration is written
+    words: str = ""  # another table, whose terms the configuration uses

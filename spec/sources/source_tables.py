@@ -1,4 +1,4 @@
-"""The tables of sources, and conversion of configurations and weights through them, both ways."""
+"""Conversion of configurations and weights through the tables of sources, both ways."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from concord.spec.sources.validation import check
 
 TABLES = Path(__file__).parent
 POSITIONS = "embeddings.position.weight"
-# What ``like`` does not take over: runs, and what they gave.
+# Entries that ``like`` does not copy: runs and their results.
 RUN = ("outputs", "gradients", "unchecked", "runs")
 
 
 def sources() -> list[str]:
-    """Return the names of the published sources that have a table."""
+    """Return the names of the sources that have a table."""
     return sorted(path.stem for path in TABLES.glob("*.toml"))
 
 
@@ -53,7 +53,7 @@ def read(path: Path) -> Table:
     """
     data = _stated(path)
     parts = data["parts"]
-    # First parts of another table, then parts of this one: a part may refer to one that was taken over.
+    # Parts of another table come first: a part of this one may refer to them.
     if data.get("like") in sources():
         others = _stated(TABLES / f"{data['like']}.toml")["parts"]
         parts = {name: _like(others.get(name, {}), parts.get(name, {})) for name in {**others, **parts}}
@@ -74,7 +74,7 @@ def read(path: Path) -> Table:
 def _stated(path: Path) -> dict[str, Any]:
     data = parse_toml(read_text(path), str(path))
     with located(path.name):
-        # Checked before merging too: an error is then reported in the file that has it.
+        # Also checked before merging, so that an error is reported in its own file.
         typed(Table, data)
     return data
 
@@ -85,12 +85,12 @@ def _like(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def words(table: Table) -> str:
-    """Return the name of the table in whose terms a source's configuration is written."""
+    """Return the name of the table whose terms a source's configuration uses."""
     return table.words or table.like or table.source
 
 
 def part_of(table: Table, part: str | None = None) -> PartTable:
-    """Return what a table says about a part, by default its first one."""
+    """Return the entries for a part, by default the first one."""
     if part is None:
         return next(iter(table.parts.values()))
     if part not in table.parts:
@@ -104,10 +104,10 @@ def configure(
     """Translate a source's configuration into ours.
 
     Args:
-        stated: the source's configuration; keys that the table does not name are ignored.
+        stated: the source's configuration; unknown keys are ignored.
 
     Raises:
-        SpecError: listing missing keys and values that the table does not know.
+        SpecError: listing missing keys and unknown values.
         ConfigError: if it describes no model.
     """
     entry, problems = part_of(table, part), []
@@ -158,7 +158,7 @@ def configure(
 
 
 def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict[str, Any]:
-    """Translate our configuration into the source's, the inverse of :func:`configure`.
+    """Translate our configuration into the source's; the inverse of :func:`configure`.
 
     Raises:
         SpecError: listing every option and parameter that the source lacks.
@@ -187,9 +187,9 @@ def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict
 
 @dataclass(frozen=True)
 class Binding:
-    """A canonical parameter and the source's tensors that hold it."""
+    """A source's tensors for a canonical parameter."""
 
-    names: tuple[str, ...]  # several where each tensor holds one head
+    names: tuple[str, ...]  # several if each tensor holds one head
     layout: str  # one of sources.layouts.WEIGHT_LAYOUTS
     shape: Shape  # of each of the source's tensors
 
@@ -197,12 +197,10 @@ class Binding:
 def bindings(
     entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None
 ) -> dict[str, Binding]:
-    """Return where a source keeps each parameter, by canonical name in the order of computation.
+    """Return the source's place of each parameter that it has, in order of computation.
 
     Args:
-        instead: other names for some parameters, as gradients of a run may have.
-
-    A parameter without a name in the source is left out.
+        instead: other places for some parameters, as for gradients.
     """
     places = {}
     for pattern, native in {**entry.weights, **(instead or {})}.items():
@@ -223,7 +221,7 @@ def bindings(
 def gather(
     places: Mapping[str, Binding], arrays: Mapping[str, NDArray[Any]], context: str
 ) -> tuple[Arrays, list[str]]:
-    """Return a source's tensors under canonical names and in canonical layouts, and all problems."""
+    """Convert a source's tensors to canonical names and layouts; also return all problems."""
     arrays_by_name, problems = {}, []
     for canonical_name, place in places.items():
         wrong = []
@@ -248,10 +246,10 @@ def canonical(
     part: str | None = None,
     positions: NDArray[Any] | None = None,
 ) -> Arrays:
-    """Convert a source's weights to canonical names and layouts; numbers and dtypes stay.
+    """Convert a source's weights to canonical names and layouts, keeping numbers and dtypes.
 
     Args:
-        positions: (max_positions, d_model), where the source has no parameter for it; by default the
+        positions: (max_positions, d_model), if the source has no parameter for it; by default the
             configuration's sinusoid in float64.
 
     Raises:
@@ -280,7 +278,7 @@ def canonical(
 
 
 def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | None = None) -> Arrays:
-    """Convert canonical weights to a source's names and layouts; numbers and dtypes stay.
+    """Convert canonical weights to a source's names and layouts, keeping numbers and dtypes.
 
     Raises:
         WeightsError: if the weights do not fit the configuration, or the source has no place for one.

@@ -1,4 +1,4 @@
-"""Validation of a source's table: our names exist, and every parameter has a place."""
+"""Validation of a source's table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from concord.spec.sources.names import fill
 from concord.spec.sources.schema import Native, Output, PartTable, Table
 from concord.spec.tensors import PARTS, differentiable_inputs, inputs, taps
 
-# Prefix of names that files carry for heads outside the family.
+# Name prefix of heads outside the family.
 HEADS = "heads."
 
 
 def check(table: Table, where: str) -> list[str]:
-    """Return all problems of a table, with the file, the key and what is required."""
+    """Return all problems of a table, with file, key and requirement."""
     if table.variant not in variants():
         return [f"{where}: 'variant' is {table.variant!r} but must be one of {', '.join(variants())}"]
     problems = []
@@ -25,7 +25,7 @@ def check(table: Table, where: str) -> list[str]:
         if name not in PARTS:
             problems.append(f"{where}: 'parts.{name}' must be one of {', '.join(PARTS)}")
             continue
-        # With two layers, names without the layer's number collide.
+        # With two layers, names without a layer number collide.
         try:
             config = variant(
                 table.variant,

@@ -1,1 +1,1 @@
-"""Training in the specification: recipes, schedules, optimizers, dropout (SPEC OPT, DRP)."""
+"""Training in the specification (SPEC OPT, DRP)."""

@@ -1,6 +1,7 @@
-"""Dropout masks that are the same in every framework, from a counter-based generator (SPEC DRP-3).
+"""Dropout masks that are the same in every framework (SPEC DRP-3).
 
-Philox 4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as 1, 2, 3*, 2011).
+They come from Philox 4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as
+1, 2, 3*, 2011).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LOW = np.uint64(0xFFFFFFFF)
 def philox(
     counter: tuple[Words, Words, Words, Words], key: tuple[int, int]
 ) -> tuple[Words, Words, Words, Words]:
-    """Return four random words for each counter."""
+    """Return four random words per counter."""
     a, b, c, d = counter
     for number in range(ROUNDS):
         first, second = (
@@ -45,11 +46,11 @@ def philox(
 
 
 def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
-    """Return which elements of a tensor are kept (SPEC DRP-3).
+    """Return the kept elements of a tensor (SPEC DRP-3).
 
     Args:
         seed: of the training, below 2^64.
-        micro_batch: number of the batch within the step.
+        micro_batch: index of the batch within the step.
     """
     drawn = _drawn if math.prod(shape) > SMALL else _drawn_once
     return drawn(seed, step, micro_batch, site, shape, rate)
@@ -57,7 +58,7 @@ def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ..
 
 def _drawn(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
     # Element i takes word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of the site): every element
-    # has a number of its own, whatever order a framework computes in.
+    # has its own number, in whatever order a framework computes.
     size = math.prod(shape)
     blocks = np.arange(-(-size // 4), dtype=np.uint32)
     fixed = (np.full_like(blocks, word) for word in (step, micro_batch, zlib.crc32(site.encode())))
@@ -73,7 +74,7 @@ _drawn_once = functools.lru_cache(maxsize=64)(_drawn)
 
 
 def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:
-    """Return the sites of dropout in a part by the tap that each one drops from (SPEC DRP-2)."""
+    """Map each tap with dropout in a part to its site (SPEC DRP-2)."""
     site_by_tap = {}
     if part in OF_IDS:
         site_by_tap["embeddings.norm" if config.embedding_norm else "embeddings.sum"] = "embeddings"
@@ -96,7 +97,7 @@ def sites(config: EncoderConfig, part: str = "model") -> dict[str, str]:
 
 
 def rate_of(recipe: Recipe, site: str) -> float:
-    """Return a recipe's dropout rate at a site (SPEC DRP-2)."""
+    """Dropout rate at a site (SPEC DRP-2)."""
     return float(getattr(recipe, f"dropout_{site.rpartition('.')[2]}"))
 
 

@@ -1,4 +1,4 @@
-"""Training recipes: optimizer, schedule, clipping, accumulation, dropout. Data, never code."""
+"""Training recipes: optimizer, schedule, clipping, accumulation, dropout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "decay_start": ("warmup_end", "first_step"),
     "accumulation_mean": ("configured", "batches", "samples", "labels"),
 }
-"""The values that each option may take (SPEC, section 10)."""
+"""Values of each option (SPEC, section 10)."""
 
 RATES = (
     "dropout_embeddings",
@@ -39,7 +39,7 @@ RATES = (
     "dropout_output",
     "dropout_head",
 )
-"""Dropout rates, by kind of site (SPEC DRP-2)."""
+"""Dropout rates by kind of site (SPEC DRP-2)."""
 
 KINDS_OF_PARAMETERS = ("embedding", "positions", "kernel", "bias", "gamma", "beta")
 
@@ -49,19 +49,19 @@ class Recipe:
     """How a model is trained (SPEC OPT-1); fields that the algorithm does not use keep their defaults.
 
     Raises:
-        ConfigError: listing all problems of the fields at once.
+        ConfigError: listing all problems.
     """
 
     algorithm: str  # OPT-2 to OPT-5
-    learning_rate: float  # of the schedule's full height
+    learning_rate: float  # at full height of the schedule
     # SGD and RMSProp.
     momentum: float = 0.0  # OPT-2
-    momentum_form: str = "velocity"  # OPT-2: whether the rate is outside or inside of what is kept
+    momentum_form: str = "velocity"  # OPT-2: whether the stored momentum excludes or includes the rate
     dampening: float = 0.0  # OPT-2
     nesterov: bool = False  # OPT-2
     # Adam and RMSProp.
     beta1: float = 0.9  # OPT-3
-    beta2: float = 0.999  # OPT-3; RMSProp's share of what was there, OPT-5
+    beta2: float = 0.999  # OPT-3; RMSProp's share of the old average, OPT-5
     epsilon: float = 1e-8  # OPT-3
     epsilon_placement: str = "corrected"  # OPT-3, OPT-5
     bias_correction: bool = True  # OPT-3
@@ -82,10 +82,10 @@ class Recipe:
     first_step: int = 1  # OPT-9
     warmup_steps: int = 0  # OPT-9
     total_steps: int | None = None  # OPT-9
-    decay_start: str = "warmup_end"  # OPT-9: from where linear and cosine decay count
-    final_share: float = 0.0  # OPT-9: of the learning rate, where the schedule ends
+    decay_start: str = "warmup_end"  # OPT-9: where linear and cosine decay start
+    final_share: float = 0.0  # OPT-9: share of the learning rate at the end of the schedule
     # Accumulation.
-    accumulation: int = 1  # OPT-10: batches for each step
+    accumulation: int = 1  # OPT-10: batches per step
     accumulation_mean: str = "configured"  # OPT-10
     # Dropout: the share that is dropped at each site (DRP-2).
     dropout_embeddings: float = 0.0
@@ -105,7 +105,7 @@ class Recipe:
         """Return a copy with some fields replaced.
 
         Raises:
-            UnknownNameError: for an unknown field, with the nearest names.
+            UnknownNameError: for an unknown field.
             ConfigError: if the result is invalid.
         """
         return replaced(self, "field of a recipe", fields)
@@ -119,10 +119,10 @@ def recipe_from_mapping(fields: Mapping[str, Any], where: str = "recipe") -> Rec
     """Build a recipe from plain data.
 
     Args:
-        where: what error messages call the data.
+        where: name of the data in messages.
 
     Raises:
-        ConfigError: listing unknown and missing fields and wrong values at once.
+        ConfigError: listing all unknown, missing and wrong fields.
     """
     return build(Recipe, fields, where, "OPT-1")
 
@@ -139,7 +139,7 @@ def recipe(name: str, **fields: Any) -> Recipe:
     """Return a known recipe, with any field replaced, for example ``learning_rate=1e-4``.
 
     Raises:
-        UnknownNameError: for an unknown recipe or field, with the nearest names.
+        UnknownNameError: for an unknown recipe or field.
         ConfigError: if the result is invalid.
     """
     if name not in recipes():
@@ -149,7 +149,7 @@ def recipe(name: str, **fields: Any) -> Recipe:
 
 
 def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
-    """Return a line for each number of a recipe that a precision loses (SPEC OPT-11).
+    """Return a line for each number that a precision loses (SPEC OPT-11).
 
     Raises:
         UnknownNameError: for an unknown precision.
@@ -171,7 +171,7 @@ def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
         elif (
             name == "weight_decay"
             and recipe.decay_form in ("times_rate", "alone")
-            # A parameter times 1 - share is then rounded to itself.
+            # A parameter times 1 - share then rounds to itself.
             and 0 < share < target.unit_roundoff / 2
         ):
             consequence = f"no weight decays: a share of {share:g} is below half of its last place"

@@ -1,7 +1,4 @@
-"""One step of an optimizer against an arithmetic.
-
-Shapes: each parameter has its own; scalars are ().
-"""
+"""One optimizer step in an arithmetic."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ MOMENTS: dict[str, tuple[str, ...]] = {
     "adam": ("first_moment", "second_moment", "largest_second_moment"),
     "rmsprop": ("second_moment", "first_moment", "momentum"),
 }
-"""Moments that an algorithm may keep for each parameter; :func:`moments` returns those of a recipe."""
+"""Moments that each algorithm may keep; :func:`moments` returns those of a recipe."""
 
 
 def moments(recipe: Recipe) -> tuple[str, ...]:
-    """Return the moments of a recipe: tensors in the shape of the parameter that start at zero."""
+    """Return the moments of a recipe, which start at zero."""
     kept = {
         "momentum": recipe.momentum > 0,
         "first_moment": recipe.algorithm == "adam" or recipe.centered,
@@ -38,11 +35,11 @@ def moments(recipe: Recipe) -> tuple[str, ...]:
 
 
 class ReferenceOptimizer:
-    """The update of parameters in some arithmetic (SPEC OPT-2 to OPT-6, OPT-8).
+    """Updates parameters in some arithmetic (SPEC OPT-2 to OPT-6, OPT-8).
 
     Args:
-        kinds: of the parameters, by name: decay depends on them (:class:`concord.spec.parameters.Parameter`).
-        bits: significant bits of the recipe's constants in the framework, if it rounds them first.
+        kinds: of the parameters, by name; decay depends on them.
+        bits: significant bits of the recipe's constants, if the framework rounds them.
     """
 
     def __init__(
@@ -54,7 +51,7 @@ class ReferenceOptimizer:
         self.powers = [self.scalar(1.0), self.scalar(1.0)]
 
     def load(self, state: Mapping[str, Array], steps: int) -> None:
-        """Resume after a number of steps.
+        """Resume after some steps.
 
         Args:
             state: ``<moment>.<parameter>``; missing ones are zero.
@@ -64,8 +61,8 @@ class ReferenceOptimizer:
         self.powers = [self.raised(self.held(beta), steps) for beta in (self.recipe.beta1, self.recipe.beta2)]
 
     def raised(self, beta: float, steps: int) -> Node:
-        """Return a power of beta after a number of products."""
-        # Multiplied up step by step, as three of four frameworks do, it errs by the root of the number of
+        """Return a power of beta."""
+        # Multiplied step by step, as in three of four frameworks, it errs by the root of the number of
         # products (decision 0023).
         return Node(self.a.settle(self.scalar(beta).value ** steps, 2 * math.sqrt(steps)), (), taped=False)
 
@@ -74,7 +71,7 @@ class ReferenceOptimizer:
         return self.a.leaf(np.asarray(value))
 
     def held(self, constant: float) -> float:
-        """Return a constant as the framework holds it (SPEC PRC-4)."""
+        """Round a constant as the framework does (SPEC PRC-4)."""
         return constant if self.bits is None else float(round_to_bits(np.asarray(constant), self.bits))
 
     def update(
@@ -87,7 +84,7 @@ class ReferenceOptimizer:
         """Return the parameters after one step.
 
         Args:
-            rows: of tables, those that the step's batches looked up; lazy updates leave the others alone.
+            rows: rows of tables that the batches look up; lazy updates leave the others unchanged.
         """
         self.steps += 1
         self.powers = [
@@ -103,11 +100,11 @@ class ReferenceOptimizer:
         """Return the next power of beta."""
         if self.bits is None:
             return self.a.scale(power, beta)
-        # TF1 holds the powers as float32 too, whatever the run's precision (decision 0023).
+        # TF1 stores the powers as float32, whatever the run's precision (decision 0023).
         return self.scalar(self.held(float(power.value.reshape(-1)[0]) * beta))
 
     def updated(self, name: str, parameter: Node, gradient: Node, rate: float, rows: Ids | None) -> Node:
-        """Return a parameter after one step, with untouched rows as they were (SPEC OPT-8)."""
+        """Update a parameter, leaving untouched rows unchanged (SPEC OPT-8)."""
         before = {moment: self.moment(moment, name, parameter) for moment in moments(self.recipe)}
         after = self.stepped(name, parameter, gradient, rate)
         if self.recipe.embedding_updates == "lazy" and rows is not None:  # OPT-8
@@ -121,7 +118,7 @@ class ReferenceOptimizer:
         return after
 
     def stepped(self, name: str, parameter: Node, gradient: Node, rate: float) -> Node:
-        """Return a parameter after one step in all of its rows."""
+        """Update all rows of a parameter."""
         a, recipe = self.a, self.recipe
         decays = recipe.weight_decay > 0 and self.kinds[name] not in recipe.undecayed
         if decays and recipe.decay_form == "coupled":
@@ -129,8 +126,8 @@ class ReferenceOptimizer:
         direct = {"sgd": self.sgd, "adam": self.adam, "rmsprop": self.rmsprop}[recipe.algorithm]
         if decays and recipe.decay_form in ("times_rate", "alone"):
             share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
-            # Both ways are right, but a product drifts where it is rounded the same way in every step, as
-            # just above a power of two: low-precision runs have to go both ways (SPEC OPT-6).
+            # Both ways are correct, but a product drifts where every step rounds it the same way, as just
+            # above a power of two: low-precision runs must use both (SPEC OPT-6).
             decayed = (
                 a.scale(parameter, 1 - share)
                 if a.closed
@@ -141,12 +138,12 @@ class ReferenceOptimizer:
         return a.subtract(decayed, direct(name, gradient, rate))
 
     def moment(self, moment: str, name: str, like: Node) -> Node:
-        """Return a moment of a parameter, zero before the first step."""
+        """Return a moment, zero before the first step."""
         if f"{moment}.{name}" not in self.state:
             self.state[f"{moment}.{name}"] = self.a.leaf(np.zeros(like.shape))
         return self.state[f"{moment}.{name}"]
 
-    # The amount by which a parameter moves.
+    # Amounts by which a parameter moves.
 
     def sgd(self, name: str, gradient: Node, rate: float) -> Node:
         """Gradient descent (SPEC OPT-2)."""
@@ -155,7 +152,7 @@ class ReferenceOptimizer:
         return self.with_momentum(name, gradient, rate)
 
     def with_momentum(self, name: str, gradient: Node, rate: float) -> Node:
-        """Return the step of a gradient, or of RMSProp's quotient, with momentum (SPEC OPT-2)."""
+        """Apply momentum to a gradient, or to RMSProp's quotient (SPEC OPT-2)."""
         a, recipe, factor = self.a, self.recipe, self.held(self.recipe.momentum)
         kept = self.moment("momentum", name, gradient)
         if recipe.momentum_form == "displacement":
@@ -188,7 +185,7 @@ class ReferenceOptimizer:
         if not recipe.bias_correction:
             return a.scale(a.divide(first, a.shift(root, epsilon)), rate)
         correction1, correction2 = (a.shift(a.scale(power, -1.0), 1.0) for power in self.powers)
-        # Where epsilon stands decides the step of tiny gradients, so both forms are computed literally.
+        # Epsilon's placement decides the step of tiny gradients, so both forms are computed literally.
         if recipe.epsilon_placement == "uncorrected":
             height = a.divide(a.scale(a.sqrt(correction2), rate), correction1)
             return a.divide(a.multiply(first, height), a.shift(root, epsilon))
@@ -223,11 +220,11 @@ def clipped(
     """Clip gradients (SPEC OPT-7).
 
     Args:
-        squares: returns the sum of squares that the norm sees of a gradient; by default the gradient's own.
-        norm: a run's own norm, to clip by it instead.
+        squares: returns the sum of squares in a gradient's norm; by default the gradient's own.
+        norm: a run's norm to clip by instead.
 
     Returns:
-        The clipped gradients, and the global norm, if there is one.
+        The clipped gradients, and the global norm, if any.
     """
     a, limit = arithmetic, recipe.clip_at
     if limit is None:
@@ -246,7 +243,7 @@ def clipped(
         total = square_sums[names[0]]
         for name in names[1:]:
             total = a.add(total, square_sums[name])
-        # Frameworks may sum all squares in one pass, in another order than tensor by tensor (SPEC ALG-7).
+        # Frameworks may sum all squares in one pass, in another order than per tensor (SPEC ALG-7).
         total = a.vary_total(total, [gradients[name] for name in names])
         own_norm = a.sqrt(total)
         used = a.override(own_norm, norm) if together and norm is not None else own_norm
@@ -258,7 +255,7 @@ def clipped(
 
 
 def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, str]) -> list[list[str]]:
-    """Return which gradients share a norm (SPEC OPT-7)."""
+    """Return groups of gradients that share a norm (SPEC OPT-7)."""
     if recipe.clipping == "global_norm":
         return [list(names)]
     if recipe.clipping == "tensor_norm":
@@ -273,7 +270,7 @@ def batch_weights(recipe: Recipe, counts: list[tuple[int, int]]) -> list[float]:
     """Return the weight of each batch's gradient (SPEC OPT-10).
 
     Args:
-        counts: samples, and samples with a counted label, of each batch.
+        counts: samples, and samples with a counted label, per batch.
     """
     if recipe.accumulation_mean == "configured":
         return [1 / recipe.accumulation] * len(counts)

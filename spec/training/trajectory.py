@@ -1,4 +1,4 @@
-"""Training against an arithmetic: forward and backward passes, accumulation, clipping, update."""
+"""Training in an arithmetic: forward and backward passes, accumulation, clipping, update."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from concord.spec.training.reference_optimizer import Nodes, ReferenceOptimizer,
 from concord.spec.training.schedules import learning_rate
 
 Observer = Callable[[str, Array], None]
-"""Takes the tensors of a step as they are computed.
+"""Receives the tensors of a step.
 
 These are ``losses.<number>`` of its batches, ``gradients.<name>`` before clipping, ``norm``,
 ``clipped.<name>``, ``rate``, and ``<moment>.<name>`` and ``parameters.<name>`` after the step.
@@ -37,9 +37,9 @@ class Training:
     """A training run."""
 
     recipe: Recipe
-    steps: Sequence[Sequence[Batch]]  # for each step, the batches whose gradients it accumulates
+    steps: Sequence[Sequence[Batch]]  # batches whose gradients each step accumulates
     seed: int = 0  # of dropout
-    # Steps that report everything, counted from 0; all others report losses and norms.
+    # Steps that report everything, counted from 0; all others report only losses and norms.
     reported: tuple[int, ...] = ()
 
     def reports(self, step: int, name: str) -> bool:
@@ -48,7 +48,7 @@ class Training:
 
 
 def counts(config: EncoderConfig, batch: Batch) -> tuple[int, int]:
-    """Return the samples of a batch, and those with a counted label (SPEC LOS-3)."""
+    """Return the number of samples, and of those with a counted label (SPEC LOS-3)."""
     size = len(next(iter(batch.arrays().values())))
     return size, size if batch.labels is None or config.ignore_label is None else int(
         (batch.labels != config.ignore_label).sum()
@@ -56,7 +56,7 @@ def counts(config: EncoderConfig, batch: Batch) -> tuple[int, int]:
 
 
 def rows_of(config: EncoderConfig, batches: Sequence[Batch], part: str = "model") -> dict[str, Ids]:
-    """Return the rows of each table that a step looks up, in ascending order (SPEC OPT-8)."""
+    """Return the rows of each table that a step looks up, sorted (SPEC OPT-8)."""
     rows_by_batch = [used_rows(config, batch, part) for batch in batches]
     return {
         name: np.unique(np.concatenate([rows[name] for rows in rows_by_batch]))
@@ -65,7 +65,7 @@ def rows_of(config: EncoderConfig, batches: Sequence[Batch], part: str = "model"
 
 
 class Course:
-    """What follows from recipe, batches and step number alone: rates, batch weights, dropout."""
+    """Learning rates, batch weights and dropout, which depend only on recipe, batches and step number."""
 
     def __init__(self, config: EncoderConfig, training: Training, part: str = "model") -> None:
         self.config, self.training, self.part, self.steps = config, training, part, 0
@@ -73,20 +73,20 @@ class Course:
         self.sites = {tap: site for tap, site in sites(config, part).items() if rate_of(self.recipe, site)}
 
     def batch_weights(self, batches: Sequence[Batch]) -> list[float]:
-        """Return the weight of each batch's gradient (SPEC OPT-10)."""
+        """Weights of the batches' gradients (SPEC OPT-10)."""
         return batch_weights(self.recipe, [counts(self.config, batch) for batch in batches])
 
     def rate(self) -> float:
-        """Return the learning rate of the next step (SPEC OPT-9)."""
+        """Learning rate of the next step (SPEC OPT-9)."""
         return learning_rate(self.recipe, self.steps)
 
     def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> tuple[Mask, float] | None:
-        """Return the kept elements of a site and the share of dropped ones, or None (SPEC DRP-2)."""
+        """Return the kept elements of a site and the dropout rate, or None (SPEC DRP-2)."""
         rate = rate_of(self.recipe, site)
         return (kept(self.training.seed, self.steps, number, site, shape, rate), rate) if rate else None
 
     def masked(self, batch: Batch, number: int) -> dict[str, tuple[Mask, float]]:
-        """Return the result of :meth:`dropped` for each tap that drops elements."""
+        """Return :meth:`dropped` for each tap with dropout."""
         arrays = batch.arrays()
         table, sizes = taps(self.config, self.part, arrays), sizes_of(self.config, arrays)
         masks = {
@@ -97,15 +97,15 @@ class Course:
 
 
 class Trajectory(Course):
-    """Training in some arithmetic, one step after the other.
+    """Training in some arithmetic, step by step.
 
     Args:
         weights: valid, and already rounded to ``dtype``.
-        dtype: the precision of the model; mask constants are rounded to it.
-        uncertain: the error of weights that are not known exactly, such as a table computed in float32.
+        dtype: precision of the model; mask constants are rounded to it.
+        uncertain: errors of weights not known exactly, such as a float32 table.
 
     Attributes:
-        norm: a run's own norm to clip by, or None.
+        norm: a run's norm to clip by, or None.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Trajectory(Course):
         self.norm: Array | None = None
 
     def run(self, observer: Observer) -> None:
-        """Make every step, and hand on reported tensors as ``steps.<step>.<name>``."""
+        """Make every step, and report tensors as ``steps.<step>.<name>``."""
         for step, batches in enumerate(self.training.steps):
             self.step(
                 batches,
@@ -144,11 +144,11 @@ class Trajectory(Course):
             )
 
     def load(self, state: Mapping[str, Array], steps: int) -> None:
-        """Resume after a number of steps.
+        """Resume after some steps.
 
         Args:
-            state: ``parameters.<name>`` of everything trained, and ``<moment>.<name>``; missing moments are
-                zero.
+            state: ``parameters.<name>`` of all trained parameters, and ``<moment>.<name>``; missing moments
+                are zero.
         """
         self.parameters |= {name: self.a.leaf(state[f"parameters.{name}"]) for name in self.trained}
         self.optimizer.load(
@@ -157,13 +157,13 @@ class Trajectory(Course):
         self.steps = steps
 
     def state(self) -> dict[str, Array]:
-        """Return what :meth:`load` takes, with the arithmetic's leading axes."""
+        """Return the state for :meth:`load`, with the arithmetic's leading axes."""
         return {f"parameters.{name}": self.parameters[name].value for name in self.trained} | {
             name: node.value for name, node in self.optimizer.state.items()
         }
 
     def step(self, batches: Sequence[Batch], observer: Observer) -> None:
-        """Make one step, and hand on what it computes."""
+        """Make one step, and report its tensors."""
         with np.errstate(all="ignore"):  # infinities and NaN are results here
             total, slices = self.accumulated(batches, observer)
         for name, values in total.items():
@@ -180,7 +180,7 @@ class Trajectory(Course):
         """Clip and update by the gradients of a step.
 
         Args:
-            slices: gradients by looked-up rows, where the norm sees those (SPEC OPT-7).
+            slices: gradients by looked-up rows, for a norm that uses them (SPEC OPT-7).
         """
         with np.errstate(all="ignore"):
             gradients = {name: self.node(values) for name, values in total.items()}
@@ -203,18 +203,18 @@ class Trajectory(Course):
     def limited(
         self, gradients: Nodes, squares: Callable[[str], Node]
     ) -> tuple[dict[str, Node], Node | None]:
-        """Return clipped gradients, and the global norm, if there is one."""
+        """Return clipped gradients, and the global norm, if any."""
         return clipped(self.a, self.recipe, gradients, squares, self.kinds, self.norm)
 
     def update(self, gradients: Nodes, batches: Sequence[Batch]) -> None:
-        """Update every parameter by its clipped gradient."""
+        """Update every parameter."""
         trained = {name: self.parameters[name] for name in self.trained}
         self.parameters |= self.optimizer.update(
             trained, gradients, self.rate(), rows_of(self.config, batches, self.part)
         )
 
     def node(self, values: Array) -> Node:
-        """Return values of this arithmetic as a new leaf, samples included."""
+        """Turn values into a leaf, samples included."""
         return Node(values, values.shape[self.a.lead :], taped=False)
 
     def accumulated(
@@ -244,7 +244,7 @@ class Trajectory(Course):
         }
 
     def squares(self, pieces: Sequence[Array]) -> Node:
-        """Return the sum of the squares of several arrays."""
+        """Sum the squares of several arrays."""
         sums = [self.a.sum(self.a.multiply(self.node(piece), self.node(piece))) for piece in pieces]
         total = sums[0]
         for further in sums[1:]:
@@ -266,7 +266,7 @@ class Trajectory(Course):
                 name = name.removeprefix("gradients.")
                 gradients[name] = self.whole(name, values, rows[name]) if name in rows else values
 
-        # A tape for each batch: weights are new leaves, which keep their samples from step to step.
+        # One tape per batch: weights are new leaves, which keep their samples from step to step.
         leaves = Leaves(self.a, {name: node.value for name, node in self.parameters.items()}, carried=True)
         observe(
             self.config,

@@ -1,4 +1,4 @@
-"""Training with a bug on the tape of the NumPy arithmetic: what a backend that has it would report."""
+"""Training with a bug on the NumPy tape: what a backend with this bug would report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class Held:
 
 
 def updates(o: TapeContext) -> Operations:
-    """Return what an update takes besides operators, on a tape."""
     return Operations(
         value=lambda held: held.value,
         assign=lambda held, value: setattr(held, "value", value),
@@ -58,7 +57,6 @@ class EditedOptimizer(ReferenceOptimizer):
         rate: float,
         rows: Mapping[str, NDArray[np.int64]] | None = None,
     ) -> dict[str, Node]:
-        """Return the parameters after one step."""
         of, lazy = partial(Value, self.a), self.recipe.embedding_updates == "lazy"
         held = {name: Held(of(parameter)) for name, parameter in parameters.items()}
         optimizer = self.kind(self.operations, self.recipe, held, self.kinds)
@@ -85,8 +83,8 @@ class BuggedTrajectory(Bugged, Trajectory):
     """The reference's training with a bug.
 
     Attributes:
-        resume: the step before which training stops and goes on from a checkpoint.
-        known: gradients of batches that were computed before, for training of the same state.
+        resume: step before which training resumes from a checkpoint.
+        known: gradients of batches, cached by training state.
     """
 
     def __init__(
@@ -121,7 +119,6 @@ class BuggedTrajectory(Bugged, Trajectory):
         super().step(self.begun(batches), observer)
 
     def restart(self) -> None:
-        """Go on from what was written down after the steps so far."""
         self.place.resumed = self.steps
         if "load" in self.change.places:
             found, counted = self.change.load(self.place, (self.values(self.state()), self.optimizer.steps))
@@ -138,7 +135,7 @@ class BuggedTrajectory(Bugged, Trajectory):
         if key not in self.known:
             losses: list[Array] = []
             found = super().differentiated(batch, number, lambda name, loss: losses.append(loss))
-            self.known[key] = batch, losses[0], found  # a batch that is kept keeps its id
+            self.known[key] = batch, losses[0], found  # keeping the batch keeps its id unique
         _, loss, found = self.known[key]
         observer(f"losses.{number}", loss)
         return dict(found)

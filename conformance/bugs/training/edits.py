@@ -1,4 +1,4 @@
-"""What bugs of training make of the places of a step."""
+"""Edits of training steps, by place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from concord.spec.training.schedules import learning_rate
 TABLES = ("embedding", "positions")
 
 
-# How moments are kept and parameters moved (SPEC OPT-2 to OPT-5, OPT-8).
+# Moments and parameter updates (SPEC OPT-2 to OPT-5, OPT-8).
 
 
 def corrections_apart(o: Optimizer, right: StepEdit, *given: Any) -> Any:
@@ -81,11 +81,11 @@ def in_bfloat16(m: TrainingStep, tensors: Tensors, *given: Any) -> dict[str, Ten
 
 
 def undecayed_frozen(o: Optimizer, right: StepEdit, name: str, parameter: Tensor, *given: Any) -> Tensor:
-    updated = right(name, parameter, *given)  # the moments go on
+    updated = right(name, parameter, *given)  # the moments are still updated
     return parameter if o.kinds[name] in o.recipe.undecayed else updated
 
 
-# How weights decay (SPEC OPT-6).
+# Weight decay (SPEC OPT-6).
 
 
 def decays(o: Optimizer, name: str) -> bool:
@@ -93,7 +93,7 @@ def decays(o: Optimizer, name: str) -> bool:
 
 
 def decoupled(decayed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> StepEdit:
-    """Return the edit of decoupled decay, given a parameter before and after its step, and its decay."""
+    """Edit decoupled decay, given a parameter before and after its step, and its decay."""
 
     def updated(
         o: Optimizer, right: StepEdit, name: str, parameter: Tensor, gradient: Tensor, n: Tensors
@@ -105,14 +105,14 @@ def decoupled(decayed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> StepEdit:
     return updated
 
 
-# How gradients are clipped (SPEC OPT-7).
+# Gradient clipping (SPEC OPT-7).
 
 Squares = Callable[[str], Tensor]
 Clipped = tuple[dict[str, Tensor], Tensor]
 
 
 def each(group: Callable[[TrainingStep, str], Any]) -> StepEdit:
-    """Return the edit of clipping parameters by a norm for each group, which is made of their names."""
+    """Clip each group of parameters by its own norm."""
 
     def clip(m: TrainingStep, right: Clipped, gradients: Tensors, squares: Squares) -> Clipped:
         found: dict[str, Tensor] = {}
@@ -125,8 +125,6 @@ def each(group: Callable[[TrainingStep, str], Any]) -> StepEdit:
 
 
 def by_norm(norm: Callable[[TrainingStep, Tensors, Squares], Tensor]) -> StepEdit:
-    """Return the edit of clipping by another norm."""
-
     def clip(m: TrainingStep, right: Clipped, gradients: Tensors, squares: Squares) -> Clipped:
         found = norm(m, gradients, squares)
         return m.scaled(gradients, found), found
@@ -145,11 +143,10 @@ def clip_each_batch(
     return {name: total[name] + gradient if name in total else gradient for name, gradient in limited.items()}
 
 
-# The learning rate of a step (SPEC OPT-9).
+# Learning rate of a step (SPEC OPT-9).
 
 
 def rate_of(m: TrainingStep, right: float, times: int = 1, ahead: int = 0) -> float:
-    """Return the rate of another step."""
     return m.rate(times * m.number + ahead)
 
 
@@ -162,11 +159,10 @@ def cosine_full_wave(m: TrainingStep, right: float) -> float:
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * height)
 
 
-# How the gradients of a step's batches become one (SPEC OPT-10).
+# Accumulation of a step's gradients (SPEC OPT-10).
 
 
 def gradients_not_reset(m: TrainingStep, total: Tensors) -> dict[str, Tensor]:
-    """Gradients of all steps so far, where those of this one alone should be."""
     before = m.memory.get("gradients", {})
     m.memory["gradients"] = {
         name: gradient + before[name] if name in before else gradient for name, gradient in total.items()
@@ -174,44 +170,38 @@ def gradients_not_reset(m: TrainingStep, total: Tensors) -> dict[str, Tensor]:
     return dict(m.memory["gradients"])
 
 
-# What dropout drops while a model is trained (SPEC DRP-1 to DRP-3).
+# Dropout masks in training (SPEC DRP-1 to DRP-3).
 
 
 def drawn(site: DropoutSite) -> Any:
-    """Return which elements the specification keeps."""
     return kept(site.seed, site.step, site.number, site.name, site.shape, site.rate)
 
 
 def otherwise(m: TrainingStep, right: Any, site: DropoutSite, **fields: Any) -> Any:
-    """Return what another site, step, batch, shape or seed would keep."""
     return np.broadcast_to(drawn(dataclasses.replace(site, **fields)), site.shape), right[1]
 
 
 def kept_in_other_step(m: TrainingStep, right: Any, site: DropoutSite, by: int) -> Any:
-    """Return what a step would keep that is later by a number."""
     return otherwise(m, right, site, step=max(site.step + by, 0))
 
 
-# Which batches a step is given (SPEC OPT-10).
+# Batches of a step (SPEC OPT-10).
 
 
 def of_step(steps: Sequence[Batches], number: int) -> Batches:
-    """Return the batches of another step; there are none after the last."""
+    """Return the batches of another step; past the end, the last step's."""
     return steps[min(number, len(steps) - 1)]
 
 
 def of_other_step(m: TrainingStep, right: Batches, steps: Sequence[Batches], by: int) -> Batches:
-    """Return the batches of a step that is later by a number."""
     return of_step(steps, max(m.number + by, 0))
 
 
 def samples(batch: Batch, chosen: Sequence[int]) -> Batch:
-    """Return some samples of a batch, in an order."""
     return dataclasses.replace(batch, **{name: array[list(chosen)] for name, array in batch.arrays().items()})
 
 
 def small_batch_filled_up(m: TrainingStep, right: Batches, steps: Sequence[Batches]) -> Batches:
-    """A batch that is smaller than the one before is filled up with its own first samples."""
     found, size = list[Batch](), 0
     for batch in right:
         count = len(batch.required("labels"))
@@ -220,18 +210,16 @@ def small_batch_filled_up(m: TrainingStep, right: Batches, steps: Sequence[Batch
     return found
 
 
-# What a resumed training goes on from.
+# State from which training resumes.
 
 MOMENTS = ("first_moment", "second_moment", "largest_second_moment", "momentum")
 
 
 def lost(m: TrainingStep, right: Any, *sections: str) -> Any:
-    """Return what is read without some sections."""
     return {name: one for name, one in right[0].items() if name.partition(".")[0] not in sections}, right[1]
 
 
 def shortened(m: TrainingStep, right: Any, *sections: str) -> Any:
-    """Return some sections in bfloat16."""
     short = {
         name: m.shortened(one, "bfloat16")
         for name, one in right[0].items()

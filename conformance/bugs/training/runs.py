@@ -1,6 +1,6 @@
-"""The runs that make bugs of training visible.
+"""Training runs that make bugs visible.
 
-A small model, batches of unequal sizes, labels that do not count, a short last accumulation.
+They use a small model, batches of unequal sizes, labels that do not count, and a short last accumulation.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ TOKENS = 5
 SEED = 2**40 + 11
 
 SAMPLES = (5, 2, 5, 2, 5, 2, 5)
-"""Of each batch; of every three samples one has a label that does not count. Two sizes: JAX compiles every
-step for each.
+"""Size of each batch; only two sizes, because JAX compiles every step for each. One of every three samples
+has a label that does not count.
 """
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run of training.
+    """A training run.
 
     Attributes:
-        recipe: by which it trains.
-        order: of each step, which batches it accumulates.
-        resume: the step before which training stops and goes on from a checkpoint; 0: it does not.
+        order: indices of the batches that each step accumulates.
+        resume: step before which training resumes from a checkpoint; 0 for none.
     """
 
     recipe: Recipe
@@ -65,19 +64,16 @@ def _runs() -> Iterator[tuple[str, TrainingRun]]:
 
 
 RUNS = dict(_runs())
-"""By name."""
 
 
 @functools.cache
 def model() -> tuple[EncoderConfig, Weights]:
-    """Return the model that all runs train, with its first weights."""
     config = variant(VARIANT, **SIZES)
     return config, initialize(config, seed=3)
 
 
 @functools.cache
 def batches() -> tuple[Batch, ...]:
-    """Return the batches of all runs."""
     config, _ = model()
     return tuple(
         example_batch(config, batch=size, tokens=TOKENS, seed=number, padding="ragged")
@@ -86,12 +82,11 @@ def batches() -> tuple[Batch, ...]:
 
 
 def training_of(name: str, options: Mapping[str, Any] | None = None) -> Training:
-    """Return the training of a run, all of which is reported."""
+    """Return the training of a run; every step is reported."""
     run = RUNS[name]
     steps: list[Batches] = [[batches()[number] for number in numbers] for numbers in run.order]
     return Training(run.recipe.replace(**(options or {})), steps, SEED, tuple(range(len(steps))))
 
 
 def shown_by(bug: Bug) -> tuple[Training, int]:
-    """Return the training that makes a bug visible, and the step before which it is resumed."""
     return training_of(bug.scenario, bug.options), RUNS[bug.scenario].resume
