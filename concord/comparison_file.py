@@ -12,16 +12,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from concord.conformance.judging.verdict import ACCEPTED, Result
+from concord.conformance.wording import gather
 from concord.spec.errors import SpecError, located, refuse
-from concord.spec.files import parse_toml, read_text, typed
+from concord.spec.files import parse_toml, read_arrays, read_text, typed
 
 
-class _Section(BaseModel):
+class _Table(BaseModel):
     # A misspelt key is an error, never a silent default.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Finding(_Section):
+class AcceptedFinding(_Table):
     """Divergences that a project accepts: of tensors, for a reason, with a version of a package."""
 
     tensor: str  # a name, or a pattern such as "layers.*.mlp"
@@ -39,7 +40,7 @@ class Finding(_Section):
         return "" if installed == accepted else f"{package} {installed}"
 
 
-class Entry(_Section):
+class KeptCandidate(_Table):
     """A candidate: what it is, or how the reference runs again, with its own options."""
 
     candidate: str = ""
@@ -48,23 +49,23 @@ class Entry(_Section):
     declare: list[str] = []
     names: str = ""
     python: str | None = None
-    accepted: list[Finding] = []
+    accepted: list[AcceptedFinding] = []
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What :func:`concord.conformance.compare.prepare` takes of it."""
-        names = read_names(Path(self.names)) if self.names else None
+    def options(self, names_exist: bool = True) -> dict[str, Any]:
+        """Return its own options, as :func:`concord.conformance.compare.prepare` takes them."""
+        names = read_names(Path(self.names)) if self.names and names_exist else None
         return {"declared": self.declare, "names": names, "python": self.python}
 
 
-class ComparisonFile(_Section):
+class ComparisonFile(_Table):
     """A reference and its candidates; files are named from the folder of this one."""
 
     reference: str
     inputs: str = ""
+    texts: list[str] = []
     gradients: bool = False
     seed: int | None = None
-    candidates: dict[str, Entry] = Field(min_length=1)
+    candidates: dict[str, KeptCandidate] = Field(min_length=1)
 
 
 def read_comparison_file() -> ComparisonFile:
@@ -92,7 +93,48 @@ def read_comparison_file() -> ComparisonFile:
     raise SpecError("a REFERENCE is required where neither concord.toml nor [tool.concord] holds comparisons")
 
 
-def accept(result: Result, findings: Sequence[Finding]) -> Result:
+def kept_inputs(inputs: str, texts: list[str], reference: str) -> tuple[Any, str]:
+    """Return the inputs of a comparison, and what they are in words; None: standard ones."""
+    if inputs:
+        return read_arrays(Path(inputs)), inputs
+    if not texts:
+        return None, "standard texts"
+    from concord.conformance.compare.candidates import tokens
+
+    return tokens(Path(reference), texts), "texts"
+
+
+def judge_all(kept: ComparisonFile, device: str) -> tuple[list[Result], dict[str, str], float]:
+    """Judge every candidate; return results, notes and the milliseconds of the reference.
+
+    Raises:
+        SpecError: if none of those with the same inputs can be compared.
+    """
+    from concord.conformance.compare import candidates
+    from concord.conformance.compare.comparisons import compare_several
+
+    results, notes, milliseconds = list[Result](), dict[str, str](), 0.0
+    model = candidates.placed(candidates.load(kept.reference), device)
+    by_inputs = gather(kept.candidates.items(), lambda item: item[1].inputs or kept.inputs)
+    for inputs, entries in by_inputs.items():
+        arrays, what = kept_inputs(inputs, kept.texts, kept.reference)
+        compared = compare_several(
+            model,
+            {name: entry.way or candidates.loaded(entry.candidate) for name, entry in entries},
+            arrays,
+            {name: entry.options() for name, entry in entries},
+            gradients=kept.gradients,
+            seed=kept.seed,
+        )
+        results += compared.explained().results(kept.reference, what)
+        notes |= compared.notes
+        milliseconds = milliseconds or compared.milliseconds.get("reference", 0.0)
+    findings = {name: entry.accepted for name, entry in kept.candidates.items()}
+    notes |= {one.backend: gone for one in results if (gone := unneeded(one, findings[one.backend]))}
+    return [accept(result, findings[result.backend]) for result in results], notes, milliseconds
+
+
+def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
     """Return a result: accepted if findings name every tensor that diverges."""
     if result.status != "diverges" or not findings:
         return result
@@ -106,7 +148,7 @@ def accept(result: Result, findings: Sequence[Finding]) -> Result:
     return replace(result, status=ACCEPTED, attribution=f"accepted: {reasons}")
 
 
-def unneeded(result: Result, findings: Sequence[Finding]) -> str:
+def unneeded(result: Result, findings: Sequence[AcceptedFinding]) -> str:
     """Name the findings that a result no longer has; empty if there are none."""
     wrong = [row.tensor for row in result.table if row.status == "diverges"]
     gone = [one.tensor for one in findings if result.verdict and not fnmatch.filter(wrong, one.tensor)]

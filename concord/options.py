@@ -16,10 +16,10 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import typer
 
-from concord import backends, output_files, spec
+from concord import backends, junit, output_files, spec
 from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MODES
 from concord.conformance.compare import DECLARATIONS
-from concord.conformance.run import junit, record, report
+from concord.conformance.run import record, report
 from concord.conformance.run.campaign import Report, Setup
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
 from concord.terminal import Terminal

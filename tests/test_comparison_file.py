@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from concord import compare
-from concord.comparison_file import Finding, accept, read_comparison_file, unneeded
+from concord.comparison_file import AcceptedFinding, accept, read_comparison_file, unneeded
 from concord.conformance.judging.verdict import Result
 from concord.conformance.run.campaign import exit_code_of
 from tests.toys.surroundings import ROOT, concord, refusal
@@ -24,6 +24,9 @@ def build(form="none"):
 
 def port(input):
     return {"output": build("tanh")(torch.from_numpy(input)).detach().numpy()}
+
+def tanh():
+    return build("tanh")
 """
 
 COMPARISONS = """
@@ -42,7 +45,7 @@ tensor = "*"
 reason = "the app ships tanh"
 
 [tool.concord.candidates.unknown]
-candidate = "kept_in_git:port"
+candidate = "kept_in_git:tanh"
 """
 
 
@@ -56,6 +59,7 @@ def test_a_command_without_arguments_judges_what_is_kept_in_git_and_reports_to_c
     assert done.returncode == 1, done.stderr
     assert "1 agrees, 1 accepted, 1 diverges" in done.stdout
     assert "the app ships tanh" in done.stdout
+    assert "approximate` is tanh instead of none" in done.stdout, "a function without parameters is a module"
     (annotation,) = (line for line in done.stdout.splitlines() if line.startswith("::error"))
     assert "title=concord unknown" in annotation
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
@@ -87,7 +91,7 @@ def result():
 def test_a_divergence_is_accepted_if_every_tensor_that_diverges_is_named(result):
     wrong = [row.tensor for row in result.table if row.status == "diverges"]
     assert wrong[0] == "1"
-    findings = [Finding(tensor=name, reason=f"reason {name}") for name in wrong]
+    findings = [AcceptedFinding(tensor=name, reason=f"reason {name}") for name in wrong]
     accepted = accept(result, findings)
     assert (accepted.status, exit_code_of([("port", accepted.status)])) == ("accepted", 0)
     assert "reason 1; reason 2" in accepted.attribution
@@ -99,7 +103,7 @@ def test_a_divergence_is_accepted_if_every_tensor_that_diverges_is_named(result)
 def test_a_finding_holds_for_its_version_alone(result):
     installed = importlib.metadata.version("numpy")
     accepted, other, absent = (
-        accept(result, [Finding(tensor="*", reason="why", version=version)])
+        accept(result, [AcceptedFinding(tensor="*", reason="why", version=version)])
         for version in (f"numpy {installed}", "numpy 0.1", "no-such-package 1.0")
     )
     assert accepted.status == "accepted"
@@ -109,7 +113,7 @@ def test_a_finding_holds_for_its_version_alone(result):
 
 
 def test_a_finding_that_is_gone_is_named(result):
-    there, gone = Finding(tensor="1", reason="why"), Finding(tensor="0", reason="why")
+    there, gone = AcceptedFinding(tensor="1", reason="why"), AcceptedFinding(tensor="0", reason="why")
     assert unneeded(result, [there, gone]) == "accepted, but does not diverge any more: 0"
     assert not unneeded(result, [there])
 

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import copy
 import functools
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -76,6 +77,23 @@ def load(reference: str) -> Any:
         return AutoModel.from_pretrained(reference, local_files_only=True).eval()
     except (OSError, ValueError) as error:
         raise SpecError(f"{reference}: transformers cannot load it: {first_line(error)}") from None
+
+
+def loaded(candidate: str) -> Any:
+    """Return the module of a folder, or of a function without parameters; any other candidate as it is."""
+    return load(candidate) if Path(candidate).is_dir() or _builds_module(candidate) else candidate
+
+
+def _builds_module(candidate: str) -> bool:
+    # Its source is read: what imports another framework is imported in a process of its own.
+    module, _, name = candidate.partition(":")
+    sys.path.insert(0, os.getcwd())
+    with contextlib.suppress(ImportError, ValueError, OSError, TypeError):
+        spec = importlib.util.find_spec(module)
+        nodes = ast.parse(Path(spec.origin).read_bytes()).body if spec and spec.origin else []
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name]
+        return any(not ast.unparse(node.args) for node in functions)
+    return False
 
 
 def placed(model: Any, device: str) -> Any:
