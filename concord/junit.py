@@ -32,7 +32,7 @@ def junit(report: Report, title: str) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def annotations(report: Report) -> list[str]:
+def github_annotations(report: Report) -> list[str]:
     """Return a line for each run that fails, which GitHub shows beside a change."""
     lines = []
     for result in report.results:

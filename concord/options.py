@@ -306,7 +306,7 @@ class Reports(Outputs):
         def show() -> None:
             report.show(outcome, Terminal(), title, group)
             if os.environ.get("GITHUB_ACTIONS") == "true":
-                print(*junit.annotations(outcome), sep="\n")
+                print(*junit.github_annotations(outcome), sep="\n")
 
         file = self.junit, lambda: junit.junit(outcome, title)
         return self.finish(outcome, kind, title, show, others=[file])

@@ -104,7 +104,7 @@ def compare(
         ways.parts_of(name)
     own_options: dict[str, Any] = {"declare": declare or [], "names": str(names or ""), "python": python}
     entries = {name: KeptCandidate(candidate=name, **own_options) for name in candidate or ()}
-    entries |= {name: KeptCandidate(**{"as": name}, **own_options) for name in way or ()}
+    entries |= {name: KeptCandidate.model_validate({"as": name, **own_options}) for name in way or ()}
     started, milliseconds = time.perf_counter(), 0.0
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
         if reference is None or several:
