@@ -20,6 +20,7 @@ from concord.commands.compare import compare
 from concord.commands.demo import demo
 from concord.commands.diff import diff
 from concord.commands.doctor import doctor
+from concord.commands.explain import explain
 from concord.commands.fuzz import fuzz
 from concord.commands.golden import golden
 from concord.commands.lockstep import lockstep
@@ -33,7 +34,7 @@ from concord.options import command
 COMMANDS = {  # in the order of the help
     "Judge": (compare, check, lockstep),
     "Port": (port, diff, certify, predict),
-    "Measure and look": (speed, demo, doctor),
+    "Measure and look": (speed, demo, doctor, explain),
     "For maintainers": (golden, fuzz, mutants),
 }
 

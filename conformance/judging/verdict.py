@@ -35,19 +35,25 @@ NOT_JUDGED = "not judged"
 # A divergence that a project knows, and has accepted for a reason.
 ACCEPTED = "accepted"
 
-# Outcomes of a run, worst first.
-STATUSES = (
-    "diverges",
-    NOT_JUDGED,
-    *FAILED_WORKER,
-    "refused",
-    "nondeterministic",
-    "undetermined",
-    ACCEPTED,
-    "unsupported",
-    "absent",
-    "agrees",
-)
+# Outcomes of a run, worst first, and what each means.
+STATUSES = {
+    "diverges": "a tensor lies beyond its tolerance, or is missing, not finite, or of another precision",
+    NOT_JUDGED: "a bug in Concord itself, with its traceback; no backend is to blame",
+    "missing": "not installed though requested by name, or a case without a run",
+    "broken": "its process or framework cannot start, or its answer holds unknown or misshapen tensors",
+    "crashed": "its process died; the message has the signal",
+    "timed out": "no answer within the time limit",
+    "out of memory": "it exceeded its memory limit, or the machine's",
+    "error": "it raised an exception, gave an unreadable answer, or computed in another precision",
+    "refused": "the backend refused the input as not fitting the specification",
+    "nondeterministic": "correct each time, but not bit for bit the same (SPEC DRP-1)",
+    "undetermined": "an output, the forward pass or the gradients were judged nowhere: not returned, or the "
+    "precision does not determine them",
+    ACCEPTED: "it diverges only where the project accepts that, for a reason",
+    "unsupported": "the backend cannot do this, and says why (SPEC PRC-3)",
+    "absent": "not installed, and not requested by name",
+    "agrees": "every judged tensor lies within its tolerance",
+}
 
 
 # Sections of a training step, in order of computation.

@@ -38,7 +38,7 @@ SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16
 
 def gravity(result: Result) -> tuple[int, float]:
     """Sort key of results, the worst first."""
-    return STATUSES.index(result.status), -result.worst
+    return [*STATUSES].index(result.status), -result.worst
 
 
 @dataclass(frozen=True)

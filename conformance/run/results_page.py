@@ -187,7 +187,7 @@ def _failures(results: Sequence[Result]) -> list[list[Result]]:
         (result for result in results if result.detail or result.stderr),
         lambda result: (result.backend, result.status, result.detail),
     )
-    return sorted(gathered.values(), key=lambda alike: STATUSES.index(alike[0].status))
+    return sorted(gathered.values(), key=lambda alike: [*STATUSES].index(alike[0].status))
 
 
 # Tables.
