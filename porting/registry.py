@@ -42,13 +42,13 @@ OPTIMIZER = CheckpointTable(
 )
 
 
-def keras_path(name: str) -> str:
+def keras_path(name: str, config: EncoderConfig) -> str:
     """Return a parameter's path in an HDF5 file of this project's Keras model."""
     path, _, leaf = name.rpartition(".")
-    # Keras names layers in a list by class, and numbers all but the first.
+    # Keras names layers in a list by class (PostNormLayer or PreNormLayer), and numbers all but the first.
     path = re.sub(
         r"^layers\.(\d+)",
-        lambda match: f"blocks.encoder_layer{'' if match[1] == '0' else f'_{match[1]}'}",
+        lambda match: f"blocks.{config.norm_placement}_norm_layer{'' if match[1] == '0' else f'_{match[1]}'}",
         path,
     )
     # ``output`` is a property of every Keras layer, so the model's attribute has another name.
@@ -56,13 +56,17 @@ def keras_path(name: str) -> str:
     return f"{path.replace('.', '/')}/vars/{int(leaf in ('bias', 'beta'))}"
 
 
-def tensorflow_key(name: str) -> str:
+def tensorflow_key(name: str, config: EncoderConfig) -> str:  # noqa: ARG001 - as keras_path
     """Return a parameter's key in a ``tf.train.Checkpoint`` of a ``model``."""
     return f"model/{name.replace('.', '/')}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 # How containers spell a backend's names.
-SPELLED: dict[str, Callable[[str], str]] = {"": str, "keras": keras_path, "tensorflow": tensorflow_key}
+SPELLED: dict[str, Callable[[str, EncoderConfig], str]] = {
+    "": lambda name, _: name,
+    "keras": keras_path,
+    "tensorflow": tensorflow_key,
+}
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ class Format:
             layout = "out_in" if turned else LAYOUTS[parameter.kind]
             native = naming.native_name(name, parameter.kind) if naming else name
             shape = WEIGHT_LAYOUTS[layout].shape(shape_of(config, parameter), config.num_heads)
-            places[name] = Binding((SPELLED[self.spelled](native),), layout, shape)
+            places[name] = Binding((SPELLED[self.spelled](native, config),), layout, shape)
         return places
 
     @property

@@ -105,7 +105,7 @@ LOADED = {"torch-safetensors": "torch", "paddle": "paddle", "keras-h5": "tf", "j
 
 @pytest.mark.parametrize(
     "form",
-    [pytest.param(form, marks=[pytest.mark.slow] * (form in ("paddle", "keras-h5"))) for form in LOADED],
+    [pytest.param(form, marks=[pytest.mark.slow] * (LOADED[form] in ("paddle", "torch"))) for form in LOADED],
 )
 def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path, entered, open_worker):
     open_worker(LOADED[form])  # skips where it is not installed
