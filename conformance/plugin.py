@@ -97,8 +97,8 @@ class Suite:
 
         self.asked = tuple(_option(config, "backend") or ())
         self.gradients = not _option(config, "forward_only")
-        chosen = {name: _option(config, name) for name in ONCE}
-        self.settings = Setup(**chosen, asked=self.asked, threads=1)
+        options = {name: _option(config, name) for name in ONCE}
+        self.settings = Setup(**options, asked=self.asked, threads=1)
         self.pool = Pool()
         self.runners: dict[str, Runner] = {}
 
@@ -158,13 +158,13 @@ def concord_conform(request: pytest.FixtureRequest, concord_workers: Suite) -> C
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize tests by backend, case and golden file."""
-    asked = partial(_option, metafunc.config)
+    option = partial(_option, metafunc.config)
     if "concord_backend" in metafunc.fixturenames:
         from concord.backends import BUILT_IN
 
         # Parallel tests of one backend share a process, so that its worker starts once. In alphabetical order
         # the slowest comes first, and the others run meanwhile.
-        names = asked("backend") or sorted(BUILT_IN)
+        names = option("backend") or sorted(BUILT_IN)
         metafunc.parametrize(
             "concord_backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
         )
@@ -174,7 +174,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from concord.spec.errors import SpecError
 
         try:
-            jobs = jobs_of(asked)
+            jobs = jobs_of(option)
         except SpecError as error:
             raise pytest.UsageError(str(error)) from None
         # Rounding accumulates over all steps of a training run, which takes long.
@@ -186,12 +186,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(name, parameters, ids=names)
 
 
-def _standard(asked: Callable[[str], Any]) -> list[Job]:
+def _standard(option: Callable[[str], Any]) -> list[Job]:
     from concord.conformance.run.standard_jobs import DTYPES, check_jobs, sequence
 
-    dtypes = asked("dtype") or DTYPES
-    jobs_by_part = [check_jobs(asked("variant"), dtypes, part) for part in asked("part") or ["model"]]
-    forward = _forward if asked("forward_only") else lambda job: job
+    dtypes = option("dtype") or DTYPES
+    jobs_by_part = [check_jobs(option("variant"), dtypes, part) for part in option("part") or ["model"]]
+    forward = _forward if option("forward_only") else lambda job: job
     return [job for of_part in jobs_by_part for job in sequence([*map(forward, of_part)])]
 
 
@@ -200,10 +200,10 @@ def _forward(job: Job) -> Job:
     return dataclasses.replace(job, gradients=False) if job.gradients else job
 
 
-def _published(asked: Callable[[str], Any]) -> list[Job]:
+def _published(option: Callable[[str], Any]) -> list[Job]:
     from concord.conformance.golden.golden_files import DEFAULT, collect
 
-    folders, variants = asked("golden") or [str(DEFAULT)], asked("variant")
+    folders, variants = option("golden") or [str(DEFAULT)], option("variant")
     collected = [] if folders == ["off"] else [collect(Path(folder)) for folder in folders]
     return [job for jobs, _ in collected for job in jobs if variants is None or job.group in variants]
 

@@ -61,5 +61,7 @@ class Countdown:
             if self.callback is None or now - self.said < EVERY or self.done >= self.count:
                 return
             self.said = now
-            left = (now - self.started) / self.done * (self.count - self.done)
-            self.callback(Underway(f"{self.what}: {self.done} of {self.count} runs, about {left:.0f} s more"))
+            seconds = (now - self.started) / self.done * (self.count - self.done)
+            self.callback(
+                Underway(f"{self.what}: {self.done} of {self.count} runs, about {seconds:.0f} s more")
+            )

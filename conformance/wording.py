@@ -61,7 +61,9 @@ def once(reasons: Iterable[tuple[str, str, object]]) -> list[str]:
         for name, words, _ in group[: FEW if few else 1]:
             lines += f"{name}: {words}".split("\n")
         if not few:
-            lines.append(f"  likewise {len(group) - 1} more: {first_of([one for one, *_ in group[1:]], FEW)}")
+            lines.append(
+                f"  likewise {len(group) - 1} more: {first_of([other for other, *_ in group[1:]], FEW)}"
+            )
     return lines
 
 

@@ -153,7 +153,7 @@ def prepare(
             right = known.setdefault((dtype, frozenset(declared)), right)
         # The reference runs first, so that its own fault, or one of the inputs, is not blamed on the
         # candidate.
-        changing = refuse_changes(right)
+        repeat_note = refuse_changes(right)
         outputs = [name for name in right.plain if is_output(name)]
         refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
         say("running the candidate")
@@ -172,9 +172,11 @@ def prepare(
             run = candidates.run_module(theirs) if theirs else candidates.run(right, candidate, python)
         call = candidates.call_of(right, theirs or candidate) if known is not None else None
     arrays, own = renamed(run.arrays, names or {}, right.plain)
-    whole = [name for name in arrays if own[name] in run.whole]
-    notes = {**({"two runs of the reference": changing} if changing else {}), **run.notes}
-    return ModelComparison(right, arrays, not way, whole, theirs, own, notes, run.unsteady, call=call)
+    separate_names = [name for name in arrays if own[name] in run.whole]
+    notes = {**({"two runs of the reference": repeat_note} if repeat_note else {}), **run.notes}
+    return ModelComparison(
+        right, arrays, not way, separate_names, theirs, own, notes, run.unsteady, call=call
+    )
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:

@@ -39,44 +39,44 @@ def renamed(
     Raises:
         SpecError: if a pattern matches no tensor, or a layout does not fit.
     """
-    arrays, owns, problems = dict(given), {name: name for name in given}, list[str]()
+    arrays, own_names, problems = dict(given), {name: name for name in given}, list[str]()
     for own, theirs in names.items():
         pattern = re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))
-        named, _, layout = (part.strip() for part in theirs.partition(":"))
+        template, _, layout = (part.strip() for part in theirs.partition(":"))
         matches = [match for match in map(pattern.fullmatch, given) if match]
         problems += [] if matches else [f"{own!r} names no tensor of the candidate"]
         for match in matches:
-            name = reduce(lambda text, number: text.replace("{i}", number, 1), match.groups(), named)
+            name = reduce(lambda text, number: text.replace("{i}", number, 1), match.groups(), template)
             array = given[match[0]]
             shape = tuple(plain.get(name, array).shape)
             arrays.pop(match[0], None)
             try:
-                arrays[name], owns[name] = laid_out(array, layout, shape), match[0]
+                arrays[name], own_names[name] = laid_out(array, layout, shape), match[0]
             except (ValueError, IndexError):
                 problems.append(f"{match[0]!r} has shape {array.shape}, of which {layout!r} makes no {shape}")
     refuse(problems)
-    return arrays, owns
+    return arrays, own_names
 
 
 def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, str]:
     """Propose an activation for each tensor, as :func:`renamed` takes them."""
-    names, left = dict[str, str](), dict(plain)
+    names, rest = dict[str, str](), dict(plain)
     outlines = {name: _outline(right) for name, right in plain.items()}
     for own, array in given.items():
         outline = _outline(array)
         layouts = ["", *(" ".join(map(str, order)) for order in permutations(range(array.ndim)))]
-        near = (
+        matches = (
             (distance, name, layout)
-            for name, right in left.items()
+            for name, right in rest.items()
             if array.size == right.size > 1 and apart(outline, outlines[name]) < NEAREST
             for layout in layouts
             if layout or array.shape == right.shape
             if (distance := apart(laid_out(array, layout, right.shape), right)) < NEAREST
         )
-        if best := min(near, default=None):
+        if best := min(matches, default=None):
             _, name, layout = best
             names[own] = f"{name} : {layout}" if layout else name
-            del left[name]
+            del rest[name]
     return names
 
 

@@ -330,9 +330,9 @@ class ExactMode(TorchDispatchMode):
             kwargs["dtype"] = torch.complex128 if kwargs["dtype"].is_complex else torch.float64
         if changing and isinstance(args[0], Computed):
             args[0].value = args[0].value  # keep what is written to a weight until the pass is over
-        (operands, named), held = self._operands(bare, dtype, (tuple(args), kwargs), entries)
+        (operands, named), rounded_operands = self._operands(bare, dtype, (tuple(args), kwargs), entries)
         run = partial(self.solved, func, bare, dtype) if bare in SOLVING else func
-        y = self._result(func, floats, (operands, named), held, run)
+        y = self._result(func, floats, (operands, named), rounded_operands, run)
         if any(map(_rounded, y if isinstance(y, tuple) else (y,))):
             erred = self._by_kernels(bare, self._rule(bare, y, dtype, operands, named, floats), operands)
             if about.views_in_place:  # such as transpose_, which reshapes its operand
@@ -348,28 +348,32 @@ class ExactMode(TorchDispatchMode):
         return return_and_correct_aliasing(func, tuple(args), kwargs, result) if is_view else result
 
     def _operands(
-        self, bare: str, dtype: torch.dtype, given: Operands, entries: Sequence[Any]
+        self, bare: str, dtype: torch.dtype, arguments: Operands, entries: Sequence[Any]
     ) -> tuple[Operands, Operands]:
         # Operations that only select or move elements of weights run before these are widened to float64.
         narrow = bare in EXACT and all(
             isinstance(x, Weight) and x.changed is None for x in entries if _rounded(x)
         )
-        operands: Operands = mapped(_numbers_of if narrow else self.operand, given)
+        operands: Operands = mapped(_numbers_of if narrow else self.operand, arguments)
         if TF32 in self.kernels and dtype == torch.float32:
             factors, (positional, named) = FACTORS.get(bare, range(0)), operands
             shortened = [self.shortened(x) if place in factors else x for place, x in enumerate(positional)]
             operands = shortened, named
-        held = operands
+        rounded_operands = operands
         if any(isinstance(x, float) for x in entries):
-            held = mapped(partial(_held, dtype), operands)
+            rounded_operands = mapped(partial(_held, dtype), operands)
         # These round a Python number to their dtype; others may use it unrounded.
-        return (held if bare in EXACT or bare in FILLING or self.constants else operands), held
+        return (
+            rounded_operands if bare in EXACT or bare in FILLING or self.constants else operands
+        ), rounded_operands
 
-    def _result(self, func: Any, floats: Sequence[Tensor], operands: Any, held: Any, run: Any) -> Any:
+    def _result(
+        self, func: Any, floats: Sequence[Tensor], operands: Any, rounded_operands: Any, run: Any
+    ) -> Any:
         args, kwargs = operands
         try:
             if self.decisions:
-                y = self.decisions.compute(func, floats, operands, held, run)
+                y = self.decisions.compute(func, floats, operands, rounded_operands, run)
             else:
                 y = run(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:  # a custom operator may refuse them
@@ -381,11 +385,11 @@ class ExactMode(TorchDispatchMode):
         positional, named = mapped(
             lambda x: x.value.to(x.dtype) if isinstance(x, Computed) else x, (tuple(args), kwargs)
         )
-        drawn = func(*positional, **named)
+        result = func(*positional, **named)
         if not func._schema.is_mutable:
-            return mapped(computed, drawn)
+            return mapped(computed, result)
         if isinstance(args[0], Computed):
-            args[0].value.copy_(drawn)
+            args[0].value.copy_(result)
         return args[0]
 
     def _by_kernels(self, name: str, y: Any, args: Sequence[Any]) -> Any:
@@ -404,14 +408,14 @@ class ExactMode(TorchDispatchMode):
     ) -> Any:
         dtype = _like(y, dtype)
         if name in CONVERTING:  # only a narrower dtype rounds
-            held = floats and all(ROUNDOFF[x.dtype] >= ROUNDOFF[dtype] for x in floats)
-            return y if held else self.erred(y, dtype, 1)
+            representable = floats and all(ROUNDOFF[x.dtype] >= ROUNDOFF[dtype] for x in floats)
+            return y if representable else self.erred(y, dtype, 1)
         if name in EXACT or not floats:
             return y
         if name in COUNTING:
             # Only while the dtype counts exactly: up to 2^24 in float32.
-            whole, held = args[0] == args[0].abs().floor(), y.abs() * ROUNDOFF[dtype] <= 1
-            if bool(whole.all() & held.all()):
+            is_whole, representable = args[0] == args[0].abs().floor(), y.abs() * ROUNDOFF[dtype] <= 1
+            if bool(is_whole.all() & representable.all()):
                 return y
         if name in RESAMPLING:
             unit = min(ROUNDOFF[dtype], SUMMED)
@@ -441,8 +445,8 @@ class ExactMode(TorchDispatchMode):
             return _deviation(y[place], dtype, (count, total, 0.0), accumulation)
 
         return tuple(
-            one if one is None else self.summed(one, dtype, place, partial(deviation, place))
-            for place, one in enumerate(y)
+            tensor if tensor is None else self.summed(tensor, dtype, place, partial(deviation, place))
+            for place, tensor in enumerate(y)
         )
 
     def _elementwise(self, name: str, y: Tensor, dtype: torch.dtype, other: Any) -> Tensor:
@@ -499,8 +503,8 @@ class Perturbed(ExactMode):
         if y.device.type == "cpu":
             if self.buffer.size < y.numel():
                 self.buffer = np.empty(y.numel())  # reused, because allocation costs as much as the draws
-            drawn = self.generator.random(out=self.buffer[: y.numel()])
-            return torch.from_numpy(drawn).view(y.shape).mul_(2).sub_(1)
+            noise = self.generator.random(out=self.buffer[: y.numel()])
+            return torch.from_numpy(noise).view(y.shape).mul_(2).sub_(1)
         if y.device not in self.generators:
             self.generators[y.device] = torch.Generator(y.device).manual_seed(self.seed)
         generator = self.generators[y.device]
@@ -518,10 +522,10 @@ class Perturbed(ExactMode):
         size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
         # A representable result needs no rounding: a mask of zeros and ones stays one. Otherwise `1 - mask`
         # times the smallest float32 is noise of 1e31, and any attention weights agree (decision 32).
-        held = y == 0
+        exact = y == 0
         if units <= ROUNDED_ONCE and not absolute:
-            held |= (_wide(y.to(dtype)) == y) & once
-        return self.varied(y, lambda _: size.masked_fill_(held, 0))
+            exact |= (_wide(y.to(dtype)) == y) & once
+        return self.varied(y, lambda _: size.masked_fill_(exact, 0))
 
     def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
         """Perturb by the deviation."""
@@ -575,8 +579,8 @@ class Perturbed(ExactMode):
             return x
         # A fused kernel's backward pass recomputes them without normalizing.
         y, scores = self.weights[place]
-        again = self.varied(y, lambda y: RECOMPUTED * SUMMED * scores.abs().nan_to_num(posinf=0.0) * y)
-        return again.as_strided(x.size(), x.stride(), x.storage_offset())
+        perturbed = self.varied(y, lambda y: RECOMPUTED * SUMMED * scores.abs().nan_to_num(posinf=0.0) * y)
+        return perturbed.as_strided(x.size(), x.stride(), x.storage_offset())
 
 
 class Rounded(ExactMode):
@@ -689,8 +693,8 @@ def _held(dtype: torch.dtype, x: Any) -> Any:
     if not isinstance(x, float):
         return x
     # A number out of range stays unchanged: infinity would turn masks into NaN.
-    held = float(torch.tensor(x, dtype=dtype))
-    return held if math.isfinite(held) else x
+    number = float(torch.tensor(x, dtype=dtype))
+    return number if math.isfinite(number) else x
 
 
 def _power_of_two(x: Any) -> Tensor:
@@ -736,8 +740,8 @@ def _deviation(y: Tensor, dtype: torch.dtype, counted: Counted, accumulation: fl
 Counted = tuple[float | Tensor, Tensor, float | Tensor]
 
 
-def _product(y: Tensor, *given: Tensor, beta: float = 1, alpha: float = 1) -> Counted:
-    *added, a, b = given
+def _product(y: Tensor, *operands: Tensor, beta: float = 1, alpha: float = 1) -> Counted:
+    *added, a, b = operands
     squares = alpha**2 * torch.matmul(_squared(a), _squared(b))
     count = a.shape[-1]
     terms: Any = max(count + len(added), 2)  # a single product is rounded too
@@ -1087,8 +1091,8 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         share = torch.where(share < 0.5, share, 0.0)
         y.value.copy_(mode.varied(y.value, lambda value: share * value))
         if mode.blind_rows:
-            held = 0.0 if mode.blind_rows == "zero" else 1 / scores.shape[dim]
-            y.value.masked_fill_(scores.amax(dim, keepdim=True) <= BLIND, held)
+            weight = 0.0 if mode.blind_rows == "zero" else 1 / scores.shape[dim]
+            y.value.masked_fill_(scores.amax(dim, keepdim=True) <= BLIND, weight)
     mode.remember(y.value, scores)
     return y
 

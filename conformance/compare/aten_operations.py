@@ -41,15 +41,19 @@ class Operation:
     def given(self) -> dict[str, Any]:
         """Operands by name, defaults included."""
         arguments = self.func._schema.arguments  # noqa: SLF001 – nothing else names them
-        defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
-        positional = zip((one.name for one in arguments), self.args, strict=False)
+        defaults = {
+            argument.name: argument.default_value for argument in arguments if argument.has_default_value()
+        }
+        positional = zip((argument.name for argument in arguments), self.args, strict=False)
         return {**defaults, **dict(positional), **self.kwargs}
 
     def having(self, /, **others: Any) -> Any:
         """Compute it with some operands replaced."""
-        arguments, given = self.func._schema.arguments, {**self.given, **others}  # noqa: SLF001
-        keywords = {one.name: given[one.name] for one in arguments if one.kwarg_only}
-        return self.func(*(given[one.name] for one in arguments if not one.kwarg_only), **keywords)
+        arguments, operands = self.func._schema.arguments, {**self.given, **others}  # noqa: SLF001
+        keywords = {argument.name: operands[argument.name] for argument in arguments if argument.kwarg_only}
+        return self.func(
+            *(operands[argument.name] for argument in arguments if not argument.kwarg_only), **keywords
+        )
 
     def changed(self, name: str, function: Callable[[Any], Any]) -> Any:
         """Compute it with a function applied to one operand."""
@@ -71,9 +75,9 @@ class Operation:
         """Names of the optional floating-point operands present."""
         arguments = self.func._schema.arguments  # noqa: SLF001
         return [
-            one.name
-            for one in arguments
-            if str(one.type) == "Optional[Tensor]" and is_float(self.given[one.name])
+            argument.name
+            for argument in arguments
+            if str(argument.type) == "Optional[Tensor]" and is_float(self.given[argument.name])
         ]
 
     @functools.cached_property
@@ -129,20 +133,20 @@ def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds) -> Make:
     """Return a function that injects a bug into chosen operations."""
 
     def make(operation: Operation) -> Any:
-        own = kinds(operation) if operation.number in chosen else ()
-        return next((one.make for one in own if one == bug), operation)()
+        candidates = kinds(operation) if operation.number in chosen else ()
+        return next((candidate.make for candidate in candidates if candidate == bug), operation)()
 
     return make
 
 
 def sites(run: Callable[[Make], Any], kinds: Kinds) -> Mapping[OperationBug, list[int]]:
     """Return the numbers of operations that may have each bug."""
-    found = defaultdict[OperationBug, list[int]](list)
+    numbers_by_bug = defaultdict[OperationBug, list[int]](list)
 
     def note(operation: Operation) -> Any:
         for bug in kinds(operation):
-            found[bug].append(operation.number)
+            numbers_by_bug[bug].append(operation.number)
         return operation()
 
     run(note)
-    return found
+    return numbers_by_bug

@@ -43,7 +43,7 @@ class BlindRows:
     @property
     def note(self) -> str:
         """Describe the rows and both sides' values."""
-        expected, actual = (HELD.get(what, what) for what in (self.expected, self.actual))
+        expected, actual = (HELD.get(kind, kind) for kind in (self.expected, self.actual))
         text = (
             f"only {counted(int(self.rows.sum()), 'row')} that see no key are wrong, in samples (positions) "
             f"{places(self.rows)}: the reference has {expected} there, the candidate {actual}"
@@ -76,19 +76,19 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
     wrong_rows = np.asarray(wrong.reshape(*shape[:2], -1).any(-1))
     if not wrong_rows.any() or (wrong_rows & ~rows).any():
         return None
-    known = {what: _filled(stretch, asked.right, what) for what in HELD}
+    predictions = {kind: _filled(stretch, asked.right, kind) for kind in HELD}
 
     # Where the exact weights are zero, sigma does not include the rounding of any other weights.
     sigma = np.broadcast_to(asked.right.sigma, shape)
     sigma = np.maximum(sigma, np.median(sigma[np.isfinite(sigma)]))
 
     def held(array: Array) -> str:
-        by_token = array[wrong_rows]
-        if not np.isfinite(by_token).all():
+        values = array[wrong_rows]
+        if not np.isfinite(values).all():
             return "what is not finite"
-        for what, filled in known.items():
-            if within(by_token - filled.value[wrong_rows], sigma[wrong_rows]):
-                return what
+        for kind, prediction in predictions.items():
+            if within(values - prediction.value[wrong_rows], sigma[wrong_rows]):
+                return kind
         return OTHER
 
     return BlindRows(wrong_rows, held(asked.right.value), held(asked.actual))
@@ -103,14 +103,14 @@ def _by_token(flags: Tensor, shape: tuple[int, ...]) -> Flags | None:
     return np.asarray(array.reshape(samples, -1, tokens).any(1))
 
 
-def _filled(stretch: Stretch, right: Prediction, what: str) -> Prediction:
-    chosen = [number for number, step in enumerate(stretch.steps) if step.operation.name in SOFTMAXES]
+def _filled(stretch: Stretch, right: Prediction, kind: str) -> Prediction:
+    softmaxes = [number for number, step in enumerate(stretch.steps) if step.operation.name in SOFTMAXES]
 
     def make(operation: Operation) -> Any:
-        rows = blind_rows(*operation.args[:2]) if operation.number in chosen else None
+        rows = blind_rows(*operation.args[:2]) if operation.number in softmaxes else None
         if rows is None:
             return operation()
-        held = 0.0 if what == "zero" else 1 / operation.args[0].shape[operation.args[1]]
-        return operation().masked_fill(rows, held)
+        weight = 0.0 if kind == "zero" else 1 / operation.args[0].shape[operation.args[1]]
+        return operation().masked_fill(rows, weight)
 
-    return replay(stretch, right, make, chosen)
+    return replay(stretch, right, make, softmaxes)

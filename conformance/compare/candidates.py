@@ -128,7 +128,7 @@ def standard(model: Any) -> dict[str, Any]:
     """Return standard text, images or audio for a module's parameters."""
     if not isinstance(model, nn.Module):
         raise SpecError("inputs are missing but required of a reference in NumPy")
-    takes, config = inspect.signature(model.forward).parameters, getattr(model, "config", None)
+    parameters, config = inspect.signature(model.forward).parameters, getattr(model, "config", None)
 
     def of(name: str) -> Any:
         # Models of text and images keep the image settings in a part of their configuration.
@@ -141,11 +141,11 @@ def standard(model: Any) -> dict[str, Any]:
     lengths, available = torch.tensor([TOKENS, 1, TOKENS // 2]), {}
     if rows:
         real = torch.arange(TOKENS) < lengths[:, None]
-        drawn = torch.randint(0, rows, real.shape, generator=generator)
+        token_ids = torch.randint(0, rows, real.shape, generator=generator)
         available["input_ids"] = available["decoder_input_ids"] = torch.where(
-            real, drawn, of("pad_token_id") or 0
+            real, token_ids, of("pad_token_id") or 0
         )
-        if "input_ids" in takes:
+        if "input_ids" in parameters:
             available["attention_mask"] = real.long()
     size, frames = of("image_size"), of("max_source_positions") or 0
     shapes = {
@@ -159,10 +159,10 @@ def standard(model: Any) -> dict[str, Any]:
     for name, shape in shapes.items():
         if all(shape):
             available[name] = torch.randn((len(lengths), *shape), generator=generator)
-    inputs = {name: tensor for name, tensor in available.items() if name in takes}
+    inputs = {name: tensor for name, tensor in available.items() if name in parameters}
     named = (
         parameter
-        for parameter in takes.values()
+        for parameter in parameters.values()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     )
     missing = [
@@ -206,9 +206,9 @@ def refuse_kinds(model: nn.Module) -> None:
             dtype, plain = tensor.dtype, type(tensor.detach()) is Tensor
             if plain and not tensor.is_nested and not (dtype.is_floating_point and dtype not in ROUNDOFF):
                 continue
-            what = str(dtype) if plain and not tensor.is_nested else type(tensor.detach()).__name__
+            form = str(dtype) if plain and not tensor.is_nested else type(tensor.detach()).__name__
             raise SpecError(
-                f"{name} of the reference is of {what}, in which no exact values are: give one in float32"
+                f"{name} of the reference is of {form}, in which no exact values are: give one in float32"
             )
 
 
@@ -328,13 +328,13 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
     """Add outputs of modules to an ONNX graph."""
     # The output of a module is the only tensor of the module that is used outside it.
-    known = {output.name for output in graph.output}
-    users: Any = defaultdict(list, {name: [set()] for name in known})
+    output_names = {output.name for output in graph.output}
+    users: Any = defaultdict(list, {name: [set()] for name in output_names})
     modules_of: dict[str, set[str]] = {}
     leaving = defaultdict[str, list[str]](list)
     for node in graph.node:
-        noted = {entry.key: entry.value for entry in node.metadata_props}
-        paths = set(ast.literal_eval(noted.get(SCOPES, "[]")))
+        metadata = {entry.key: entry.value for entry in node.metadata_props}
+        paths = set(ast.literal_eval(metadata.get(SCOPES, "[]")))
         modules_of |= dict.fromkeys(node.output, paths)
         for name in node.input:
             users[name].append(paths)
@@ -342,7 +342,7 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
         for path in set().union(*(paths - user for user in users[name])):
             leaving[path].append(name)
     tensors = {path: names[0] for path, names in leaving.items() if path in modules and len(names) == 1}
-    graph.output.extend(type(graph.output[0])(name=name) for name in {*tensors.values()} - known)
+    graph.output.extend(type(graph.output[0])(name=name) for name in {*tensors.values()} - output_names)
     return tensors
 
 
@@ -357,9 +357,9 @@ def session_of(path: Path, graph: bytes = b"") -> Any:
 
 def feed(reference: ModelReference, session: Any) -> Arrays:
     """Return a graph's inputs, matched by name or position."""
-    given, taken = reference.inputs, [entry.name for entry in session.get_inputs()]
-    by_place = dict(zip(taken, given.values(), strict=False)) if len(taken) == len(given) else {}
-    return {name: array for name, array in (by_place | given).items() if name in taken}
+    inputs, names = reference.inputs, [entry.name for entry in session.get_inputs()]
+    by_place = dict(zip(names, inputs.values(), strict=False)) if len(names) == len(inputs) else {}
+    return {name: array for name, array in (by_place | inputs).items() if name in names}
 
 
 def run_graph(reference: ModelReference, path: Path) -> Arrays:
@@ -412,7 +412,7 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
     with tempfile.TemporaryDirectory() as folder:
         input_file, output_file = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
         save_file({name: np.ascontiguousarray(array) for name, array in reference.inputs.items()}, input_file)
-        done = subprocess.run(
+        process = subprocess.run(
             [
                 python or sys.executable,
                 child.__file__,
@@ -424,12 +424,12 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
             text=True,
             check=False,
         )
-        words = done.stderr.strip().splitlines()
-        if done.returncode == 1 and words:  # Python ended with an exception
+        words = process.stderr.strip().splitlines()
+        if process.returncode == 1 and words:  # Python ended with an exception
             raise SpecError(f"{target} gave no result: {words[-1]}")
-        if done.returncode or not output_file.is_file():
-            killed = signal.Signals(-done.returncode).name if done.returncode < 0 else ""
-            how = f"killed by {killed}" if killed else f"exit code {done.returncode}"
+        if process.returncode or not output_file.is_file():
+            killed = signal.Signals(-process.returncode).name if process.returncode < 0 else ""
+            how = f"killed by {killed}" if killed else f"exit code {process.returncode}"
             raise WorkerFailure("crashed", f"{target} gave no result: {how}", "\n".join(words[-3:]))
         return by_name(reference, read_arrays(output_file))
 
@@ -476,13 +476,13 @@ def stub(reference: ModelReference) -> str:
         code = type(module).forward.__code__
         return f", {type(module).__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
-    takes = ", ".join(name if name.isidentifier() else f"input_{name}" for name in reference.inputs)
+    arguments = ", ".join(name if name.isidentifier() else f"input_{name}" for name in reference.inputs)
     entries = "".join(
         f'        "{name}": ...,  # {tuple(tensor.shape)} {dtype_name(tensor.dtype)}{source(name)}\n'
         for name, tensor in reference.values.items()
     )
     return (
-        f"def port({takes}):\n"
+        f"def port({arguments}):\n"
         '    """Take NumPy arrays, and return arrays by these names."""\n'
         f"    return {{\n{entries}    }}\n"
     )

@@ -65,17 +65,17 @@ class StretchComputation(Computation):
 
     def _made(self, hypothesis: Hypothesis) -> Prediction:
         assert isinstance(hypothesis, Made)
-        made = hypothesis.made()
-        known = np.isfinite(made.value) & np.isfinite(self.right.value)
-        return Prediction(np.where(known, made.value, self.right.value), made.sigma)
+        prediction = hypothesis.made()
+        is_finite = np.isfinite(prediction.value) & np.isfinite(self.right.value)
+        return Prediction(np.where(is_finite, prediction.value, self.right.value), prediction.sigma)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
         """Return the prediction, with its own sigma if necessary."""
-        made = self._made(hypothesis)
+        prediction = self._made(hypothesis)
         assert isinstance(hypothesis, Made)
-        if hypothesis.own_sigma is None or self.judged(self.actual, made).status == "agrees":
-            return made
-        return Prediction(made.value, hypothesis.own_sigma())
+        if hypothesis.own_sigma is None or self.judged(self.actual, prediction).status == "agrees":
+            return prediction
+        return Prediction(prediction.value, hypothesis.own_sigma())
 
 
 def cause(
@@ -96,21 +96,21 @@ def cause(
         for name in strange
         if isinstance(within.get(name), nn.Dropout)
     ]
-    layers = [one for one in differing if one.is_layer]
-    settings = [one for one in differing if not one.is_layer]
-    found = functools.cache(partial(sites, partial(replay, stretch, asked.right), bugs))
+    layers = [difference for difference in differing if difference.is_layer]
+    settings = [difference for difference in differing if not difference.is_layer]
+    cached_sites = functools.cache(partial(sites, partial(replay, stretch, asked.right), bugs))
     stages: list[Iterable[Hypothesis]] = [
-        of_differences(stretch, asked.right, [[one] for one in settings[:MOST_DIFFERENCES]]),
+        of_differences(stretch, asked.right, [[difference] for difference in settings[:MOST_DIFFERENCES]]),
         of_differences(stretch, asked.right, [settings] if len(settings) > 1 else []),
         [*reordered(stretch, asked), *shifted(asked), *exchanged(stretch, asked.right)],
-        changed(stretch, asked.right, found, lambda bug: bug.name in COUNTED),
-        changed(stretch, asked.right, found, lambda bug: bug.name not in COUNTED),
+        changed(stretch, asked.right, cached_sites, lambda bug: bug.name in COUNTED),
+        changed(stretch, asked.right, cached_sites, lambda bug: bug.name not in COUNTED),
         fitted(stretch, asked),
         scaled(stretch, asked),
-        changed(stretch, asked.right, found, once=True),
+        changed(stretch, asked.right, cached_sites, once=True),
         entering(stretch, asked.right),
         islice(substituted(stretch, asked.right), MOST_SUBSTITUTED),
-        of_differences(stretch, asked.right, [[one] for one in layers]),
+        of_differences(stretch, asked.right, [[difference] for difference in layers]),
     ]
     return Search(asked, effort).explain(stages, active)
 
@@ -120,17 +120,17 @@ def of_differences(
 ) -> Iterator[Made]:
     """Yield the reference with the candidate's values."""
 
-    def made(several: Sequence[Difference]) -> Prediction:
+    def made(group: Sequence[Difference]) -> Prediction:
         reference = stretch.module
         with modules.running("the reference with the candidate's values"):
-            for one in several:
-                reference = one.applied(reference)
-            again = Stretch(reference, stretch.end, stretch.known, stretch.pin, stretch.check)
-        return Prediction(numbers(again.result).astype(np.float64), right.sigma)
+            for difference in group:
+                reference = difference.applied(reference)
+            rerun = Stretch(reference, stretch.end, stretch.known, stretch.pin, stretch.check)
+        return Prediction(numbers(rerun.result).astype(np.float64), right.sigma)
 
-    for several in differing:
-        text = f"what the modules differ in: {few((one.text for one in several), 3)}"
-        yield Made("modules_differ", text, "", made=partial(made, several))
+    for group in differing:
+        text = f"what the modules differ in: {few((difference.text for difference in group), 3)}"
+        yield Made("modules_differ", text, "", made=partial(made, group))
 
 
 def changed(
@@ -148,20 +148,20 @@ def changed(
     """
     for bug, places in possible().items():
         groups = gather(places, stretch.places.__getitem__).values()
-        several = [places, *(groups if len(groups) > 1 else ())]
-        alone = [[one] for group in groups if len(group) > 1 for one in group]
-        for chosen in () if not tried(bug) else alone if once else several:
-            where = (
+        selections = [places, *(groups if len(groups) > 1 else ())]
+        singles = [[place] for group in groups if len(group) > 1 for place in group]
+        for selection in () if not tried(bug) else singles if once else selections:
+            location = (
                 ""
                 if bug.name in COUNTED
-                else place_of([stretch.steps[number] for number in chosen], stretch, once)
+                else place_of([stretch.steps[number] for number in selection], stretch, once)
             )
-            make = injected(bug, chosen, bugs)
+            make = injected(bug, selection, bugs)
             yield Made(
                 bug.name,
-                bug.text + where,
+                bug.text + location,
                 bug.clause,
-                made=partial(replay, stretch, right, make, chosen),
+                made=partial(replay, stretch, right, make, selection),
                 own_sigma=partial(sigma_of, stretch, make),
             )
 
@@ -196,10 +196,10 @@ def replay(
     others: Mapping[int, Tensor] | None = None,
 ) -> Prediction:
     """Recompute a stretch exactly with changed operations."""
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     with modules.running("the stretch with a bug"):
-        stretch.again(stretch.module.exact(), found.__setitem__, make, others, chosen)
-    return Prediction(found[stretch.end], right.sigma)
+        stretch.again(stretch.module.exact(), tensors.__setitem__, make, others, chosen)
+    return Prediction(tensors[stretch.end], right.sigma)
 
 
 def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
@@ -211,14 +211,14 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
     for path, other in within.items():
         if shapes and shapes == {name: tensor.shape for name, tensor in other.named_parameters()}:
             others = {id(parameters[f"{own}.{name}"]): parameters[f"{path}.{name}"] for name in shapes}
-            made = partial(replay, stretch, right, Operation.__call__, (), others)
-            yield Made("parameters_exchanged", f"the parameters of {path}", "", made=made)
+            prediction = partial(replay, stretch, right, Operation.__call__, (), others)
+            yield Made("parameters_exchanged", f"the parameters of {path}", "", made=prediction)
 
 
 # Numbers among the operands.
 
 
-def fitted(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
+def fitted(stretch: Stretch, computation: StretchComputation) -> Iterator[Made]:
     """Yield numbers fitted by Newton's method."""
     groups = defaultdict[tuple[str, str, str, float], list[int]](list)
     for number, step in enumerate(stretch.steps):
@@ -226,38 +226,43 @@ def fitted(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
             kinds = (float, int) if place in ("other", "exponent", "beta") else (float,)
             if type(value) in kinds and math.isfinite(value):
                 groups[step.operation.name, step.line, place, float(value)].append(number)
-    for (name, line, place, value), chosen in groups.items():
+    for (name, line, place, value), group in groups.items():
 
-        def predict(other: float, place: str = place, chosen: list[int] = chosen) -> Array:
+        def predict(other: float, place: str = place, group: list[int] = group) -> Array:
             def make(operation: Operation) -> object:
-                return operation.having(**{place: other}) if operation.number in chosen else operation()
+                return operation.having(**{place: other}) if operation.number in group else operation()
 
-            return replay(stretch, asked.right, make, chosen).value
+            return replay(stretch, computation.right, make, group).value
 
-        other = fit(predict, value, asked)
+        other = fit(predict, value, computation)
         if other is not None:
             text = f"{name} with {instead(other, value)} ({line})"
-            yield Made("another_number", text, "", made=partial(_replaced, predict, other, asked.right.sigma))
+            yield Made(
+                "another_number", text, "", made=partial(_replaced, predict, other, computation.right.sigma)
+            )
 
 
 def _replaced(predict: Callable[[float], Array], number: float, sigma: Array) -> Prediction:
     return Prediction(predict(number), sigma)
 
 
-def fit(predict: Callable[[float], Array], value: float, asked: StretchComputation) -> float | None:
+def fit(predict: Callable[[float], Array], value: float, computation: StretchComputation) -> float | None:
     """Return the number that best predicts the actual value, if any."""
-    sigma, known = asked.right.sigma, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
-    weight = np.where(known & np.isfinite(sigma) & (sigma > 0), 1 / sigma, 0.0)
+    sigma, is_finite = (
+        computation.right.sigma,
+        np.isfinite(computation.actual) & np.isfinite(computation.right.value),
+    )
+    weight = np.where(is_finite & np.isfinite(sigma) & (sigma > 0), 1 / sigma, 0.0)
     positive = 0 < value < 1e-2  # an epsilon has any magnitude, but one sign
 
     def weighed(first: Array, second: Array) -> Array:
-        return np.where(known, first - second, 0.0) * weight
+        return np.where(is_finite, first - second, 0.0) * weight
 
     def number(u: float) -> float:
         return math.exp(u) if positive else u
 
     u = math.log(value) if positive else value
-    error = weighed(asked.actual, asked.right.value)
+    error = weighed(computation.actual, computation.right.value)
     before = float(np.linalg.norm(error))
     for turn in range(9):
         step = 1e-4 * (1.0 if positive else abs(u) or 1.0)
@@ -267,23 +272,26 @@ def fit(predict: Callable[[float], Array], value: float, asked: StretchComputati
             return None  # this number does not change the wrong elements
         move = float(np.clip(along / power, -3.0, 3.0)) if positive else along / power
         u += move
-        error = weighed(asked.actual, predict(number(u)))
+        error = weighed(computation.actual, predict(number(u)))
         if not np.isfinite(error).all() or abs(move) < 1e-9 * max(abs(u), 1e-3):
             break
     if not float(np.linalg.norm(error)) <= before / 5:
         return None
     for digits in (2, 3, 4, 6):  # the shortest number that explains it
-        plain = float(f"{number(u):.{digits}g}")
-        if plain != value and asked.explains(Prediction(predict(plain), sigma)):
-            return plain
+        candidate = float(f"{number(u):.{digits}g}")
+        if candidate != value and computation.explains(Prediction(predict(candidate), sigma)):
+            return candidate
     return number(u)
 
 
-def scaled(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
+def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Made]:
     """Yield multiples of the expected value."""
-    right, known = asked.right, np.isfinite(asked.actual) & np.isfinite(asked.right.value)
+    right, is_finite = (
+        computation.right,
+        np.isfinite(computation.actual) & np.isfinite(computation.right.value),
+    )
     for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
-        base, actual = (np.where(known, x - bias, 0.0) for x in (right.value, asked.actual))
+        base, actual = (np.where(is_finite, x - bias, 0.0) for x in (right.value, computation.actual))
         factor = float((base * actual).sum() / max((base * base).sum(), 1e-300))
         text = f"numbers that are multiplied by {factor:.6g}{under}"
         sigma = right.sigma * max(abs(factor), 1.0)
@@ -294,9 +302,9 @@ def scaled(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
 
 def entering(stretch: Stretch, right: Prediction) -> Iterator[Made]:
     """Yield centred and half-precision tensors."""
-    known = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
-    known |= {f"what {step} gives": step.made for step in stretch.steps if step.computes}
-    for name, x in known.items():
+    tensors = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
+    tensors |= {f"what {step} gives": step.made for step in stretch.steps if step.computes}
+    for name, x in tensors.items():
         for text, other in (
             ("without its mean", lambda x: x - x.mean(-1, keepdim=True)),
             ("in bfloat16", partial(rounded, rounding=FORMATS["bfloat16"])),
@@ -322,23 +330,23 @@ TERMS = {"self": "first term", "other": "second term"}
 
 def substituted(stretch: Stretch, right: Prediction) -> Iterator[Made]:
     """Yield another tensor as an operand or result."""
-    known = {f"`{name}`": made for _, name, made in stretch.taken.values()}
+    tensors = {f"`{name}`": result for _, name, result in stretch.taken.values()}
     for number, step in enumerate(stretch.steps):
-        made = {"result": step.made} if isinstance(step.made, Tensor) else {}
-        places = {**step.operation.tensors, **made} if step.computes else {}
-        for place, name in product(places, known):
-            tensor, x = known[name], places[place]
+        result = {"result": step.made} if isinstance(step.made, Tensor) else {}
+        places = {**step.operation.tensors, **result} if step.computes else {}
+        for place, name in product(places, tensors):
+            tensor, x = tensors[name], places[place]
             if tensor is not x and (tensor.shape, tensor.dtype) == (x.shape, x.dtype):
-                what = TERMS.get(place, place) if step.operation.name == "add" else place
+                role = TERMS.get(place, place) if step.operation.name == "add" else place
                 make = partial(_with_another, number, place, tensor)
                 yield Made(
                     "another_operand",
-                    f"{name} in the place of the {what} of {step}",
+                    f"{name} in the place of the {role} of {step}",
                     "",
                     made=partial(replay, stretch, right, make, (number,)),
                     own_sigma=partial(sigma_of, stretch, make),
                 )
-        known |= {f"what {step} gives": one for one in made.values()}
+        tensors |= {f"what {step} gives": output for output in result.values()}
 
 
 def _with_another(number: int, place: str, tensor: Tensor, operation: Operation) -> Any:
@@ -353,25 +361,25 @@ def _with_another(number: int, place: str, tensor: Tensor, operation: Operation)
 # The order of elements.
 
 
-def reordered(stretch: Stretch, asked: StretchComputation) -> Iterator[Made]:
+def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Made]:
     """Yield other orders along an axis."""
-    known = np.isfinite(asked.actual)
+    is_finite = np.isfinite(computation.actual)
     for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
-        base, right = np.nan_to_num(asked.actual) - bias, np.nan_to_num(asked.right.value) - bias
-        for axis in range(asked.actual.ndim):
-            order = nearest(axis, known, base, right)
+        base, right = np.nan_to_num(computation.actual) - bias, np.nan_to_num(computation.right.value) - bias
+        for axis in range(computation.actual.ndim):
+            order = nearest(axis, is_finite, base, right)
             moved = np.flatnonzero(order != np.arange(len(order)))
             rows = np.moveaxis(base, axis, 0)
             if not len(moved) or sorted(order.tolist()) != list(range(len(order))):
                 continue
             if min(len(np.unique(rows[place])) for place in moved) < LEAST_MOVED:
                 continue
-            what = few(f"{place} holds what belongs to {order[place]}" for place in moved)
+            description = few(f"{place} holds what belongs to {order[place]}" for place in moved)
             if len(moved) == 2:
-                what = f"{moved[0]} and {moved[1]} have changed places"
-            value = np.take(asked.right.value - bias, order, axis) + bias
-            sigma = np.take(np.broadcast_to(asked.right.sigma, value.shape), order, axis)
-            text = f"another order of axis {axis}{under}: {what}"
+                description = f"{moved[0]} and {moved[1]} have changed places"
+            value = np.take(computation.right.value - bias, order, axis) + bias
+            sigma = np.take(np.broadcast_to(computation.right.sigma, value.shape), order, axis)
+            text = f"another order of axis {axis}{under}: {description}"
             yield Made("elements_reordered", text, "", made=partial(Prediction, value, sigma))
 
 
@@ -390,19 +398,19 @@ def of_bias(stretch: Stretch) -> Iterator[Array]:
         yield numbers(bias).astype(np.float64).reshape(size)
 
 
-def shifted(asked: StretchComputation) -> Iterator[Made]:
+def shifted(computation: StretchComputation) -> Iterator[Made]:
     """Yield shifts along an axis, with the candidate's free edge."""
-    for axis, size in enumerate(asked.actual.shape):
-        if size < 3 or asked.actual.size // size < LEAST_MOVED:
+    for axis, size in enumerate(computation.actual.shape):
+        if size < 3 or computation.actual.size // size < LEAST_MOVED:
             continue
         for by in (1, -1):
             value, sigma = (
-                np.roll(np.broadcast_to(x, asked.actual.shape), by, axis)
-                for x in (asked.right.value, asked.right.sigma)
+                np.roll(np.broadcast_to(x, computation.actual.shape), by, axis)
+                for x in (computation.right.value, computation.right.sigma)
             )
-            free = [slice(None)] * asked.actual.ndim
+            free = [slice(None)] * computation.actual.ndim
             free[axis] = slice(0, 1) if by > 0 else slice(size - 1, size)
-            value, edge = value.copy(), asked.actual[tuple(free)]
+            value, edge = value.copy(), computation.actual[tuple(free)]
             value[tuple(free)] = np.where(np.isfinite(edge), edge, value[tuple(free)])
             first, second = (0, 1) if by > 0 else (1, 0)
             text = f"a shift by one along axis {axis}: position {second} holds what belongs to {first}"

@@ -20,14 +20,14 @@ def called(function: Callable[..., Any], inputs: dict[str, Any]) -> dict[str, An
     return result if isinstance(result, dict) else {"output": result}
 
 
-def main(target: str, given: str, made: str) -> None:
+def main(target: str, inputs_path: str, outputs_path: str) -> None:
     """Call the function and save its arrays."""
     sys.path.insert(0, os.getcwd())
     try:
-        arrays = called(pkgutil.resolve_name(target), load_file(given))
+        arrays = called(pkgutil.resolve_name(target), load_file(inputs_path))
     except SystemExit as end:  # else exit(0) would leave neither a result nor a message
         sys.exit(f"SystemExit: {end.code}")
-    save_file({key: np.ascontiguousarray(np.asarray(array)) for key, array in arrays.items()}, made)
+    save_file({key: np.ascontiguousarray(np.asarray(array)) for key, array in arrays.items()}, outputs_path)
 
 
 if __name__ == "__main__":

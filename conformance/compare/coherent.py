@@ -39,8 +39,8 @@ def groups(shape: Axes) -> Iterator[Axes]:
 def _weights(key: Key, value: Array) -> Array:
     (kind, axes), xp = key, namespace_of(value)
     if kind == MEAN:
-        one = xp.ones_like(value[(slice(0, 1),) * value.ndim])
-        return one / math.prod(value.shape[axis] for axis in axes)
+        ones = xp.ones_like(value[(slice(0, 1),) * value.ndim])
+        return ones / math.prod(value.shape[axis] for axis in axes)
     norm = xp.sqrt(xp.sum(xp.square(value), axis=axes, keepdims=True))
     return value / xp.where(norm > 0, norm, 1.0)
 
@@ -111,19 +111,21 @@ class Coherent:
 
     def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
         """Return the worse judgement of elements and groups."""
-        known = np.isfinite(sigma) & np.isfinite(errors)
-        errors, sigma = np.where(known, errors, 0.0), np.where(known, sigma, 0.0)
+        is_finite = np.isfinite(sigma) & np.isfinite(errors)
+        errors, sigma = np.where(is_finite, errors, 0.0), np.where(is_finite, sigma, 0.0)
         worst, value = judged, on_host(self.values.get(name, errors))
         for key, shared in self.shared.get(name, {}).items():
             weights = _weights(key, value)
-            least = np.sqrt(_summed(key, np.square(sigma), np.square(weights)))
-            right = _summed(key, value, weights)
-            actual = right + shared.beyond(_summed(key, errors, weights))
+            least_sigma = np.sqrt(_summed(key, np.square(sigma), np.square(weights)))
+            expected = _summed(key, value, weights)
+            actual = expected + shared.beyond(_summed(key, errors, weights))
             # Equal rows, such as rows of padding, are rounded alike and count as one.
             rows = key[1] == (value.ndim - 1,)
-            repeated = 1.0 if rows else self.repeated(name)
-            allowed = np.sqrt(repeated) * np.maximum(shared.sigma.result(), least)
-            judgement = judge_tensor(actual, right, allowed, "float64", errors_apart=shared.sigma.independent)
+            repetitions = 1.0 if rows else self.repeated(name)
+            group_sigma = np.sqrt(repetitions) * np.maximum(shared.sigma.result(), least_sigma)
+            judgement = judge_tensor(
+                actual, expected, group_sigma, "float64", errors_apart=shared.sigma.independent
+            )
             if judgement.status == "undetermined" or judgement.ratio <= max(worst.ratio, NEAR):
                 continue
             worst = replace(

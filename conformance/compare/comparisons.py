@@ -74,11 +74,11 @@ class Comparisons(Mapping[str, Verdict]):
 
     def explained(self) -> Comparisons:
         """Add an explanation to each divergence."""
-        return replace(self, verdicts={name: one.explained() for name, one in self.verdicts.items()})
+        return replace(self, verdicts={name: verdict.explained() for name, verdict in self.verdicts.items()})
 
     def results(self, reference: str = "", case: str = "") -> list[Result]:
         """Return a report's results; ``case`` describes the inputs."""
-        judged = [
+        results = [
             Result(
                 name,
                 reference,
@@ -91,8 +91,10 @@ class Comparisons(Mapping[str, Verdict]):
             for name, verdict in self.verdicts.items()
         ]
         dtype = next(iter(self.dtypes.values()), "float32")
-        missing = [Result(name, reference, case, dtype, "missing", why) for name, why in self.missing.items()]
-        return judged + missing
+        missing = [
+            Result(name, reference, case, dtype, "missing", reason) for name, reason in self.missing.items()
+        ]
+        return results + missing
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -119,15 +121,19 @@ def compare_several(
     Raises:
         SpecError: if none can be compared.
     """
-    known, verdicts, missing = dict[Any, Any](), dict[str, Verdict](), dict[str, str]()
+    references, verdicts, missing = dict[Any, Any](), dict[str, Verdict](), dict[str, str]()
     dtypes, notes, calls = dict[str, str](), dict[str, str](), dict[str, Callable[[], Any]]()
     modules = list[ModuleReference]()
     for name, candidate in candidates.items():
         say(f"judging {name}")
         in_way = isinstance(candidate, str) and all(part in WAYS for part in candidate.split("+"))
-        chosen = {**options, **(own_options or {}).get(name, {}), "way" if in_way else "candidate": candidate}
+        candidate_options = {
+            **options,
+            **(own_options or {}).get(name, {}),
+            "way" if in_way else "candidate": candidate,
+        }
         try:
-            comparison = prepare(reference, inputs=inputs, known=known, **chosen)
+            comparison = prepare(reference, inputs=inputs, known=references, **candidate_options)
             verdicts[name] = comparison.verdict()
         except (SpecError, WorkerFailure) as error:
             missing[name] = str(error)
@@ -140,7 +146,7 @@ def compare_several(
             modules += [comparison.theirs] if comparison.theirs else []
     if not verdicts:  # a fault of the reference or its inputs is reported for each candidate
         raise SpecError([*dict.fromkeys(missing.values())] or "no candidate is given but one must be")
-    model = next((one for one in known.values() if isinstance(one, ModuleReference)), None)
+    model = next((entry for entry in references.values() if isinstance(entry, ModuleReference)), None)
     if model and calls and (own := call_of(model, model)):
         calls, modules = {"reference": own, **calls}, [model, *modules]
     with contextlib.ExitStack() as stack:
@@ -155,15 +161,15 @@ def milliseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     turns = {name: list[float]() for name in calls}
     for call in calls.values():  # a compiled program compiles at its first call
         call()
-    started = time.perf_counter()
+    first_start = time.perf_counter()
     for turn in range(MOST_TURNS):
-        if turn >= LEAST_TURNS and time.perf_counter() - started > SECONDS * len(calls):
+        if turn >= LEAST_TURNS and time.perf_counter() - first_start > SECONDS * len(calls):
             break
         for name, call in calls.items():
             call()  # warms the caches after the previous candidate
-            begun = _now()
+            start = _now()
             call()
-            turns[name].append(_now() - begun)
+            turns[name].append(_now() - start)
     return {name: 1000 * statistics.median(seconds) for name, seconds in turns.items()}
 
 

@@ -200,24 +200,26 @@ class Decision:
         reshaped: an alternative of another shape.
     """
 
-    def __init__(self, func: Any, kind: Kind, operands: Operands, held: Operands, dtype: torch.dtype) -> None:
+    def __init__(
+        self, func: Any, kind: Kind, operands: Operands, rounded_operands: Operands, dtype: torch.dtype
+    ) -> None:
         self.func, self.kind, self.line = func, kind, source_line()
-        self.operands = mapped(_kept, held)  # copied, because later operations may work in place
+        self.operands = mapped(_kept, rounded_operands)  # copied, because later operations may work in place
         self.state = rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
-        self.decided = self.decide_again(*held)
+        self.decided = self.decide_again(*rounded_operands)
         self.others: list[Tensor] = []
         self.rounded: Tensor | None = None
         self.reshaped: Tensor | None = None
-        if _numbers(operands) != _numbers(held):  # the dtype may round a constant
+        if _numbers(operands) != _numbers(rounded_operands):  # the dtype may round a constant
             self._add(self.decide_again(*operands))
         if kind is REMAINDER:
-            x, y = held[0]
+            x, y = rounded_operands[0]
             self._divide(x, y, dtype)
         # A kernel may select any of several equal elements: the flipped operand selects from the other end.
-        if _bare(func) in UNORDERED and not held[1].get("stable"):
-            x, *rest = held[0]
+        if _bare(func) in UNORDERED and not rounded_operands[1].get("stable"):
+            x, *rest = rounded_operands[0]
             if x.ndim:
-                flipped = self.decide_again((x.flip(self.axis), *rest), held[1])
+                flipped = self.decide_again((x.flip(self.axis), *rest), rounded_operands[1])
                 self._add(x.shape[self.axis] - 1 - flipped)
 
     @property
@@ -322,9 +324,9 @@ class Decision:
             if place == len(self.others):
                 self.others.append(self.decided.clone())
             kept = self.others[place]
-            taken = self.differing(kept)
-            self.others[place] = torch.where(new & ~taken, other, kept)
-            new = new & taken & (other != kept)
+            occupied = self.differing(kept)
+            self.others[place] = torch.where(new & ~occupied, other, kept)
+            new = new & occupied & (other != kept)
 
 
 class Solving(Decision):
@@ -410,7 +412,7 @@ class Decisions:
         """Compute and record an operation; ``held`` operands have numbers rounded to the dtype."""
         args, kwargs = operands
         decision: Decision | None = None
-        kind, whole = kind_of(func, args, floats), _whole(operands)
+        kind, integers = kind_of(func, args, floats), _whole(operands)
         y = None if kind else run(*args, **kwargs)
         if kind is None and floats and is_discrete(y):
             kind = WHOLLY
@@ -419,7 +421,7 @@ class Decisions:
             y = kind.follow(decision.decided, func, *args, **kwargs)
         elif _bare(func) in SOLVING:
             decision = Solving(func, y)
-        self.steps.append(ExactStep(func, whole, decision))
+        self.steps.append(ExactStep(func, integers, decision))
         return y
 
     def branches(self) -> list[Branch]:
@@ -431,8 +433,8 @@ class Decisions:
         }
         branches = list[Branch]()
         for wholly in (False, True):
-            chosen = {place: decision for place, decision in turnable.items() if decision.wholly == wholly}
-            branches += _branches(self, chosen, wholly) if chosen else []
+            decisions = {place: decision for place, decision in turnable.items() if decision.wholly == wholly}
+            branches += _branches(self, decisions, wholly) if decisions else []
         solving = [step.decision.name for step in self.steps if isinstance(step.decision, Solving)]
         if solving:
             branches.append(
@@ -475,13 +477,13 @@ class Followed(Beside):
 
     def share(self, place: int, shape: torch.Size, make: Callable[[], Tensor]) -> Tensor:
         """Return a deviation that one sample computes for all."""
-        known = None if self.another else self.record.deviations.get((self.place, place))
-        if known is None or known.shape != shape:
-            made = make()
+        deviation = None if self.another else self.record.deviations.get((self.place, place))
+        if deviation is None or deviation.shape != shape:
+            sample_deviation = make()
             if self.another:
-                return made
-            self.record.deviations[self.place, place] = known = made.expand(shape).float()
-        return known.double()
+                return sample_deviation
+            self.record.deviations[self.place, place] = deviation = sample_deviation.expand(shape).float()
+        return deviation.double()
 
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
@@ -557,14 +559,14 @@ class Branch(Beside):
 Turn = tuple[int, Tensor, Tensor]
 
 
-def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -> list[Branch]:
+def _branches(record: Decisions, decisions: Mapping[int, Decision], wholly: bool) -> list[Branch]:
     # A few turns are tried one by one, more of them in random halves; then all together.
-    groups = {place: decision.groups for place, decision in chosen.items()}
+    groups = {place: decision.groups for place, decision in decisions.items()}
     count = sum(number for _, number in groups.values())
-    because = first_of(list(dict.fromkeys(decision.name for decision in chosen.values())), 2)
+    because = first_of(list(dict.fromkeys(decision.name for decision in decisions.values())), 2)
     plans = list[tuple[list[Turn], float, str]]()
     if count <= FEW:
-        for place, decision in chosen.items():
+        for place, decision in decisions.items():
             numbers, number = groups[place]
             for group in range(1, number + 1):
                 where = numbers == group
@@ -573,7 +575,7 @@ def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -
         generator = torch.Generator().manual_seed(count)
         for _ in range(PAIRS):
             halves: tuple[list[Turn], list[Turn]] = [], []
-            for place, decision in chosen.items():
+            for place, decision in decisions.items():
                 numbers, number = groups[place]
                 first = (torch.rand(number + 1, generator=generator) < 0.5).to(numbers.device)[numbers]
                 first_other, *more = others = _others(decision, numbers > 0)
@@ -588,7 +590,7 @@ def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -
     joint = [
         [
             (p, decision.differing(decision.rounded), decision.rounded)
-            for p, decision in chosen.items()
+            for p, decision in decisions.items()
             if decision.rounded is not None
         ]
     ]
@@ -597,7 +599,7 @@ def _branches(record: Decisions, chosen: Mapping[int, Decision], wholly: bool) -
         joint.append(
             [
                 (place, open_at[place], _others(decision, open_at[place])[0])
-                for place, decision in chosen.items()
+                for place, decision in decisions.items()
             ]
         )
     plans = [(turns, 1.0, because) for turns in joint if turns] + plans
@@ -650,19 +652,19 @@ class Ties:
             self.nothing_of = branch.because if self.spoilt.any() else ""
             return
         with np.errstate(all="ignore"):
-            apart = abs(array - self.value).astype(np.float64)
-            other = ~(apart <= SMALL * self.sigma) & np.isfinite(self.value)
+            distance = abs(array - self.value).astype(np.float64)
+            other = ~(distance <= SMALL * self.sigma) & np.isfinite(self.value)
         if not other.any():
             return
-        apart = np.where(other, np.nan_to_num(apart, nan=np.inf), 0)
+        distance = np.where(other, np.nan_to_num(distance, nan=np.inf), 0)
         self.allowed.append(array)
         self.affected |= other
         self.wholly |= other & branch.wholly
         self.because[branch.because] = None
         if branch.share > 1:
-            self.halves = np.maximum(self.halves, branch.share * apart)
+            self.halves = np.maximum(self.halves, branch.share * distance)
         else:
-            self.together += apart
+            self.together += distance
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
         """Return the nearest allowed value, and sigma (NaN: undetermined)."""

@@ -53,15 +53,15 @@ class Difference:
 
     def applied(self, reference: ModuleReference) -> ModuleReference:
         """Copy the reference, with the candidate's value."""
-        known = {id(tensor): tensor for tensor in reference.model.parameters()}
-        model = copy.deepcopy(reference.model, dict(known))
+        parameters = {id(tensor): tensor for tensor in reference.model.parameters()}
+        model = copy.deepcopy(reference.model, dict(parameters))
         for (path, inner, name), value in self.values.items():
             owner = model.get_submodule(path)
-            put = setattr if isinstance(value, (Tensor, nn.Module)) else object.__setattr__
-            put(getattr(owner, inner) if inner else owner, name, there(value, reference.device))
+            assign = setattr if isinstance(value, (Tensor, nn.Module)) else object.__setattr__
+            assign(getattr(owner, inner) if inner else owner, name, there(value, reference.device))
         changed = replace(reference, model=model)
         vars(changed)["parameters"] = {
-            name: reference.parameters[name] if id(tensor) in known else computed(tensor.detach())
+            name: reference.parameters[name] if id(tensor) in parameters else computed(tensor.detach())
             for name, tensor in itertools.chain(
                 model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
             )
@@ -88,7 +88,7 @@ def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]
         without_wrappers(name): submodule for name, submodule in theirs.named_modules(remove_duplicate=False)
     }
     tensors = defaultdict[tuple[int, int], list[tuple[str, str, Tensor, Tensor]]](list)
-    told = set[tuple[int, int]]()  # modules with several names are reported once
+    reported_pairs = set[tuple[int, int]]()  # modules with several names are reported once
     for path, module in right.named_modules(remove_duplicate=False):
         if (other := others.get(paths(path))) is None:
             continue
@@ -98,8 +98,8 @@ def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]
                 tensors[id(tensor), id(beside[name])].append((path, name, tensor, beside[name]))
         tensors_here = _tensors(module)
         sizes = all(name not in beside or beside[name].shape == x.shape for name, x in tensors_here.items())
-        if sizes and (id(module), id(other)) not in told:
-            told.add((id(module), id(other)))
+        if sizes and (id(module), id(other)) not in reported_pairs:
+            reported_pairs.add((id(module), id(other)))
             yield from _of_settings(path, module, other)
             kinds = [type(submodule).__name__ for submodule in (other, module)]
             if kinds[0] != kinds[1] and path and not any(_parts(submodule) for submodule in (module, other)):
@@ -163,10 +163,10 @@ def _told(model: nn.Module, right: Tensor, expected: Array, actual: Array) -> st
         levels = np.round(expected / np.where(scale > 0, scale, 1)) * scale
         if (abs(actual - levels) <= 2 * rounding).all():
             return "is rounded to 8 bits"
-    _, what = relation(axes, actual, expected, rounding, np.ones_like(wrong), dtype)
+    _, description = relation(axes, actual, expected, rounding, np.ones_like(wrong), dtype)
     worst = np.nan_to_num(abs(actual - expected), posinf=0.0).max()
     share = f"{int(wrong.sum()):,} of {counted(actual.size, 'element')}"
-    return what or f"differs in {share}, by up to {worst:.3g}"
+    return description or f"differs in {share}, by up to {worst:.3g}"
 
 
 def _moved(expected: Array, actual: Array) -> dict[int, int]:
@@ -178,8 +178,8 @@ def _moved(expected: Array, actual: Array) -> dict[int, int]:
 
 
 def _of_settings(path: str, module: nn.Module, other: nn.Module) -> Iterator[Difference]:
-    held = {name: value for name, value in vars(module).items() if _is_configuration(name, value)}
-    for inner, holder in {"": module, **held}.items():
+    configurations = {name: value for name, value in vars(module).items() if _is_configuration(name, value)}
+    for inner, holder in {"": module, **configurations}.items():
         counterpart = vars(other).get(inner) if inner else other
         expected, actual = (_settings(owner) for owner in (holder, counterpart))
         # Values derived from the settings go with them, such as a convolution's padding.
@@ -201,8 +201,8 @@ def _is_configuration(name: str, value: Any) -> bool:
 
 
 def _settings(owner: Any) -> dict[str, Any]:
-    held = getattr(owner, "__dict__", {})
-    fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in held.items()}
+    attributes = getattr(owner, "__dict__", {})
+    fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in attributes.items()}
     return {name: value for name, value in fixed.items() if _name(value) or _plain(value)}
 
 

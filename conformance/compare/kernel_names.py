@@ -52,8 +52,11 @@ def kernels(candidate: ModuleReference, end: str, starts: Collection[str]) -> li
     names = list(dict.fromkeys(name for event in marked for name in within(event, others)))
     if not names:
         return []
-    told, meant = first_of([shown(name, LONGEST) for name in names], FEW), meanings(names)
-    return [f"kernels that ran: {told}" + (f"; their names say: {', '.join(meant)}" if meant else "")]
+    listing, explanations = first_of([shown(name, LONGEST) for name in names], FEW), meanings(names)
+    return [
+        f"kernels that ran: {listing}"
+        + (f"; their names say: {', '.join(explanations)}" if explanations else "")
+    ]
 
 
 def meanings(names: Collection[str]) -> list[str]:

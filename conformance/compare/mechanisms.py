@@ -64,13 +64,13 @@ def left_out(it: Operation) -> Found:
         return
     for name, x in it.floats.items():
         if x.shape == first(it.result).shape:
-            what = _besides(it, name)
+            part = _besides(it, name)
             if it.name not in ACTIVATIONS:  # the catalogue covers these
-                yield LEFT_OUT.get(what, "step_left_out"), f"leaving out the {what}", partial(it.giving, x)
+                yield LEFT_OUT.get(part, "step_left_out"), f"leaving out the {part}", partial(it.giving, x)
             if x is it.args[0]:
                 yield (
                     "done_twice",
-                    f"the {what} applied twice",
+                    f"the {part} applied twice",
                     partial(it.having, **{name: first(it.result)}),
                 )
     for name in it.optional:
@@ -198,7 +198,7 @@ PARTS = 4
 def of_factors(it: Operation) -> Found:
     """Yield transposed, reversed or shifted factors."""
     for place, name in enumerate(FACTORS.get(it.name, ())):
-        x, what = it.given[name], ("first", "second")[place]
+        x, ordinal = it.given[name], ("first", "second")[place]
         if place and x.shape[-1] == x.shape[-2] > 1:
             transposed = partial(torch.transpose, dim0=-1, dim1=-2)
             yield (
@@ -208,7 +208,7 @@ def of_factors(it: Operation) -> Found:
             )
         for axis in range(x.ndim) if x.ndim > 2 else ():
             reverse = partial(it.changed, name, partial(torch.flip, dims=[axis]))
-            yield "reversed", f"axis {axis} of a {what} factor in reverse order", reverse
+            yield "reversed", f"axis {axis} of a {ordinal} factor in reverse order", reverse
         if place and it.name == "convolution":
             reverse = partial(it.changed, name, partial(torch.flip, dims=[*range(2, x.ndim)]))
             yield "reversed", "a kernel that is flipped", reverse
@@ -232,10 +232,10 @@ def of_indices(it: Operation) -> Found:
 
 def of_operations(it: Operation) -> Found:
     """Yield other operations, operands and parts."""
-    one: Any = it.given.get("self")
+    operand: Any = it.given.get("self")
     other: Any = it.given.get("other")
-    pair = isinstance(one, Tensor) and isinstance(other, Tensor)
-    alike = pair and one.shape == other.shape
+    pair = isinstance(operand, Tensor) and isinstance(other, Tensor)
+    alike = pair and operand.shape == other.shape
     if it.name in IN_PLACE_OF and (alike or it.name != "mul") and not mask_of(it):
         function = IN_PLACE_OF[it.name]
         sign = "another sign, " * (it.name in ("add", "sub"))
@@ -243,7 +243,7 @@ def of_operations(it: Operation) -> Found:
         yield "other_operation", text, partial(_another, it, function)
     if it.name in ("sub", "div", "where") and alike:
         text = f"the operands of {it.name} exchanged"
-        yield "operands_exchanged", text, partial(it.having, self=other, other=one)
+        yield "operands_exchanged", text, partial(it.having, self=other, other=operand)
     for name, x in it.given.items() if it.name == "mul" and pair else ():
         for by in (1.0, -1.0) if x.ndim == 1 < it.result.ndim else ():
             text = "a weight to which 1 is added" if by > 0 else "a weight of which 1 is taken"
@@ -286,9 +286,9 @@ CONSTANTS = (-10.0, -100.0, -1e3, -1e4)
 def of_masks(it: Operation) -> Found:
     """Yield other masks, constants, and rows that see no key."""
     if it.name in SOFTMAXES and (rows := blind_rows(it.given["self"], it.given["dim"])) is not None:
-        for value, what in ((1 / it.result.shape[it.given["dim"]], "uniform"), (0.0, "zero")):
+        for value, fill in ((1 / it.result.shape[it.given["dim"]], "uniform"), (0.0, "zero")):
             filled = partial(torch.masked_fill, it.result, rows, value)
-            yield "blind_rows", f"rows that see no key being {what}", filled
+            yield "blind_rows", f"rows that see no key being {fill}", filled
     if (mask := mask_of(it)) is None or mask.hidden.ndim < 2:
         return
     for constant in CONSTANTS:
@@ -305,14 +305,14 @@ def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
     for by, side in ((1, "right"), (-1, "left")):
         yield "mask_of_other_tokens", f"that is one key too far {side}", torch.roll(hidden, by, -1)
     for axis, by in itertools.product((-1, -2), (1, -1)):
-        side, what = "earlier" if by > 0 else "later", "key" if axis == -1 else "query"
+        side, role = "earlier" if by > 0 else "later", "key" if axis == -1 else "query"
         covered, shown = (torch.roll(hidden, by, axis) for _ in range(2))
         for moved, edge in ((covered, True), (shown, False)):
             moved.narrow(axis, 0 if by > 0 else hidden.shape[axis] - 1, 1).fill_(edge)
-        yield "mask_moved", f"that shows one {side} {what} more", hidden & covered
-        yield "mask_moved", f"that hides one {side} {what} more", hidden | shown
-        yield "mask_moved", f"that is moved by one {what}", covered
-        yield "mask_moved", f"that is moved by one {what}, whose edge is seen", shown
+        yield "mask_moved", f"that shows one {side} {role} more", hidden & covered
+        yield "mask_moved", f"that hides one {side} {role} more", hidden | shown
+        yield "mask_moved", f"that is moved by one {role}", covered
+        yield "mask_moved", f"that is moved by one {role}, whose edge is seen", shown
 
 
 def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
@@ -364,7 +364,7 @@ FORMATS: dict[str, Callable[[Array], Array]] = {
 
 def of_formats(it: Operation) -> Found:
     """Yield operands and results in shorter formats."""
-    what = it.name.strip("_")
+    operation = it.name.strip("_")
     for form, rounding in FORMATS.items() if it.floats and not _moves(it) else ():
         shorter = partial(rounded, rounding=rounding)
         if factors := FACTORS.get(it.name):
@@ -374,9 +374,9 @@ def of_formats(it: Operation) -> Found:
                 yield f"{form}_products", f"a product of {form} numbers", partial(_with, it, factors, shorter)
         elif form in ("bfloat16", "float16"):
             for kind, text, names, after in (
-                ("computed", f"a {what}", [*it.floats], shorter),
-                ("given", f"what a {what} is given", [*it.floats][:1], torch.clone),
-                ("stored", f"a result of {what}", [], shorter),
+                ("computed", f"a {operation}", [*it.floats], shorter),
+                ("given", f"what a {operation} is given", [*it.floats][:1], torch.clone),
+                ("stored", f"a result of {operation}", [], shorter),
             ):
                 yield f"{kind}_in_{form}", f"{text} in {form}", partial(_result_in, it, names, shorter, after)
 
@@ -448,8 +448,8 @@ def of_borders(it: Operation) -> Found:
     elif not it.name.startswith(("constant_pad", "reflection_pad", "replication_pad")):
         return
     sides = list(zip(pads[::2], pads[1::2], strict=True))
-    for mode, what in BORDERS.items():
-        yield "border", f"an input that is {what}", partial(_bordered, it, pads, mode)
+    for mode, description in BORDERS.items():
+        yield "border", f"an input that is {description}", partial(_bordered, it, pads, mode)
     for text, side in (
         ("of which all stands before the input", lambda a, b: (a + b, 0)),
         ("of which all stands behind the input", lambda a, b: (0, a + b)),
@@ -477,6 +477,6 @@ COUNTED = {
     *LEFT_OUT.values(),
     *("activation", "norm_epsilon", "norm_variance", "softmax_axis", "mask_of_other_tokens"),
     *("transposed_weight", "heads_interleaved", "other_rows", "order", "rotary_interleaved"),
-    *(f"{what}_{form}" for form in FORMATS for what in ("weight_in", "computed_in")),
+    *(f"{prefix}_{form}" for form in FORMATS for prefix in ("weight_in", "computed_in")),
     *(f"{form}_products" for form in FORMATS),
 }

@@ -75,19 +75,19 @@ class ModelComparison(Judge):
         self.allow_same_bits, self.check, self.plain = allow_same_bits, check, reference.plain
         self.theirs, self.own, self.call = theirs, own or {}, call
         self.ran, self.unsteady = dict(notes or {}), unsteady
-        known = {name: array for name, array in given.items() if name in self.plain}
-        shapes = {name: tuple(self.plain[name].shape) for name in known}
+        matches = {name: array for name, array in given.items() if name in self.plain}
+        shapes = {name: tuple(self.plain[name].shape) for name in matches}
         self.misshapen = {
             name: f"{name!r} has shape {array.shape} but must be {shapes[name]}"
-            for name, array in known.items()
+            for name, array in matches.items()
             if array.shape != shapes[name]
         }
         # An output of another shape is refused. An activation is skipped, because a port may use another
         # layout, unless none fits.
         outputs = [words for name, words in self.misshapen.items() if is_output(name)]
-        refuse(outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(known)))
+        refuse(outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(matches)))
         self.unmatched = {name: array for name, array in given.items() if name not in self.plain}
-        tensors = {name: array for name, array in known.items() if name not in self.misshapen}
+        tensors = {name: array for name, array in matches.items() if name not in self.misshapen}
         alone = tensors.keys() <= {*whole}  # then there are no other activations
         self.ops_without_rule: set[str] = set()
         self.occurred: set[str] = set()
@@ -139,8 +139,8 @@ class ModelComparison(Judge):
     @functools.cached_property
     def proposed(self) -> dict[str, str]:
         """Names proposed for unmatched tensors."""
-        left = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.tensors}
-        return proposed(self.unmatched, left)
+        rest = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.tensors}
+        return proposed(self.unmatched, rest)
 
     @property
     def lines(self) -> list[str]:
@@ -274,7 +274,7 @@ class ModelComparison(Judge):
 
     def errors_against(self, expected: Expectation) -> dict[str, str]:
         """Describe exact errors of outputs."""
-        told = {}
+        descriptions = {}
         for name in self.judged:
             if not is_output(name) or name not in expected.values:
                 continue
@@ -284,32 +284,34 @@ class ModelComparison(Judge):
                     for run in (self.tensors[name], numbers(self.plain[name]))
                 )
                 slack = Z * expected.sigmas[name] / errors
-            known = slack[np.isfinite(slack)]
-            told[name] = (
+            ratios = slack[np.isfinite(slack)]
+            descriptions[name] = (
                 f"error of {name} against the truth: candidate {np.nanmax(errors, initial=0.0):.2g}, "
                 f"the reference's own arithmetic {np.nanmax(own, initial=0.0):.2g}"
             )
-            if known.size:
-                told[name] += f"; tolerance ÷ error: median {np.median(known):.2g}, least {known.min():.2g}"
-        return told
+            if ratios.size:
+                descriptions[name] += (
+                    f"; tolerance ÷ error: median {np.median(ratios):.2g}, least {ratios.min():.2g}"
+                )
+        return descriptions
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
         """Return tensors that agree with a kernel's errors."""
         wrong = {
             name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
         }
-        known = isinstance(self.reference, ModuleReference) and kernel not in self.reference.declared
+        is_undeclared = isinstance(self.reference, ModuleReference) and kernel not in self.reference.declared
         # The estimate already includes a declared kernel.
-        if not wrong or not known or self.occurred.isdisjoint(KERNELS[kernel].concerns):
+        if not wrong or not is_undeclared or self.occurred.isdisjoint(KERNELS[kernel].concerns):
             return {}
         reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])
         comparison = ModelComparison(reference, self.tensors, allow_same_bits=False, whole=self.whole)
-        again = comparison.judge_steps() if pinned else comparison.judge_whole()
+        judgements = comparison.judge_steps() if pinned else comparison.judge_whole()
         # New random draws alone may move a tensor at its limit below it: the kernel must halve the error.
         return {
-            name: dataclasses.replace(again[name], note=f"computed by {KERNELS[kernel].text}")
+            name: dataclasses.replace(judgements[name], note=f"computed by {KERNELS[kernel].text}")
             for name, ratio in wrong.items()
-            if again[name].status == "agrees" and again[name].ratio < ratio / 2
+            if judgements[name].status == "agrees" and judgements[name].ratio < ratio / 2
         }
 
     def settle(

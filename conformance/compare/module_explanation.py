@@ -48,7 +48,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
     first, reference = verdict.first_divergence, comparison.reference
     assert first is not None
     end, effort, undeclared = first.tensor, Effort(LONGEST), ""
-    why: Explanation | None = None
+    explanation: Explanation | None = None
     # Gradients are computed backwards, so their stretch begins at the outputs.
     beginning = "the outputs" if is_gradient(end) else "the inputs"
     agreeing = [
@@ -74,10 +74,10 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
                 notes += [f"computed by {right.lines}"] if right.lines else []
             undeclared = find_declaration(comparison, end, right, effort, notes)
             if right and end in comparison.local_expected and not undeclared:
-                why = find_cause(comparison, right, effort, notes)
+                explanation = find_cause(comparison, right, effort, notes)
     wrong = {row.tensor: row.status for row in verdict.table if row.tensor not in comparison.whole}
     notes += [*effort.notes, *elsewhere(end, wrong)]
-    return dataclasses.replace(why or Explanation(end), notes=tuple(notes), undeclared=undeclared)
+    return dataclasses.replace(explanation or Explanation(end), notes=tuple(notes), undeclared=undeclared)
 
 
 def explain_by_kernel(comparison: ModelComparison, row: Row) -> tuple[Explanation | None, tuple[str, ...]]:
@@ -102,18 +102,18 @@ def find_declaration(
     # Each declaration costs a judgement, so those that the wrong rows exclude are not tried.
     names, reference = list(ROWS), comparison.reference
     if stretch and end in comparison.local_expected:
-        asked = computation(comparison, end)
+        divergence = computation(comparison, end)
         with contextlib.suppress(SpecError):
-            padded, wrong = ~reference.real.cpu().numpy(), wrong_elements(asked)
-            padding = spread(padded, asked.actual.shape)
+            padded, wrong = ~reference.real.cpu().numpy(), wrong_elements(divergence)
+            padding = spread(padded, divergence.actual.shape)
             if padding is None or (wrong & ~padding).any():
                 names.remove(UNCOMPUTED_PADDING)
             elif wrong.shape[:2] == padded.shape:
                 there = places(np.asarray(wrong.reshape(*padded.shape, -1).any(-1)))
                 notes.append(f"only rows of padding are wrong, in samples (positions) {there}")
-        rows = blind(stretch, asked)
-        shown = {UNCOMPUTED_PADDING, *([rows.declaration] if rows else [])}
-        names = [name for name in names if name in shown]
+        rows = blind(stretch, divergence)
+        declarations = {UNCOMPUTED_PADDING, *([rows.declaration] if rows else [])}
+        names = [name for name in names if name in declarations]
         notes += [rows.note] if rows else []
     for name in () if {*ROWS} & {*reference.declared} else names:
         effort.check()
@@ -127,28 +127,32 @@ def find_cause(
     comparison: ModelComparison, right: Stretch, effort: Effort, notes: list[str]
 ) -> Explanation | None:
     """Return the cause; append other observations to the notes."""
-    asked, theirs, own = computation(comparison, right.end), comparison.theirs, comparison.own
+    divergence, theirs, own = computation(comparison, right.end), comparison.theirs, comparison.own
     differing = list[Difference]()
     if theirs is not None:
         all_differences = differences(right.module.model, theirs.model, comparison.path)
         differing = [difference for difference in all_differences if difference.within(right.active)]
-    why = cause(right, asked, comparison.unmatched, differing, effort)
-    if why and why.confident and why.hypothesis == "modules_differ":
-        return why
-    told = [difference.text for difference in differing if not (why and difference.text in why.text)]
-    notes += [f"the two modules differ there: {text}" for text in told[:FEW_TOLD]]
+    explanation = cause(right, divergence, comparison.unmatched, differing, effort)
+    if explanation and explanation.confident and explanation.hypothesis == "modules_differ":
+        return explanation
+    texts = [
+        difference.text
+        for difference in differing
+        if not (explanation and difference.text in explanation.text)
+    ]
+    notes += [f"the two modules differ there: {text}" for text in texts[:FEW_TOLD]]
     if theirs is not None:
         eager = dataclasses.replace(theirs, cotangents=None, compiled=False)
-        known = [own[name] for name in comparison.tensors if name in own]
-        stretch = Stretch(eager, own[right.end], known, check=effort.check)
+        starts = [own[name] for name in comparison.tensors if name in own]
+        stretch = Stretch(eager, own[right.end], starts, check=effort.check)
         eagerly, actual, value = map(
-            np.nan_to_num, (numbers(stretch.result), asked.actual, asked.right.value)
+            np.nan_to_num, (numbers(stretch.result), divergence.actual, divergence.right.value)
         )
         if apart(eagerly, actual) <= apart(value, actual) / 2:
             notes += opened(right, stretch)
         else:  # compiled code has no visible operations
             notes.append("run eagerly the candidate does not diverge here: its compiler made this")
-    return why
+    return explanation
 
 
 def computation(comparison: ModelComparison, end: str) -> StretchComputation:

@@ -147,8 +147,8 @@ class ModelReference:
     @property
     def blind_rows(self) -> str:
         """Declared weights of rows that see no key, if any."""
-        held = {BLIND_ROWS_ZERO: "zero", BLIND_ROWS_UNIFORM: "uniform"}
-        return next((what for name, what in held.items() if name in self.declared), "")
+        kinds = {BLIND_ROWS_ZERO: "zero", BLIND_ROWS_UNIFORM: "uniform"}
+        return next((kind for name, kind in kinds.items() if name in self.declared), "")
 
     def exact(self) -> Any:
         """Return the exact arithmetic."""
@@ -287,8 +287,8 @@ class ModelReference:
 
     def given(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
         """Map a function over input tensors."""
-        given = {"args": self.args, "kwargs": dict(self.kwargs)}
-        inputs: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, given)
+        arguments = {"args": self.args, "kwargs": dict(self.kwargs)}
+        inputs: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, arguments)
         return inputs
 
     def given_in(self, dtype: torch.dtype) -> dict[str, Any]:
@@ -314,12 +314,12 @@ class ModelReference:
     def differentiated(self) -> Any:
         """Return the reference with gradients."""
         generator = torch.Generator().manual_seed(SEED)
-        drawn = {
+        cotangents = {
             name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
             for name, tensor in self.plain.items()
             if is_output(name)
         }
-        return replace(self, cotangents=drawn)
+        return replace(self, cotangents=cotangents)
 
     @property
     def real(self) -> Tensor:
@@ -351,8 +351,8 @@ class ModuleReference(ModelReference):
     @property
     def device(self) -> torch.device:
         """Device of its parameters, else of its inputs."""
-        given = tree_leaves((self.args, dict(self.kwargs)))
-        tensors = itertools.chain(self.model.parameters(), self.model.buffers(), given)
+        arguments = tree_leaves((self.args, dict(self.kwargs)))
+        tensors = itertools.chain(self.model.parameters(), self.model.buffers(), arguments)
         return next((x.device for x in tensors if isinstance(x, Tensor)), torch.device("cpu"))
 
     @property
@@ -408,9 +408,9 @@ class ModuleReference(ModelReference):
         return {name: by_identity[id(tensor)] for name, tensor in parameters.items()}
 
     def _copies(self, used: Mapping[str, Tensor], wrap: Callable[[Tensor], Tensor]) -> Copies:
-        known = {id(module): module for module in self.model.modules()}
+        modules = {id(module): module for module in self.model.modules()}
         parameters = self.model.named_parameters(remove_duplicate=False)
-        return Copies(wrap, known | {id(tensor): used[name] for name, tensor in parameters})
+        return Copies(wrap, modules | {id(tensor): used[name] for name, tensor in parameters})
 
     def untouched(self, copied: Copies | None = None) -> contextlib.AbstractContextManager[list[str]]:
         """Undo a block's changes; yield their names."""
@@ -504,9 +504,9 @@ class ModuleReference(ModelReference):
             result = self.model(*inputs["args"], **inputs["kwargs"])
             outputs |= named(result, OUTPUT)
             if not outputs:
-                what = f"tensor of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+                kind = f"tensor of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
                 raise SpecError(
-                    f"{self.role} returns a {what} but must return a floating-point tensor, alone or in "
+                    f"{self.role} returns a {kind} but must return a floating-point tensor, alone or in "
                     "tuples, lists, mappings or dataclasses"
                 )
             for name, tensor in {**outputs, **discrete(result)}.items():
@@ -532,7 +532,7 @@ class ModuleReference(ModelReference):
     ) -> Callable[..., None]:
         # Outputs exist once the forward pass is over: an earlier gradient belongs to a backward pass within
         # the model.
-        calls, known = Counter[str](), WeakIdKeyDictionary()
+        calls, visited = Counter[str](), WeakIdKeyDictionary()
 
         def pinned(name: str, tensor: Computed) -> Tensor:
             array = pin(name)
@@ -555,14 +555,14 @@ class ModuleReference(ModelReference):
                 return None
             return Computed(pinned(name, gradient), gradient.dtype)
 
-        def called(path: str, _module: nn.Module, _given: Any, result: Any) -> None:
+        def called(path: str, _module: nn.Module, _arguments: Any, result: Any) -> None:
             calls[path] += 1
             stem = path if calls[path] == 1 else f"{path}#{calls[path]}"
             for name, tensor in named(result, stem).items():
                 # Tensors in a transformation such as vmap cannot be taken out.
-                if tensor in known or is_functorch_wrapped_tensor(tensor):
+                if tensor in visited or is_functorch_wrapped_tensor(tensor):
                     continue
-                known[tensor] = True
+                visited[tensor] = True
                 take(name, tensor)
                 if isinstance(tensor, Computed):
                     tensor.value = pinned(name, tensor)
@@ -613,16 +613,16 @@ def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]
 
 
 def _take(ties: Mapping[str, Ties], compute: Callable[..., None], branch: Any) -> None:
-    left = {**ties}
+    rest = {**ties}
 
     def take(name: str, array: Array) -> None:
-        left.pop(name, None)
+        rest.pop(name, None)
         ties[name].take(branch.decisions, array)
 
     try:
         compute(branch, take)
     except Exception:  # noqa: BLE001 – the model may refuse a branch's values, such as NaN
-        for tie in left.values():
+        for tie in rest.values():
             tie.take(branch.decisions, np.full(tie.value.shape, np.nan))
 
 
@@ -707,12 +707,12 @@ def handing(
 
     Tensors of other shapes than in ``plain`` become NaN.
     """
-    seen = set[str]()
+    names = set[str]()
 
     def take(name: str, tensor: Tensor | None) -> None:
-        if name not in plain or (tensor is None and name in seen):
+        if name not in plain or (tensor is None and name in names):
             return
-        seen.add(name)
+        names.add(name)
         decisions, right = arithmetic.decisions, plain[name]
         with _disable_current_modes():  # else an arithmetic would intercept the observer
             array = None if tensor is None else read(tensor)

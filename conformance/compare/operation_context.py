@@ -107,16 +107,20 @@ class Mask:
 
 def mask_of(it: Operation) -> Mask | None:
     """Return an operation's mask, if it hides anything."""
-    given = it.given
+    operands = it.given
     with _disable_current_modes():
-        if it.name == "masked_fill" and not isinstance(given["value"], Tensor) and given["value"] < HIDDEN:
-            return Mask(it, "mask", given["self"], given["mask"].bool(), given["value"])
+        if (
+            it.name == "masked_fill"
+            and not isinstance(operands["value"], Tensor)
+            and operands["value"] < HIDDEN
+        ):
+            return Mask(it, "mask", operands["self"], operands["mask"].bool(), operands["value"])
         for mask, scores in (("other", "self"), ("self", "other")) if it.name == "add" else ():
-            if is_float(given[mask]) and is_float(given[scores]):
-                added = value_of(given[mask])
+            if is_float(operands[mask]) and is_float(operands[scores]):
+                added = value_of(operands[mask])
                 hidden = (added < HIDDEN) | ~torch.isfinite(added)
                 if bool(hidden.any()) and bool((hidden | (added == 0)).all()):
-                    return Mask(it, mask, given[scores], hidden, float(added.min()))
+                    return Mask(it, mask, operands[scores], hidden, float(added.min()))
     return None
 
 
@@ -131,22 +135,27 @@ def _as_weights(it: Operation) -> OperationContext:
 
 
 def _as_norm(it: Operation) -> OperationContext:
-    given, x = it.given, it.given["input"]
+    operands, x = it.given, it.given["input"]
     if it.name == "native_group_norm":
-        rows = x.reshape(x.shape[0], given["group"], -1)
+        rows = x.reshape(x.shape[0], operands["group"], -1)
         gain, offset = (
-            None if one is None else one[:, None].expand(-1, given["HxW"]).reshape(rows.shape[1:])
-            for one in (given["weight"], given["bias"])
+            None
+            if parameter is None
+            else parameter[:, None].expand(-1, operands["HxW"]).reshape(rows.shape[1:])
+            for parameter in (operands["weight"], operands["bias"])
         )
     else:
-        rows = x.flatten(x.ndim - len(given["normalized_shape"]))
-        gain, offset = (None if one is None else one.flatten() for one in (given["weight"], given["bias"]))
+        rows = x.flatten(x.ndim - len(operands["normalized_shape"]))
+        gain, offset = (
+            None if parameter is None else parameter.flatten()
+            for parameter in (operands["weight"], operands["bias"])
+        )
     width = rows.shape[-1]
     context = OperationContext(
         rows,
         it.result[0].reshape(rows.shape),
         d_model=width,
-        norm_epsilon=given["eps"],
+        norm_epsilon=operands["eps"],
         norm_epsilon_placement="inside",
         norm_variance="biased",
     )
@@ -235,8 +244,8 @@ def of_catalogue(it: Operation) -> Iterator[OperationBug]:
     for name in functions:
         if name != own:
             text = "no activation" if name == "none" else f"another activation: {name}"
-            made = partial(edited, it, show, partial(_applied, FUNCTIONS[name]))
-            yield OperationBug("activation" if name in USUAL else "other_function", text, made)
+            computation = partial(edited, it, show, partial(_applied, FUNCTIONS[name]))
+            yield OperationBug("activation" if name in USUAL else "other_function", text, computation)
 
 
 def _applied(function: Callable[[Context, Any], Any], m: Context) -> Any:

@@ -38,10 +38,10 @@ def prove(comparison: ModelComparison) -> Proof:
     for bug, places in sites(lambda make: reference.watched(Watched(make)), bugs).items():
         if bug.name not in COUNTED:
             continue
-        for chosen in (places, places[:1], places[-1:]) if len(places) > 1 else [places]:
+        for selection in (places, places[:1], places[-1:]) if len(places) > 1 else [places]:
             say(f"would {bug.text} be found?")
             try:
-                results = reference.watched(Watched(injected(bug, chosen, bugs)))
+                results = reference.watched(Watched(injected(bug, selection, bugs)))
                 tensors = {name: numbers(results[name]) for name in names if name in results}
                 mutant = ModelComparison(reference, tensors, allow_same_bits=False)
             except SpecError:  # the bug does not fit this operation
@@ -61,11 +61,13 @@ def said(proof: Proof) -> dict[str, str]:
     total = sum(proof.values(), Counter[str]())
     effective = total["tried"] - total["silent"]
     words = {"sensitivity": f"{total['found']} of {effective} bugs planted in the reference would be caught"}
-    missed = [bug.text for bug, of in proof.items() if of["tried"] > of["found"] + of["silent"]]
+    missed = [
+        bug.text for bug, counts in proof.items() if counts["tried"] > counts["found"] + counts["silent"]
+    ]
     if missed:
         words["not found"] = ", ".join(missed)
     if total["silent"]:
-        quiet = [bug.text for bug, of in proof.items() if of["silent"] == of["tried"]]
+        quiet = [bug.text for bug, counts in proof.items() if counts["silent"] == counts["tried"]]
         words["no effect with these inputs"] = (
             f"{total['silent']} more{': ' if quiet else ''}{', '.join(quiet)}"
         )

@@ -62,18 +62,18 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
     if is_gradient(end) or not isinstance(reference, ModuleReference) or end in comparison.whole:
         raise SpecError(f"{end} is made by no stretch of forward operations that a script could hold")
     forward = dataclasses.replace(reference.on_host(), cotangents=None)
-    lines, given = steps(Stretch(forward, end, comparison.tensors, comparison.pin))
-    held: dict[str, Any] = {"reference": given, "candidate": torch.from_numpy(comparison.tensors[end])}
+    lines, inputs = steps(Stretch(forward, end, comparison.tensors, comparison.pin))
+    contents: dict[str, Any] = {"reference": inputs, "candidate": torch.from_numpy(comparison.tensors[end])}
     candidate = again = ""
     if comparison.theirs:
         eager = dataclasses.replace(comparison.theirs.on_host(), cotangents=None, compiled=False)
-        known = [own[name] for name in comparison.tensors if name in own]
-        theirs, held["its tensors"] = steps(Stretch(eager, own[end], known))
+        starts = [own[name] for name in comparison.tensors if name in own]
+        theirs, contents["its tensors"] = steps(Stretch(eager, own[end], starts))
         candidate = f'\n\ndef candidate():\n    dtype, given = None, held["its tensors"]\n{theirs}\n'
         # For a compiled or GPU candidate, its operations alone may give another result.
         again = '\n    "candidate, run again": candidate(),'
     tensors = path.with_suffix(".pt")
-    torch.save(held, tensors)
+    torch.save(contents, tensors)
     write_text(
         path,
         SCRIPT.format(
@@ -100,32 +100,32 @@ def told(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
 
 def steps(stretch: Stretch) -> tuple[str, list[Tensor]]:
     """Return a stretch in Python, and its input tensors."""
-    given, names, lines = list[Tensor](), dict[int, str](), list[str]()
+    inputs, names, lines = list[Tensor](), dict[int, str](), list[str]()
 
     def name_of(x: Tensor) -> str:
         if id(x) not in names:
-            names[id(x)] = f"given[{len(given)}]"
+            names[id(x)] = f"given[{len(inputs)}]"
             before = stretch.before.get(id(x), x)  # in case an operation worked in place
             with _disable_current_modes():
                 plain = (
                     before.value.to(before.dtype) if isinstance(before, Computed) else before.detach().cpu()
                 )
-                given.append(plain.clone())
+                inputs.append(plain.clone())
         return names[id(x)]
 
     for number, step in enumerate(stretch.steps):
-        operation, made = step.operation, step.made
+        operation, result = step.operation, step.made
         operands = [
             *(written(x, name_of) for x in operation.args),
             *(f"{key}={written(x, name_of)}" for key, x in operation.kwargs.items()),
         ]
         lines.append(f"    t{number} = torch.ops.{operation.func}({', '.join(operands)})")
-        if isinstance(made, (tuple, list)):
-            names |= {id(x): f"t{number}[{place}]" for place, x in enumerate(made)}
+        if isinstance(result, (tuple, list)):
+            names |= {id(x): f"t{number}[{place}]" for place, x in enumerate(result)}
         else:
-            names[id(made)] = f"t{number}"
+            names[id(result)] = f"t{number}"
     lines.append(f"    return {name_of(stretch.result)}")
-    return "\n".join(lines), given
+    return "\n".join(lines), inputs
 
 
 def written(x: Any, name_of: Callable[[Tensor], str]) -> str:

@@ -116,10 +116,10 @@ def _kept(x: Any) -> Any:
 
 def _matching(values: Tensor, exact: Tensor) -> Tensor:
     flat, places = values.reshape(-1, values.shape[-1]), torch.empty_like(values, dtype=torch.long)
-    for row, wanted, place in zip(flat, exact.reshape(flat.shape), places.view(flat.shape), strict=True):
-        apart = (row[None] - wanted[:, None]).abs().nan_to_num(nan=0.0)
+    for row, target, place in zip(flat, exact.reshape(flat.shape), places.view(flat.shape), strict=True):
+        distances = (row[None] - target[:, None]).abs().nan_to_num(nan=0.0)
         # Each value is matched once.
         for number in range(len(row)):
-            place[number] = apart[number].argmin()
-            apart[:, place[number]] = torch.inf
+            place[number] = distances[number].argmin()
+            distances[:, place[number]] = torch.inf
     return places

@@ -109,43 +109,45 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, ...], Any]:
-    held = vars(module)
-    plain = {(key,): value for key, value in held.items() if key not in OWN}
+    attributes = vars(module)
+    plain = {(key,): value for key, value in attributes.items() if key not in OWN}
     # PyTorch keeps registered objects in separate dictionaries.
-    return plain | {(key, name): value for key in REGISTERED for name, value in held[key].items()}
+    return plain | {(key, name): value for key in REGISTERED for name, value in attributes[key].items()}
 
 
 def _replace(module: nn.Module, attributes: Mapping[tuple[str, ...], Any]) -> None:
-    held = vars(module)
-    for key in held.keys() - OWN:
-        del held[key]
+    namespace = vars(module)
+    for key in namespace.keys() - OWN:
+        del namespace[key]
     for key in REGISTERED:
-        held[key].clear()
+        namespace[key].clear()
     for (*where, name), value in attributes.items():
-        (held[where[0]] if where else held)[name] = value
+        (namespace[where[0]] if where else namespace)[name] = value
 
 
-def _same(one: Any, other: Any) -> bool:
-    (leaves, form), (others, its) = tree_flatten(one), tree_flatten(other)
+def _same(value: Any, other: Any) -> bool:
+    (leaves, form), (others, its) = tree_flatten(value), tree_flatten(other)
     with contextlib.suppress(RecursionError):  # reference cycles count as unchanged
         return form == its and all(map(_equal, leaves, others))
     return True
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if one is other:
+def _equal(value: Any, other: Any) -> bool:
+    if value is other:
         return True
-    if type(one) is not type(other) and not isinstance(one, Tensor):
+    if type(value) is not type(other) and not isinstance(value, Tensor):
         return False
-    if isinstance(one, Tensor):
-        alike = isinstance(other, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
+    if isinstance(value, Tensor):
+        alike = isinstance(other, Tensor) and (value.shape, value.dtype) == (other.shape, other.dtype)
         with contextlib.suppress(RuntimeError, TypeError):  # meta tensors cannot be compared
-            one, other = one.detach(), other.detach()
-            return alike and (torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num()))
+            value, other = value.detach(), other.detach()
+            return alike and (
+                torch.equal(value, other) or torch.equal(value.nan_to_num(), other.nan_to_num())
+            )
         return alike
-    compares: Any = type(one).__eq__
+    compares: Any = type(value).__eq__
     if compares is object.__eq__:
-        return not hasattr(one, "__dict__") or _same(vars(one), vars(other))
+        return not hasattr(value, "__dict__") or _same(vars(value), vars(other))
     with contextlib.suppress(Exception):
-        return bool(one == other)
+        return bool(value == other)
     return True

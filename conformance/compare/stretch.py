@@ -55,8 +55,8 @@ class Recorded:
     @functools.cached_property
     def operands(self) -> frozenset[int]:
         """Identities of its operand tensors."""
-        given = tree_leaves((self.operation.args, self.operation.kwargs))
-        return frozenset(id(x) for x in given if isinstance(x, Tensor))
+        leaves = tree_leaves((self.operation.args, self.operation.kwargs))
+        return frozenset(id(x) for x in leaves if isinstance(x, Tensor))
 
     @property
     def computes(self) -> bool:
@@ -98,7 +98,7 @@ class Stretch:
         modes = [*([module.exact()] if pin else []), Watched(self.record)]
         module.observe(self.take, *modes, pin=pin or modules.nothing)
         self.steps = [
-            replace(step, tensors={f"{place}{name}": one for name, one in step.tensors.items()})
+            replace(step, tensors={f"{place}{name}": tensor for name, tensor in step.tensors.items()})
             for place, step in enumerate(self.between())
         ]
         if not any(step.operation.func._schema.is_mutable for step in self.steps):  # noqa: SLF001
@@ -110,13 +110,13 @@ class Stretch:
         """Return the paths of an operation's modules, innermost first."""
         return [self.paths[owner] for owner in step.owners if owner in self.paths]
 
-    def take(self, name: str, made: Tensor) -> None:
+    def take(self, name: str, tensor: Tensor) -> None:
         """Note an activation; stop at the last one."""
         if name == self.end:
-            self.result = made
+            self.result = tensor
             raise Finished
         if name in self.known:
-            self.taken[id(made)] = len(self.steps), name, made
+            self.taken[id(tensor)] = len(self.steps), name, tensor
 
     def record(self, operation: Operation) -> Any:
         """Compute and record an operation."""
@@ -126,30 +126,32 @@ class Stretch:
             return operation()
         if operation.func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
-        made = operation()
-        copies = {name: one.detach().clone() for name, one in named(made, "").items()}
-        self.steps.append(Recorded(operation, line, made, copies, callers()))
-        self.size += sum(one.nbytes for one in copies.values())
+        result = operation()
+        copies = {name: tensor.detach().clone() for name, tensor in named(result, "").items()}
+        self.steps.append(Recorded(operation, line, result, copies, callers()))
+        self.size += sum(tensor.nbytes for tensor in copies.values())
         if self.size > MOST_BYTES:  # forgets the earlier half of a large model
             far = len(self.steps) // 2
             del self.steps[:far]
-            self.taken = {key: (max(n - far, 0), name, one) for key, (n, name, one) in self.taken.items()}
+            self.taken = {
+                key: (max(n - far, 0), name, tensor) for key, (n, name, tensor) in self.taken.items()
+            }
             self.size //= 2
-        return made
+        return result
 
     def between(self) -> list[Recorded]:
         """Return the operations back to earlier activations."""
-        found, wanted = list[Recorded](), {id(self.result)}
+        steps, sources = list[Recorded](), {id(self.result)}
         for place, step in reversed([*enumerate(self.steps)]):
-            hit = wanted & set(map(id, tree_leaves(step.made)))
-            known = {key for key in hit if self.taken.get(key, (-1,))[0] > place}
-            self.starts += [self.taken[key][1] for key in known]
-            wanted -= hit
-            if hit - known:
-                found.append(step)
-                wanted |= step.operands
-        self.starts += [self.taken[key][1] for key in wanted if key in self.taken]
-        return found[::-1]
+            hit = sources & set(map(id, tree_leaves(step.made)))
+            activations = {key for key in hit if self.taken.get(key, (-1,))[0] > place}
+            self.starts += [self.taken[key][1] for key in activations]
+            sources -= hit
+            if hit - activations:
+                steps.append(step)
+                sources |= step.operands
+        self.starts += [self.taken[key][1] for key in sources if key in self.taken]
+        return steps[::-1]
 
     def again(
         self,
@@ -165,65 +167,65 @@ class Stretch:
             others: replacements of tensors, by identity.
             changed: compute exactly what follows from these operations, and observe only the end.
         """
-        known = dict(others or {})
+        replacements = dict(others or {})
         named_here = self.tensors if changed is None else {self.end: self.result}
         observe = modules.handing(observer, arithmetic, named_here)
         arithmetic.blind_rows = self.module.blind_rows
 
         def present(x: Any) -> Any:
-            return known.get(id(x), x)
+            return replacements.get(id(x), x)
 
         with plainly(), torch.no_grad(), arithmetic:
-            known |= {key: tensor.clone() for key, tensor in self.before.items()}
+            replacements |= {key: tensor.clone() for key, tensor in self.before.items()}
             for number, step in enumerate(self.steps):
                 self.check()
                 # An in-place operation may change a tensor under another identity.
-                kept = changed is not None and not self.before and number not in changed
-                if kept and step.operands.isdisjoint(known):
+                is_unchanged = changed is not None and not self.before and number not in changed
+                if is_unchanged and step.operands.isdisjoint(replacements):
                     continue
-                given = (tuple(step.operation.args), dict(step.operation.kwargs))
-                args, kwargs = tree_map(present, given)
-                made = make(Operation(step.operation.func, args, kwargs, number))
-                for name, tensor in named(made, str(number)).items() if changed is None else ():
+                arguments = (tuple(step.operation.args), dict(step.operation.kwargs))
+                args, kwargs = tree_map(present, arguments)
+                result = make(Operation(step.operation.func, args, kwargs, number))
+                for name, tensor in named(result, str(number)).items() if changed is None else ():
                     observe(name, tensor)
-                known |= zip(map(id, tree_leaves(step.made)), tree_leaves(made), strict=True)
+                replacements |= zip(map(id, tree_leaves(step.made)), tree_leaves(result), strict=True)
         observe(self.end, present(self.result))
 
     @functools.cached_property
     def places(self) -> list[tuple[str, int]]:
         """Each operation's line, and position within consecutive ones of that line."""
-        found = list[tuple[str, int]]()
+        positions = list[tuple[str, int]]()
         for step in self.steps:
-            line, place = found[-1] if found else ("", 0)
-            found.append((step.line, place + 1 if step.line == line else 0))
-        return found
+            line, place = positions[-1] if positions else ("", 0)
+            positions.append((step.line, place + 1 if step.line == line else 0))
+        return positions
 
     @functools.cached_property
     def last(self) -> Recorded | None:
         """The operation that returns the last activation."""
-        made = [step for step in self.steps if id(self.result) in map(id, tree_leaves(step.made))]
-        return made[-1] if made else None
+        candidates = [step for step in self.steps if id(self.result) in map(id, tree_leaves(step.made))]
+        return candidates[-1] if candidates else None
 
     def before_end(self, ends: Callable[[Recorded], bool]) -> list[Recorded]:
         """Return operations before the end, back to those where ``ends`` holds."""
         if self.last is None:
             return []
-        found, wanted = list[Recorded](), set(self.last.operands)
-        found.append(self.last)
+        steps, sources = list[Recorded](), set(self.last.operands)
+        steps.append(self.last)
         for step in reversed(self.steps[: self.steps.index(self.last)]):
             own = set(map(id, tree_leaves(step.made)))
-            if own & wanted:
-                wanted -= own
+            if own & sources:
+                sources -= own
                 if not ends(step):
-                    found.append(step)
-                    wanted |= step.operands
-        return found[::-1]
+                    steps.append(step)
+                    sources |= step.operands
+        return steps[::-1]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All results by name."""
-        made = {name: one for step in self.steps for name, one in step.tensors.items()}
-        return {**made, self.end: self.result}
+        tensors = {name: tensor for step in self.steps for name, tensor in step.tensors.items()}
+        return {**tensors, self.end: self.result}
 
     @property
     def lines(self) -> str:
@@ -242,7 +244,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
 
     Only operations that lead to the wrong end count, because others may correctly differ.
     """
-    dtypes = {name: dtype_name(one.dtype) for name, one in right.tensors.items()}
+    dtypes = {name: dtype_name(tensor.dtype) for name, tensor in right.tensors.items()}
     truth = right.module.exact()
     runs = right.module.runs(range(SAMPLES), truth)
     values, sigmas = estimate(right.again, dtypes, truth=truth, arithmetics=runs, doing="opening the stretch")
@@ -261,13 +263,13 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
                 return name
         return ""
 
-    met: dict[str, Recorded] = {}
+    steps_by_name: dict[str, Recorded] = {}
 
     def same(step: Recorded) -> bool:
         # Constant tensors say nothing.
         telling = [tensor for tensor in step.tensors.values() if tensor.unique().numel() > 1]
         names = [matching(tensor) for tensor in telling]
-        met.update(dict.fromkeys(names, step))
+        steps_by_name.update(dict.fromkeys(names, step))
         return all(names)
 
     wrong = theirs.before_end(lambda step: step is not theirs.last and same(step))
@@ -278,21 +280,27 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         if early == end:
             return []
         ending = next(step for step in right.steps if early in step.tensors)
-        left = [
+        rest = [
             step for step in right.steps if step.operation.number > ending.operation.number and step.computes
         ]
-        return [f"the candidate ends with {ending}; in the reference {left[0]} follows"] if left else []
+        return [f"the candidate ends with {ending}; in the reference {rest[0]} follows"] if rest else []
     if right.last is None:  # the reference returns it unchanged
         return [f"nothing is computed there in the reference, {first} in the candidate"]
-    if done := met.get(end) or next((met[name] for name in right.last.tensors if name in met), None):
+    if done := steps_by_name.get(end) or next(
+        (steps_by_name[name] for name in right.last.tensors if name in steps_by_name), None
+    ):
         return [f"the candidate has the right numbers after {done}, and goes on with {first}"]
-    lacking = right.before_end(lambda step: step is not right.last and bool(met.keys() & step.tensors.keys()))
+    lacking = right.before_end(
+        lambda step: step is not right.last and bool(steps_by_name.keys() & step.tensors.keys())
+    )
     there = next((step for step in lacking if step.computes), right.last)
     computing = [step for step in wrong if step.computes] or wrong
     if len(computing) == 1 and computing[0].operation.name == there.operation.name:
         return [f"its first operation that differs is {there}; the candidate's stands at {computing[0].line}"]
-    what = f"{first}" if first is last else f"{first} to {last}"
-    return [f"its operations part: {there} in the reference, {what} in the candidate, given the same numbers"]
+    steps = f"{first}" if first is last else f"{first} to {last}"
+    return [
+        f"its operations part: {there} in the reference, {steps} in the candidate, given the same numbers"
+    ]
 
 
 def outline(array: Array) -> Array:

@@ -87,8 +87,8 @@ def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
             try:
                 model.set_attn_implementation(name)
             except (AttributeError, ValueError) as error:
-                what = f"{type(model).__name__} cannot run as {name!r}: {first_line(error)}"
-                raise SpecError(what) from None
+                message = f"{type(model).__name__} cannot run as {name!r}: {first_line(error)}"
+                raise SpecError(message) from None
         if name in ATTENTION:
             if hasattr(model, "set_attn_implementation"):
                 model.set_attn_implementation("sdpa")
@@ -121,16 +121,16 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
     with optional("way 'onnx'", "peers"):
         import onnxruntime  # noqa: F401 - runs the exported graph
         import onnxscript  # noqa: F401
-    path, given = folder / "model.onnx", reference.on_host()
+    path, host_reference = folder / "model.onnx", reference.on_host()
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing packages
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             torch.onnx.export(
-                copy.deepcopy(given.model),
-                given.args,
+                copy.deepcopy(host_reference.model),
+                host_reference.args,
                 path,
-                kwargs=dict(given.kwargs),
+                kwargs=dict(host_reference.kwargs),
                 dynamo=True,
                 verbose=False,
             )
@@ -146,18 +146,18 @@ def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[
     """Return OpenVINO's function of arrays, in float32."""
     with optional("way 'openvino'", "peers"):
         import openvino
-    given = reference.on_host()
-    example = given.args or dict(given.kwargs)
+    host_reference = reference.on_host()
+    example = host_reference.args or dict(host_reference.kwargs)
     with running("the reference", "cannot be converted by OpenVINO"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = openvino.convert_model(copy.deepcopy(given.model), example_input=example)
+        graph = openvino.convert_model(copy.deepcopy(host_reference.model), example_input=example)
         # OpenVINO's default precision depends on the processor.
-        asked = {"INFERENCE_PRECISION_HINT": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}
-        compiled = openvino.Core().compile_model(graph, "CPU", asked)
+        hints = {"INFERENCE_PRECISION_HINT": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}
+        compiled = openvino.Core().compile_model(graph, "CPU", hints)
 
     def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        made = compiled(list(args) if args else kwargs)
-        return {f"result {place}": array for place, array in enumerate(made.values())}
+        results = compiled(list(args) if args else kwargs)
+        return {f"result {place}": array for place, array in enumerate(results.values())}
 
     return call
 
@@ -203,9 +203,9 @@ def token_by_token(reference: ModuleReference, folder: Path) -> Callable[..., di
         cache, steps = None, list[dict[str, Tensor]]()
         for token in range(ids.shape[1]):
             until = {} if mask is None else {"attention_mask": mask[:, : token + 1]}
-            given = {**kwargs, **until, place: cache, "use_cache": True}
+            options = {**kwargs, **until, place: cache, "use_cache": True}
             with torch.inference_mode():
-                result = model(input_ids=ids[:, token : token + 1], **given)
+                result = model(input_ids=ids[:, token : token + 1], **options)
             cache = getattr(result, place, None)
             if cache is None:
                 raise SpecError(f"{type(model).__name__} returns no {place}")

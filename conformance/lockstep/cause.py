@@ -72,19 +72,19 @@ def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
         if bug.only in ("", recipe.algorithm):
             yield Hypothesis(bug.name, bug.explanation, bug.clause, change=bug.change)
     for by, which in ((1, "after"), (-1, "before")):
-        for what, clause, change in (
+        for text, clause, change in (
             ("the batches", "OPT-10", Change(batches=partial(of_other_step, by=by))),
             ("what dropout keeps", "DRP-3", Change(masks=partial(kept_in_other_step, by=by))),
         ):
-            yield Hypothesis("other_step", f"{what} of the step {which}", clause, change=change)
+            yield Hypothesis("other_step", f"{text} of the step {which}", clause, change=change)
     if any(getattr(recipe, name) for name in RATES):
         off = with_recipe(**dict.fromkeys(RATES, 0.0))
         yield Hypothesis("dropout_off", "training without dropout", "DRP-2", change=off)
     for name, fields in alternatives(recipe):
         with contextlib.suppress(ConfigError):
             recipe.replace(**fields)
-            what = f"{name} = {instead(fields[name], getattr(recipe, name))}"
-            yield Hypothesis(name, what, CLAUSE_OF[name], change=with_recipe(**fields))
+            text = f"{name} = {instead(fields[name], getattr(recipe, name))}"
+            yield Hypothesis(name, text, CLAUSE_OF[name], change=with_recipe(**fields))
 
 
 def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -129,33 +129,33 @@ def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 # Numbers of a recipe that cannot be guessed.
 
 
-def recovered(made: DeliveredStep) -> Iterator[Hypothesis]:
+def recovered(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
     """Yield fitted numbers, according to the first wrong stage."""
-    for look in LOOKS.get(made.stage, ()):
+    for look in LOOKS.get(delivered_step.stage, ()):
         with contextlib.suppress(*INAPPLICABLE):  # other training, or other tensors
-            yield from look(made)
+            yield from look(delivered_step)
 
 
-def _number(made: DeliveredStep, name: str, value: float) -> Hypothesis:
-    what = f"{name} = {instead(value, getattr(made.case.training.recipe, name), digits=4)}"
-    return Hypothesis(name, what, CLAUSE_OF[name], change=with_recipe(**{name: value}))
+def _number(delivered_step: DeliveredStep, name: str, value: float) -> Hypothesis:
+    text = f"{name} = {instead(value, getattr(delivered_step.case.training.recipe, name), digits=4)}"
+    return Hypothesis(name, text, CLAUSE_OF[name], change=with_recipe(**{name: value}))
 
 
-def _left(made: DeliveredStep, section: str, change: Callable[[float], Change]) -> Left:
-    prefix = f"steps.{made.start.step}.{section}."
-    wanted = {name: array for name, array in made.delivered.items() if name.startswith(prefix)}
+def _left(delivered_step: DeliveredStep, section: str, change: Callable[[float], Change]) -> Left:
+    prefix = f"steps.{delivered_step.start.step}.{section}."
+    report = {name: array for name, array in delivered_step.delivered.items() if name.startswith(prefix)}
 
     def left(numbers: Array) -> Array:
-        values = made.exactly(change(float(numbers[0])))
-        shared = [(wanted[name] - values[name]).reshape(-1) for name in wanted if name in values]
+        values = delivered_step.exactly(change(float(numbers[0])))
+        shared = [(report[name] - values[name]).reshape(-1) for name in report if name in values]
         return np.concatenate(shared) if shared else np.zeros(0)
 
     return left
 
 
-def _schedule(made: DeliveredStep) -> Iterator[Hypothesis]:
-    recipe, step = made.case.training.recipe, made.start.step
-    reported = float(made.delivered.get(f"steps.{step}.rate", math.nan))
+def _schedule(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
+    recipe, step = delivered_step.case.training.recipe, delivered_step.start.step
+    reported = float(delivered_step.delivered.get(f"steps.{step}.rate", math.nan))
 
     def fits(name: str, value: int) -> bool:
         try:
@@ -165,46 +165,46 @@ def _schedule(made: DeliveredStep) -> Iterator[Hypothesis]:
         return abs(rate - reported) <= SAME_RATE * abs(rate)
 
     for name in ("warmup_steps", "total_steps"):
-        if meant := getattr(recipe, name):
-            near = range(max(1, meant - LONGEST), meant + LONGEST)
-            nearest = sorted(near, key=lambda value: abs(value - meant))
-            fitting = next((value for value in nearest if fits(name, value)), meant)
-            if fitting != meant:
-                yield _number(made, name, fitting)
+        if current := getattr(recipe, name):
+            near = range(max(1, current - LONGEST), current + LONGEST)
+            nearest = sorted(near, key=lambda value: abs(value - current))
+            fitting = next((value for value in nearest if fits(name, value)), current)
+            if fitting != current:
+                yield _number(delivered_step, name, fitting)
 
 
-def _fitted(name: str, section: str, made: DeliveredStep) -> Iterator[Hypothesis]:
-    start = getattr(made.case.training.recipe, name)
+def _fitted(name: str, section: str, delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
+    start = getattr(delivered_step.case.training.recipe, name)
     if name == "clip_at":  # below the norm, clipped gradients are proportional to it
-        start = float(made.exactly(Change())[f"steps.{made.start.step}.norm"]) / 4
-    left = _left(made, section, lambda number: with_recipe(**{name: number}))
-    yield _number(made, name, *fitted(left, start))
+        start = float(delivered_step.exactly(Change())[f"steps.{delivered_step.start.step}.norm"]) / 4
+    residual = _left(delivered_step, section, lambda number: with_recipe(**{name: number}))
+    yield _number(delivered_step, name, *fitted(residual, start))
 
 
-def _epsilon(made: DeliveredStep) -> Iterator[Hypothesis]:
-    if made.case.training.recipe.algorithm != "sgd":
+def _epsilon(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
+    if delivered_step.case.training.recipe.algorithm != "sgd":
         fitted_exponent = power(
-            _left(made, "parameters", lambda exponent: with_recipe(epsilon=10.0**exponent))
+            _left(delivered_step, "parameters", lambda exponent: with_recipe(epsilon=10.0**exponent))
         )
-        yield _number(made, "epsilon", 10.0**fitted_exponent)
+        yield _number(delivered_step, "epsilon", 10.0**fitted_exponent)
 
 
-def _rate(made: DeliveredStep) -> Iterator[Hypothesis]:
-    step = made.start.step
-    rate = learning_rate(made.case.training.recipe, step)
+def _rate(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
+    step = delivered_step.start.step
+    rate = learning_rate(delivered_step.case.training.recipe, step)
 
     def moved(factor: float) -> Change:
         return Change(rate=lambda _, right: factor * right)
 
-    (factor,) = fitted(_left(made, "parameters", moved), 1.0)
-    reported = float(made.delivered.get(f"steps.{step}.rate", rate))
+    (factor,) = fitted(_left(delivered_step, "parameters", moved), 1.0)
+    reported = float(delivered_step.delivered.get(f"steps.{step}.rate", rate))
     # A reported rate is more precise than one fitted to rounded parameters.
     moved_by = reported if reported != rate else factor * rate
-    what = f"a learning rate of {instead(moved_by, rate, digits=4)}"
+    text = f"a learning rate of {instead(moved_by, rate, digits=4)}"
     if rate:
-        yield Hypothesis("learning_rate", what, "OPT-9", change=moved(moved_by / rate))
+        yield Hypothesis("learning_rate", text, "OPT-9", change=moved(moved_by / rate))
     always = Change(rate=lambda *_: moved_by)
-    yield Hypothesis("learning_rate", f"{what} in every step", "OPT-9", change=always)
+    yield Hypothesis("learning_rate", f"{text} in every step", "OPT-9", change=always)
 
 
 # What to fit, by the first wrong stage.
@@ -235,28 +235,37 @@ SECTIONS = {
 }
 
 
-def readings(made: DeliveredStep) -> Iterator[Hypothesis]:
+def readings(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
     """Yield what wrong parameters hold."""
-    section = made.tensor.split(".")[2]
+    section = delivered_step.tensor.split(".")[2]
     if section not in SECTIONS:
         return
-    prefix = f"steps.{made.start.step}.{section}."
+    prefix = f"steps.{delivered_step.start.step}.{section}."
     rows = {
-        row.tensor.removeprefix(prefix): row for row in made.verdict.table if row.tensor.startswith(prefix)
+        row.tensor.removeprefix(prefix): row
+        for row in delivered_step.verdict.table
+        if row.tensor.startswith(prefix)
     }
     wrong = [name for name, row in rows.items() if row.status == "diverges"]
     subject, clause = SECTIONS[section]
-    for what, others in _instead(made, section).items():
-        like = {name for name in rows if name in others and _is(made, f"{prefix}{name}", others[name])}
+    for description, others in _instead(delivered_step, section).items():
+        like = {
+            name for name in rows if name in others and _is(delivered_step, f"{prefix}{name}", others[name])
+        }
         if like >= {*wrong}:
-            text = f"{subject}{_of(made, wrong, like, [*rows])} that are {what}"
+            text = f"{subject}{_of(delivered_step, wrong, like, [*rows])} that are {description}"
             yield Hypothesis("read_off", text, clause or rows[wrong[0]].clause, rare=True)
             return
 
 
-def _of(made: DeliveredStep, wrong: Sequence[str], like: Collection[str], every: Sequence[str]) -> str:
+def _of(
+    delivered_step: DeliveredStep, wrong: Sequence[str], like: Collection[str], every: Sequence[str]
+) -> str:
     # Name whole kinds if all their parameters show it, right or wrong; otherwise name a few parameters.
-    kinds = {name: parameter.kind for name, parameter in parameters(made.case.config, made.case.part).items()}
+    kinds = {
+        name: parameter.kind
+        for name, parameter in parameters(delivered_step.case.config, delivered_step.case.part).items()
+    }
     some = dict.fromkeys(kinds[name] for name in wrong)
     if {*every} <= {*like}:
         return ""
@@ -265,8 +274,8 @@ def _of(made: DeliveredStep, wrong: Sequence[str], like: Collection[str], every:
     return f" of {few(f'`{name}`' for name in wrong)}"
 
 
-def _instead(made: DeliveredStep, section: str) -> dict[str, dict[str, Array]]:
-    values, prefix = made.expected.values, f"steps.{made.start.step}."
+def _instead(delivered_step: DeliveredStep, section: str) -> dict[str, dict[str, Array]]:
+    values, prefix = delivered_step.expected.values, f"steps.{delivered_step.start.step}."
 
     def of(kind: str) -> dict[str, Array]:
         begin = f"{prefix}{kind}."
@@ -280,12 +289,12 @@ def _instead(made: DeliveredStep, section: str) -> dict[str, dict[str, Array]]:
         possible["not clipped"] = of("gradients")
     if section == "parameters":
         possible["as they were before the step"] = {
-            name: made.start.state[f"parameters.{name}"]
+            name: delivered_step.start.state[f"parameters.{name}"]
             for name in right
-            if f"parameters.{name}" in made.start.state
+            if f"parameters.{name}" in delivered_step.start.state
         }
-    first = made.tensor.split(".", 3)[3]
-    expected, actual = right[first].astype(np.float64), made.actual.astype(np.float64)
+    first = delivered_step.tensor.split(".", 3)[3]
+    expected, actual = right[first].astype(np.float64), delivered_step.actual.astype(np.float64)
     if section != "parameters" and expected.any():
         factor = float((expected * actual).sum() / np.square(expected).sum())
         possible[f"multiplied by {multiple(float(f'{factor:.4g}'))}"] = {
@@ -294,9 +303,11 @@ def _instead(made: DeliveredStep, section: str) -> dict[str, dict[str, Array]]:
     return possible
 
 
-def _is(made: DeliveredStep, name: str, value: Array) -> bool:
-    right, sigma = made.expected.values[name], made.expected.sigmas[name]
+def _is(delivered_step: DeliveredStep, name: str, value: Array) -> bool:
+    right, sigma = delivered_step.expected.values[name], delivered_step.expected.sigmas[name]
     largest = float(
         np.max(abs(value), initial=0.0) / max(np.max(abs(right), initial=0.0), np.finfo(float).tiny)
     )
-    return name in made.delivered and within(made.delivered[name] - value, sigma * max(1.0, largest))
+    return name in delivered_step.delivered and within(
+        delivered_step.delivered[name] - value, sigma * max(1.0, largest)
+    )

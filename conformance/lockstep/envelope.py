@@ -102,8 +102,8 @@ class Envelope:
         # The norm is judged separately. Its error is the same in every clipped gradient, not noise per
         # element (decision 24).
         norm, right = delivered.get(f"{prefix}norm", np.zeros(0)), expected.values.get(f"{prefix}norm")
-        known = norm.shape == () and norm.dtype.kind == "f" and np.isfinite(norm)
-        if self.resynchronised and known and right is not None:
+        is_number = norm.shape == () and norm.dtype.kind == "f" and np.isfinite(norm)
+        if self.resynchronised and is_number and right is not None:
             values, gradient_prefix = dict(expected.values), f"{prefix}gradients."
             gradients = {
                 name.removeprefix(gradient_prefix): array

@@ -95,10 +95,10 @@ class Candidate:
             self.seconds += time.perf_counter() - started
         return {f"steps.{step}.{name}": array for name, array in reported.items()}
 
-    def receive(self, asked: Future[dict[str, Array]], envelope: Envelope, start: Start) -> None:
+    def receive(self, future: Future[dict[str, Array]], envelope: Envelope, start: Start) -> None:
         """Judge a finished step, or keep its failure."""
         try:
-            delivered = asked.result()
+            delivered = future.result()
         except Exception as error:  # one backend's failure does not stop others
             line = f"{type(error).__name__}: {first_line(error)}"
             self.failure = failure_of(error) or ("error", line, traceback.format_exc())
@@ -116,7 +116,7 @@ class Candidate:
         start = replace(start, resumed=start.step)
         # After a divergence a first look is enough: the verdict stands.
         looks = (False, True) if self.judged and not self.diverging else (False,)
-        expected = [partial(envelope.of_run, delivered, whole=whole) for whole in looks]
+        expected = [partial(envelope.of_run, delivered, whole=full) for full in looks]
         self.add(DeliveredStep(envelope.case, start, delivered, *expected))
 
     def add(self, step: DeliveredStep) -> None:
@@ -190,8 +190,8 @@ def in_lockstep(
     # One envelope per set of deviations; the one without deviations gives the reference's state. Starting
     # from that, a bug shows at its own step, not through the rounding of earlier steps.
     envelopes = {
-        frozenset(one.items()): Envelope(replace(case, deviations=one), resynchronised=True)
-        for one in (NONE, *(candidate.deviations for candidate in candidates))
+        frozenset(member.items()): Envelope(replace(case, deviations=member), resynchronised=True)
+        for member in (NONE, *(candidate.deviations for candidate in candidates))
     }
     batches = case.training.steps
     for candidate in candidates:
@@ -209,9 +209,9 @@ def in_lockstep(
             ]
 
         state, earlier = rounded(case, case.start), None
-        asked = ask(state, 0)
+        requests = ask(state, 0)
         for step in range(len(batches)):
-            if not asked:
+            if not requests:
                 break
             start = Start(state, step, batches[step], earlier=earlier)
             for envelope in envelopes.values():
@@ -219,12 +219,12 @@ def in_lockstep(
             state = envelopes[frozenset()].truth.state()
             state = rounded(case, state) if resynchronise else state
             following = ask(state, step + 1)
-            for one, answer in asked:
-                one.receive(answer, envelopes[frozenset(one.deviations.items())], start)
-                callback(one.name, step + 1)
-            asked = [(one, answer) for one, answer in following if not one.failure]
+            for member, answer in requests:
+                member.receive(answer, envelopes[frozenset(member.deviations.items())], start)
+                callback(member.name, step + 1)
+            requests = [(member, answer) for member, answer in following if not member.failure]
             earlier = replace(start, earlier=None)
-    return [one.track() for one in candidates]
+    return [candidate.track() for candidate in candidates]
 
 
 resynchronised, free_running = partial(in_lockstep, True), partial(in_lockstep, False)
@@ -278,9 +278,9 @@ def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -
             training=replace(case.training, steps=[]),  # batches are sent with steps
         )
         session = worker.train(request)
-        stated = session.info().get("deviations", [])
-        deviations = in_precision(declared(stated), case.dtype)
-        return Candidate(name, session, deviations, environment_of(worker, stated))
+        deviation_entries = session.info().get("deviations", [])
+        deviations = in_precision(declared(deviation_entries), case.dtype)
+        return Candidate(name, session, deviations, environment_of(worker, deviation_entries))
     except Exception as error:  # one backend's failure does not stop others
         status, detail, stderr = failure_of(error) or own_failure("opening it", error)
         return Track(name, settings.status_of(name, status), detail=detail, stderr=stderr)
@@ -314,13 +314,13 @@ def judged_steps(
     Raises:
         SpecError: at the end, if a section was never judged.
     """
-    whole, start, statuses = of_training(case), None, set[tuple[str, str]]()
+    training, start, statuses = of_training(case), None, set[tuple[str, str]]()
     sigmas, state = dict[str, Array](), rounded(case, case.start)
     for step, (batches, reported) in enumerate(zip(case.training.steps, made, strict=True)):
         prefix = f"steps.{step}."
         values, tolerated = (
             {name: array for name, array in table.items() if name.startswith(prefix)}
-            for table in (whole.values, whole.sigmas)
+            for table in (training.values, training.sigmas)
         )
         expected = expectation(case, values, tolerated)
         start = Start(state, step, batches, sigmas, start and replace(start, earlier=None), resumed)

@@ -113,8 +113,8 @@ class DeliveredStep(Computation):
     @cached_property
     def asked(self) -> set[str]:
         """Names of compared tensors."""
-        known = {*self.expected.values, *self.delivered}
-        return {name for name in known if section_of(name) != "rate" or name in self.delivered}
+        names = {*self.expected.values, *self.delivered}
+        return {name for name in names if section_of(name) != "rate" or name in self.delivered}
 
     @property
     def stage(self) -> str:
@@ -138,8 +138,8 @@ class DeliveredStep(Computation):
         # Compare root mean squares, because a step's many numbers move together.
         if not self.actual.size:
             return True
-        before, left = (root_mean_square(self.actual - other) for other in (self.right.value, value))
-        return CLEAR * left < before or not np.isfinite(before)
+        before, after = (root_mean_square(self.actual - other) for other in (self.right.value, value))
+        return CLEAR * after < before or not np.isfinite(before)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
         """Predict the divergent tensor, and all others."""

@@ -93,10 +93,10 @@ class Job:
         """
         if self.expectation or not declared(run.info.get("deviations", [])).get(UNCOMPUTED_PADDING):
             return self
-        left = self.independent()
-        if left is None:
+        reduced_job = self.independent()
+        if reduced_job is None:
             raise Unsupported("each sample depends on rows of padding, which it declares not to compute")
-        return left
+        return reduced_job
 
     def independent(self) -> Job | None:
         """Return the job with a loss independent of padding, if samples are left."""
@@ -204,11 +204,11 @@ class Report:
     def contradictions(self) -> Iterator[str]:
         """Yield each status that contradicts its verdict."""
         for i, result in enumerate(self.results):
-            came_to = result.verdict.status if result.verdict else "no verdict"
-            again = ("agrees", "undetermined") if result.status == "nondeterministic" else (result.status,)
+            outcome = result.verdict.status if result.verdict else "no verdict"
+            expected = ("agrees", "undetermined") if result.status == "nondeterministic" else (result.status,)
             judged = result.status in ("agrees", "diverges", "undetermined", "nondeterministic")
-            if came_to not in again if judged else result.verdict is not None:
-                yield f"results[{i}].status is {result.status!r} but its tensors come to {came_to!r}"
+            if outcome not in expected if judged else result.verdict is not None:
+                yield f"results[{i}].status is {result.status!r} but its tensors come to {outcome!r}"
 
     @property
     def exit_code(self) -> int:
@@ -255,18 +255,18 @@ def conduct(
     Raises:
         UnknownNameError: for an unknown backend, before anything runs.
     """
-    chosen = list(names)
-    for name in chosen:
+    backend_names = list(names)
+    for name in backend_names:
         backends.resolve(name)
     started, environments = time.perf_counter(), dict[str, dict[str, Any]]()
     turns = repeated(jobs, settings.repeat)
-    with Pool(min(len(chosen), os.cpu_count() or 1) or 1, stopped) as pool:
-        runners = [Runner(name, settings, pool, environments, progress) for name in chosen]
+    with Pool(min(len(backend_names), os.cpu_count() or 1) or 1, stopped) as pool:
+        runners = [Runner(name, settings, pool, environments, progress) for name in backend_names]
         # Job by job, so that backends share a cached estimate. A backend's jobs stay in order on its only
         # worker: each waits for the previous turn.
         done = [[Event() for _ in turns] for _ in runners]
         results: list[dict[int, Result]] = [{} for _ in runners]
-        left = [Counter(map(id, turns)) for _ in runners]
+        pending = [Counter(map(id, turns)) for _ in runners]
 
         def turn(place: tuple[int, int]) -> None:
             number, which = place
@@ -278,26 +278,29 @@ def conduct(
                     result = runner.attempt(job)
                     if not pool.stopped:  # else its worker was stopped during the job
                         results[which][id(job)] = result
-                        left[which][id(job)] -= 1
+                        pending[which][id(job)] -= 1
                         progress(runner.name, job.name)
             finally:
                 done[which][number].set()
 
         pool.map(turn, itertools.product(range(len(turns)), range(len(runners))))
-    every = [result for of_one in results for result in of_one.values()]
-    unfinished = sum(count > 0 for of_one in left for count in of_one.values())
+    all_results = [result for by_job in results for result in by_job.values()]
+    unfinished = sum(count > 0 for counts in pending for count in counts.values())
     if unfinished:  # whoever stopped it does not wait for explanations
-        every = [dataclasses.replace(one, verdict=one.verdict and one.verdict.unexplained()) for one in every]
+        all_results = [
+            dataclasses.replace(result, verdict=result.verdict and result.verdict.unexplained())
+            for result in all_results
+        ]
     seconds = time.perf_counter() - started
-    return Report(every, environments, settings, seconds, unfinished=unfinished)
+    return Report(all_results, environments, settings, seconds, unfinished=unfinished)
 
 
 def unseen(environment: Mapping[str, Any], device: str) -> str:
     """Say that a backend does not see a device, if so."""
-    seen = environment.get("devices", [])
-    if not seen or (f"{device}:0" if device == "cuda" else device) in seen:
+    devices = environment.get("devices", [])
+    if not devices or (f"{device}:0" if device == "cuda" else device) in devices:
         return ""
-    return f"does not see {device}: its devices are {', '.join(map(str, seen))}"
+    return f"does not see {device}: its devices are {', '.join(map(str, devices))}"
 
 
 def deviations_of(
@@ -306,8 +309,8 @@ def deviations_of(
     """Return a backend's deviations on a device."""
     further = description.get("implementation_deviations", {})
     deviations = []
-    for stated in (description.get("deviations", []), further.get(implementation, [])):
-        deviations += stated.get(device.partition(":")[0], []) if isinstance(stated, dict) else stated
+    for entries in (description.get("deviations", []), further.get(implementation, [])):
+        deviations += entries.get(device.partition(":")[0], []) if isinstance(entries, dict) else entries
     return deviations
 
 
@@ -332,9 +335,9 @@ class _Earlier:
 
     def words(self, job: Job, turn: int) -> str:
         between = ", after others" if turn > self.turn + 1 else ""
-        came_to = _verb(self.result.verdict.status if self.result.verdict else self.result.status)
-        place = f"run {self.result.times + 1} of {job.times}{between}"
-        return f"only when it is run again: {place}; the first {came_to}"
+        outcome = _verb(self.result.verdict.status if self.result.verdict else self.result.status)
+        position = f"run {self.result.times + 1} of {job.times}{between}"
+        return f"only when it is run again: {position}; the first {outcome}"
 
 
 def _verb(status: str) -> str:
@@ -343,13 +346,13 @@ def _verb(status: str) -> str:
 
 def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
     """Repeat each job in place at least ``least`` times, and count it."""
-    listed, counted, turns = Counter(map(id, jobs)), dict[int, Job](), list[Job]()
+    occurrences, jobs_by_id, turns = Counter(map(id, jobs)), dict[int, Job](), list[Job]()
     for job in jobs:
-        added = 0
-        if id(job) not in counted:
-            added = max(least - listed[id(job)], 0)
-            counted[id(job)] = dataclasses.replace(job, times=listed[id(job)] + added)
-        turns += [counted[id(job)]] * (1 + added)
+        extra = 0
+        if id(job) not in jobs_by_id:
+            extra = max(least - occurrences[id(job)], 0)
+            jobs_by_id[id(job)] = dataclasses.replace(job, times=occurrences[id(job)] + extra)
+        turns += [jobs_by_id[id(job)]] * (1 + extra)
     return turns
 
 

@@ -112,8 +112,8 @@ def heat_maps(breakdown: Breakdown) -> dict[str, Any]:
 def _heat_map(heat: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
     rows, columns = size = len(heat.levels), len(heat.levels[0])
     starts = [
-        [place * whole // shown for place in range(shown)]
-        for whole, shown in zip(heat.shape, size, strict=True)
+        [place * length // cells for place in range(cells)]
+        for length, cells in zip(heat.shape, size, strict=True)
     ]
     beyond = [
         (i, j)

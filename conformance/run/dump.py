@@ -50,7 +50,7 @@ class Manifest:
 
 
 # Fields of ``case.json`` that define the request, besides its configuration.
-ASKED = [one.name for one in fields(Manifest) if one.name not in ("format", "group", "case", "config")]
+ASKED = [entry.name for entry in fields(Manifest) if entry.name not in ("format", "group", "case", "config")]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def case_files(job: Job) -> dict[str, bytes]:
     request = Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients)
     arrays = {f"weights/{name}": array for name, array in job.weights.items()}
     arrays |= {f"inputs/{name}": array for name, array in job.batch.arrays().items()}
-    wanted = {
+    tensor_names = {
         "output": output_name(job.config, job.part),
         "taps": [
             name
@@ -96,10 +96,10 @@ def case_files(job: Job) -> dict[str, bytes]:
         ],
         "gradients": trainable(job.config, job.part) if job.gradients else [],
     }
-    about: dict[str, Any] = {"format": FORMAT, "group": job.group, "case": job.case}
-    about |= {name: getattr(request, name) for name in ASKED} | {"config": job.config.as_dict()}
-    about |= {"wanted": wanted}
-    return {"case.safetensors": pack(arrays), "case.json": f"{json.dumps(about, indent=1)}\n".encode()}
+    manifest: dict[str, Any] = {"format": FORMAT, "group": job.group, "case": job.case}
+    manifest |= {name: getattr(request, name) for name in ASKED} | {"config": job.config.as_dict()}
+    manifest |= {"wanted": tensor_names}
+    return {"case.safetensors": pack(arrays), "case.json": f"{json.dumps(manifest, indent=1)}\n".encode()}
 
 
 def read_jobs(folder: Path) -> list[Job]:
@@ -192,7 +192,9 @@ def read_run(folder: Path, job: Job) -> Run:
 def judge_dumps(folder: Path) -> Report:
     """Judge every run in a folder; a case without a run is ``missing``."""
     judged = collect(*(partial(_judge_dump, path) for path in _cases(folder)))
-    return Report([result for result, _ in judged], {one.backend: info for one, info in judged}, Setup())
+    return Report(
+        [result for result, _ in judged], {outcome.backend: info for outcome, info in judged}, Setup()
+    )
 
 
 def _judge_dump(folder: Path) -> tuple[Result, dict[str, Any]]:

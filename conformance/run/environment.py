@@ -54,12 +54,12 @@ def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
     """Return advice on differing defaults and GPUs."""
     ready = [diagnosis for diagnosis in diagnoses if diagnosis.status == "ready"]
     lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
-    seen = any(
+    has_gpu = any(
         str(device).startswith("cuda") for diagnosis in ready for device in diagnosis.facts.get("devices", [])
     )
-    if not seen and not here.gpus():
+    if not has_gpu and not here.gpus():
         lines.append("there is no GPU here; docs/guides/gpu.md says what was measured on one, and how")
-    elif not seen and settings.device == "cpu":
+    elif not has_gpu and settings.device == "cpu":
         lines.append(
             "there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda "
             "asks what they make of it"
@@ -75,11 +75,11 @@ def _differing(ready: Sequence[Installed], kind: str) -> str | None:
             backends_by_products.setdefault(products, []).append(diagnosis.backend)
     if len(backends_by_products) < 2:
         return None
-    listed = "; ".join(
+    listing = "; ".join(
         f"{', '.join(names)} in {products}" for products, names in backends_by_products.items()
     )
     return (
-        f"on {kind}, float32 products differ by default ({listed}), the commonest false alarm of all; "
+        f"on {kind}, float32 products differ by default ({listing}), the commonest false alarm of all; "
         f"concord check uses --precision strict, full float32 in each"
     )
 
@@ -92,9 +92,9 @@ def _remedy(name: str, failure: WorkerFailure) -> str:
 
 def _advice(facts: dict[str, Any], settings: Setup) -> list[str]:
     advice = []
-    wanted, threads = settings.threads or os.cpu_count() or 1, facts.get("threads")
-    if isinstance(threads, int) and threads not in (0, wanted):
-        advice.append(f"it computes with {threads} threads where {wanted} were asked for")
+    expected, threads = settings.threads or os.cpu_count() or 1, facts.get("threads")
+    if isinstance(threads, int) and threads not in (0, expected):
+        advice.append(f"it computes with {threads} threads where {expected} were asked for")
     if (
         settings.device != "cpu"
         and here.gpus()

@@ -125,6 +125,6 @@ def _soft(name: str) -> Markup:
     return Markup("<wbr>").join(re.findall(r"[^.:/_]*[.:/_]|[^.:/_]+", shortened(name)))
 
 
-def _percent(part: float, whole: float) -> str:
-    share = 100 * part / whole if whole else 0.0
+def _percent(part: float, total: float) -> str:
+    share = 100 * part / total if total else 0.0
     return f"{share:.0f}" if share in (0, 100) else f"{min(max(share, 0.1), 99.9):.1f}"

@@ -165,18 +165,18 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
     timed = reference or any(result.milliseconds for result in results)
     several_cases = len({result.case for result in results}) > 1
     columns = ["candidate", *(["inputs"] * several_cases), "verdict", "worst", "first wrong, and why"]
-    made = Table(*columns, *(["ms"] * bool(timed)), padding=(0, 1), expand=False)
-    made.columns[columns.index("worst")].justify = made.columns[-1].justify = "right"
-    made.columns[columns.index("first wrong, and why")].justify = "left"
+    grid = Table(*columns, *(["ms"] * bool(timed)), padding=(0, 1), expand=False)
+    grid.columns[columns.index("worst")].justify = grid.columns[-1].justify = "right"
+    grid.columns[columns.index("first wrong, and why")].justify = "left"
     if reference:
-        made.add_row(*(["the reference"] + [""] * (len(columns) - 1) + [f"{reference:.3g}"]))
+        grid.add_row(*(["the reference"] + [""] * (len(columns) - 1) + [f"{reference:.3g}"]))
     for result in results:
         verdict, why = result.verdict, result.detail
         if verdict and verdict.first:
             why = verdict.cause.text if verdict.cause else f"`{verdict.first}`, no cause is known"
         elif verdict and verdict.status != "agrees":
             why = "; ".join(unjudged_lines(verdict))
-        made.add_row(
+        grid.add_row(
             Text(result.backend),
             *([Text(result.case)] * several_cases),
             Text(result.status, style=STYLES.get(result.status, "bold magenta")),
@@ -184,7 +184,7 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
             Text("; ".join(filter(None, (why, result.attribution)))),
             *([f"{result.milliseconds:.3g}" if result.milliseconds else ""] * bool(timed)),
         )
-    return made
+    return grid
 
 
 def markdown(report: Report) -> str:
@@ -242,19 +242,19 @@ def failures(report: Report, details: int = 4) -> RenderableType:
         for finding in findings[:details]:
             head, *rest = divergence_lines(finding.result)
             lines += [Text(head, style="bold red"), *map(indented, rest)]
-            for one in finding.together:
-                lines.append(indented(f"  {one.text}", style="bold"))
+            for entry in finding.together:
+                lines.append(indented(f"  {entry.text}", style="bold"))
             if finding.others:
                 others = few(
-                    f"{one.case} {SHORT.get(one.dtype, one.dtype)} ({number(one.worst)})"
-                    for one in finding.others
+                    f"{entry.case} {SHORT.get(entry.dtype, entry.dtype)} ({number(entry.worst)})"
+                    for entry in finding.others
                 )
                 lines.append(indented(f"  likewise in {counted(len(finding.others), 'run')}: {others}"))
-        if left := findings[details:]:
+        if remainder := findings[details:]:
             lines.append(
                 Text(
-                    f"{name}: {sum(len(one.results) for one in left)} more runs diverge first at {len(left)} "
-                    "other tensors (--html and --json show them all)",
+                    f"{name}: {sum(len(finding.results) for finding in remainder)} more runs diverge "
+                    f"first at {len(remainder)} other tensors (--html and --json show them all)",
                     style="red",
                 )
             )

@@ -82,7 +82,9 @@ class CaseResults:
         """Each backend's worst result; only bad ones of a failed case."""
         fine = ("absent", "unsupported", *(["agrees"] if self.order < 2 else []))
         shown = [result for result in self.results if result.status not in fine]
-        return [min(results, key=gravity) for results in gather(shown, lambda one: one.backend).values()]
+        return [
+            min(results, key=gravity) for results in gather(shown, lambda result: result.backend).values()
+        ]
 
     @property
     def silent(self) -> list[tuple[Result, str]]:
@@ -138,10 +140,10 @@ def results_page(record: Record) -> str:
         cases=cases,
         opened=opened,
         histograms=[
-            (name, dtype, _errors(chosen, f"{name}, {dtype}"))
+            (name, dtype, _errors(judged_results, f"{name}, {dtype}"))
             for name in names
             for dtype in dtypes
-            if (chosen := [one for one in select(report, backend=name, dtype=dtype) if one.verdict])
+            if (judged_results := [run for run in select(report, backend=name, dtype=dtype) if run.verdict])
         ],
         environments=[_about(name, report) for name in names],
         known=KNOWN_DEVIATIONS,
@@ -177,9 +179,9 @@ def headline(results: Sequence[Result], truth: str = "reference") -> str:
     return "; ".join(parts) + "." if parts else "Nothing was judged."
 
 
-def _share(found: Mapping[str, Counter[str]], names: Sequence[str], statuses: Sequence[str]) -> str:
-    count = sum(found[name][status] for name in names for status in statuses)
-    return f"{count} of {counted(sum(found[name].total() for name in names), 'run')}"
+def _share(counts: Mapping[str, Counter[str]], names: Sequence[str], statuses: Sequence[str]) -> str:
+    count = sum(counts[name][status] for name in names for status in statuses)
+    return f"{count} of {counted(sum(counts[name].total() for name in names), 'run')}"
 
 
 def _failures(results: Sequence[Result]) -> list[list[Result]]:
@@ -305,17 +307,17 @@ def _errors(results: Sequence[Result], whose: str) -> dict[str, Any]:
         way: [judgement for result in results for row in result.table if (judgement := row.judged(way))]
         for way in WAYS
     }
-    step, whole = (
+    local, end_to_end = (
         drawing.summed(judgement.histogram for judgement in judgements) for judgements in judged.values()
     )
-    kind = "local" if any(step) else "end_to_end"
-    most = {
+    kind = "local" if any(local) else "end_to_end"
+    largest = {
         way: max((judgement.z for judgement in judgements), default=0.0) for way, judgements in judged.items()
     }
-    counts = (step, whole) if any(step) else (whole, [])
+    counts = (local, end_to_end) if any(local) else (end_to_end, [])
     return {
         **drawing.histogram(*counts, whose),
         "kind": kind,
-        "largest": most[kind],
-        "end_to_end": most["end_to_end"],
+        "largest": largest[kind],
+        "end_to_end": largest["end_to_end"],
     }

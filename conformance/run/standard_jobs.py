@@ -37,12 +37,12 @@ def check_jobs(
         + unknowns("dtype", dtypes, PRECISIONS)
         + unknowns("variant", variants or [], known_variants())
     )
-    chosen = standard_cases(None if variants is None else list(variants), part)
-    refuse(unknowns("case", cases or [], [case.name for case in chosen]))
+    selection = standard_cases(None if variants is None else list(variants), part)
+    refuse(unknowns("case", cases or [], [case.name for case in selection]))
     # A case that needs only one precision runs in the last, unless it is asked for by name.
     return [
         job_of(case, dtype)
-        for case in chosen
+        for case in selection
         if cases is None or case.name in cases
         for dtype in (dtypes[-1:] if SCENARIOS[case.scenario].once and cases is None else dtypes)
     ]
@@ -64,7 +64,7 @@ def sequence(jobs: Sequence[Job]) -> list[Job]:
         smallest = min(of_group, key=_size)
         twice = next(job for job in of_group if job.dtype == of_group[-1].dtype)
         turns += [smallest] if _size(smallest) < _size(of_group[0]) else []
-        turns += [each for job in of_group for each in ([job, job] if job is twice else [job])]
+        turns += [turn for job in of_group for turn in ([job, job] if job is twice else [job])]
     return repeated(turns)
 
 
