@@ -40,7 +40,7 @@ class WrongWeights(NamedTuple):
 
 
 def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
-    return (loaded(*wrong) for wrong in wrong_weights(question.case, tap))
+    return (loaded(*mistake) for mistake in wrong_weights(question.case, tap))
 
 
 def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
@@ -57,10 +57,10 @@ def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
 
 
 def _each(name: str, text: str, clause: str, arrays: Made) -> Iterator[WrongWeights]:
-    for chosen in dict.fromkeys(((*arrays,), *((own,) for own in arrays))):
-        if chosen:
-            names = " and ".join(f"`{own}`" for own in chosen)
-            yield WrongWeights(name, f"{names} {text}", clause, {own: arrays[own] for own in chosen})
+    for subset in dict.fromkeys(((*arrays,), *((key,) for key in arrays))):
+        if subset:
+            names = " and ".join(f"`{key}`" for key in subset)
+            yield WrongWeights(name, f"{names} {text}", clause, {key: arrays[key] for key in subset})
 
 
 def _shorter(name: str, array: Array) -> Array:
@@ -69,11 +69,11 @@ def _shorter(name: str, array: Array) -> Array:
 
 def _of_another(case: JudgedProblem, own: str, other: str) -> Made:
     weights = case.weights
-    both = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
+    pairs = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
     return {
-        mine: partial(weights.__getitem__, theirs)
-        for mine, theirs in both
-        if mine in weights and theirs in weights and weights[mine].shape == weights[theirs].shape
+        target: partial(weights.__getitem__, source)
+        for target, source in pairs
+        if target in weights and source in weights and weights[target].shape == weights[source].shape
     }
 
 
@@ -91,12 +91,12 @@ def _of_linear(case: JudgedProblem, own: str, tap: str) -> Iterator[WrongWeights
     if weight.shape[0] == weight.shape[1]:
         yield WrongWeights("transposed_weight", f"`{name}` transposed", "WGT-2", {name: lambda: weight.T})
     else:
-        for word, read in (
+        for word, make in (
             ("read", lambda: weight.reshape(-1).reshape(weight.shape, order="F")),
             ("stored", lambda: weight.T.reshape(weight.shape)),
         ):
             text = f"`{name}` {word} in the wrong memory order"
-            yield WrongWeights("weight_in_wrong_order", text, "WGT-2", {name: read})
+            yield WrongWeights("weight_in_wrong_order", text, "WGT-2", {name: make})
     if own == "classifier":
         reversed_classes = {n: partial(np.flip, weights[n], -1) for n in (name, bias)}
         yield WrongWeights("classes_reversed", "classes in reverse order", "HED-3", reversed_classes)
@@ -116,12 +116,12 @@ def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
 
 def _of_other_layers(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
     layer, _, role = own.partition(".attention.")
-    beside = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
+    siblings = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
     inside = own.split(".", 2)[2:] if own.startswith("layers.") else []
     elsewhere = [f"layers.{i}.{name}" for name in inside for i in range(case.config.num_layers)]
-    for other in (*beside, *elsewhere):
+    for other in (*siblings, *elsewhere):
         if other != own:
-            kind = "swapped_weights" if other in beside else "weights_of_another_layer"
+            kind = "swapped_weights" if other in siblings else "weights_of_another_layer"
             yield from _each(kind, f"taken from `{other}`", "WGT-1", _of_another(case, own, other))
 
 
@@ -168,12 +168,12 @@ def _orders(heads: int) -> list[tuple[int, ...]]:
 
 def _of_norm(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
     weights, gain, offset = case.weights, f"{own}.weight", f"{own}.bias"
-    missing: Made = {
+    defaults: Made = {
         gain: lambda: np.ones_like(weights[gain]),
         offset: lambda: np.zeros_like(weights[offset]),
     }
     swapped: Made = {gain: lambda: weights[offset], offset: lambda: weights[gain]}
-    yield WrongWeights("norm_gain_and_offset_missing", "gain 1 and offset 0", "NRM-2", missing)
+    yield WrongWeights("norm_gain_and_offset_missing", "gain 1 and offset 0", "NRM-2", defaults)
     yield WrongWeights(
         "norm_gain_and_offset_swapped", "gain and offset in each other's place", "NRM-2", swapped
     )
