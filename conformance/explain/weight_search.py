@@ -45,15 +45,15 @@ def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
 
 def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
     norm = fits(tap, NORMS)
-    own = norm_of(case.config.norm_sharing, tap) if norm else parameters_of(tap)
+    module = norm_of(case.config.norm_sharing, tap) if norm else parameters_of(tap)
     if fits(tap, LINEAR):
-        yield from _of_linear(case, own, tap)
+        yield from _of_linear(case, module, tap)
     if norm:
-        yield from _of_norm(case, own)
-    names = [name for name in (f"{own}.{leaf}" for leaf in LEAVES) if name in case.weights]
-    for short in SHORTER.get(case.dtype, ()):
-        rounded = {name: partial(_shorter, short, case.weights[name]) for name in names}
-        yield from _each(f"weight_in_{short}", f"rounded to {short}", "PRC-2", rounded)
+        yield from _of_norm(case, module)
+    names = [name for name in (f"{module}.{leaf}" for leaf in LEAVES) if name in case.weights]
+    for storage in SHORTER.get(case.dtype, ()):
+        rounded = {name: partial(_shorter, storage, case.weights[name]) for name in names}
+        yield from _each(f"weight_in_{storage}", f"rounded to {storage}", "PRC-2", rounded)
 
 
 def _each(name: str, text: str, clause: str, arrays: Made) -> Iterator[WrongWeights]:
@@ -67,9 +67,9 @@ def _shorter(name: str, array: Array) -> Array:
     return rounding(name)(array.astype(np.float64))
 
 
-def _of_another(case: JudgedProblem, own: str, other: str) -> Made:
+def _of_another(case: JudgedProblem, module: str, other: str) -> Made:
     weights = case.weights
-    pairs = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
+    pairs = [(f"{module}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
     return {
         target: partial(weights.__getitem__, source)
         for target, source in pairs
@@ -80,9 +80,9 @@ def _of_another(case: JudgedProblem, own: str, other: str) -> Made:
 # Linear layers.
 
 
-def _of_linear(case: JudgedProblem, own: str, tap: str) -> Iterator[WrongWeights]:
+def _of_linear(case: JudgedProblem, module: str, tap: str) -> Iterator[WrongWeights]:
     config, weights = case.config, case.weights
-    name, bias = f"{own}.weight", f"{own}.bias"
+    name, bias = f"{module}.weight", f"{module}.bias"
     weight = weights[name]
     if bias in weights:
         yield WrongWeights(
@@ -97,7 +97,7 @@ def _of_linear(case: JudgedProblem, own: str, tap: str) -> Iterator[WrongWeights
         ):
             text = f"`{name}` {word} in the wrong memory order"
             yield WrongWeights("weight_in_wrong_order", text, "WGT-2", {name: make})
-    if own == "classifier":
+    if module == "classifier":
         reversed_classes = {n: partial(np.flip, weights[n], -1) for n in (name, bias)}
         yield WrongWeights("classes_reversed", "classes in reverse order", "HED-3", reversed_classes)
         if config.pooling == "flatten":
@@ -105,40 +105,42 @@ def _of_linear(case: JudgedProblem, own: str, tap: str) -> Iterator[WrongWeights
                 swapped = partial(_swapped, weight, (*shape, weight.shape[1]))
                 text = f"rows of `{name}` for features before tokens"
                 yield WrongWeights("flatten_order", text, "HED-1", {name: swapped})
-    yield from _of_other_layers(case, own)
+    yield from _of_other_layers(case, module)
     if tap.endswith((*PROJECTED, "attention.output")):
-        yield from _of_heads(case, own, outputs=tap.endswith(PROJECTED))
+        yield from _of_heads(case, module, outputs=tap.endswith(PROJECTED))
 
 
 def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
     return weight.reshape(shape).swapaxes(0, 1).reshape(weight.shape)
 
 
-def _of_other_layers(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
-    layer, _, role = own.partition(".attention.")
+def _of_other_layers(case: JudgedProblem, module: str) -> Iterator[WrongWeights]:
+    layer, _, role = module.partition(".attention.")
     siblings = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
-    inside = own.split(".", 2)[2:] if own.startswith("layers.") else []
+    inside = module.split(".", 2)[2:] if module.startswith("layers.") else []
     elsewhere = [f"layers.{i}.{name}" for name in inside for i in range(case.config.num_layers)]
     for other in (*siblings, *elsewhere):
-        if other != own:
+        if other != module:
             kind = "swapped_weights" if other in siblings else "weights_of_another_layer"
-            yield from _each(kind, f"taken from `{other}`", "WGT-1", _of_another(case, own, other))
+            yield from _each(kind, f"taken from `{other}`", "WGT-1", _of_another(case, module, other))
 
 
-def _of_heads(case: JudgedProblem, own: str, outputs: bool) -> Iterator[WrongWeights]:
+def _of_heads(case: JudgedProblem, module: str, outputs: bool) -> Iterator[WrongWeights]:
     """Yield permuted heads and wrong splits of a fused weight; ``outputs``: whether heads are its columns."""
     config, weights = case.config, case.weights
     numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
-    leaves = [f"{own}.{leaf}" for leaf in (LEAVES if outputs else LEAVES[:1]) if f"{own}.{leaf}" in weights]
+    leaves = [
+        f"{module}.{leaf}" for leaf in (LEAVES if outputs else LEAVES[:1]) if f"{module}.{leaf}" in weights
+    ]
     for order in _orders(config.num_heads):
         columns, axis = numbers[list(order)].reshape(-1), -1 if outputs else 0
         permuted = {name: partial(np.take, weights[name], columns, axis=axis) for name in leaves}
         text = f"with heads in the order {', '.join(map(str, order))}"
         yield from _each("heads_permuted", text, "ATT-2", permuted)
     if outputs:
-        prefix, _, role = own.rpartition(".")
+        prefix, _, role = module.rpartition(".")
         third = {
-            f"{own}.{leaf}": partial(_cut_from_fused, config, weights, prefix, role, leaf)
+            f"{module}.{leaf}": partial(_cut_from_fused, config, weights, prefix, role, leaf)
             for leaf in LEAVES
             if all(f"{prefix}.{other}.{leaf}" in weights for other in ("query", "key", "value"))
         }
@@ -166,8 +168,8 @@ def _orders(heads: int) -> list[tuple[int, ...]]:
 # Norms.
 
 
-def _of_norm(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
-    weights, gain, offset = case.weights, f"{own}.weight", f"{own}.bias"
+def _of_norm(case: JudgedProblem, module: str) -> Iterator[WrongWeights]:
+    weights, gain, offset = case.weights, f"{module}.weight", f"{module}.bias"
     defaults: Made = {
         gain: lambda: np.ones_like(weights[gain]),
         offset: lambda: np.zeros_like(weights[offset]),
@@ -179,9 +181,9 @@ def _of_norm(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
     )
     for name, parameter in parameters(case.config, case.part).items():
         other = name.removesuffix(".weight")
-        if parameter.kind != "gamma" or other == own:
+        if parameter.kind != "gamma" or other == module:
             continue
-        sibling = other[:-1] == own[:-1] and own.startswith("layers.")
+        sibling = other[:-1] == module[:-1] and module.startswith("layers.")
         kind, clause = ("norm_sharing", "NRM-5") if sibling else ("weights_of_another_norm", "WGT-1")
         text = f"the gain and offset of `{other}` instead of its own"
-        yield WrongWeights(kind, text, clause, _of_another(case, own, other))
+        yield WrongWeights(kind, text, clause, _of_another(case, module, other))
