@@ -25,7 +25,7 @@ StepEdit = Callable[..., Any]
 """Takes the training step, the correct value, and its inputs."""
 
 
-def untouched(m: Any, right: Any, *given: Any) -> Any:
+def untouched(m: Any, right: Any, *inputs: Any) -> Any:
     return right
 
 
@@ -73,7 +73,9 @@ class Change:
     def places(self) -> frozenset[str]:
         """Names of the attributes that are set."""
         return frozenset(
-            one.name for one in dataclasses.fields(self) if getattr(self, one.name) is not one.default
+            attribute.name
+            for attribute in dataclasses.fields(self)
+            if getattr(self, attribute.name) is not attribute.default
         )
 
 
@@ -154,8 +156,8 @@ Edits = Mapping[str, Any]
 def with_constants(edit: Callable[..., Any], given: Any) -> Callable[..., Any]:
     if isinstance(given, Mapping):
         return functools.partial(edit, **given)
-    more = given if isinstance(given, (list, tuple)) else (given,)
-    return lambda *right: edit(*right, *more)
+    constants = given if isinstance(given, (list, tuple)) else (given,)
+    return lambda *right: edit(*right, *constants)
 
 
 # Edits of a tap.
@@ -168,7 +170,7 @@ def only(there: Callable[[Context], bool], edit: Edit) -> Edit:
 
 def where(edit: Edit, **options: Any) -> Edit:
     """Restrict an edit to models with these options."""
-    return only(lambda m: all(getattr(m.config, name) == one for name, one in options.items()), edit)
+    return only(lambda m: all(getattr(m.config, name) == value for name, value in options.items()), edit)
 
 
 def in_last_layer(edit: Edit) -> Edit:
@@ -180,14 +182,14 @@ def skipped(m: Context) -> Any:
     return m.x
 
 
-def applied(m: Context, operation: str, *given: Any) -> Any:
+def applied(m: Context, operation: str, *operands: Any) -> Any:
     """Apply an operation, or a step, to a tap."""
-    return getattr(m, operation)(m.y, *given)
+    return getattr(m, operation)(m.y, *operands)
 
 
-def taken(m: Context, operation: str, *given: Any) -> Any:
+def taken(m: Context, operation: str, *operands: Any) -> Any:
     """Apply an operation, or a step, to the input of a tap's step."""
-    return getattr(m, operation)(m.x, *given)
+    return getattr(m, operation)(m.x, *operands)
 
 
 def at_most(m: Context, most: float) -> Any:
@@ -207,7 +209,7 @@ def weights(request: Request, new: Mapping[str, Array]) -> Request:
 
 
 def recipe(**fields: Any) -> Change:
-    return Change(recipe=lambda given: given.replace(**fields))
+    return Change(recipe=lambda original: original.replace(**fields))
 
 
 def rule(**methods: StepEdit) -> Change:
@@ -216,8 +218,8 @@ def rule(**methods: StepEdit) -> Change:
     """
 
     def edited(name: str, edit: StepEdit) -> Callable[..., Any]:
-        right = getattr(Optimizer, name)
-        return lambda self, *given: edit(self, functools.partial(right, self), *given)
+        method = getattr(Optimizer, name)
+        return lambda self, *inputs: edit(self, functools.partial(method, self), *inputs)
 
-    new = {name: edited(name, edit) for name, edit in methods.items()}
-    return Change(optimizer=type("EditedOptimizer", (Optimizer,), new))
+    replacements = {name: edited(name, edit) for name, edit in methods.items()}
+    return Change(optimizer=type("EditedOptimizer", (Optimizer,), replacements))

@@ -55,13 +55,13 @@ PLACES = {field.name for field in dataclasses.fields(Change)}
 
 def _frozen(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _frozen(one) for key, one in value.items()}
+        return {key: _frozen(item) for key, item in value.items()}
     return tuple(value) if isinstance(value, list) else value
 
 
 def _entries(operation: str, module: ModuleType) -> Iterator[Bug]:
     path = Path(__file__).parent / "entries" / f"{operation}.toml"
-    known = {
+    edits = {
         **vars(bug),
         **vars(rounding),
         **vars(module),
@@ -72,26 +72,30 @@ def _entries(operation: str, module: ModuleType) -> Iterator[Bug]:
         edit, taps, place = entry.pop("edit", name), entry.pop("taps", ()), entry.pop("place", "edit")
         if isinstance(edit, dict):
             ((edit, constants),) = edit.items()
-            found = with_constants(known[edit], constants)
+            edit_or_change = with_constants(edits[edit], constants)
         else:
-            found = known[edit]
+            edit_or_change = edits[edit]
         if options := entry.pop("only_of", {}):
-            found = where(found, **options)
-        if isinstance(found, Change):
-            change = found
+            edit_or_change = where(edit_or_change, **options)
+        if isinstance(edit_or_change, Change):
+            change = edit_or_change
         elif place in PLACES:
-            edited: dict[str, Any] = {place: found}
+            edited: dict[str, Any] = {place: edit_or_change}
             change = Change(taps=taps, **edited)
         else:
-            change = rule(**{place: found})
-        said: dict[str, Any] = {"cause": name}
+            change = rule(**{place: edit_or_change})
+        fields: dict[str, Any] = {"cause": name}
         if operation in TRAINING_OPERATIONS:
-            said |= {"variant": OF_TRAINING, "scenario": "adamw", "first": ("where the reference shows it",)}
+            fields |= {
+                "variant": OF_TRAINING,
+                "scenario": "adamw",
+                "first": ("where the reference shows it",),
+            }
         elif taps:  # at the first of its taps, in the first layer
-            said["first"] = (
+            fields["first"] = (
                 f"layers.0.{taps[0][1:].removeprefix('.')}" if taps[0].startswith("*") else taps[0],
             )
-        yield Bug(name=name, operation=operation, change=change, **{**said, **entry})
+        yield Bug(name=name, operation=operation, change=change, **{**fields, **entry})
 
 
 KNOWN: dict[str, Bug] = {

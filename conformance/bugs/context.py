@@ -132,8 +132,8 @@ class Context(TensorOperations):
     @property
     def counted(self) -> Flags:
         """Samples whose loss counts, (B,)."""
-        counted: Flags = self.labels != (-1 if self.config.ignore_label is None else self.config.ignore_label)
-        return counted
+        flags: Flags = self.labels != (-1 if self.config.ignore_label is None else self.config.ignore_label)
+        return flags
 
     @property
     def real(self) -> Flags:
@@ -253,8 +253,8 @@ class Context(TensorOperations):
     ) -> Array:
         """Return the softmax; each argument replaces one step (SPEC ATT-5)."""
         scores = self.unnormalised
-        made = powers((exponential or self.exp)(scores - self.max(scores, -1)))
-        return made / total(self.sum(made, -1))
+        exponentials = powers((exponential or self.exp)(scores - self.max(scores, -1)))
+        return exponentials / total(self.sum(exponentials, -1))
 
     @property
     def used_weights(self) -> Array:
@@ -273,14 +273,14 @@ class Context(TensorOperations):
         return self.reshape(x, (*tuple(x.shape)[:2], self.config.num_heads, self.config.head_dim))
 
     def with_heads(self, x: Array, order: Iterable[int]) -> Array:
-        apart = self.by_heads(x)
-        return self.reshape(self.concat([apart[:, :, h : h + 1] for h in order], 2), tuple(x.shape))
+        heads = self.by_heads(x)
+        return self.reshape(self.concat([heads[:, :, h : h + 1] for h in order], 2), tuple(x.shape))
 
     def dropped(self, x: Array, each: int) -> Array:
         """Drop every ``each``-th number and scale up the others (SPEC DRP-1)."""
         shape = tuple(x.shape)
-        kept = (np.arange(math.prod(shape)) % each > 0).reshape(shape) * (each / (each - 1))
-        return x * self.constant(kept, x)
+        factors = (np.arange(math.prod(shape)) % each > 0).reshape(shape) * (each / (each - 1))
+        return x * self.constant(factors, x)
 
     def activation(self, x: Array, kind: str | None = None) -> Array:
         """Apply an activation (SPEC ATT-1, FFN-2)."""
@@ -304,8 +304,8 @@ class Context(TensorOperations):
     def flags(self, axis: int, *entries: int) -> Flags:
         """Flag entries of an axis, in a shape that broadcasts; negative indices count from the end."""
         shape = tuple(self.y.shape)
-        wanted = np.isin(np.arange(shape[axis]), [entry % shape[axis] for entry in entries])
-        return wanted.reshape([shape[axis] if i == axis % len(shape) else 1 for i in range(len(shape))])
+        selection = np.isin(np.arange(shape[axis]), [entry % shape[axis] for entry in entries])
+        return selection.reshape([shape[axis] if i == axis % len(shape) else 1 for i in range(len(shape))])
 
 
 Edit = Callable[[Context], Array]

@@ -43,13 +43,13 @@ class Value:
     def aligned(self, other: Value) -> tuple[Node, Node]:
         """Give both tensors equally many axes, or NumPy would broadcast samples along another axis."""
         rank = max(len(self.shape), len(other.shape))
-        one, two = (
+        first, second = (
             value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape))
             if 0 < len(value.shape) < rank
             else value.tensor
             for value in (self, other)
         )
-        return one, two
+        return first, second
 
     def with_other(self, other: Any, of_tensors: str, of_number: str, sign: float = 1) -> Value:
         """Apply ``of_tensors`` to two tensors, or ``of_number`` to a tensor and a number."""
@@ -91,11 +91,11 @@ class Value:
     def __getitem__(self, where: Any) -> Value:
         """Select with slices, integers, ``None`` and ``...``, each element at most once."""
         parts = where if isinstance(where, tuple) else (where,)
-        chosen = self.of(self.a.index(self.tensor, tuple(part for part in parts if part is not None)))
+        selection = self.of(self.a.index(self.tensor, tuple(part for part in parts if part is not None)))
         if None not in parts:
-            return chosen
+            return selection
         shape = np.empty(self.shape, bool)[where].shape
-        return self.of(self.a.reshape(chosen.tensor, shape))
+        return self.of(self.a.reshape(selection.tensor, shape))
 
     # Comparisons use each sample's own values.
 
@@ -123,8 +123,8 @@ class TapeContext(Context):
     def __getattr__(self, name: str) -> Callable[..., Value]:
         """Look up an operation of the arithmetic under the same name."""
         operation = getattr(self.a, name)
-        return lambda *given: self.value(
-            operation(*(one.tensor if isinstance(one, Value) else one for one in given))
+        return lambda *operands: self.value(
+            operation(*(operand.tensor if isinstance(operand, Value) else operand for operand in operands))
         )
 
     def sum(self, x: Value, axis: int | None = None) -> Value:
@@ -181,8 +181,8 @@ class TapeContext(Context):
         place, ends = self.behind(parts[0], axis), np.cumsum([part.shape[axis] for part in parts])[:-1]
         values = [part.tensor.value for part in parts]
         if self.a.lead:
-            most = max(map(len, values))
-            values = [np.broadcast_to(value, (most, *value.shape[1:])) for value in values]
+            samples = max(map(len, values))
+            values = [np.broadcast_to(value, (samples, *value.shape[1:])) for value in values]
 
         def pull(number: int) -> Callable[[Any], Any]:
             return lambda g: np.split(g, ends, place)[number]
@@ -196,11 +196,11 @@ class TapeContext(Context):
     def where(self, condition: Any, a: Value, b: Any) -> Value:
         if not isinstance(b, Value) and np.broadcast_shapes(np.shape(condition), a.shape) == a.shape:
             return self.value(self.a.replace(a.tensor, condition, b))  # softmax knows what absorbs (MSK-5)
-        other = a.like(b)
-        chosen = np.where(condition, a.tensor.value, other.value)
-        back_a, back_b = self.a._unbroadcast(a.tensor), self.a._unbroadcast(other)
+        alternative = a.like(b)
+        values = np.where(condition, a.tensor.value, alternative.value)
+        back_a, back_b = self.a._unbroadcast(a.tensor), self.a._unbroadcast(alternative)
         ours = (a.tensor, lambda g: back_a(np.where(condition, g, 0)))
-        return self.recorded(chosen, ours, (other, lambda g: back_b(np.where(condition, 0, g))))
+        return self.recorded(values, ours, (alternative, lambda g: back_b(np.where(condition, 0, g))))
 
     def take(self, table: Value, ids: NDArray[np.int64]) -> Value:
         return self.value(self.a.take(table.tensor, ids))
@@ -221,10 +221,10 @@ class TapeContext(Context):
         return self.recorded(value.tensor.value, (surrogate.tensor, lambda g: g))
 
     def rounded(self, x: Value, number_format: str) -> Value:
-        rounded = round_to_bits(x.tensor.value.astype(np.float64), SIGNIFICANT_BITS[number_format]).astype(
+        value = round_to_bits(x.tensor.value.astype(np.float64), SIGNIFICANT_BITS[number_format]).astype(
             x.tensor.value.dtype
         )
-        return self.recorded(rounded, (x.tensor, lambda g: g))
+        return self.recorded(value, (x.tensor, lambda g: g))
 
     def round_to(self, x: Value, number_format: str) -> Value:
         return self.rounded(x, number_format)
@@ -241,10 +241,10 @@ class Seen(Mapping[str, Any]):
         self.model, self.value = model, value
 
     def __getitem__(self, name: str) -> Value:
-        given, now = name.removeprefix("inputs."), self.model.now
-        if given != name:
-            return self.value(self.model.given[given])
-        return self.value(now[name] if name in now else self.model.weights[name])
+        key, taps = name.removeprefix("inputs."), self.model.now
+        if key != name:
+            return self.value(self.model.given[key])
+        return self.value(taps[name] if name in taps else self.model.weights[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self.model.now, *(f"inputs.{name}" for name in self.model.given)])
@@ -281,13 +281,13 @@ class Edited(Model):
 
     def seen_by(self, arithmetic: Arithmetic, value: Callable[[Node], Value]) -> Context:
         """Return the context of an edit in ``arithmetic``; ``value`` converts nodes."""
-        seen = Seen(self, value)
-        return TapeContext(arithmetic, self.config, self.batch, self.part, self.dtype, seen, self.memory)
+        tensors = Seen(self, value)
+        return TapeContext(arithmetic, self.config, self.batch, self.part, self.dtype, tensors, self.memory)
 
     def made(self, edit: Edit, name: str, tensor: Node) -> Node:
         self.context.tap, self.context.y = name, Value(self.a, tensor)
-        made: Value = edit(self.context)
-        return made.tensor
+        value: Value = edit(self.context)
+        return value.tensor
 
     def tap(self, name: str, tensor: Node) -> Node:
         edit = self.edits(name)

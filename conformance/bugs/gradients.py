@@ -28,9 +28,9 @@ def instead(m: Context, other: Array) -> Array:
     return m.value_of(m.y, other)
 
 
-def slope(m: Context, made: Array) -> Array:
+def slope(m: Context, derivative: Array) -> Array:
     """Replace the slope of an elementwise step."""
-    return instead(m, m.x * m.stop_gradient(made))
+    return instead(m, m.x * m.stop_gradient(derivative))
 
 
 def detached(m: Context) -> Array:
@@ -58,8 +58,8 @@ def tanh_gradient_sign(m: Context) -> Array:
 
 
 def tanh_gradient_of_rounded(m: Context) -> Array:
-    rounded = m.rounded(m.tanh(m.x), "bfloat16")
-    return slope(m, 1.0 - rounded * rounded)
+    tanh = m.rounded(m.tanh(m.x), "bfloat16")
+    return slope(m, 1.0 - tanh * tanh)
 
 
 # Attention.

@@ -25,8 +25,8 @@ def stored(m: Context, dtype: str) -> Array:
 
 
 def rounded(m: Context, number_format: str) -> Array:
-    kept = precision(number_format).round(m.ids.astype(np.float64)).astype(np.int64)
-    return lookup(m, kept.clip(0, m.config.vocab_size - 1))
+    ids = precision(number_format).round(m.ids.astype(np.float64)).astype(np.int64)
+    return lookup(m, ids.clip(0, m.config.vocab_size - 1))
 
 
 # Positions.
@@ -69,11 +69,11 @@ def positions_moved_by_each_call(m: Context) -> Array:
 
 def stale(m: Context, what: str, now: Any) -> Any:
     """Return an array as in the first run, where it fits."""
-    before = m.memory.setdefault(what, now)
-    samples, tokens = (min(sizes) for sizes in zip(before.shape, now.shape, strict=True))
-    kept = now.copy()
-    kept[:samples, :tokens] = before[:samples, :tokens]
-    return kept
+    first = m.memory.setdefault(what, now)
+    samples, tokens = (min(sizes) for sizes in zip(first.shape, now.shape, strict=True))
+    result = now.copy()
+    result[:samples, :tokens] = first[:samples, :tokens]
+    return result
 
 
 EDITS: Edits = {

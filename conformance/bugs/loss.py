@@ -22,8 +22,8 @@ def of_targets(m: Context, targets: NDArray[np.floating]) -> Array:
     return -m.sum(x * m.constant(targets, x), 1)[:, 0]
 
 
-def binary_losses(m: Context, logits: Array, wanted: Flags) -> Array:
-    wrong = m.where(wanted, -logits, logits)
+def binary_losses(m: Context, logits: Array, labels: Flags) -> Array:
+    wrong = m.where(labels, -logits, logits)
     return m.relu(wrong) + m.log(m.exp(-m.abs(wrong)) + 1.0)
 
 

@@ -36,9 +36,9 @@ def norm_before_residual(m: Context) -> Array:
 
 def norm_of_padded_row(m: Context) -> Array:
     """Pad rows with zeros to a power of two, whose distances from the mean count."""
-    own, mean = m.config.d_model, m.mean(m.x, -1)
-    width = 2 ** math.ceil(math.log2(own))
-    return m.norm(m.x, variance=lambda variance: variance + mean * mean * (width / own - 1))
+    size, mean = m.config.d_model, m.mean(m.x, -1)
+    width = 2 ** math.ceil(math.log2(size))
+    return m.norm(m.x, variance=lambda variance: variance + mean * mean * (width / size - 1))
 
 
 def variance_in(m: Context, number_format: str) -> Array:

@@ -29,11 +29,11 @@ def products(m: Context, number_format: str, cut: bool = False) -> Array:
 
     This includes preceding products that a fused kernel hides.
     """
-    shorten, passed = (m.cut_to, m.cut_off) if cut else (m.round_to, m.rounded)
+    shorten, shorten_gradient = (m.cut_to, m.cut_off) if cut else (m.round_to, m.rounded)
 
     def contract(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
         result = multiply(shorten(a, number_format), shorten(b, number_format))
-        return m.with_gradient(result, lambda gradient: passed(gradient, number_format))
+        return m.with_gradient(result, lambda gradient: shorten_gradient(gradient, number_format))
 
     name, m.contract = m.tap.rpartition(".")[2], contract
     if name in ("scores", "context"):

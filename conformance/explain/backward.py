@@ -23,7 +23,7 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[
             none, use the parameter.
     """
     consumers = _consumers(question)
-    right = _right(question, statuses, consumers)
+    proofs = _right(question, statuses, consumers)
     name = str(question.parameter)
     tap = name.removeprefix("taps.")
     if tap == name:
@@ -31,23 +31,29 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[
         if len(users) != 1:
             return "", ()
         (tap,) = users
-        if tap in right:
+        if tap in proofs:
             text = (
-                f"`{right[tap]}` is right: the gradient of `{name}` is made wrongly, or of a wrong activation"
+                f"`{proofs[tap]}` is right: the gradient of `{name}` is made wrongly, "
+                "or of a wrong activation"
             )
             return text, (_clause(question, tap), "GRD-1")
-    steps, waiting = list[str](), list(consumers.get(tap, []))
-    while waiting:
-        step = waiting.pop(0)
+    steps, queue = list[str](), list(consumers.get(tap, []))
+    while queue:
+        step = queue.pop(0)
         if step not in steps:
             steps.append(step)
-            waiting += [] if step in right else consumers.get(step, [])
+            queue += [] if step in proofs else consumers.get(step, [])
     if not steps:
         return "", ()
     clauses = {step: _clause(question, step) for step in steps}
-    known = ", ".join(dict.fromkeys(f"`{right[step]}`" for step in steps if step in right)) or "the loss"
+    gradients = (
+        ", ".join(dict.fromkeys(f"`{proofs[step]}`" for step in steps if step in proofs)) or "the loss"
+    )
     suspected = ", ".join(f"`{step}` ({clause})" for step, clause in clauses.items())
-    text = f"the derivative of a step between {known} (right) and `{question.tensor}` (wrong): of {suspected}"
+    text = (
+        f"the derivative of a step between {gradients} (right) and `{question.tensor}` (wrong): "
+        f"of {suspected}"
+    )
     likeliest = sorted(clauses.values(), key=lambda clause: (clause in PLAIN) + (clause == "ATT-4") / 2)
     return text, tuple(dict.fromkeys(likeliest))
 
@@ -69,7 +75,7 @@ def _right(
     """Map each tap with a correct gradient to the gradient that proves it."""
     exact, prefix = question.exact, "gradients.taps."
     agreeing = [name for name, status in statuses.items() if status == "agrees"]
-    right = {name.removeprefix(prefix): name for name in agreeing if name.startswith(prefix)}
+    proofs = {name.removeprefix(prefix): name for name in agreeing if name.startswith(prefix)}
     sizes = {
         name: float(abs(node.gradient).max())
         for name, node in exact.parameters.items()
@@ -79,8 +85,8 @@ def _right(
         name = parameter.removeprefix("=")
         visible = sizes.get(name, 0.0) > SMALL * max(sizes.values(), default=0.0)
         if parameter != name and len(users) == 1 and visible and f"gradients.{name}" in agreeing:
-            right.setdefault(users[0], f"gradients.{name}")
-    return right
+            proofs.setdefault(users[0], f"gradients.{name}")
+    return proofs
 
 
 def _clause(question: Question, step: str) -> str:
@@ -90,15 +96,15 @@ def _clause(question: Question, step: str) -> str:
 
 def made_of(tensor: Node, names: Mapping[int, str]) -> list[str]:
     """Return the taps and parameters from which a tensor is computed without another tap in between."""
-    sources, seen = list[str](), set[int]()
-    waiting = [operand for operand, _ in tensor.operands]
-    while waiting:
-        current = waiting.pop()
-        if id(current) in seen:
+    sources, visited = list[str](), set[int]()
+    stack = [operand for operand, _ in tensor.operands]
+    while stack:
+        current = stack.pop()
+        if id(current) in visited:
             continue
-        seen.add(id(current))
+        visited.add(id(current))
         if id(current) in names:
             sources.append(names[id(current)])
         else:
-            waiting += [operand for operand, _ in current.operands]
+            stack += [operand for operand, _ in current.operands]
     return sources

@@ -72,9 +72,9 @@ class Computation(ABC):
             return False
         if not same_infinities(actual, right.value):
             return True
-        before, left = abs(actual - right.value), abs(actual - value)
-        wrong = np.maximum(before, left) > R * right.sigma
-        return bool(wrong.any()) and float(np.mean(left[wrong] <= before[wrong] / 2)) >= 0.5
+        error_before, error_after = abs(actual - right.value), abs(actual - value)
+        wrong = np.maximum(error_before, error_after) > R * right.sigma
+        return bool(wrong.any()) and float(np.mean(error_after[wrong] <= error_before[wrong] / 2)) >= 0.5
 
     def judged(self, actual: Array, prediction: Prediction) -> Judgement:
         return judge_tensor(actual, prediction.value, prediction.sigma, self.dtype)
@@ -104,16 +104,16 @@ class Computation(ABC):
 
     def distance(self, prediction: Prediction) -> float:
         """Return the largest error over all tensors of a prediction, in tolerances."""
-        beside = (
+        ratios = (
             self.judged(self.delivered[name], expected).ratio for name, expected in prediction.beside.items()
         )
-        return max((self.judged(self.actual, prediction).ratio, *beside))
+        return max((self.judged(self.actual, prediction).ratio, *ratios))
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
         """Return whether a hypothesis leaves the tensor correct, and so is not refuted."""
         value = self.values(hypothesis)
-        shown = value.shape == self.actual.shape and self.judged(value, self.right).status == "diverges"
-        return not shown
+        refuted = value.shape == self.actual.shape and self.judged(value, self.right).status == "diverges"
+        return not refuted
 
 
 def same_infinities(a: Array, b: Array) -> bool:
@@ -124,10 +124,10 @@ def same_infinities(a: Array, b: Array) -> bool:
 
 def within(error: Array, sigma: Array) -> bool:
     """Return whether errors are rounding; False if sigma is finite nowhere."""
-    known = np.isfinite(sigma) & np.ones_like(error, bool)
-    if known.size and not known.any():
+    finite = np.isfinite(sigma) & np.ones_like(error, bool)
+    if finite.size and not finite.any():
         return False
-    error, sigma = error[known], np.broadcast_to(sigma, known.shape)[known]
+    error, sigma = error[finite], np.broadcast_to(sigma, finite.shape)[finite]
     if not np.isfinite(error).all():
         return False
     scores = np.where(error != 0, abs(error) / sigma, 0.0)

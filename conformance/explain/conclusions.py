@@ -59,9 +59,11 @@ def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]
                 groups.setdefault(role_of(verdict.explanation.tensor), []).append(i)
             if run.status == "agrees":
                 passed.append(run)
-        for tensor, wrong in groups.items():
-            revised, conclusion = _together(backend, tensor, [explained[i] for i in wrong], passed, effort)
-            for i, explanation in zip(wrong, revised, strict=True):
+        for tensor, indices in groups.items():
+            explanations, conclusion = _together(
+                backend, tensor, [explained[i] for i in indices], passed, effort
+            )
+            for i, explanation in zip(indices, explanations, strict=True):
                 verdict = dataclasses.replace(_verdict(explained[i]), explanation=explanation)
                 explained[i] = dataclasses.replace(explained[i], verdict=verdict)
             conclusions.append(conclusion)
@@ -76,47 +78,47 @@ def _verdict(run: Result) -> Verdict:
 def _together(
     backend: str, tensor: str, wrong: Sequence[Result], passed: Sequence[Result], effort: Effort
 ) -> tuple[list[Explanation], Conclusion]:
-    explanations = [known for run in wrong if (known := _verdict(run).explanation)]
-    named: dict[str, list[list[Hypothesis]]] = {}
+    explanations = [cause for run in wrong if (cause := _verdict(run).explanation)]
+    by_name: dict[str, list[list[Hypothesis]]] = {}
     for explanation in explanations:
         for name, of_name in gather(explanation.hypotheses, lambda hypothesis: hypothesis.name).items():
-            named.setdefault(name, []).append(of_name)
+            by_name.setdefault(name, []).append(of_name)
     condition = _condition(wrong, passed)
-    some = {name for name, of_name in named.items() if len(of_name) < len(wrong)}
+    doubtful = {name for name, of_name in by_name.items() if len(of_name) < len(wrong)}
     # A cause that fits fewer than half of the wrong cases is not named (decision 19).
-    refuted = {name for name in some if 2 * len(named[name]) < len(wrong)}
+    refuted = {name for name in doubtful if 2 * len(by_name[name]) < len(wrong)}
     groups = {run.group for run in wrong}
     nearest = sorted(passed, key=lambda run: run.group not in groups)
     if not condition:  # a bug under a condition need not show in passed cases
-        tried = {name: of_name for name, of_name in named.items() if name not in refuted}
+        candidates = {name: of_name for name, of_name in by_name.items() if name not in refuted}
         refuted |= {
             name
-            for name, of_name in tried.items()
+            for name, of_name in candidates.items()
             if _shown(of_name, explanations[0].tensor, nearest, effort)
         }
-    revised = [_revised(explanation, refuted, some) for explanation in explanations]
+    revised = [_revised(explanation, refuted, doubtful) for explanation in explanations]
     clauses = [explanation.clause for explanation in revised]
     clause = max(dict.fromkeys(clauses), key=clauses.count)
     lines = [f"`{tensor}` is first wrong in {counted(len(wrong), 'run')} (SPEC {clause})"]
-    if left := [of_name for name, of_name in named.items() if name not in refuted]:
-        hypothesis, times = _commonest(max(left, key=len))
+    if survivors := [of_name for name, of_name in by_name.items() if name not in refuted]:
+        hypothesis, times = _commonest(max(survivors, key=len))
         lines.append(f"{hypothesis.text} ({hypothesis.clause}) fits {times} of them")
     lines += [condition] if condition else []
     return revised, Conclusion(backend, tensor, clause, len(wrong), "; ".join([*lines, *effort.failures]))
 
 
 def _shown(
-    named: Sequence[Sequence[Hypothesis]], tensor: str, passed: Sequence[Result], effort: Effort
+    groups: Sequence[Sequence[Hypothesis]], tensor: str, passed: Sequence[Result], effort: Effort
 ) -> bool:
-    tried, _ = _commonest(named)
-    if any("request" in hypothesis.change.places for of_run in named for hypothesis in of_run):
+    candidate, _ = _commonest(groups)
+    if any("request" in hypothesis.change.places for of_run in groups for hypothesis in of_run):
         return False  # a conversion may spoil the weights of one model alone
     for run in passed[:MOST_PASSED]:
         if effort.spent():
             return False
         case = _verdict(run).case
-        with effort.attempt(f"trying {tried.name} in {run.case}"):
-            if case is not None and visible(case, tensor, tried):
+        with effort.attempt(f"trying {candidate.name} in {run.case}"):
+            if case is not None and visible(case, tensor, candidate):
                 return True
     return False
 
@@ -127,23 +129,25 @@ def _condition(wrong: Sequence[Result], passed: Sequence[Result]) -> str:
             return f"{run.case} {run.attribution}"
     conditions = []
     for words, feature in FEATURES.items() if len(passed) > 1 else ():
-        having, lacking = (
+        in_wrong, in_passed = (
             [case and feature(case) for case in (_verdict(run).case for run in runs)]
             for runs in (wrong, passed)
         )
-        if all(having) and all(present is False for present in lacking):
+        if all(in_wrong) and all(present is False for present in in_passed):
             conditions.append(words)
-    dtypes, others = ({run.dtype for run in runs} for runs in (wrong, passed))
-    if others and len(dtypes) == 1 and not dtypes & others:
+    dtypes, passed_dtypes = ({run.dtype for run in runs} for runs in (wrong, passed))
+    if passed_dtypes and len(dtypes) == 1 and not dtypes & passed_dtypes:
         conditions.append(f"the precision is {dtypes.pop()}")
     return f"it is wrong only where {'; only where '.join(conditions)}" if conditions else ""
 
 
-def _commonest(named: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
+def _commonest(groups: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
     """Return the hypothesis that most runs name in the same words, and their number."""
-    alike = gather((each for of_run in named for each in of_run), lambda each: each.text)
-    most = max(alike.values(), key=len)
-    return most[0], len(most)
+    wordings = gather(
+        (hypothesis for of_run in groups for hypothesis in of_run), lambda hypothesis: hypothesis.text
+    )
+    commonest = max(wordings.values(), key=len)
+    return commonest[0], len(commonest)
 
 
 def _size(case: JudgedProblem, axis: int) -> int:
@@ -172,21 +176,26 @@ def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
     pinned = {name: value for name, value in truth.items() if name != "loss" and not is_gradient(name)}
     question = Question(case, pinned, tensor, truth[tensor])
     with contextlib.suppress(*INAPPLICABLE):
-        same = like(question, hypothesis)
-        return same is not None and not question.compatible(same)
+        counterpart = like(question, hypothesis)
+        return counterpart is not None and not question.compatible(counterpart)
     return False
 
 
 def _revised(explanation: Explanation, refuted: Collection[str], doubtful: Collection[str]) -> Explanation:
     hypotheses = explanation.hypotheses
-    if not any(each.name in refuted or each.name in doubtful for each in hypotheses):
+    if not any(hypothesis.name in refuted or hypothesis.name in doubtful for hypothesis in hypotheses):
         return explanation
     # If no cause remains, the clauses of the refuted one come last.
-    clauses, kept = explanation.clauses, [each for each in hypotheses if each.name not in refuted]
-    if not kept:
-        broken = {each.clause for each in hypotheses}
-        clauses = tuple(sorted(clauses, key=lambda clause: clause in broken))
-    left = explained_by(explanation.tensor, kept, False) if kept else Explanation(explanation.tensor)
+    clauses, remaining = (
+        explanation.clauses,
+        [hypothesis for hypothesis in hypotheses if hypothesis.name not in refuted],
+    )
+    if not remaining:
+        refuted_clauses = {hypothesis.clause for hypothesis in hypotheses}
+        clauses = tuple(sorted(clauses, key=lambda clause: clause in refuted_clauses))
+    revision = (
+        explained_by(explanation.tensor, remaining, False) if remaining else Explanation(explanation.tensor)
+    )
     return dataclasses.replace(
-        left, clauses=clauses, description=explanation.description, notes=explanation.notes
+        revision, clauses=clauses, description=explanation.description, notes=explanation.notes
     )

@@ -114,8 +114,8 @@ class Description:
             return f"`{self.tensor}` {self.what}"
         share = f"{self.wrong} of {self.size} elements"
         if self.where:
-            there = f": there it {self.what}" if self.what else ""
-            return f"`{self.tensor}` is wrong only in {self.where} ({share}){there}"
+            suffix = f": there it {self.what}" if self.what else ""
+            return f"`{self.tensor}` is wrong only in {self.where} ({share}){suffix}"
         if self.what:
             return f"`{self.tensor}` {self.what} ({share} are wrong)"
         size = f", by about {self.relative:.1g} of its size" if 0 < self.relative < 1 else ""
@@ -129,29 +129,29 @@ def describe(question: Question) -> tuple[Description | None, Flags, str]:
     """
     with np.errstate(all="ignore"):
         wrong = wrong_elements(question)
-        there = np.ones_like(wrong)
+        everywhere = np.ones_like(wrong)
         if not wrong.any():
-            return None, there, ""
+            return None, everywhere, ""
         where, region = _region(question, wrong)
-        kind, what = _relation(question, region)
-        if where and not what and (wrong & region).sum() < FILLED * region.sum():
-            where, region, (kind, what) = "", there, _relation(question, there)
-        if not what and wrong.sum() >= FEW and (of_wrong := _relation(question, wrong))[0] in BY_ELEMENT:
-            kind, what = of_wrong[0], f"{of_wrong[1]} where it is wrong"
-        right = question.right.value[wrong]
-        shares = abs(question.actual[wrong] - right) / abs(right)
+        kind, words = _relation(question, region)
+        if where and not words and (wrong & region).sum() < FILLED * region.sum():
+            where, region, (kind, words) = "", everywhere, _relation(question, everywhere)
+        if not words and wrong.sum() >= FEW and (of_wrong := _relation(question, wrong))[0] in BY_ELEMENT:
+            kind, words = of_wrong[0], f"{of_wrong[1]} where it is wrong"
+        expected = question.right.value[wrong]
+        shares = abs(question.actual[wrong] - expected) / abs(expected)
     relative = float(np.median(np.nan_to_num(shares, nan=np.inf, posinf=np.inf)))
-    return Description(question.tensor, where, what, int(wrong.sum()), wrong.size, relative), region, kind
+    return Description(question.tensor, where, words, int(wrong.sum()), wrong.size, relative), region, kind
 
 
 def wrong_elements(question: Computation) -> Flags:
     """Return elements wrong by more than Z sigma or, if there are none, R sigma."""
     # R applies where only the root mean square of all elements is wrong.
-    actual, right, sigma = question.actual, question.right.value, question.right.sigma
-    infinite = np.isfinite(actual) != np.isfinite(right)
-    scores = np.where(np.isfinite(sigma), abs(actual - right) / sigma, 0.0)
+    actual, expected, sigma = question.actual, question.right.value, question.right.sigma
+    infinite = np.isfinite(actual) != np.isfinite(expected)
+    scores = np.where(np.isfinite(sigma), abs(actual - expected) / sigma, 0.0)
     for limit in (Z, R):
-        wrong = infinite | (np.nan_to_num(scores, nan=np.inf) > limit) & np.isfinite(right)
+        wrong = infinite | (np.nan_to_num(scores, nan=np.inf) > limit) & np.isfinite(expected)
         if wrong.any():
             return np.asarray(wrong)
     return np.asarray(infinite)
@@ -181,8 +181,8 @@ def clauses_of(question: Question, seen: Description | None, kind: str, defining
 
 
 def usual_clause(question: Question) -> str:
-    own = clause_of(question.config, question.tensor, question.case.part)
-    return next((clause for patterns, clause in USUAL if question.is_tap(patterns)), own)
+    default = clause_of(question.config, question.tensor, question.case.part)
+    return next((clause for patterns, clause in USUAL if question.is_tap(patterns)), default)
 
 
 def clauses_of_rows(question: Question, seen: Description, kind: str) -> tuple[str, ...]:
@@ -204,17 +204,17 @@ BALANCED = 0.5
 
 def _is_noise(question: Question) -> bool:
     # A constant of few digits, or an epsilon added to a sum, errs as little but not at random.
-    known = np.isfinite(question.actual) & np.isfinite(question.right.value)
-    right = question.right.value[known].astype(np.float64)
-    error = question.actual[known] - right
-    if abs(np.sign(error * right).mean()) > BALANCED:
+    finite = np.isfinite(question.actual) & np.isfinite(question.right.value)
+    expected = question.right.value[finite].astype(np.float64)
+    error = question.actual[finite] - expected
+    if abs(np.sign(error * expected).mean()) > BALANCED:
         return False
     if question.is_tap(NORMS):  # another variance stretches each row about its offset
         owner = norm_of(question.config.norm_sharing, question.tensor)
-        offset = np.broadcast_to(question.case.weights[f"{owner}.bias"], known.shape)[known]
-        follows = np.corrcoef(error, right - offset)[0, 1] ** 2
+        offset = np.broadcast_to(question.case.weights[f"{owner}.bias"], finite.shape)[finite]
+        follows = np.corrcoef(error, expected - offset)[0, 1] ** 2
     elif question.is_tap(FUNCTIONS):  # with another function, elements with close inputs err alike
-        shares = error[np.argsort(question.entered[known])]
+        shares = error[np.argsort(question.entered[finite])]
         follows = 1 - np.square(np.diff(shares)).mean() / (2 * shares.var())
     else:
         return True
@@ -240,8 +240,8 @@ def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
     wrong = wrong.reshape(shape)
     if wrong.mean() < FILLED:
         for condition, flags in _conditions(question, axes, wrong):
-            text, narrowed = _narrowed(condition, np.broadcast_to(flags, shape), wrong, axes)
-            regions += [] if (wrong & ~flags).any() else [(text, narrowed.reshape(question.actual.shape))]
+            text, subregion = _narrowed(condition, np.broadcast_to(flags, shape), wrong, axes)
+            regions += [] if (wrong & ~flags).any() else [(text, subregion.reshape(question.actual.shape))]
 
     # Shares in steps of a twentieth: a slightly fuller region is not worth another condition.
     def worth(region: tuple[str, Flags]) -> tuple[float, int]:
@@ -254,11 +254,11 @@ def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
 def _narrowed(condition: str, flags: Flags, wrong: Flags, axes: tuple[str, ...]) -> tuple[str, Flags]:
     words = [condition] if condition else []
     for place, axis in enumerate(axes):
-        others = tuple(i for i in range(len(axes)) if i != place)
-        touched = np.asarray(wrong.any(others))
-        if touched.sum() < flags.any(others).sum():
-            words.append(f"{WORDS.get(axis, axis)} {listed(np.flatnonzero(touched))}")
-            flags = flags & _stretched(touched, axes, place)
+        other_axes = tuple(i for i in range(len(axes)) if i != place)
+        wrong_places = np.asarray(wrong.any(other_axes))
+        if wrong_places.sum() < flags.any(other_axes).sum():
+            words.append(f"{WORDS.get(axis, axis)} {listed(np.flatnonzero(wrong_places))}")
+            flags = flags & _stretched(wrong_places, axes, place)
     return ", ".join(words), flags
 
 
@@ -286,8 +286,8 @@ def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iter
                 flags = _stretched(padded[axis], axes, 0, axes.index(axis))
                 yield hidden, flags
                 yield f"all but {hidden}", ~flags
-        if question.is_tap(ATTENDING) and (seen := seen_keys(config, batch)) is not None:
-            blind = np.asarray(~seen.any(-1))  # (B, 1 or H, 1 or Q)
+        if question.is_tap(ATTENDING) and (visible := seen_keys(config, batch)) is not None:
+            blind = np.asarray(~visible.any(-1))  # (B, 1 or H, 1 or Q)
             by_query = axes[1:] == ("heads", "query", "key")
             yield BLIND, blind[..., None] if by_query else _stretched(np.asarray(blind.all(1)), axes, 0, 1)
     if axes[:2] == ("batch", "tokens") and batch.input_ids is not None:
@@ -302,31 +302,31 @@ def _conditions(question: Question, axes: tuple[str, ...], wrong: Flags) -> Iter
 
 def _relation(question: Question, region: Flags) -> Relation:
     axes, shape = _by_heads(question)
-    actual, right, sigma = (
+    actual, expected, sigma = (
         np.broadcast_to(array, question.actual.shape).reshape(shape)
         for array in (question.actual, question.right.value, question.right.sigma)
     )
-    return relation(axes, actual, right, sigma, region.reshape(shape), question.case.dtype)
+    return relation(axes, actual, expected, sigma, region.reshape(shape), question.case.dtype)
 
 
 def relation(
     axes: Sequence[str], actual: Array, right: Array, sigma: Array, region: Flags, dtype: str
 ) -> Relation:
     """Return the first relation that holds in a region within rounding, or :data:`NONE`."""
-    there, expected, spread = actual[region], right[region], sigma[region]
-    if not np.isfinite(there).all():
-        return next((("not finite", what) for of, what in NOT_FINITE if of(there).all()), NONE)
-    if there.size == 1:
-        return "number", f"is {instead(float(there[0]), float(expected[0]))}"
+    values, expected, spread = actual[region], right[region], sigma[region]
+    if not np.isfinite(values).all():
+        return next((("not finite", text) for of, text in NOT_FINITE if of(values).all()), NONE)
+    if values.size == 1:
+        return "number", f"is {instead(float(values[0]), float(expected[0]))}"
 
-    def holds(value: Array, scale: float = 1.0, among: Flags | slice = slice(None)) -> bool:
+    def holds(value: Array, scale: float = 1.0, subset: Flags | slice = slice(None)) -> bool:
         """Return whether the elements are ``value`` if sigma grows by ``scale``."""
         unit = precision(dtype).unit_roundoff
-        error, allowed = there - value, np.hypot(spread * max(1.0, scale), unit * abs(value))
-        return within(error[among], allowed[among])
+        error, allowed = values - value, np.hypot(spread * max(1.0, scale), unit * abs(value))
+        return within(error[subset], allowed[subset])
 
-    if holds(np.full_like(expected, there[0]), 0.0):
-        return ("constant", f"is {there[0]:.6g} throughout") if there[0] else ("zero", "is zero")
+    if holds(np.full_like(expected, values[0]), 0.0):
+        return ("constant", f"is {values[0]:.6g} throughout") if values[0] else ("zero", "is zero")
     for place, axis in enumerate(axes):
         if 2 <= right.shape[place] <= MOST_PLACES and right.size > 2 * right.shape[place]:
             source = nearest(place, region, actual, right)
@@ -338,61 +338,70 @@ def relation(
             ):
                 words = few(f"{i} from {source[i]}" for i in moved)
                 return axis, f"is the right one with each {WORDS.get(axis, axis)} taken from another: {words}"
-    if factor := _factor(there, expected, spread, holds):
+    if factor := _factor(values, expected, spread, holds):
         return factor
-    long = [
+    long_axes = [
         i for i, axis in enumerate(axes) if axis not in COLUMNS and 2 <= right.shape[i] < right.size / FEW
     ]
-    for place in long:
+    for place in long_axes:
         factors = _factors(place, actual, right, np.where(region, sigma, 0.0))
-        touched = np.unique(np.nonzero(region)[place])
-        told = factors.reshape(-1)[touched]
-        if np.isfinite(told).all() and np.ptp(told) and holds((factors * right)[region], abs(told).max()):
+        places = np.unique(np.nonzero(region)[place])
+        region_factors = factors.reshape(-1)[places]
+        if (
+            np.isfinite(region_factors).all()
+            and np.ptp(region_factors)
+            and holds((factors * right)[region], abs(region_factors).max())
+        ):
             of = WORDS.get(axes[place], axes[place])
-            words = few(f"{factor:.4g}" for factor in told)
+            words = few(f"{factor:.4g}" for factor in region_factors)
             return "factor", f"is multiplied by a factor for each {of}: {words}"
     weight = _weights(spread)
-    offset = float((weight * (there - expected)).sum() / weight.sum())
+    offset = float((weight * (values - expected)).sum() / weight.sum())
     if holds(expected + offset):
         return "offset", f"is {abs(offset):.4g} too {'large' if offset > 0 else 'small'}"
     return NONE
 
 
-def _factors(place: int, actual: Array, right: Array, sigma: Array) -> Array:
-    others, weight = tuple(i for i in range(right.ndim) if i != place), _weights(sigma)
-    power, shared = ((weight * right * array).sum(others, keepdims=True) for array in (right, actual))
-    return np.asarray(shared / np.where(power > 0, power, 1.0))
+def _factors(place: int, actual: Array, expected: Array, sigma: Array) -> Array:
+    other_axes, weight = tuple(i for i in range(expected.ndim) if i != place), _weights(sigma)
+    power, products = (
+        (weight * expected * array).sum(other_axes, keepdims=True) for array in (expected, actual)
+    )
+    return np.asarray(products / np.where(power > 0, power, 1.0))
 
 
 def _weights(spread: Array) -> Array:
     return np.where(np.isfinite(spread) & (spread > 0), 1 / np.square(spread), 0.0)
 
 
-def _factor(there: Array, expected: Array, spread: Array, holds: Callable[..., bool]) -> Relation | None:
+def _factor(values: Array, expected: Array, spread: Array, holds: Callable[..., bool]) -> Relation | None:
     """Return the relation of nonzero numbers that share a factor, or None."""
-    lost = (there == 0) & (expected != 0)
-    weight = np.where(lost, 0.0, _weights(spread))
-    factor = float((weight * expected * there).sum() / (weight * np.square(expected)).sum())
-    if (~lost).sum() < 2 or not holds(factor * expected, abs(factor), ~lost):
+    zeros = (values == 0) & (expected != 0)
+    weight = np.where(zeros, 0.0, _weights(spread))
+    factor = float((weight * expected * values).sum() / (weight * np.square(expected)).sum())
+    if (~zeros).sum() < 2 or not holds(factor * expected, abs(factor), ~zeros):
         return None
-    if lost.any() and ((~lost).sum() < FEW or holds(expected, 1.0, ~lost)):
+    if zeros.any() and ((~zeros).sum() < FEW or holds(expected, 1.0, ~zeros)):
         return None
     # Four digits, unless these say 1: a constant of few digits gives a factor near 1.
-    what = f"is multiplied by {multiple(float(f'{factor:.4g}') if f'{factor:.4g}' != '1' else factor)}"
-    return "factor", f"is zero in {lost.sum()} elements, and {what[3:]} in the others" if lost.any() else what
+    text = f"is multiplied by {multiple(float(f'{factor:.4g}') if f'{factor:.4g}' != '1' else factor)}"
+    return (
+        "factor",
+        f"is zero in {zeros.sum()} elements, and {text[3:]} in the others" if zeros.any() else text,
+    )
 
 
 def _tells(place: int, region: Flags, actual: Array, moved: list[int]) -> bool:
-    rows, there = (np.moveaxis(array, place, 0) for array in (actual, region))
-    return all(len(np.unique(rows[i][there[i]])) >= MOVED for i in moved)
+    rows, flags = (np.moveaxis(array, place, 0) for array in (actual, region))
+    return all(len(np.unique(rows[i][flags[i]])) >= MOVED for i in moved)
 
 
 def nearest(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:
     """Return the nearest place of the correct tensor for each place along an axis."""
     size = right.shape[place]
-    where, delivered, expected = (
+    mask, delivered, expected = (
         np.moveaxis(array, place, 0).reshape(size, -1).astype(np.float64) for array in (region, actual, right)
     )
     # |actual - right|² minus |actual|², which is the same for every place.
-    apart = where @ np.square(expected).T - 2 * (where * delivered) @ expected.T
-    return np.asarray(np.where(where.any(1), apart.argmin(1), np.arange(size)))
+    distances = mask @ np.square(expected).T - 2 * (mask * delivered) @ expected.T
+    return np.asarray(np.where(mask.any(1), distances.argmin(1), np.arange(size)))

@@ -60,7 +60,7 @@ def explain(
     question.delivered = delivered
     defining = clause_of(case.config, tensor, case.part)
     cause: Explanation | None = None
-    seen: Description | None = None
+    description: Description | None = None
     place, steps, ruling, kind = "", tuple[str, ...](), tuple[str, ...](), ""
     with np.errstate(all="ignore"):  # infinities and NaN are compared as values
         if question.hidden:
@@ -72,12 +72,18 @@ def explain(
             with effort.attempt("trying the cause in the whole run"):
                 cause = _in_its_place(question, cause, delivered, statuses)
         with effort.attempt("the description"):
-            seen, region, kind = describe(question)
+            description, region, kind = describe(question)
             # Not for a region of zeros: many bugs leave some, so a hypothesis about them means little.
-            if cause is None and seen and seen.where and not question.parameter and kind != "zero":
-                cause = _in_place(question, region, seen.where, effort)
-                ruling = clauses_of_rows(question, seen, kind) if cause else ()
-        if cause and seen and seen.where and not np.isfinite(question.actual).all():
+            if (
+                cause is None
+                and description
+                and description.where
+                and not question.parameter
+                and kind != "zero"
+            ):
+                cause = _in_place(question, region, description.where, effort)
+                ruling = clauses_of_rows(question, description, kind) if cause else ()
+        if cause and description and description.where and not np.isfinite(question.actual).all():
             # Infinity and NaN have many causes: one that fits them is not certain.
             cause = explained_by(tensor, cause.hypotheses, False)
         if question.parameter:
@@ -89,15 +95,15 @@ def explain(
                 # An edit of the whole gradient (missing, doubled, clipped) does not tell which step is wrong.
                 cause = dataclasses.replace(cause, clauses=(*steps, "GRD-1"))
     certain = cause is not None and cause.confident
-    others = () if certain else (*steps, *clauses_of(question, seen, kind, defining))
-    told = [place] if place and not certain else []
+    other_clauses = () if certain else (*steps, *clauses_of(question, description, kind, defining))
+    notes = [place] if place and not certain else []
     ruling = ruling if {*ruling} & {"MSK-5", "MSK-8"} else ()
-    clauses = tuple(dict.fromkeys((*ruling, *(cause.clauses if cause else ()), *others)))
+    clauses = tuple(dict.fromkeys((*ruling, *(cause.clauses if cause else ()), *other_clauses)))
     return dataclasses.replace(
         cause or Explanation(tensor),
         clauses=clauses,
-        description=seen.text if seen else "",
-        notes=(*effort.notes, *told, *elsewhere(tensor, statuses)),
+        description=description.text if description else "",
+        notes=(*effort.notes, *notes, *elsewhere(tensor, statuses)),
     )
 
 
@@ -110,15 +116,15 @@ def _in_its_place(
     """
     if question.parameter or question.actual.size > MOST_ELEMENTS:
         return cause
-    against = {
-        hypothesis.text: other
+    refutations = {
+        hypothesis.text: tap
         for hypothesis in cause.hypotheses[:MOST_NAMED]
-        if hypothesis.fields and (other := refuting(question, hypothesis, delivered, statuses))
+        if hypothesis.fields and (tap := refuting(question, hypothesis, delivered, statuses))
     }
-    if kept := [hypothesis for hypothesis in cause.hypotheses if hypothesis.text not in against]:
-        return explained_by(question.tensor, kept, cause.confident) if against else cause
-    there = ", ".join(f"`{name}`" for name in dict.fromkeys(against.values()))
-    return explained_by(question.tensor, cause.hypotheses, False, f", here alone: {there} would be wrong too")
+    if remaining := [hypothesis for hypothesis in cause.hypotheses if hypothesis.text not in refutations]:
+        return explained_by(question.tensor, remaining, cause.confident) if refutations else cause
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys(refutations.values()))
+    return explained_by(question.tensor, cause.hypotheses, False, f", here alone: {names} would be wrong too")
 
 
 def refuting(
@@ -126,11 +132,12 @@ def refuting(
 ) -> str:
     """Return a correct tap of the same layer that a hypothesis would make wrong, or an empty string."""
     wrong, right = (
-        question.run(of, Exact(question.case.dtype), whole=True, wanted="") for of in (hypothesis, RIGHT)
+        question.run(assumption, Exact(question.case.dtype), whole=True, wanted="")
+        for assumption in (hypothesis, RIGHT)
     )
     for name, status in statuses.items():
-        there = name in delivered and name in wrong.taps and name in right.taps
-        if not there or status != "agrees" or group_of(name) != group_of(question.tensor):
+        in_all = name in delivered and name in wrong.taps and name in right.taps
+        if not in_all or status != "agrees" or group_of(name) != group_of(question.tensor):
             continue
         actual, predicted, expected = (
             np.asarray(delivered[name]),
@@ -148,7 +155,7 @@ def refuting(
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
     if is_gradient(tensor) and not is_tap_gradient(tensor):
         return []  # what follows a wrong gradient is wrong too
-    others = [
+    names = [
         f"`{name}`"
         for name, status in statuses.items()
         if status == "diverges"
@@ -156,14 +163,14 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
         and is_gradient(name) == is_gradient(tensor)
         and is_tap_gradient(name) == is_tap_gradient(tensor)
     ]
-    return [f"wrong too, judged alone: {few(others)}"] if others else []
+    return [f"wrong too, judged alone: {few(names)}"] if names else []
 
 
 def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> Explanation | None:
     of_region = Effort(BUDGET)
     of_region.failures = effort.failures
-    tried = (bug for bug in suspects.bugs(question) if not bug.rare)
-    fitting = [fit.hypothesis for fit in Search(question.within(region), of_region).explaining(tried)]
+    candidates = (bug for bug in suspects.bugs(question) if not bug.rare)
+    fitting = [fit.hypothesis for fit in Search(question.within(region), of_region).explaining(candidates)]
     if not 0 < len(fitting) <= FITTING:
         return None
     cause = explained_by(question.tensor, fitting, False, f", only in {where}")

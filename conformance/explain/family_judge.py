@@ -75,8 +75,8 @@ def judge(
     if expectation and (run.steps or "steps" in run.requested):  # training steps have no other reference
         reference = PublishedReference(functools.partial(expectation, _followed(deviations)))
         return Verdict(Judge(reference, run.steps).table(local=False))
-    if wrong := misfits(run, config, batch, part):
-        raise Misfit(wrong)
+    if problems := misfits(run, config, batch, part):
+        raise Misfit(problems)
     gradients = "gradients" in run.requested and (expectation is not None or bool(run.gradients))
     unrounded = tuple(run.info.get("unrounded_taps", ()))
     case = JudgedProblem(config, weights, batch, part, dtype, deviations, gradients, unrounded)
@@ -92,10 +92,12 @@ class FamilyJudge(Judge):
         self, case: JudgedProblem, run: Run, expectation: Published | None = None, end_to_end: bool = True
     ) -> None:
         self.case, self.run, self.expectation, self.end_to_end = case, run, expectation, end_to_end
-        kept = _followed(case.deviations)
-        excuses = frozenset(name for name, value in case.deviations.items() if value and name not in kept)
-        published = expectation(kept) if expectation else None
-        reference = FamilyReference(replace(case, deviations=kept), run, excuses, published, end_to_end)
+        deviations = _followed(case.deviations)
+        excuses = frozenset(
+            name for name, value in case.deviations.items() if value and name not in deviations
+        )
+        published = expectation(deviations) if expectation else None
+        reference = FamilyReference(replace(case, deviations=deviations), run, excuses, published, end_to_end)
         tensors = delivered(run, reference.output)
         for name in reference.activations:
             if SUM in name and tensors.keys() >= {*(parts := name.split(SUM))}:
@@ -108,26 +110,29 @@ class FamilyJudge(Judge):
         table = self.table(local=reference.local)
         reference.case.forget()
         verdict = Verdict(table, outputs=(reference.output, "loss"))
-        wrong = verdict.status == "diverges"
-        case = reference.case if reference.local or (wrong and self.is_explicable(verdict)) else None
-        return replace(verdict, case=case, judge=self if wrong else None)
+        diverges = verdict.status == "diverges"
+        case = reference.case if reference.local or (diverges and self.is_explicable(verdict)) else None
+        return replace(verdict, case=case, judge=self if diverges else None)
 
     def is_explicable(self, verdict: Verdict) -> bool:
-        first, reference = verdict.first_divergence, self.reference
+        divergence, reference = verdict.first_divergence, self.reference
         return bool(
-            first and first.deciding and not reference.published and (first.local or not reference.local)
+            divergence
+            and divergence.deciding
+            and not reference.published
+            and (divergence.local or not reference.local)
         )
 
     def explain(self, verdict: Verdict) -> Explanation | None:
         """Explain the first divergence, and name the deviation that the run would have to declare."""
-        first, reference = verdict.first_divergence, self.reference
-        assert first is not None
-        explanation = Explanation(first.tensor, (first.clause,))
+        divergence, reference = verdict.first_divergence, self.reference
+        assert divergence is not None
+        explanation = Explanation(divergence.tensor, (divergence.clause,))
         if self.is_explicable(verdict):
             pinned = reference.pinned(self.pin).taps
             taps = {name: tap.astype(np.float64) for name, tap in pinned.items()}
             statuses = {row.tensor: row.status for row in verdict.table}
-            explanation = explain(reference.case, taps, first.tensor, self.tensors, statuses)
+            explanation = explain(reference.case, taps, divergence.tensor, self.tensors, statuses)
         names = (name for name, deviation in KNOWN_DEVIATIONS.items() if deviation.alone)
         undeclared = next((name for name in names if self.would_agree(name, verdict)), "")
         return replace(explanation, undeclared=undeclared)
@@ -146,27 +151,35 @@ def _followed(deviations: Deviations) -> Deviations:
 
 
 def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
-    first = verdict.first_divergence
-    assert first is not None
+    divergence = verdict.first_divergence
+    assert divergence is not None
     if deviation == WIDER_OUTPUT:
-        return first.note == WIDER and first.tensor in from_output_on(case.config, case.part)
-    if first.deciding is None or first.deciding.breakdown is None or first.axes[:1] != ("batch",):
+        return divergence.note == WIDER and divergence.tensor in from_output_on(case.config, case.part)
+    if (
+        divergence.deciding is None
+        or divergence.deciding.breakdown is None
+        or divergence.axes[:1] != ("batch",)
+    ):
         return False
     if deviation == UNCOMPUTED_PADDING:
-        where = uncomputed(case.config, case.batch, case.part, first.tensor, first.axes)
+        mask = uncomputed(case.config, case.batch, case.part, divergence.tensor, divergence.axes)
     else:
-        where = blind_samples(case.config, case.batch).reshape(-1, *[1] * (len(first.axes) - 1))
+        mask = blind_samples(case.config, case.batch).reshape(-1, *[1] * (len(divergence.axes) - 1))
     # Nearly all elements of an uncomputed row are wrong: fewer point to another cause.
-    sizes, touched = axis_sizes(case.config), 1
-    for by_row in first.deciding.breakdown.maps[:1]:  # empty for a tensor with one row per sample
+    sizes, wrong_rows = axis_sizes(case.config), 1
+    for by_row in divergence.deciding.breakdown.maps[:1]:  # empty for a tensor with one row per sample
         if by_row.axes in (("batch", "tokens"), ("batch", "query")):
-            touched = sum(level is not None and level >= 0 for row in by_row.levels for level in row)
-    if 0 < 2 * first.deciding.beyond < touched * math.prod(sizes.get(axis, 1) for axis in first.axes):
+            wrong_rows = sum(level is not None and level >= 0 for row in by_row.levels for level in row)
+    if (
+        0
+        < 2 * divergence.deciding.beyond
+        < wrong_rows * math.prod(sizes.get(axis, 1) for axis in divergence.axes)
+    ):
         return False
     # Broadcast: an axis of length 1 stands for every index.
     return all(
-        np.broadcast_to(where, np.maximum(np.shape(where), np.add(element.index, 1)))[element.index]
-        for element in first.deciding.breakdown.worst
+        np.broadcast_to(mask, np.maximum(np.shape(mask), np.add(element.index, 1)))[element.index]
+        for element in divergence.deciding.breakdown.worst
     )
 
 

@@ -35,15 +35,18 @@ def fitted(left: Left, *start: float) -> list[float]:
     """
     numbers = np.array(start)
     for _ in range(ROUNDS):
-        there = left(numbers).astype(np.float64)
+        residuals = left(numbers).astype(np.float64)
         nudges = np.where(numbers == 0, NUDGE, -NUDGE * numbers)  # towards 0: a share of 1 must not grow
         slopes = [
-            (there - left(numbers + by * unit).astype(np.float64)) / by
-            for by, unit in zip(nudges, np.eye(len(numbers)), strict=True)
+            (residuals - left(numbers + nudge * unit).astype(np.float64)) / nudge
+            for nudge, unit in zip(nudges, np.eye(len(numbers)), strict=True)
         ]
-        if not np.isfinite(there).all() or min(float(np.max(abs(s), initial=0.0)) for s in slopes) <= NEVER:
+        if (
+            not np.isfinite(residuals).all()
+            or min(float(np.max(abs(s), initial=0.0)) for s in slopes) <= NEVER
+        ):
             raise ValueError("a number that nothing depends on")
-        change = np.linalg.lstsq(np.stack(slopes, axis=1), there, rcond=None)[0]
+        change = np.linalg.lstsq(np.stack(slopes, axis=1), residuals, rcond=None)[0]
         numbers = numbers + change
         if (abs(change) <= SETTLED * abs(numbers)).all():
             break
@@ -61,11 +64,11 @@ def power(left: Left) -> float:
 
 def shortest(left: Left, number: float) -> float:
     """Round ``number`` to the fewest digits that leave hardly larger residuals."""
-    shorter = [float(f"{number:.{digits}g}") for digits in range(1, 10)]
+    candidates = [float(f"{number:.{digits}g}") for digits in range(1, 10)]
     if abs(number) < NOUGHT:
-        shorter.insert(0, 0.0)
-    squares = [np.square(left(np.array([value]))).mean() for value in (*shorter, number)]
+        candidates.insert(0, 0.0)
+    squares = [np.square(left(np.array([value]))).mean() for value in (*candidates, number)]
     return next(
-        (value for value, square in zip(shorter, squares, strict=False) if square <= NEARLY * squares[-1]),
+        (value for value, square in zip(candidates, squares, strict=False) if square <= NEARLY * squares[-1]),
         number,
     )

@@ -46,8 +46,8 @@ class Hypothesis:
 
 def loaded(name: str, text: str, clause: str, arrays: Mapping[str, Callable[[], Array]]) -> Hypothesis:
     # Computed on demand: memory does not hold every variant of a large model's weights.
-    def request(asked: Request) -> Request:
-        return weights(asked, {name: make() for name, make in arrays.items()})
+    def request(original: Request) -> Request:
+        return weights(original, {name: make() for name, make in arrays.items()})
 
     return Hypothesis(name, text, clause, change=Change(request=request))
 
@@ -59,16 +59,16 @@ def options(
     config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any
 ) -> Iterator[Hypothesis]:
     """Yield a hypothesis for each other valid value of a configuration field."""
-    right = getattr(config, name)
+    expected = getattr(config, name)
     for value in values:
-        if value == right:
+        if value == expected:
             continue
         fields = {name: value, **besides}
         try:
             config.replace(**fields)
         except ConfigError:
             continue
-        yield Hypothesis(name, f"{name} = {instead(value, right, digits=12)}", clause, fields)
+        yield Hypothesis(name, f"{name} = {instead(value, expected, digits=12)}", clause, fields)
 
 
 # A sentence names this many hypotheses and counts the rest.
@@ -90,14 +90,14 @@ def explained_by(
             for hypothesis in hypotheses
         )
     ]
-    shown = " or by ".join(texts[:MOST_NAMED])
-    more = f" or by {len(texts) - MOST_NAMED} others" if len(texts) > MOST_NAMED else ""
-    subject, how = (f"`{tensor}` ", "is ") if tensor else ("", "")
+    causes = " or by ".join(texts[:MOST_NAMED])
+    rest = f" or by {len(texts) - MOST_NAMED} others" if len(texts) > MOST_NAMED else ""
+    subject, verb = (f"`{tensor}` ", "is ") if tensor else ("", "")
     return Explanation(
         tensor,
         tuple(dict.fromkeys(hypothesis.clause for hypothesis in hypotheses if hypothesis.clause)),
         " or ".join(dict.fromkeys(hypothesis.name for hypothesis in hypotheses)),
-        f"{subject}{how if confident else 'may be '}explained by {shown}{more}{since}",
+        f"{subject}{verb if confident else 'may be '}explained by {causes}{rest}{since}",
         confident,
         hypotheses=tuple(hypotheses),
     )

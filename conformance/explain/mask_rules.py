@@ -29,36 +29,36 @@ def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
     config, exact = question.config, question.exact
     scores = exact.now[f"{question.tensor.rpartition('.')[0]}.scores"].value
     constant = mask_constant(config, question.case.dtype)
-    covered = constant if config.mask_fill == "replace" else scores + constant
+    masked = constant if config.mask_fill == "replace" else scores + constant
     actual, unit = question.actual, precision(question.case.dtype).unit_roundoff
-    hides = abs(actual - covered) < abs(actual - scores)
-    value = np.where(hides, covered, scores)
+    hides = abs(actual - masked) < abs(actual - scores)
+    value = np.where(hides, masked, scores)
     if not within(actual - value, np.hypot(np.where(hides, 0.0, question.right.sigma), unit * abs(value))):
         return None
     return hides, np.broadcast_to(~visible_keys(config, exact.context.real, scores.shape[1]), hides.shape)
 
 
 def of_mask(question: Question) -> Iterator[Hypothesis]:
-    known = hidden_keys(question)
-    if known is None:
+    hidden = hidden_keys(question)
+    if hidden is None:
         return
-    hides, visible = known[0], ~known[1]
+    hides, visible = hidden[0], ~hidden[1]
     for text, clause, real in _of_others(question.exact.context.real):
-        shown = visible_keys(question.config, real, hides.shape[1])
-        if hides.any() and np.array_equal(hides, np.broadcast_to(~shown, hides.shape)):
+        candidate = visible_keys(question.config, real, hides.shape[1])
+        if hides.any() and np.array_equal(hides, np.broadcast_to(~candidate, hides.shape)):
             yield Hypothesis("mask_of_other_tokens", f"a mask {text}", clause)
             return
-    if (known[1] & ~known[0]).any():
+    if (hidden[1] & ~hidden[0]).any():
         return
     queries, keys = hides.shape[2:]
-    away = np.broadcast_to(np.arange(keys) - np.arange(queries)[:, None], hides.shape)  # key minus query
-    every, seen = away[visible], away[visible & ~hides]
-    if not seen.size or (hides & visible).sum() < FEWEST:
+    offsets = np.broadcast_to(np.arange(keys) - np.arange(queries)[:, None], hides.shape)  # key minus query
+    expected, actual = offsets[visible], offsets[visible & ~hides]
+    if not actual.size or (hides & visible).sum() < FEWEST:
         return
-    low, high = int(seen.min()), int(seen.max())
-    if np.array_equal(hides & visible, visible & ((away < low) | (away > high))):
-        rules = [_beyond(high, "later")] if high < every.max() else []
-        rules = [*rules, _beyond(-low, "earlier")] if low > every.min() else rules
+    low, high = int(actual.min()), int(actual.max())
+    if np.array_equal(hides & visible, visible & ((offsets < low) | (offsets > high))):
+        rules = [_beyond(high, "later")] if high < expected.max() else []
+        rules = [*rules, _beyond(-low, "earlier")] if low > expected.min() else rules
         text = (
             f"keys further than {high} from their query"
             if -low == high and len(rules) > 1
@@ -76,58 +76,58 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
                 yield Hypothesis("mask_by_rule", f"a mask that also hides {text}", "MSK-4")
                 return
     several = visible.sum(-1, keepdims=True) > 1  # a rule may spare the only token of a sample
-    for which, real in (("last", visible[..., ::-1]), ("first", visible)):
+    for side, real in (("last", visible[..., ::-1]), ("first", visible)):
         end = real & (np.cumsum(real, -1) == 1)
-        end = end[..., ::-1] if which == "last" else end
-        if any(np.array_equal(hides & visible, end & some) for some in (visible, several)):
-            yield Hypothesis("mask_of_end", f"a mask that also hides the {which} real token", "MSK-1")
+        end = end[..., ::-1] if side == "last" else end
+        if any(np.array_equal(hides & visible, end & subset) for subset in (visible, several)):
+            yield Hypothesis("mask_of_end", f"a mask that also hides the {side} real token", "MSK-1")
             return
 
 
 def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
     """Yield words that follow "a mask", the clause, and the tokens taken for real."""
-    for by in (1, -1, 2, -2):
+    for shift in (1, -1, 2, -2):
         yield (
-            f"that is moved by {abs(by)} to the {'right' if by > 0 else 'left'}",
+            f"that is moved by {abs(shift)} to the {'right' if shift > 0 else 'left'}",
             "MSK-1",
-            np.roll(real, by, -1),
+            np.roll(real, shift, -1),
         )
-    for by in (1, -1):
-        moved = np.roll(real, by, -1)
-        moved[..., 0 if by > 0 else -1] = False
-        yield f"that hides one key too many at the {'start' if by > 0 else 'end'}", "MSK-1", moved
+    for shift in (1, -1):
+        shifted = np.roll(real, shift, -1)
+        shifted[..., 0 if shift > 0 else -1] = False
+        yield f"that hides one key too many at the {'start' if shift > 0 else 'end'}", "MSK-1", shifted
     yield "whose keys are in reverse order", "MSK-1", real[..., ::-1]
     yield "of as many tokens as are real, from the first", "MSK-1", -np.sort(-real.astype(np.int8), -1) > 0
     yield "that ends at the last real token", "MSK-1", np.maximum.accumulate(real[..., ::-1], -1)[..., ::-1]
     yield "that ends before the first padding", "MSK-1", np.minimum.accumulate(real, -1)
     for sample in range(min(len(real), MOST_SAMPLES)):
         yield f"of sample {sample} for all", "MSK-7", np.broadcast_to(real[sample : sample + 1], real.shape)
-    for by, which in ((1, "before"), (-1, "after")):
-        yield f"of the sample {which}", "MSK-7", np.roll(real, by, 0)
+    for shift, side in ((1, "before"), (-1, "after")):
+        yield f"of the sample {side}", "MSK-7", np.roll(real, shift, 0)
     if real.ndim == 2:
         queries = np.broadcast_to(real[..., None], (*real.shape, real.shape[1]))
         yield "of queries in the place of keys", "MSK-4", queries
         yield "of queries and keys", "MSK-4", queries & real[:, None]
 
 
-def _beyond(most: int, side: str) -> str:
-    if most > 0:
-        return f"keys that are more than {most} {side}"
-    if most == 0:
+def _beyond(limit: int, side: str) -> str:
+    if limit > 0:
+        return f"keys that are more than {limit} {side}"
+    if limit == 0:
         return f"{side} keys"
-    other = "earlier" if side == "later" else "later"
+    opposite = "earlier" if side == "later" else "later"
     return f"a query's own key and {side} ones" + (
-        f", and those less than {-most} {other}" if most < -1 else ""
+        f", and those less than {-limit} {opposite}" if limit < -1 else ""
     )
 
 
 def clauses_of_mask(question: Question, where: str, kind: str) -> tuple[str, ...]:
     """Return the clause that wrong masked scores break, if they tell it."""
-    known = hidden_keys(question)
-    if known is None:
+    hidden = hidden_keys(question)
+    if hidden is None:
         of_constant = kind in ("constant", "not finite")
         return (("MSK-2" if of_constant else "MSK-3"),) if where.startswith("masked keys") else ()
-    wrong = known[0] != known[1]
+    wrong = hidden[0] != hidden[1]
     for axis, clause in ((1, "MSK-7"), (2, "MSK-4")):
         if (wrong != np.take(wrong, [0], axis)).any():
             return (clause,)

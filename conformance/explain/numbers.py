@@ -171,9 +171,11 @@ KNOWN = (
 
 def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
     config = question.config
-    known = np.isfinite(question.right.value) & (question.right.sigma > 0) & np.isfinite(question.right.sigma)
+    finite = (
+        np.isfinite(question.right.value) & (question.right.sigma > 0) & np.isfinite(question.right.sigma)
+    )
     # No weights by sigma: a mask constant's spacing is so wide that hidden scores would weigh nothing.
-    scale = 1.0 if question.is_tap(MASKED) else question.right.sigma[known]
+    scale = 1.0 if question.is_tap(MASKED) else question.right.sigma[finite]
     if wrong_elements(question).sum() < FEW:  # one free number fits a few elements whatever they are
         return
     for number in KNOWN:
@@ -187,7 +189,7 @@ def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
             return Hypothesis("number", number.text.format(words), number.clause, change=change, rare=True)
 
         def left(values: Array, named: Callable[[float], Hypothesis] = named) -> Array:
-            return ((question.actual - question.values(named(float(values[0]))))[known] / scale).reshape(-1)
+            return ((question.actual - question.values(named(float(values[0]))))[finite] / scale).reshape(-1)
 
         with contextlib.suppress(*INAPPLICABLE):
             yield named(shortest(left, *fitted(left, right)))

@@ -14,16 +14,20 @@ from concord.spec.tensors import clause_of, source_of
 def of_operands(question: Question) -> Iterator[Hypothesis]:
     if question.tensor not in question.exact.taps:
         return
-    known = {name: question.exact.now[name] for name in question.before if name in question.exact.now}
-    operands = made_of(question.exact.taps[question.tensor], {id(node): name for name, node in known.items()})
-    near = {group_of(question.tensor), *map(group_of, operands)}
+    nodes = {name: question.exact.now[name] for name in question.before if name in question.exact.now}
+    operands = made_of(question.exact.taps[question.tensor], {id(node): name for name, node in nodes.items()})
+    groups = {group_of(question.tensor), *map(group_of, operands)}
     config, part = question.config, question.case.part
     for operand in operands:
-        for other, node in known.items():
-            if other != operand and node.shape == known[operand].shape and group_of(other) in near:
+        for replacement, node in nodes.items():
+            if (
+                replacement != operand
+                and node.shape == nodes[operand].shape
+                and group_of(replacement) in groups
+            ):
                 # If the replacement is the input of the operand's own step, that step was left out.
-                step = operand if source_of(config, operand, part) == other else question.tensor
-                text = f"`{other}` taken for `{operand}`"
+                step = operand if source_of(config, operand, part) == replacement else question.tensor
+                text = f"`{replacement}` taken for `{operand}`"
                 yield Hypothesis(
-                    "other_operand", text, clause_of(config, step, part), operands={operand: other}
+                    "other_operand", text, clause_of(config, step, part), operands={operand: replacement}
                 )

@@ -102,11 +102,11 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
         if fits(tap, STEPS[clause[:3]]) and (clause[:3] != "LOS" or question.case.part == "model"):
             # A row shows only where rows are zeroed, and zeroing needs a row.
             row = config.pad_id if config.token_padding_row is None else config.token_padding_row
-            besides: dict[str, dict[str, Any]] = {
+            companions: dict[str, dict[str, Any]] = {
                 "token_padding_forward": {"token_padding_row": row},
                 "token_padding_row": {"token_padding_forward": "zero"},
             }
-            for option in options(config, name, values(question, name), clause, **besides.get(name, {})):
+            for option in options(config, name, values(question, name), clause, **companions.get(name, {})):
                 # A fixed table is stored with the weights: the configuration alone would change nothing.
                 table = clause in OF_TABLE and config.positions == "sinusoidal"
                 yield (
@@ -135,13 +135,13 @@ def of_derivatives(question: Question) -> Iterator[Hypothesis]:
     table = str(question.parameter).removesuffix(".weight")
     rows = (None, *sorted({0, 1, config.pad_id}))
     segments = (None, *range(config.num_segments or 0))
-    for tap, name, others, clause in (
+    for tap, name, choices, clause in (
         ("embeddings.token", "token_padding_row", rows, "EMB-4"),
         ("embeddings.position", "position_padding_row", rows, "POS-7"),
         ("embeddings.segment", "segment_padding_row", segments, "EMB-5"),
     ):
         if table == tap:
-            yield from options(config, name, others, clause)
+            yield from options(config, name, choices, clause)
 
 
 def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:
@@ -157,10 +157,10 @@ def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:
             for option in options(
                 question.config, "norm_epsilon", (value,), "NRM-2", norm_epsilon_placement=placement
             ):
-                where = (
+                suffix = (
                     "" if placement == question.config.norm_epsilon_placement else f" {placement} the root"
                 )
-                yield dataclasses.replace(option, text=f"{option.text}{where}", rare=True)
+                yield dataclasses.replace(option, text=f"{option.text}{suffix}", rare=True)
 
 
 def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
@@ -170,15 +170,23 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
     hidden = ~np.broadcast_to(visible, scores.shape)
     if question.tensor != tap or not hidden.any() or not np.isfinite(question.actual).all():
         return
-    for fill, shown in (("replace", question.actual), ("add", question.actual - scores)):
+    for fill, constants in (("replace", question.actual), ("add", question.actual - scores)):
         # The middle element, not the mean of two: the sum of two lowest numbers is infinite.
-        constant, width = float(np.sort(shown[hidden])[hidden.sum() // 2]), float(np.ptp(shown[hidden]))
+        constant, width = (
+            float(np.sort(constants[hidden])[hidden.sum() // 2]),
+            float(np.ptp(constants[hidden])),
+        )
         # Choose the fewest digits within the spread of the scores. Near the end of the range, fewer digits
         # may give infinity.
-        shorter = (float(f"{constant:.{digits}g}") for digits in range(1, 18))
+        candidates = (float(f"{constant:.{digits}g}") for digits in range(1, 18))
         value = next(
-            (short for short in shorter if abs(short - constant) <= width and math.isfinite(short)), constant
+            (
+                candidate
+                for candidate in candidates
+                if abs(candidate - constant) <= width and math.isfinite(candidate)
+            ),
+            constant,
         )
         for option in options(question.config, "mask_value", (value,), "MSK-2", mask_fill=fill):
-            besides = "" if fill == question.config.mask_fill else f" and mask_fill = {fill}"
-            yield dataclasses.replace(option, text=f"{option.text}{besides}", rare=True)
+            suffix = "" if fill == question.config.mask_fill else f" and mask_fill = {fill}"
+            yield dataclasses.replace(option, text=f"{option.text}{suffix}", rare=True)

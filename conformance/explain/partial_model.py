@@ -80,8 +80,8 @@ class Step(Edited):
         """Return whether the wanted tensor depends on a group only through the group's last tap."""
         if self.whole or last not in self.pinned:
             return False
-        wanted, gradient = group_of(subject_of(self.wanted)), is_gradient(self.wanted)
-        return place_of(group) < place_of(wanted) if gradient else group != wanted
+        target, gradient = group_of(subject_of(self.wanted)), is_gradient(self.wanted)
+        return place_of(group) < place_of(target) if gradient else group != target
 
     def given_tap(self, name: str) -> Node:
         self.now[name] = self.a.override(self.a.leaf(self.pinned[name]), self.pinned[name])
@@ -101,5 +101,9 @@ def place_of(group: str) -> int:
 
 def role_of(name: str) -> str:
     """Replace the layer number in a tensor's name by ``*``."""
-    bare = subject_of(name)
-    return f"layers.*.{bare.split('.', 2)[2]}" if bare.startswith("layers.") and bare.count(".") > 1 else bare
+    subject = subject_of(name)
+    return (
+        f"layers.*.{subject.split('.', 2)[2]}"
+        if subject.startswith("layers.") and subject.count(".") > 1
+        else subject
+    )

@@ -122,17 +122,17 @@ class Question(Computation):
             case = dataclasses.replace(case, config=case.config.replace(**hypothesis.fields))
         if "request" in hypothesis.change.places:
             dtype = case.dtype if case.dtype in PRECISIONS else "float32"
-            asked = Request(case.config, case.weights, case.batch, case.part, dtype)
-            edited, target = hypothesis.change.request(asked), precision(case.dtype)
+            request = Request(case.config, case.weights, case.batch, case.part, dtype)
+            edited, target = hypothesis.change.request(request), precision(case.dtype)
             # Round only new arrays: the others are in this precision already.
-            others = {
+            new_weights = {
                 name: target.round(array)
                 for name, array in edited.weights.items()
                 if array is not case.weights.get(name)
             }
-            case = dataclasses.replace(case, config=edited.config, weights={**case.weights, **others})
-        others_taken = {name: self.exact.now[other].value for name, other in hypothesis.operands.items()}
-        pinned = {**self.pinned, **others_taken}
+            case = dataclasses.replace(case, config=edited.config, weights={**case.weights, **new_weights})
+        replacements = {name: self.exact.now[source].value for name, source in hypothesis.operands.items()}
+        pinned = {**self.pinned, **replacements}
         wanted = self.tensor if wanted is None else wanted
         step = Step(case, arithmetic, pinned, wanted, hypothesis.change.at, whole)
         # A hypothesis that yields infinity or NaN is no error: it fails to explain finite numbers.

@@ -57,10 +57,10 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
         return
     prediction = question.predict(RIGHT, name)
     # Numbers out of the format's range may become infinity, and then NaN.
-    lost = ~np.isfinite(actual)
-    error = np.where(lost, 0.0, actual - prediction.value)
+    overflow = ~np.isfinite(actual)
+    error = np.where(overflow, 0.0, actual - prediction.value)
     if (
-        not (lost & np.isfinite(question.rounded(name))).any()
+        not (overflow & np.isfinite(question.rounded(name))).any()
         and within(error, prediction.sigma)
         and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
     ):
@@ -124,22 +124,22 @@ def of_limit(question: Question) -> Iterator[Hypothesis]:
             and ((~beyond).sum() >= 3 or not text)
             and clear(actual - right, actual - limited, question.right.sigma)
         ):
-            reached = low if math.isfinite(low) and text else high
-            yield Hypothesis("clamped", f"numbers that are clamped to {text}{reached:.6g}", clause)
+            bound = low if math.isfinite(low) and text else high
+            yield Hypothesis("clamped", f"numbers that are clamped to {text}{bound:.6g}", clause)
             return
 
 
 def of_sign(question: Question) -> Iterator[Hypothesis]:
     right, sigma = question.right.value, question.right.sigma
-    lost = right < -Z * sigma
-    if lost.sum() >= 3 and clear(question.actual - right, question.actual - abs(right), sigma):
+    negative = right < -Z * sigma
+    if negative.sum() >= 3 and clear(question.actual - right, question.actual - abs(right), sigma):
         yield Hypothesis("sign_lost", "numbers without their sign", usual_clause(question))
 
 
 def of_small(question: Question) -> Iterator[Hypothesis]:
     limits, error = limits_of_zeros(question), question.actual - question.right.value
-    kept = question.actual != 0
-    if limits and within(error[kept], np.broadcast_to(question.right.sigma, kept.shape)[kept]):
+    nonzero = question.actual != 0
+    if limits and within(error[nonzero], np.broadcast_to(question.right.sigma, nonzero.shape)[nonzero]):
         clause = usual_clause(question)
         text = "numbers below a limit between {:.3g} and {:.3g} that were set to zero".format(*limits)
         yield Hypothesis("flushed", text, clause)
@@ -155,12 +155,12 @@ def limits_of_zeros(question: Question) -> tuple[float, float] | None:
             if f"gradients.{name}" in question.delivered
         ]
         pairs = [(question.exact.gradient(name), question.delivered[f"gradients.{name}"]) for name in names]
-    count, lost, kept = 0, 0.0, math.inf
+    count, lower, upper = 0, 0.0, math.inf
     for right, actual in pairs:
         zeros = abs(right[(actual == 0) & (abs(right) > NOTHING * np.max(abs(right), initial=0.0))])
-        count, lost = count + zeros.size, max(lost, float(np.max(zeros, initial=0.0)))
-        kept = min(kept, float(np.min(abs(actual[actual != 0]), initial=math.inf)))
-    return (lost, kept) if count >= 3 and lost <= kept < math.inf else None
+        count, lower = count + zeros.size, max(lower, float(np.max(zeros, initial=0.0)))
+        upper = min(upper, float(np.min(abs(actual[actual != 0]), initial=math.inf)))
+    return (lower, upper) if count >= 3 and lower <= upper < math.inf else None
 
 
 # Rows of tables.
@@ -193,12 +193,12 @@ def of_rows(question: Question) -> Iterator[Hypothesis]:
         return
     expected = rows[wrong]  # (N,)
     pairs = list(dict.fromkeys(zip(nearest.tolist(), expected.tolist(), strict=True)))
-    by = {actual - meant for actual, meant in pairs}
-    if len(by) == 1 and len(pairs) > 1:
-        (step,) = by
+    shifts = {actual - target for actual, target in pairs}
+    if len(shifts) == 1 and len(pairs) > 1:
+        (step,) = shifts
         text = f"rows of the table that are {abs(step)} too {'high' if step > 0 else 'low'}"
     else:
-        text = f"other rows of the table: {few(f'{actual} instead of {meant}' for actual, meant in pairs)}"
+        text = f"other rows of the table: {few(f'{actual} instead of {target}' for actual, target in pairs)}"
     padding = question.tensor == "embeddings.position" and not (wrong & real).any()
     clause = {"embeddings.token": "EMB-1", "embeddings.position": "POS-6" if padding else "POS-5"}
     where = "" if wrong.all() else f", in {wrong.sum()} of {wrong.size} tokens"
@@ -216,20 +216,20 @@ def of_tokens(question: Question) -> Iterator[Hypothesis]:
         return
     unit = precision(question.case.dtype).unit_roundoff
     places = abs(entered - actual[:, None]).max(-1).argmin(1)
-    taken = entered[np.arange(len(places)), places]
-    if within(actual - taken, unit * abs(taken)):
-        same = len({*places.tolist()}) == 1
-        text = f"token {places[0]} of every sample" if same else f"tokens {few(places)} of the samples"
+    vectors = entered[np.arange(len(places)), places]
+    if within(actual - vectors, unit * abs(vectors)):
+        same_place = len({*places.tolist()}) == 1
+        text = f"token {places[0]} of every sample" if same_place else f"tokens {few(places)} of the samples"
         yield Hypothesis("other_token", text, "HED-1")
 
 
 def of_labels(question: Question) -> Iterator[Hypothesis]:
     if not question.is_tap(("losses",)) or "log_probabilities" not in question.exact.now:
         return
-    every = -question.exact.now["log_probabilities"].value.astype(np.float64)  # (B, C)
+    losses = -question.exact.now["log_probabilities"].value.astype(np.float64)  # (B, C)
     labels = question.case.batch.required("labels")
-    places = abs(every - question.actual[:, None]).argmin(1)
-    if within(question.actual - every[np.arange(len(places)), places], question.right.sigma):
+    places = abs(losses - question.actual[:, None]).argmin(1)
+    if within(question.actual - losses[np.arange(len(places)), places], question.right.sigma):
         text = f"the losses of the labels {few(places)} instead of {few(labels)}"
         yield Hypothesis("other_labels", text, "LOS-1")
 
@@ -238,13 +238,13 @@ def of_count(question: Question) -> Iterator[Hypothesis]:
     if not question.is_tap(("loss",)) or "losses" not in question.exact.now:
         return
     context, losses = question.exact.context, question.exact.now["losses"].value.astype(np.float64)
-    total, counted = float(losses[context.counted].sum()), int(context.counted.sum())
-    penalty = float(question.right.value) - total / max(counted, 1)
+    total, count = float(losses[context.counted].sum()), int(context.counted.sum())
+    penalty = float(question.right.value) - total / max(count, 1)
     divisor = total / (float(question.actual) - penalty)
-    if counted and round(divisor) != counted and round(divisor) > 0:
+    if count and round(divisor) != count and round(divisor) > 0:
         loss = total / round(divisor) + penalty
-        if within(question.actual - np.float64(loss), question.right.sigma * max(1.0, counted / divisor)):
-            text = f"a sum of losses that is divided by {round(divisor)} instead of {counted}"
+        if within(question.actual - np.float64(loss), question.right.sigma * max(1.0, count / divisor)):
+            text = f"a sum of losses that is divided by {round(divisor)} instead of {count}"
             yield Hypothesis("loss_count", text, "LOS-2")
 
 
@@ -274,11 +274,11 @@ def of_dropout(question: Question) -> Iterator[Hypothesis]:
         return
     visible = abs(right) > 2 * Z * sigma
     dropped = visible & (abs(actual) <= Z * sigma)
-    kept = visible & ~dropped
-    if dropped.sum() < 2 or kept.sum() < 5:
+    remaining = visible & ~dropped
+    if dropped.sum() < 2 or remaining.sum() < 5:
         return
-    factor = float((actual[kept] * right[kept]).sum() / np.square(right[kept]).sum())
-    if factor > 1 and within(np.where(kept, actual - factor * right, 0.0), factor * sigma):
+    factor = float((actual[remaining] * right[remaining]).sum() / np.square(right[remaining]).sum())
+    if factor > 1 and within(np.where(remaining, actual - factor * right, 0.0), factor * sigma):
         share = 1 - 1 / factor
         expected = share * visible.sum()
         # The factor and the share of zeros must match, within 5 deviations of a random draw.
@@ -304,25 +304,25 @@ def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
     batch, heads, queries, keys = weights.shape
     if keys > MOST_KEYS:
         return
-    kept = (np.arange(2**keys)[:, None] >> np.arange(keys)) % 2
+    combinations = (np.arange(2**keys)[:, None] >> np.arange(keys)) % 2
     actual, sigma = (
         np.broadcast_to(x, question.actual.shape).reshape(batch, queries, heads, config.head_dim)
         for x in (question.actual, question.right.sigma)
     )
-    left, whole = list(SHARES), 0
+    rates, full_count = list(SHARES), 0
     for b, h, q in np.ndindex(batch, heads, queries):
-        possible = kept @ (weights[b, h, q][:, None] * values[b, :, h])  # (2^S, K)
+        possible = combinations @ (weights[b, h, q][:, None] * values[b, :, h])  # (2^S, K)
         fits = {
-            p: (abs(actual[b, q, h] - possible / (1 - p)) <= Z * sigma[b, q, h] / (1 - p)).min(-1)
-            for p in left
+            rate: (abs(actual[b, q, h] - possible / (1 - rate)) <= Z * sigma[b, q, h] / (1 - rate)).min(-1)
+            for rate in rates
         }
-        left = [p for p in left if fits[p].any()]
-        whole += sum(bool(fits[p][-1]) for p in left[:1])  # the last combination keeps every key
-        if not left:
+        rates = [rate for rate in rates if fits[rate].any()]
+        full_count += sum(bool(fits[rate][-1]) for rate in rates[:1])  # the last combination keeps every key
+        if not rates:
             return
-    if len(left) == 1 and whole <= batch * heads * queries - 2:
+    if len(rates) == 1 and full_count <= batch * heads * queries - 2:
         yield Hypothesis(
-            "dropout", f"dropout of {100 * left[0]:.3g} % of the attention weights that was left on", "DRP-1"
+            "dropout", f"dropout of {100 * rates[0]:.3g} % of the attention weights that was left on", "DRP-1"
         )
 
 
@@ -340,12 +340,12 @@ def of_cancellation(question: Question) -> Iterator[Hypothesis]:
     prediction = question.predict(hypothesis)
     error = question.actual - question.right.value
     norm = norm_of(question.config.norm_sharing, question.tensor)
-    scaled = question.right.value - question.case.weights[f"{norm}.bias"].astype(np.float64)  # minus beta
-    stretch = (error * scaled).sum(-1, keepdims=True) / np.square(scaled).sum(-1, keepdims=True)
+    centred = question.right.value - question.case.weights[f"{norm}.bias"].astype(np.float64)  # minus beta
+    stretch = (error * centred).sum(-1, keepdims=True) / np.square(centred).sum(-1, keepdims=True)
     if (
         np.isfinite(stretch).all()
         and within(error, prediction.sigma)
-        and clear(error, error - stretch * scaled, question.right.sigma)
+        and clear(error, error - stretch * centred, question.right.sigma)
         and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
         # Where the formula loses no digits, it is as good as any other.
         and root_mean_square(prediction.sigma) >= R * root_mean_square(question.right.sigma)

@@ -144,14 +144,14 @@ class Search:
                     prediction = computation.predict(hypothesis)
 
                     def known_in(
-                        those: Sequence[Fit],
+                        earlier: Sequence[Fit],
                         hypothesis: Hypothesis = hypothesis,
                         prediction: Prediction = prediction,
                     ) -> bool:
                         return any(
                             computation.one_cause(hypothesis, other.hypothesis)
                             and computation.same(prediction, other.prediction)
-                            for other in those
+                            for other in earlier
                         )
 
                     if known_in(fits) or not computation.explains(prediction):
@@ -166,10 +166,10 @@ class Search:
     def near(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
         # Exact values cost one computation, a tolerance one per sample: most hypotheses need only the first.
         for hypothesis in self.effort.among(hypotheses):
-            near = False
+            is_near = False
             with self.applying(hypothesis):
-                near = self.computation.near(hypothesis, self.computation.values(hypothesis))
-            if near:
+                is_near = self.computation.near(hypothesis, self.computation.values(hypothesis))
+            if is_near:
                 yield hypothesis
 
     @contextlib.contextmanager
@@ -183,17 +183,20 @@ class Search:
     def conclude(self, fits: Sequence[Fit], since: str = "") -> Explanation:
         """Explain by the best fit and all that fit as well."""
         best = min(fit.distance for fit in fits)
-        kept = [fit.hypothesis for fit in fits if fit.distance <= max(EDGE, MUCH_BETTER * best)]
-        sure = (
+        hypotheses = [fit.hypothesis for fit in fits if fit.distance <= max(EDGE, MUCH_BETTER * best)]
+        certain = (
             len({fit.hypothesis.text for fit in fits}) == 1
             and best <= EDGE
-            and not kept[0].rare
+            and not hypotheses[0].rare
             and not self.effort.untried
         )
-        shown = [hypothesis for hypothesis in kept if not hypothesis.rare] or kept
+        usual = [hypothesis for hypothesis in hypotheses if not hypothesis.rare] or hypotheses
         # A wrong option is the simplest reason, so it comes first.
         return explained_by(
-            self.computation.subject, sorted(shown, key=lambda hypothesis: not hypothesis.fields), sure, since
+            self.computation.subject,
+            sorted(usual, key=lambda hypothesis: not hypothesis.fields),
+            certain,
+            since,
         )
 
 

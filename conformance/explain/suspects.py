@@ -80,10 +80,10 @@ def of_functions(question: Question, tap: str) -> Iterator[Hypothesis]:
         text = "no activation" if name == "none" else f"another activation: {name}"
         edit = functools.partial(_applied, FUNCTIONS[name])
         yield Hypothesis(kind, text, clause, change=Change(taps=(pattern,), edit=edit))
-    for axis, what in enumerate(("samples", "heads", "queries")) if pattern == WEIGHTS else ():
+    for axis, noun in enumerate(("samples", "heads", "queries")) if pattern == WEIGHTS else ():
         edit = functools.partial(softmax_over, axis=axis)
         change = Change(taps=(pattern,), edit=edit)
-        yield Hypothesis("softmax_axis", f"a softmax over {what}", clause, change=change)
+        yield Hypothesis("softmax_axis", f"a softmax over {noun}", clause, change=change)
 
 
 def _applied(function: Callable[[Context, Any], Any], m: Context) -> Any:
@@ -104,8 +104,8 @@ def of_left_out(question: Question, tap: str) -> Iterator[Hypothesis]:
 
 
 def of_gradient(question: Question) -> Iterator[Hypothesis]:
-    every = (question.exact.gradient(name) for name in trainable(question.config, question.case.part))
-    length = math.sqrt(sum(float(np.square(gradient).sum()) for gradient in every))
+    all_gradients = (question.exact.gradient(name) for name in trainable(question.config, question.case.part))
+    length = math.sqrt(sum(float(np.square(gradient).sum()) for gradient in all_gradients))
     clipped = {
         f"gradients that were clipped together to the norm {limit:g}": limit / length
         for limit in LIMITS
@@ -168,13 +168,13 @@ def _sloped(function: Callable[[Context, Any], Any], m: Context) -> Any:
 
 
 def of_factors(question: Question) -> Iterator[Hypothesis]:
-    shorter = SHORTER.get(question.case.dtype, ())
-    for name in shorter:
-        short = "tf32" if name == "float16" else name  # both have 11 bits: one hypothesis covers both
-        bits = "11 bits, as TF32 and float16 have" if short == "tf32" else short
+    formats = SHORTER.get(question.case.dtype, ())
+    for name in formats:
+        label = "tf32" if name == "float16" else name  # both have 11 bits: one hypothesis covers both
+        bits = "11 bits, as TF32 and float16 have" if label == "tf32" else label
         text = f"products whose factors are rounded to {bits}"
-        yield Hypothesis(f"{short}_products", text, "PRC-2", factors=short)
-    if shorter:
+        yield Hypothesis(f"{label}_products", text, "PRC-2", factors=label)
+    if formats:
         text = "products whose factors are cut off, not rounded, to 11 bits (TF32)"
         yield Hypothesis("tf32_products", text, "PRC-2", factors="tf32 cut off")
 
@@ -185,8 +185,8 @@ def of_hidden(question: Question) -> Iterator[Hypothesis]:
     hidden = (*question.hidden, question.tensor)
     roles = {role_of(name): name for name in hidden} if question.hidden else {}
     families = (of_options, of_tap, of_functions)
-    every = (bug for tap in roles.values() for family in families for bug in family(question, tap))
-    yield from likeliest_first({(bug.name, bug.text): bug for bug in every}.values())
+    candidates = (bug for tap in roles.values() for family in families for bug in family(question, tap))
+    yield from likeliest_first({(bug.name, bug.text): bug for bug in candidates}.values())
 
 
 def hypothesis(bug: Bug) -> Hypothesis:
@@ -259,9 +259,9 @@ def bugs(question: Question) -> Iterator[Hypothesis]:
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
     """Return the hypothesis with the same name and text about another tensor."""
-    wanted = (hypothesis.name, hypothesis.text)
-    known = (bug for family in (simple, unusual) for bug in family(question))
-    return next((bug for bug in known if (bug.name, bug.text) == wanted), None)
+    key = (hypothesis.name, hypothesis.text)
+    candidates = (bug for family in (simple, unusual) for bug in family(question))
+    return next((bug for bug in candidates if (bug.name, bug.text) == key), None)
 
 
 def likeliest_first(hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:

@@ -40,49 +40,49 @@ class WrongWeights(NamedTuple):
 
 
 def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
-    return (loaded(*wrong) for wrong in wrong_weights(question.case, tap))
+    return (loaded(*mistake) for mistake in wrong_weights(question.case, tap))
 
 
 def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
     norm = fits(tap, NORMS)
-    own = norm_of(case.config.norm_sharing, tap) if norm else parameters_of(tap)
+    module = norm_of(case.config.norm_sharing, tap) if norm else parameters_of(tap)
     if fits(tap, LINEAR):
-        yield from _of_linear(case, own, tap)
+        yield from _of_linear(case, module, tap)
     if norm:
-        yield from _of_norm(case, own)
-    names = [name for name in (f"{own}.{leaf}" for leaf in LEAVES) if name in case.weights]
-    for short in SHORTER.get(case.dtype, ()):
-        rounded = {name: partial(_shorter, short, case.weights[name]) for name in names}
-        yield from _each(f"weight_in_{short}", f"rounded to {short}", "PRC-2", rounded)
+        yield from _of_norm(case, module)
+    names = [name for name in (f"{module}.{leaf}" for leaf in LEAVES) if name in case.weights]
+    for storage in SHORTER.get(case.dtype, ()):
+        rounded = {name: partial(_shorter, storage, case.weights[name]) for name in names}
+        yield from _each(f"weight_in_{storage}", f"rounded to {storage}", "PRC-2", rounded)
 
 
 def _each(name: str, text: str, clause: str, arrays: Made) -> Iterator[WrongWeights]:
-    for chosen in dict.fromkeys(((*arrays,), *((own,) for own in arrays))):
-        if chosen:
-            names = " and ".join(f"`{own}`" for own in chosen)
-            yield WrongWeights(name, f"{names} {text}", clause, {own: arrays[own] for own in chosen})
+    for subset in dict.fromkeys(((*arrays,), *((key,) for key in arrays))):
+        if subset:
+            names = " and ".join(f"`{key}`" for key in subset)
+            yield WrongWeights(name, f"{names} {text}", clause, {key: arrays[key] for key in subset})
 
 
 def _shorter(name: str, array: Array) -> Array:
     return rounding(name)(array.astype(np.float64))
 
 
-def _of_another(case: JudgedProblem, own: str, other: str) -> Made:
+def _of_another(case: JudgedProblem, module: str, other: str) -> Made:
     weights = case.weights
-    both = [(f"{own}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
+    pairs = [(f"{module}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
     return {
-        mine: partial(weights.__getitem__, theirs)
-        for mine, theirs in both
-        if mine in weights and theirs in weights and weights[mine].shape == weights[theirs].shape
+        target: partial(weights.__getitem__, source)
+        for target, source in pairs
+        if target in weights and source in weights and weights[target].shape == weights[source].shape
     }
 
 
 # Linear layers.
 
 
-def _of_linear(case: JudgedProblem, own: str, tap: str) -> Iterator[WrongWeights]:
+def _of_linear(case: JudgedProblem, module: str, tap: str) -> Iterator[WrongWeights]:
     config, weights = case.config, case.weights
-    name, bias = f"{own}.weight", f"{own}.bias"
+    name, bias = f"{module}.weight", f"{module}.bias"
     weight = weights[name]
     if bias in weights:
         yield WrongWeights(
@@ -91,13 +91,13 @@ def _of_linear(case: JudgedProblem, own: str, tap: str) -> Iterator[WrongWeights
     if weight.shape[0] == weight.shape[1]:
         yield WrongWeights("transposed_weight", f"`{name}` transposed", "WGT-2", {name: lambda: weight.T})
     else:
-        for word, read in (
+        for word, make in (
             ("read", lambda: weight.reshape(-1).reshape(weight.shape, order="F")),
             ("stored", lambda: weight.T.reshape(weight.shape)),
         ):
             text = f"`{name}` {word} in the wrong memory order"
-            yield WrongWeights("weight_in_wrong_order", text, "WGT-2", {name: read})
-    if own == "classifier":
+            yield WrongWeights("weight_in_wrong_order", text, "WGT-2", {name: make})
+    if module == "classifier":
         reversed_classes = {n: partial(np.flip, weights[n], -1) for n in (name, bias)}
         yield WrongWeights("classes_reversed", "classes in reverse order", "HED-3", reversed_classes)
         if config.pooling == "flatten":
@@ -105,40 +105,42 @@ def _of_linear(case: JudgedProblem, own: str, tap: str) -> Iterator[WrongWeights
                 swapped = partial(_swapped, weight, (*shape, weight.shape[1]))
                 text = f"rows of `{name}` for features before tokens"
                 yield WrongWeights("flatten_order", text, "HED-1", {name: swapped})
-    yield from _of_other_layers(case, own)
+    yield from _of_other_layers(case, module)
     if tap.endswith((*PROJECTED, "attention.output")):
-        yield from _of_heads(case, own, outputs=tap.endswith(PROJECTED))
+        yield from _of_heads(case, module, outputs=tap.endswith(PROJECTED))
 
 
 def _swapped(weight: Array, shape: tuple[int, ...]) -> Array:
     return weight.reshape(shape).swapaxes(0, 1).reshape(weight.shape)
 
 
-def _of_other_layers(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
-    layer, _, role = own.partition(".attention.")
-    beside = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
-    inside = own.split(".", 2)[2:] if own.startswith("layers.") else []
+def _of_other_layers(case: JudgedProblem, module: str) -> Iterator[WrongWeights]:
+    layer, _, role = module.partition(".attention.")
+    siblings = [f"{layer}.attention.{other}" for other in ("query", "key", "value", "output")] if role else []
+    inside = module.split(".", 2)[2:] if module.startswith("layers.") else []
     elsewhere = [f"layers.{i}.{name}" for name in inside for i in range(case.config.num_layers)]
-    for other in (*beside, *elsewhere):
-        if other != own:
-            kind = "swapped_weights" if other in beside else "weights_of_another_layer"
-            yield from _each(kind, f"taken from `{other}`", "WGT-1", _of_another(case, own, other))
+    for other in (*siblings, *elsewhere):
+        if other != module:
+            kind = "swapped_weights" if other in siblings else "weights_of_another_layer"
+            yield from _each(kind, f"taken from `{other}`", "WGT-1", _of_another(case, module, other))
 
 
-def _of_heads(case: JudgedProblem, own: str, outputs: bool) -> Iterator[WrongWeights]:
+def _of_heads(case: JudgedProblem, module: str, outputs: bool) -> Iterator[WrongWeights]:
     """Yield permuted heads and wrong splits of a fused weight; ``outputs``: whether heads are its columns."""
     config, weights = case.config, case.weights
     numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
-    leaves = [f"{own}.{leaf}" for leaf in (LEAVES if outputs else LEAVES[:1]) if f"{own}.{leaf}" in weights]
+    leaves = [
+        f"{module}.{leaf}" for leaf in (LEAVES if outputs else LEAVES[:1]) if f"{module}.{leaf}" in weights
+    ]
     for order in _orders(config.num_heads):
         columns, axis = numbers[list(order)].reshape(-1), -1 if outputs else 0
         permuted = {name: partial(np.take, weights[name], columns, axis=axis) for name in leaves}
         text = f"with heads in the order {', '.join(map(str, order))}"
         yield from _each("heads_permuted", text, "ATT-2", permuted)
     if outputs:
-        prefix, _, role = own.rpartition(".")
+        prefix, _, role = module.rpartition(".")
         third = {
-            f"{own}.{leaf}": partial(_cut_from_fused, config, weights, prefix, role, leaf)
+            f"{module}.{leaf}": partial(_cut_from_fused, config, weights, prefix, role, leaf)
             for leaf in LEAVES
             if all(f"{prefix}.{other}.{leaf}" in weights for other in ("query", "key", "value"))
         }
@@ -166,22 +168,22 @@ def _orders(heads: int) -> list[tuple[int, ...]]:
 # Norms.
 
 
-def _of_norm(case: JudgedProblem, own: str) -> Iterator[WrongWeights]:
-    weights, gain, offset = case.weights, f"{own}.weight", f"{own}.bias"
-    missing: Made = {
+def _of_norm(case: JudgedProblem, module: str) -> Iterator[WrongWeights]:
+    weights, gain, offset = case.weights, f"{module}.weight", f"{module}.bias"
+    defaults: Made = {
         gain: lambda: np.ones_like(weights[gain]),
         offset: lambda: np.zeros_like(weights[offset]),
     }
     swapped: Made = {gain: lambda: weights[offset], offset: lambda: weights[gain]}
-    yield WrongWeights("norm_gain_and_offset_missing", "gain 1 and offset 0", "NRM-2", missing)
+    yield WrongWeights("norm_gain_and_offset_missing", "gain 1 and offset 0", "NRM-2", defaults)
     yield WrongWeights(
         "norm_gain_and_offset_swapped", "gain and offset in each other's place", "NRM-2", swapped
     )
     for name, parameter in parameters(case.config, case.part).items():
         other = name.removesuffix(".weight")
-        if parameter.kind != "gamma" or other == own:
+        if parameter.kind != "gamma" or other == module:
             continue
-        sibling = other[:-1] == own[:-1] and own.startswith("layers.")
+        sibling = other[:-1] == module[:-1] and module.startswith("layers.")
         kind, clause = ("norm_sharing", "NRM-5") if sibling else ("weights_of_another_norm", "WGT-1")
         text = f"the gain and offset of `{other}` instead of its own"
-        yield WrongWeights(kind, text, clause, _of_another(case, own, other))
+        yield WrongWeights(kind, text, clause, _of_another(case, module, other))

@@ -83,14 +83,16 @@ class Findings:
     def each(self) -> list[tuple[str, str, Tally]]:
         """Return every backend, precision and tally in sorted order."""
         tallies = sorted(self.tallies.items())
-        return [(backend, dtype, of[dtype]) for backend, of in tallies for dtype in sorted(of)]
+        return [
+            (backend, dtype, by_dtype[dtype]) for backend, by_dtype in tallies for dtype in sorted(by_dtype)
+        ]
 
     def add(self, failure: Failure) -> None:
         """Count a failure, and keep the smallest case per signature."""
-        for place, known in enumerate(self.failures):
-            if known.signature == failure.signature:
-                smaller = min(known, failure, key=lambda one: _size(one.case))
-                times = known.times + failure.times
+        for place, previous in enumerate(self.failures):
+            if previous.signature == failure.signature:
+                smaller = min(previous, failure, key=lambda candidate: _size(candidate.case))
+                times = previous.times + failure.times
                 self.failures[place] = dataclasses.replace(smaller, times=times)
                 return
         self.failures.append(failure)

@@ -131,7 +131,7 @@ def _on_dask(
     executor, chunks, ending = client.get_executor(pure=False), plan.chunks, False
     findings = Findings()
     pending: dict[Future[Findings], int] = {}
-    done: dict[int, Findings] = {}
+    results: dict[int, Findings] = {}
     try:
         while True:
             # Two chunks per Dask thread, so that none is idle.
@@ -142,9 +142,9 @@ def _on_dask(
                 break
             for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)[0]:
                 number = pending.pop(future)
-                done[number] = future.result()
-                progress(sum(chunk.cases for chunk in done.values()))
-                ending |= not done[number].tallies  # no backend is available
+                results[number] = future.result()
+                progress(sum(chunk.cases for chunk in results.values()))
+                ending |= not results[number].tallies  # no backend is available
             ending |= stopped()
             if ending:
                 event.set()
@@ -155,8 +155,8 @@ def _on_dask(
         event.set()
         executor.shutdown()
         client.close()
-    for number in sorted(done):  # in order, whichever finished first
-        findings.merge(done[number])
+    for number in sorted(results):  # in order, whichever finished first
+        findings.merge(results[number])
     return findings
 
 

@@ -75,7 +75,7 @@ def drawn(plan: Plan, index: int) -> FuzzCase:
     # Hypothesis draws the smallest case first, and derives most later cases from earlier ones by changing a
     # value or two. So each case is the second one of a separate Hypothesis run, and depends only on the seed
     # and its number.
-    chosen = hypothesis.settings(
+    settings = hypothesis.settings(
         max_examples=2,
         phases=(Phase.generate,),
         database=None,
@@ -92,7 +92,7 @@ def drawn(plan: Plan, index: int) -> FuzzCase:
     def keep(case: FuzzCase) -> None:
         cases.append(case)
 
-    hypothesis.seed(seed)(chosen(test(keep)))()
+    hypothesis.seed(seed)(settings(test(keep)))()
     return cases[-1]
 
 
@@ -202,14 +202,14 @@ def pool(seed: int, count: int) -> tuple[Sizes, ...]:
     # JAX compiles each primitive for each new shape, which takes seconds per tuple: with individual sizes,
     # cases would mostly compile. The random stream is separate from those of the cases.
     generator = np.random.default_rng([seed, 0x512E5])
-    sizes_drawn = list(FIXED[:count])
+    result = list(FIXED[:count])
     kinds = [*LARGE.values()] if count >= 9 else []
-    while len(sizes_drawn) < count:
-        drawn = _random_sizes(generator, kinds[-1] if kinds else {})
-        if drawn.apart and drawn not in sizes_drawn:
-            sizes_drawn.append(drawn)
+    while len(result) < count:
+        candidate = _random_sizes(generator, kinds[-1] if kinds else {})
+        if candidate.apart and candidate not in result:
+            result.append(candidate)
             kinds = kinds[:-1]
-    return tuple(sorted(sizes_drawn, key=lambda sizes: (sizes.large, sizes.volume)))
+    return tuple(sorted(result, key=lambda sizes: (sizes.large, sizes.volume)))
 
 
 def _random_sizes(generator: np.random.Generator, kind: Mapping[str, Sequence[int]]) -> Sizes:
@@ -223,9 +223,9 @@ def _random_sizes(generator: np.random.Generator, kind: Mapping[str, Sequence[in
         "vocab_size": _PRIMES[1:],
         "num_segments": (0, 1, 2, 3),
     }
-    drawn = {axis: int(generator.choice(values)) for axis, values in {**usual, **kind}.items()}
-    room = [prime for prime in _PRIMES if prime > drawn["tokens"]] or [drawn["tokens"] + 1]
-    return Sizes(**drawn, max_positions=int(generator.choice(room)))
+    sizes = {axis: int(generator.choice(values)) for axis, values in {**usual, **kind}.items()}
+    room = [prime for prime in _PRIMES if prime > sizes["tokens"]] or [sizes["tokens"] + 1]
+    return Sizes(**sizes, max_positions=int(generator.choice(room)))
 
 
 @st.composite

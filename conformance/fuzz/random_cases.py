@@ -68,41 +68,41 @@ class FuzzCase:
         return {**vars(self), "config": self.config.as_dict()}
 
     def _weights(self) -> dict[str, NDArray[np.float64]]:
-        drawn = initialize(self.config, self.weights_seed, self.profile, self.part)
+        weights = initialize(self.config, self.weights_seed, self.profile, self.part)
         for name, parameter in parameters(self.config, self.part).items():
             if parameter.kind == "kernel":
-                drawn[name] = _single(drawn[name] * self.scale)
+                weights[name] = _single(weights[name] * self.scale)
         token = "embeddings.token.weight"
-        if token in drawn:
-            drawn[token] = _single(drawn[token] + self.offset)
-        return drawn
+        if token in weights:
+            weights[token] = _single(weights[token] + self.offset)
+        return weights
 
     def _inputs(self) -> Batch:
         sizes = axis_sizes(
             self.config, batch=self.batch, tokens=self.tokens, key=self.tokens, query=self.queries
         )
-        drawn: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, NDArray[Any]] = {}
         for name, tensor in inputs(self.config, self.part).items():
             # Separate streams, so that changing one input leaves others alone.
             generator = np.random.default_rng([self.inputs_seed, zlib.crc32(name.encode())])
             shape = resolve(tensor.shape, sizes)
             if name == "input_ids":
-                drawn[name] = self._ids(generator, shape)
+                arrays[name] = self._ids(generator, shape)
             elif name == "segment_ids":
-                drawn[name] = generator.integers(0, self.config.num_segments, shape)
+                arrays[name] = generator.integers(0, self.config.num_segments, shape)
             elif name == "labels":
-                drawn[name] = self._labels(generator, shape)
+                arrays[name] = self._labels(generator, shape)
             elif name == "key_mask":
                 if self.key_mask != "none":
-                    drawn[name] = self._key_mask(generator, shape)
+                    arrays[name] = self._key_mask(generator, shape)
             elif name == "query_mask":
                 if self.query_mask:
-                    drawn[name] = _real(generator, shape, self.padding)
+                    arrays[name] = _real(generator, shape, self.padding)
             else:
-                drawn[name] = _single(
+                arrays[name] = _single(
                     generator.standard_normal(shape) + (0.0 if name == "cotangent" else self.offset)
                 )
-        return from_arrays(drawn)
+        return from_arrays(arrays)
 
     def _ids(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
         config, real = self.config, _real(generator, shape, self.padding)
@@ -110,8 +110,8 @@ class FuzzCase:
         if config.vocab_size > 2**8:
             # In a large table half of the tokens reuse few rows, where kernels branch: the rows at which ids
             # need another bit, and the last.
-            few = np.minimum(LANDMARKS, config.vocab_size - 1)
-            words = np.where(generator.random(shape) < 0.5, generator.choice(few, shape), words)
+            rows = np.minimum(LANDMARKS, config.vocab_size - 1)
+            words = np.where(generator.random(shape) < 0.5, generator.choice(rows, shape), words)
         words = np.where(words == config.pad_id, (words + 1) % config.vocab_size, words)
         return np.where(real, words, config.pad_id)
 
@@ -142,8 +142,8 @@ def _real(generator: np.random.Generator, shape: tuple[int, ...], padding: str) 
     if padding == "front":
         return place >= generator.integers(0, tokens, (rows, 1))
     if padding == "left":
-        others: NDArray[np.bool_] = (np.arange(rows) != generator.integers(rows))[:, None] | (place > 0)
-        return others
+        mask: NDArray[np.bool_] = (np.arange(rows) != generator.integers(rows))[:, None] | (place > 0)
+        return mask
     if padding == "inside":
         return generator.random(shape) < 0.6
     if padding == "rows":

@@ -31,16 +31,16 @@ SETTINGS = ("device", "implementation", "execution", "precision")
 def table(findings: Findings) -> Table:
     """Return statuses and largest errors."""
     title = "Random cases; largest error of an element in sigma / of a tensor in RMS sigma"
-    drawn = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
-    drawn.add_column("backend", overflow="fold")
+    result = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
+    result.add_column("backend", overflow="fold")
     for name in ("", "cases", "tensors", *KINDS):
-        drawn.add_column(name, justify="right")
+        result.add_column(name, justify="right")
     for backend, dtype, tally in findings.each():
         statuses = tally.statuses.items()
         cases = [Text(f"{count} {status}", STYLES.get(status, "bold magenta")) for status, count in statuses]
         errors = (_error(tally.statistics[kind]) for kind in KINDS)
-        drawn.add_row(backend, SHORT.get(dtype, dtype), Group(*cases), str(tally.tensors), *errors)
-    return drawn
+        result.add_row(backend, SHORT.get(dtype, dtype), Group(*cases), str(tally.tensors), *errors)
+    return result
 
 
 def _error(statistics: Statistics) -> Text:
@@ -84,22 +84,22 @@ def command(failure: Failure, settings: Setup) -> str:
         for name, value in vars(settings).items()
         if name in SETTINGS and value != usual[name]
     ]
-    how = " ".join([*options, f"--backend {shlex.quote(failure.result.backend)}"])
-    return f"concord case run {shlex.quote(failure.folder)} {how}"
+    arguments = " ".join([*options, f"--backend {shlex.quote(failure.result.backend)}"])
+    return f"concord case run {shlex.quote(failure.folder)} {arguments}"
 
 
 def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[str]:
     """Write failures as folders for ``concord case run``; return problems."""
     problems: list[str] = []
-    chosen = {name: getattr(settings, name) for name in SETTINGS}
+    options = {name: getattr(settings, name) for name in SETTINGS}
     for failure in findings.failures:
         backend, dtype = failure.result.backend, failure.result.dtype
         version = findings.environments.get(backend, {}).get("version")
-        about = {"versions": {**machine.describe(), backend: version}, "settings": chosen}
+        about = {"versions": {**machine.describe(), backend: version}, "settings": options}
         case = case_files(failure.case.job(failure.name))
         # Folders are named by content: the same finding with the same settings is written once, and none
         # replaces another.
-        content = hashlib.sha256(b"".join([*case.values(), str([backend, chosen]).encode()]))
+        content = hashlib.sha256(b"".join([*case.values(), str([backend, options]).encode()]))
         target = folder / f"{failure.name}-{dtype}-{content.hexdigest()[:8]}"
         text = record.lines({**record.plain(failure), **about}).encode()
         with collecting(problems):

@@ -119,15 +119,15 @@ class GoldenFile:
         self.stated = parse_json(self.about.config, STATED)
         if not isinstance(self.stated, dict):
             raise SpecError(f"{STATED} is a JSON {type(self.stated).__name__} but must be an object")
-        known = [name for name in sources() if any(part.runs for part in load(name).parts.values())]
-        refuse(errors.unknowns("source", [self.about.source], known))
+        names = [name for name in sources() if any(part.runs for part in load(name).parts.values())]
+        refuse(errors.unknowns("source", [self.about.source], names))
         self.table = load(self.about.source)
         key = self.table.part_key or ""
         kind, parts = str(self.stated.get(key, "")), self.table.parts.values()
-        of_kind = [part for part in parts if kind.startswith(part.kind)]
-        if not of_kind:
+        candidates = [part for part in parts if kind.startswith(part.kind)]
+        if not candidates:
             refuse(errors.unknowns(f"{key!r} in {STATED}", [kind], [part.kind for part in parts]))
-        self.part = of_kind[0]
+        self.part = candidates[0]
         self.config = configure(self.table, self.stated, self.part.name, where=STATED)
         positions = self.take(f"outputs/{self.part.positions.output}")
         # The stored table limits the length of a text.
@@ -184,19 +184,19 @@ class GoldenFile:
         source = self.part.mask
         if source is None:
             # The part derives its mask from the ids (SPEC MSK-1); a stored one must be the same.
-            if (stored := self.take("inputs/mask")) is not None:
+            if (mask := self.take("inputs/mask")) is not None:
                 real = inputs["input_ids"] != self.config.pad_id
-                if stored.ndim == 3:
-                    real = np.repeat(real[:, None], stored.shape[1], axis=1)
-                if not np.array_equal(stored != 0, real):
+                if mask.ndim == 3:
+                    real = np.repeat(real[:, None], mask.shape[1], axis=1)
+                if not np.array_equal(mask != 0, real):
                     raise SpecError("'inputs/mask' is not the mask of the ids, but must be")
             return {}
         names = fnmatch.filter(self.tensors, f"inputs/{source.stored}")
-        known = bool(names) or self.stated.get(source.none.key) == source.none.value
-        ids = self.take(f"inputs/{source.ids}", required=not known)
+        stated = bool(names) or self.stated.get(source.none.key) == source.none.value
+        ids = self.take(f"inputs/{source.ids}", required=not stated)
         if names:
             return {"key_mask": np.asarray(self.take(names[0]) != 0)}
-        return {} if known else {"key_mask": np.asarray(ids != self.config.pad_id)}
+        return {} if stated else {"key_mask": np.asarray(ids != self.config.pad_id)}
 
     def _ran(self) -> list[Job]:
         (batch,) = self._batches()
@@ -340,10 +340,12 @@ def expectation_of(
         names = key.split(SUM)
         # If a backend deviates differently from the source, the published tensor is shifted by the difference
         # that the reference computes.
-        moved = sum(base.values[name] - source.values[name] for name in names)
-        values[key] = published[key].astype(np.float64) + moved
+        shift = sum(base.values[name] - source.values[name] for name in names)
+        values[key] = published[key].astype(np.float64) + shift
         # The source rounded as much as a backend does, and the reference did not: both errors count.
-        sigmas[key] = reduce(np.hypot, [each.sigmas[name] for name in names for each in (base, source)])
+        sigmas[key] = reduce(
+            np.hypot, [expectation.sigmas[name] for name in names for expectation in (base, source)]
+        )
         clauses[key] = base.clauses[names[0]]
     return replace(base, values=values, sigmas=sigmas, clauses=clauses)
 

@@ -91,24 +91,24 @@ def break_down(
 
 
 def _maps(levels: Array, axes: tuple[str, ...]) -> tuple[HeatMap, ...]:
-    long = [place for place, size in enumerate(levels.shape) if size > 1]
-    if len(long) == 1:
-        return (_map(levels.reshape(1, -1), ("", axes[long[0]])),)
+    places = [place for place, size in enumerate(levels.shape) if size > 1]
+    if len(places) == 1:
+        return (_map(levels.reshape(1, -1), ("", axes[places[0]])),)
     return tuple(
         _map(
             np.fmax.reduce(levels, axis=tuple(set(range(levels.ndim)) - {*pair})),
             (axes[pair[0]], axes[pair[1]]),
         )
-        for pair in pairwise(long)
+        for pair in pairwise(places)
     )
 
 
 def _map(levels: Array, axes: tuple[str, str]) -> HeatMap:
     height, width = levels.shape
-    for axis, most in enumerate(GRID):
+    for axis, limit in enumerate(GRID):
         size = levels.shape[axis]
-        if size > most:
-            levels = np.fmax.reduceat(levels, np.arange(most) * size // most, axis=axis)
+        if size > limit:
+            levels = np.fmax.reduceat(levels, np.arange(limit) * size // limit, axis=axis)
     return HeatMap(
         axes,
         (height, width),
@@ -120,14 +120,14 @@ def _worst(
     actual: Array, value: Array, sigma: Array, scores: Array, rows: NDArray[np.int64] | None
 ) -> tuple[Element, ...]:
     flat = np.nan_to_num(scores.reshape(-1), nan=-1.0, posinf=np.inf)
-    few = np.argpartition(-flat, min(MOST_ELEMENTS, flat.size) - 1)[:MOST_ELEMENTS]
+    places = np.argpartition(-flat, min(MOST_ELEMENTS, flat.size) - 1)[:MOST_ELEMENTS]
     elements = []
-    for place in sorted(few.tolist(), key=lambda place: (-flat[place], place)):
+    for place in sorted(places.tolist(), key=lambda place: (-flat[place], place)):
         index = tuple(int(i) for i in np.unravel_index(place, value.shape))
-        named = (int(rows[index[0]]), *index[1:]) if rows is not None else index
+        element = (int(rows[index[0]]), *index[1:]) if rows is not None else index
         if flat[place] > 0:
             elements.append(
-                Element(named, float(actual[index]), float(value[index]), Z * float(sigma[index]))
+                Element(element, float(actual[index]), float(value[index]), Z * float(sigma[index]))
             )
     return tuple(elements)
 

@@ -131,10 +131,10 @@ class Estimate:
             exact_values: dict[str, Array] = {}
             elements = compute(truth or exact(self.usual), exact_values.__setitem__) or elements
             values = exact_values
-        of = dict.fromkeys(values, dtype) if isinstance(dtype, str) else dtype
+        dtypes = dict.fromkeys(values, dtype) if isinstance(dtype, str) else dtype
         self.compute, self.elements, self.together = compute, elements, together
         self.values = {name: on_host(value) for name, value in values.items()}
-        self.by_name = {name: Sigma(value, of[name]) for name, value in values.items()}
+        self.by_name = {name: Sigma(value, dtypes[name]) for name, value in values.items()}
 
     def add_runs(self, arithmetics: Iterable[Any], doing: str = "deriving tolerances") -> None:
         """Accumulate the squared error of a run in each arithmetic."""
@@ -158,14 +158,14 @@ class Estimate:
             with ThreadPoolExecutor(max_workers=self.together) as pool:
                 list(pool.map(run, runs))
         else:
-            for each in runs:
-                run(each)
+            for perturbation in runs:
+                run(perturbation)
 
     def sigmas(self, last: bool = False) -> dict[str, Array]:
         """Return the current sigmas; ``last`` frees each sum, while without it the samples count as few."""
-        of = self.by_name.pop if last else self.by_name.__getitem__
+        sigma_of = self.by_name.pop if last else self.by_name.__getitem__
         with np.errstate(all="ignore"):
-            return {name: on_host(of(name).result(few=not last)) for name in list(self.by_name)}
+            return {name: on_host(sigma_of(name).result(few=not last)) for name in list(self.by_name)}
 
     def independent(self) -> dict[str, float]:
         """Return the numbers of independent errors that the samples show."""
@@ -226,8 +226,8 @@ class Sigma:
         self.bias: Array | None = None
         self.turned: Array | None = None
         self.jump: Array | None = None
-        known = self.namespace.isfinite(value)
-        self.finite = None if known.all() else known
+        finite = self.namespace.isfinite(value)
+        self.finite = None if finite.all() else finite
         # Half the bytes of float64, and wide enough for errors in float32 and narrower precisions.
         self.storage = self.namespace.float64 if dtype == "float64" else self.namespace.float32
         self.busy = threading.Lock()
@@ -353,12 +353,12 @@ class Cache:
     @contextlib.contextmanager
     def keeping(self, limit: int) -> Iterator[None]:
         """Keep ``limit`` bytes within a block, in results of any size."""
-        before = self.limit, self.largest
+        limits = self.limit, self.largest
         self.limit = self.largest = limit
         try:
             yield
         finally:
-            self.limit, self.largest = before
+            self.limit, self.largest = limits
             with self._guard:
                 self._shrink()
 
@@ -380,5 +380,5 @@ class Cache:
             return result
 
     def _shrink(self) -> None:
-        while sum(kept.nbytes for kept in self._kept.values()) > self.limit:
+        while sum(result.nbytes for result in self._kept.values()) > self.limit:
             self._kept.popitem(last=False)

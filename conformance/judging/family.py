@@ -93,9 +93,9 @@ class FamilyReference:
     @functools.cached_property
     def activations(self) -> dict[str, Activation]:
         """Every requested tensor, in order of computation."""
-        whole = self.whole
-        shapes = whole.shapes or {name: value.shape for name, value in whole.values.items()}
-        names = [name for name in shapes if self.requested(name) and (self.local or name in whole.values)]
+        expected = self.whole
+        shapes = expected.shapes or {name: value.shape for name, value in expected.values.items()}
+        names = [name for name in shapes if self.requested(name) and (self.local or name in expected.values)]
         activations = {name: self.activation(name, shapes[name]) for name in names}
         if "gradients" in self.run.requested and not self.case.gradients:  # the run delivers none at all
             for name in trainable(self.case.config, self.case.part):
@@ -291,23 +291,23 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
     # If the truth hardly changes, backends share an estimate.
     if not case.deviations or any(KNOWN_DEVIATIONS[name].rounds for name in case.deviations):
         return case
-    bare = replace(case, deviations=NONE)
-    apart = _estimates.get(
-        f"deviates by {case.key}", lambda: np.float64(difference(plain(case), plain(bare)))
+    standard = replace(case, deviations=NONE)
+    deviation = _estimates.get(
+        f"deviates by {case.key}", lambda: np.float64(difference(plain(case), plain(standard)))
     )
-    return bare if apart <= share else case
+    return standard if deviation <= share else case
 
 
 def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
     """Return the largest difference, relative to each tensor's maximum."""
     worst = 0.0
-    for name, other in others.items():
-        value, finite = values[name], np.isfinite(other)
-        if not np.array_equal(value[~finite], other[~finite], equal_nan=True):
+    for name, reference in others.items():
+        value, finite = values[name], np.isfinite(reference)
+        if not np.array_equal(value[~finite], reference[~finite], equal_nan=True):
             return np.inf
         with np.errstate(all="ignore"):
-            apart = np.max(abs(value - other)[finite], initial=0.0)
-            share = apart / np.max(abs(other)[finite], initial=0.0) if apart else 0.0
+            largest = np.max(abs(value - reference)[finite], initial=0.0)
+            share = largest / np.max(abs(reference)[finite], initial=0.0) if largest else 0.0
         worst = np.maximum(worst, share)
     return float(worst)
 
@@ -343,26 +343,26 @@ def _expectation(
 
 def _estimate(case: JudgedProblem, pinned: Pinned | None, brief: bool = False) -> Expectation:
     # Tap gradients are judged only locally, where they are delivered: others need no sigma.
-    judged = {f"gradients.taps.{name}" for name in pinned.gradients} if pinned else set()
+    tap_gradients = {f"gradients.taps.{name}" for name in pinned.gradients} if pinned else set()
     shapes: dict[str, tuple[int, ...]] = {}
 
     def compute(arithmetic: Arithmetic, observer: Observer) -> int:
         def judge(name: str, array: Array) -> None:
             shapes.setdefault(name, array.shape)
             moves = is_gradient(name) or not arithmetic.corner
-            if moves and (name in judged or not is_tap_gradient(name)):
+            if moves and (name in tap_gradients or not is_tap_gradient(name)):
                 observer(name, array)
 
         return case.observe(arithmetic, judge, pinned)
 
-    what = "end to end" if pinned is None else f"of each step{', a first look' if brief else ''}"
+    scope = "end to end" if pinned is None else f"of each step{', a first look' if brief else ''}"
     values, sigmas = estimate(
         compute,
         case.dtype,
         count=SEVERAL if brief else SAMPLES,
         corners=pinned is None and case.gradients and case.config.rectifies,
         together=TOGETHER,
-        doing=f"deriving tolerances {what}",
+        doing=f"deriving tolerances {scope}",
     )
     return _expectation(case, values, sigmas, shapes, few=brief)
 

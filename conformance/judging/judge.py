@@ -62,9 +62,9 @@ class Judge:
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
         """Judge every tensor locally, end to end, or both."""
         steps = self.judge_steps() if local else {}
-        whole = self.judge_whole(deciding=not local) if end_to_end else {}
+        ends = self.judge_whole(deciding=not local) if end_to_end else {}
         self.broken |= {f"gradients.taps.{name}": ("not exposed", UNUSED) for name in self.unused}
-        return [self.row(name, steps.get(name), whole.get(name)) for name in self.reference.activations]
+        return [self.row(name, steps.get(name), ends.get(name)) for name in self.reference.activations]
 
     def row(self, name: str, step: Judgement | None, end: Judgement | None) -> Row:
         """Return the row of a tensor; a local judgement decides."""
@@ -137,7 +137,7 @@ class Judge:
             stopped = self.reference.compute_exactly(
                 lambda name: self.pin(name) if name == tap_gradient else passing(name)
             )
-            other = replace(expected, values={**expected.values, **stopped})
+            alternative = replace(expected, values={**expected.values, **stopped})
             behind = [
                 name
                 for name in judgements
@@ -147,7 +147,8 @@ class Judge:
             # Either the model bypasses the tap, or its gradient is wrongly cut off. If bypassed, gradients
             # behind it agree without the zero and diverge with it.
             return not behind or any(
-                judgements[name].status == "agrees" and self.judgement(name, other, True).status == "diverges"
+                judgements[name].status == "agrees"
+                and self.judgement(name, alternative, True).status == "diverges"
                 for name in behind
             )
 
@@ -227,8 +228,8 @@ class Judge:
             sigma = finite_alone(sigma, value, actual)
         elif not sound:
             sigma = finite_alone(sigma, value)
-        apart = expected.independent.get(name, np.inf)
-        judgement = judge_tensor(actual, value, sigma, activation.dtype, why, apart)
+        independent = expected.independent.get(name, np.inf)
+        judgement = judge_tensor(actual, value, sigma, activation.dtype, why, independent)
         # If rounding decides half of a tensor, it agrees with almost anything.
         if judgement.status == "agrees" and name in expected.ties and mostly(np.isnan(sigma), value):
             return Judgement("undetermined", size=value.size, note=judgement.note)
@@ -247,8 +248,8 @@ class Judge:
         activation = self.reference.activations[name]
         if activation.rows is None:
             return None
-        others = np.delete(self.tensors[name], activation.rows, axis=0)
-        zero = abs(others) <= Z * precision(activation.dtype).smallest_normal
+        unused_rows = np.delete(self.tensors[name], activation.rows, axis=0)
+        zero = abs(unused_rows) <= Z * precision(activation.dtype).smallest_normal
         return activation.rows if zero.all() else None  # a row that must be zero is compared too
 
     def settle(

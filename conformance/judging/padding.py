@@ -61,10 +61,10 @@ def seen_keys(config: EncoderConfig, batch: Batch) -> Rows | None:
 
 def blind_samples(config: EncoderConfig, batch: Batch) -> Rows:
     """Return the samples with a query that sees no key, (B,) (SPEC MSK-5)."""
-    seen, count = seen_keys(config, batch), len(next(iter(batch.arrays().values())))
-    if seen is None:
+    visible, count = seen_keys(config, batch), len(next(iter(batch.arrays().values())))
+    if visible is None:
         return np.zeros(count, bool)
-    return np.asarray((~seen.any(-1)).reshape(count, -1).any(-1))
+    return np.asarray((~visible.any(-1)).reshape(count, -1).any(-1))
 
 
 def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch | None:
@@ -76,15 +76,15 @@ def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch |
     # A pooled vector depends on padding as a whole, so its sample is dropped. Otherwise a zero cotangent
     # suffices, and all samples are judged.
     if part in POOLED or config.mask_assignment == "batch_major":
-        kept = Batch(**{name: array[~depends] for name, array in batch.arrays().items()})
+        remainder = Batch(**{name: array[~depends] for name, array in batch.arrays().items()})
     else:
         output = padded["tokens" if batch.input_ids is not None else "query"]
-        kept = replace(batch, cotangent=np.where(output[..., None], 0.0, batch.required("cotangent")))
+        remainder = replace(batch, cotangent=np.where(output[..., None], 0.0, batch.required("cotangent")))
     try:
-        validate_batch(config, kept, part)
+        validate_batch(config, remainder, part)
     except BatchError:
         return None
-    return kept
+    return remainder
 
 
 def uncomputed(

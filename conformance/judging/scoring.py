@@ -55,15 +55,15 @@ def judge_tensor(
         rms = float(np.sqrt(squares / sigmas))  # every element can be compared
     else:
         scores, finite = scores_of(actual_values, flat, allowed), np.isfinite(flat)
-        known = ~np.isnan(scores)
-        judged = known & finite
-        if not known.any():
+        comparable = ~np.isnan(scores)
+        judged = comparable & finite
+        if not comparable.any():
             note = f"{dtype} does not determine it: {why}" if why == OUT_OF_RANGE else why
             return Judgement("undetermined", size=value.size, note=note)
-        scores = np.where(known, scores, 0.0)
+        scores = np.where(comparable, scores, 0.0)
         if np.isfinite(scores).all():
             rms = root_mean_square(errors[judged]) / root_mean_square(allowed[judged])
-        if (known & ~finite).any():
+        if (comparable & ~finite).any():
             note = "finite where the reference is not"
         elif not np.isfinite(actual_values[judged]).all():
             note = "not finite"

@@ -228,10 +228,10 @@ class Verdict:
 
     @functools.cached_property
     def _conclusion(self) -> tuple[str, tuple[str, ...]]:
-        wanted = [row for row in self.table if row.note not in (DECLARED, ABSENT)]
-        outputs = ((row.tensor, row.status) for row in wanted if row.tensor in self.outputs)
+        rows = [row for row in self.table if row.note not in (DECLARED, ABSENT)]
+        outputs = ((row.tensor, row.status) for row in rows if row.tensor in self.outputs)
         sections = (
-            (section_of(row.tensor), "undetermined" if row.note == CONSTANT else row.status) for row in wanted
+            (section_of(row.tensor), "undetermined" if row.note == CONSTANT else row.status) for row in rows
         )
         return conclude([*sections, *outputs])
 
@@ -263,16 +263,16 @@ class Verdict:
     @property
     def clause(self) -> str:
         """The likeliest broken clause."""
-        first, known = self.first_divergence, self.explanation
-        return (known.clause if known else "") or (first.clause if first else "")
+        divergence, explanation = self.first_divergence, self.explanation
+        return (explanation.clause if explanation else "") or (divergence.clause if divergence else "")
 
     @property
     def beyond(self) -> str:
         """Count of divergent tensors, in words."""
         delivered = [row.status for row in self.table if row.note != NOT_EXPOSED]
-        lost = len(self.table) - len(delivered)
-        more = f"; {lost} more {'was' if lost == 1 else 'were'} not returned" if lost else ""
-        return f"{delivered.count('diverges')} of {len(delivered)} tensors lie beyond their tolerance{more}"
+        missing = len(self.table) - len(delivered)
+        suffix = f"; {missing} more {'was' if missing == 1 else 'were'} not returned" if missing else ""
+        return f"{delivered.count('diverges')} of {len(delivered)} tensors lie beyond their tolerance{suffix}"
 
     @property
     def arrival(self) -> Row | None:
@@ -285,12 +285,14 @@ class Verdict:
         """The undeclared deviation that is the only difference, and how to declare it."""
         if not self.undeclared:
             return "", ""
-        known = DECLARABLE[self.undeclared]
-        how = f"among its deviations (SPEC {known.clause}, docs/guides/joining.md)"
+        deviation = DECLARABLE[self.undeclared]
+        means = f"among its deviations (SPEC {deviation.clause}, docs/guides/joining.md)"
         if not _of_family(self):
-            how = f"by declared=[{self.undeclared!r}] or --declare"
-        meaning = known.meaning.removesuffix(" (value 1)") if how.startswith("by") else known.meaning
-        return known.alone, f"if this is meant, declare `{self.undeclared}` {how}: {meaning}"
+            means = f"by declared=[{self.undeclared!r}] or --declare"
+        meaning = (
+            deviation.meaning.removesuffix(" (value 1)") if means.startswith("by") else deviation.meaning
+        )
+        return deviation.alone, f"if this is meant, declare `{self.undeclared}` {means}: {meaning}"
 
     @property
     def undeclared(self) -> str:
@@ -324,10 +326,10 @@ class Verdict:
             elif missing:
                 few = f"{len(missing)} of {len(rows)} {kind}"
                 phrases.append(", ".join(missing) if len(missing) <= 3 else few)
-        lost = [f"not checked, since not returned: {'; '.join(phrases)}"] if phrases else []
-        others = [row.note for row in self.table if row.status == "not exposed"]
-        odd = [note for note in others if note not in (NOT_EXPOSED, DECLARED, UNUSED)]
-        return "; ".join([*lost, *([f"left out: {first_of(odd, 3, '; ')}"] if odd else [])])
+        parts = [f"not checked, since not returned: {'; '.join(phrases)}"] if phrases else []
+        notes = [row.note for row in self.table if row.status == "not exposed"]
+        odd = [note for note in notes if note not in (NOT_EXPOSED, DECLARED, UNUSED)]
+        return "; ".join([*parts, *([f"left out: {first_of(odd, 3, '; ')}"] if odd else [])])
 
     def row(self, tensor: str) -> Row | None:
         """Return the row of a tensor."""
@@ -416,14 +418,14 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         lines = [*_divergence(verdict, "the run"), *(f"  {note}" for note in verdict.notes)]
         return [f"diverges{_alone(verdict)}", *lines, *_next_step(verdict)]
     nearest, count = verdict.nearest, sum(row.status == "agrees" for row in verdict.table)
-    near = (
+    closest = (
         f": the closest call of {count} tensors is {nearest.tensor}, at {number(nearest.ratio)} of its "
         "tolerance"
         if nearest
         else ""
     )
     return [
-        f"{verdict.status}{near}",
+        f"{verdict.status}{closest}",
         *unjudged_lines(verdict),
         *([verdict.unchecked] if verdict.unchecked else []),
         *verdict.notes,
@@ -486,29 +488,31 @@ def _of_family(verdict: Verdict) -> bool:
 
 
 def _next_step(verdict: Verdict) -> list[str]:
-    row, before = verdict.first_divergence, "  next: "
+    row, prefix = verdict.first_divergence, "  next: "
     if row is None:
         return []
     if verdict.undeclared:
-        return [f"{before}{verdict.alone[1]}"]
+        return [f"{prefix}{verdict.alone[1]}"]
     if verdict.cause and verdict.cause.confident:
-        return [f"{before}fix this, then run again"]
+        return [f"{prefix}fix this, then run again"]
     if _only_gradients(verdict):
         alone = "; with --forward-only the rest is judged without gradients" * _of_family(verdict)
-        return [f"{before}look at the derivative of this step{alone}"]
+        return [f"{prefix}look at the derivative of this step{alone}"]
     earlier = verdict.table[: verdict.table.index(row)]
-    right = max(
+    last_right = max(
         (place for place, earlier_row in enumerate(earlier) if earlier_row.status == "agrees"), default=-1
     )
-    between = [earlier_row.tensor for earlier_row in earlier[right + 1 :] if earlier_row.note == NOT_EXPOSED]
+    between = [
+        earlier_row.tensor for earlier_row in earlier[last_right + 1 :] if earlier_row.note == NOT_EXPOSED
+    ]
     if between:
-        after = f"{earlier[right].tensor} (right)" if right >= 0 else "the inputs"
+        start = f"{earlier[last_right].tensor} (right)" if last_right >= 0 else "the inputs"
         return [
-            f"{before}deliver {between[0]}, the first of {len(between)} missing "
-            f"between {after} and {row.tensor} (wrong)"
+            f"{prefix}deliver {between[0]}, the first of {len(between)} missing "
+            f"between {start} and {row.tensor} (wrong)"
         ]
     with_what = f"SPEC {verdict.clause}" if verdict.clause else "the code of the reference"
-    return [f"{before}compare this step with {with_what}"]
+    return [f"{prefix}compare this step with {with_what}"]
 
 
 def in_brackets(clause: str) -> str:

@@ -18,16 +18,18 @@ def detection_page(record: Record) -> str:
 
     def share(name: str) -> str:
         statuses = Counter(finding.status for finding in judged if finding.backend == name)
-        right, seen = statuses["found"], statuses["found"] + statuses["misplaced"]
-        return f"{name} {seen} of {statuses.total()}" + f" ({right} at the right tensor)" * (right < seen)
+        exact, detections = statuses["found"], statuses["found"] + statuses["misplaced"]
+        return f"{name} {detections} of {statuses.total()}" + f" ({exact} at the right tensor)" * (
+            exact < detections
+        )
 
-    unknown = dict.fromkeys(("operation", "clause", "text", "variant", "scenario"), "")
+    blank = dict.fromkeys(("operation", "clause", "text", "variant", "scenario"), "")
     return render(
         "mutants.html",
         record,
         shares=[*map(share, names)],
         names=names,
-        mutants={name: KNOWN.get(name, unknown) for name in ordered(finding.mutant for finding in findings)},
+        mutants={name: KNOWN.get(name, blank) for name in ordered(finding.mutant for finding in findings)},
         cells={(finding.mutant, finding.backend): finding for finding in findings},
         wrong=[finding for finding in judged if finding.status != "found"],
         misnamed=[finding for finding in findings if finding.cause == "wrong"],

@@ -42,35 +42,39 @@ def matrix_table(matrix: Matrix) -> Table:
 
 def summary(matrix: Matrix, backend: str) -> str:
     """Return shares of found mutants and correct explanations."""
-    asked = [finding for finding in matrix.findings if finding.backend == backend]
-    found = [finding for finding in asked if finding.status in ("found", "misplaced")]
-    parts = [f"{backend}: found {len(found)} of {len(asked)}"]
-    right = {
-        "first tensor": [finding.status == "found" for finding in found],
-        "clause": [finding.clause == "right" for finding in found if finding.clause],
+    findings = [finding for finding in matrix.findings if finding.backend == backend]
+    detections = [finding for finding in findings if finding.status in ("found", "misplaced")]
+    parts = [f"{backend}: found {len(detections)} of {len(findings)}"]
+    checks = {
+        "first tensor": [finding.status == "found" for finding in detections],
+        "clause": [finding.clause == "right" for finding in detections if finding.clause],
     }
-    parts += [f"{what} right in {100 * sum(of) / len(of):.0f} %" for what, of in right.items() if of]
-    causes = [finding.cause for finding in found if finding.cause]
-    counted = ", ".join(f"{word} {causes.count(word)}" for word in ("right", "none", "wrong"))
-    return "; ".join(parts + ([f"cause: {counted} of {len(causes)}"] if causes else []))
+    parts += [
+        f"{noun} right in {100 * sum(flags) / len(flags):.0f} %" for noun, flags in checks.items() if flags
+    ]
+    causes = [finding.cause for finding in detections if finding.cause]
+    counts = ", ".join(f"{word} {causes.count(word)}" for word in ("right", "none", "wrong"))
+    return "; ".join(parts + ([f"cause: {counts} of {len(causes)}"] if causes else []))
 
 
 def show(matrix: Matrix, console: Console) -> None:
     """Print matrix, failures and summary."""
     console.print(matrix_table(matrix))
-    told = list[tuple[str, str, object]]()
+    messages = list[tuple[str, str, object]]()
     absent = dict[str, str]()
     for finding in matrix.findings:
         if finding.status == "absent":
             absent[finding.backend] = finding.detail
         elif finding.status != "found":
-            first = " or ".join(KNOWN[finding.mutant].first)
-            named = f" at {finding.tensor}, not {first}" if finding.status == "misplaced" else ""
-            where = f" ({finding.case}, {finding.dtype})" if finding.case else ""
+            tensors = " or ".join(KNOWN[finding.mutant].first)
+            place = f" at {finding.tensor}, not {tensors}" if finding.status == "misplaced" else ""
+            context = f" ({finding.case}, {finding.dtype})" if finding.case else ""
             detail = finding.detail.replace("\n", "; ")
-            name = f"{finding.backend}: {finding.mutant} {finding.status}{named}{where}"
-            told.append((name, detail, (finding.backend, finding.status, detail) if detail else len(told)))
-    for line in once(told):
+            name = f"{finding.backend}: {finding.mutant} {finding.status}{place}{context}"
+            messages.append(
+                (name, detail, (finding.backend, finding.status, detail) if detail else len(messages))
+            )
+    for line in once(messages):
         console.print(Text(line.removesuffix(": "), style="red"), soft_wrap=False)
     for name, detail in absent.items():
         console.print(Text(f"{name} is not installed: {detail}", style="dim"))

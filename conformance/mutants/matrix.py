@@ -103,11 +103,11 @@ def mutable(names: Sequence[str] | None) -> list[str]:
 
 def chosen(names: Sequence[str] | None) -> list[Bug]:
     """Return mutants by name or operation; all by default."""
-    asked = set(names or OPERATIONS)
+    selection = set(names or OPERATIONS)
     problems = unknowns("mutant", names or [], [*KNOWN, *OPERATIONS])
     if problems:
         raise SpecError(problems)
-    return [mutant for mutant in KNOWN.values() if asked & {mutant.name, mutant.operation}]
+    return [mutant for mutant in KNOWN.values() if selection & {mutant.name, mutant.operation}]
 
 
 # Takes a backend's name, and its finished mutant or "started".
@@ -131,8 +131,8 @@ def conduct(
         hunts = [Hunt(name, settings, progress, pool) for name in asked]
         findings = pool.map(lambda hunt: hunt.all(asked[hunt.backend]), hunts)
     versions = {hunt.backend: hunt.version for hunt in hunts if hunt.version}
-    every = [finding for of_backend in findings for finding in of_backend]
-    return Matrix(every, settings.asked, versions, sum(map(len, asked.values())) - len(every))
+    all_findings = [finding for of_backend in findings for finding in of_backend]
+    return Matrix(all_findings, settings.asked, versions, sum(map(len, asked.values())) - len(all_findings))
 
 
 class Hunt:
@@ -181,8 +181,8 @@ class Hunt:
         ended = partial(Finding, mutant.name, self.backend)
         try:
             for dtype in mutant.precisions:
-                if seen := self.look(mutant, dtype):
-                    return seen
+                if finding := self.look(mutant, dtype):
+                    return finding
             return ended("missed")
         except WorkerFailure as failure:
             return ended("absent" if failure.status == "absent" else "failed", detail=str(failure))
@@ -198,13 +198,13 @@ class Hunt:
             return Finding(mutant.name, self.backend, status, tensor, margin, case, dtype, **fields)
 
         if mutant.of_training:
-            seen = self.supervisor.do(
+            divergence = self.supervisor.do(
                 partial(divergence_of, bug=mutant, dtype=dtype, explaining=self.diagnosing)
             )
-            if seen is None:
+            if divergence is None:
                 return None
-            row, cause, expected = seen.row, seen.cause, shown(mutant.name, dtype)
-            right = (seen.step, row.tensor.split(".")[2]) == (expected.step, expected.section)
+            row, cause, expected = divergence.row, divergence.cause, shown(mutant.name, dtype)
+            right = (divergence.step, row.tensor.split(".")[2]) == (expected.step, expected.section)
             detail = "" if right else f"shows first in step {expected.step + 1}, in its {expected.section}"
             clauses = cause.clauses if cause else (row.clause,)
         else:
@@ -214,26 +214,26 @@ class Hunt:
                 if isinstance(refusal, WorkerFailure) and refusal.status != "error":
                     raise
                 return found(mutant.rightly_first(REFUSED), REFUSED, float("inf"), detail=str(refusal))
-            if (first := verdict.first_divergence) is None:
+            if (first_row := verdict.first_divergence) is None:
                 return None
-            row, right, detail = first, mutant.rightly_first(first.tensor), first.note
+            row, right, detail = first_row, mutant.rightly_first(first_row.tensor), first_row.note
             explanation = verdict.explained().explanation if self.diagnosing else None
             if explanation is None:
                 return found(right, row.tensor, row.ratio, detail=detail, row=row)
             cause, clauses = explanation, (explanation.clause,)
-        said = cause.hypothesis if cause else ""
+        names = cause.hypothesis if cause else ""
         clause = "right" if mutant.clause in clauses else "wrong"
-        named = {"cause": mutant.diagnosed(said), "said": said, "clause": clause}
-        return found(right, row.tensor, row.ratio, detail=detail, row=row, **named)
+        diagnosis = {"cause": mutant.diagnosed(names), "said": names, "clause": clause}
+        return found(right, row.tensor, row.ratio, detail=detail, row=row, **diagnosis)
 
     def verdict(self, mutant: Bug, dtype: str) -> Verdict:
         """Judge a mutant's run in its standard case."""
 
         def run(case: Case) -> Run:
-            how = (dtype, f"mutant:{mutant.name}")
+            options = (dtype, f"mutant:{mutant.name}")
             return self.supervisor.do(
                 lambda worker: worker.run(
-                    case.config, case.weights, case.batch, case.part, *how, tap_gradients=True
+                    case.config, case.weights, case.batch, case.part, *options, tap_gradients=True
                 )
             )
 

@@ -49,13 +49,13 @@ class Mutating:
         if name not in CHANGES[kind]:
             raise unknown(kind, name, list(CHANGES[kind]))
         change = CHANGES[kind][name]
-        changed = dataclasses.replace(request, implementation=implementation or "explicit")
+        mutated = dataclasses.replace(request, implementation=implementation or "explicit")
         if request.implementation != self.running:
             self.running, self.memory = request.implementation, {}
-        self.injection = self.context(change, changed, self.memory)
+        self.injection = self.context(change, mutated, self.memory)
         try:
             with self.injection.confirmed():
-                return self._untouched(changed)
+                return self._untouched(mutated)
         finally:
             self.injection = None
 

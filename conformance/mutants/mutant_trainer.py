@@ -58,11 +58,11 @@ class MutatedTrainer(Bugged, Trainer):
         return self.change.optimizer(right.operations, self.recipe, variables, self.kinds)
 
     def load(self, state: Mapping[str, NDArray[np.floating]], step: int) -> None:
-        known = ("parameters", *moments(self.recipe))
-        state = {name: array for name, array in state.items() if name.partition(".")[0] in known}
+        sections = ("parameters", *moments(self.recipe))
+        state = {name: array for name, array in state.items() if name.partition(".")[0] in sections}
         self.place.resumed = step
-        state, counted = self.change.load(self.place, (state, step)) if step else (state, step)
-        self.behind = step - counted
+        state, count = self.change.load(self.place, (state, step)) if step else (state, step)
+        self.behind = step - count
         super().load(state, step)
 
     def resume(self, kept: Mapping[str, Tensor], step: int) -> None:

@@ -41,20 +41,20 @@ class Shown:
 @functools.cache
 def shown(name: str, dtype: str) -> Shown:
     """Return where a bug first exceeds the tolerances of correct training."""
-    bug, before = TRAINING[name], 0.0
+    bug, margin = TRAINING[name], 0.0
     training, resume = shown_by(bug)
-    right = JudgedTraining(*model(), training, dtype=dtype)
-    bugged = BuggedTrajectory(right, exact(dtype), bug.change, resume)
-    wrong: list[dict[str, Array]] = []
+    case = JudgedTraining(*model(), training, dtype=dtype)
+    bugged = BuggedTrajectory(case, exact(dtype), bug.change, resume)
+    reports: list[dict[str, Array]] = []
     for batches in training.steps:
         tensors = dict[str, Array]()
         bugged.step(batches, tensors.__setitem__)
-        wrong.append({name: precision(dtype).round(array) for name, array in tensors.items()})
-    for judged in judged_steps(right, wrong):
+        reports.append({name: precision(dtype).round(array) for name, array in tensors.items()})
+    for judged in judged_steps(case, reports):
         if row := judged.verdict.first_divergence:
-            return Shown(judged.start.step, row.tensor.split(".")[2], row.ratio, before)
-        before = max(before, judged.verdict.worst)
-    return Shown(-1, before=before)
+            return Shown(judged.start.step, row.tensor.split(".")[2], row.ratio, margin)
+        margin = max(margin, judged.verdict.worst)
+    return Shown(-1, before=margin)
 
 
 def divergence_of(

@@ -80,8 +80,8 @@ class TrainingStep:
         return self.recipe.clip_at or 0.0
 
     def norm(self, gradients: Tensors, squares: Callable[[str], Tensor] | None = None) -> Tensor:
-        own = squares or (lambda name: self.operations.total(gradients[name] * gradients[name]))
-        return self.operations.square_root(sum(own(name) for name in gradients))
+        squares_of = squares or (lambda name: self.operations.total(gradients[name] * gradients[name]))
+        return self.operations.square_root(sum(squares_of(name) for name in gradients))
 
     def scaled(self, gradients: Tensors, norm: Tensor, limit: float | None = None) -> dict[str, Tensor]:
         """Scale gradients so that their norm stays within a limit."""
@@ -130,12 +130,12 @@ class Bugged(Course):
         """Convert an edit's result back to the form of the correct value."""
         return tensor
 
-    def edited(self, place: str, right: Any, *given: Any) -> Any:
+    def edited(self, place: str, right: Any, *inputs: Any) -> Any:
         if place not in self.change.places or not right:
             return right
-        found = getattr(self.change, place)(self.place, *map(self.values, (right, *given)))
+        results = getattr(self.change, place)(self.place, *map(self.values, (right, *inputs)))
         like = next(iter(right.values()))
-        return {name: self.taken(tensor, like) for name, tensor in found.items()}
+        return {name: self.taken(tensor, like) for name, tensor in results.items()}
 
     def values(self, given: Any) -> Any:
         """Apply :meth:`value` to tensors by name."""
@@ -145,14 +145,14 @@ class Bugged(Course):
 
     def begun(self, batches: Batches) -> Batches:
         self.place.number = self.steps
-        found: Batches = self.change.batches(self.place, batches, self.training.steps)
-        self.place.count = len(found)
-        return found
+        result: Batches = self.change.batches(self.place, batches, self.training.steps)
+        self.place.count = len(result)
+        return result
 
     def batch_weights(self, batches: Batches) -> list[float]:
-        counted = [counts(self.config, batch) for batch in batches]
-        found: list[float] = self.change.weights(self.place, super().batch_weights(batches), counted)
-        return found
+        numbers = [counts(self.config, batch) for batch in batches]
+        weights: list[float] = self.change.weights(self.place, super().batch_weights(batches), numbers)
+        return weights
 
     def rate(self) -> float:
         return float(self.change.rate(self.place, super().rate()))
@@ -171,9 +171,9 @@ class Bugged(Course):
         right = self.right.added(total, piece, weight)
         return self.edited("added", right, total, piece, 1.0 if weight is None else weight)
 
-    def accumulated(self, *given: Any) -> Any:
-        total, *more = self.right.accumulated(*given)
-        return self.edited("gradients", total), *more
+    def accumulated(self, *inputs: Any) -> Any:
+        total, *rest = self.right.accumulated(*inputs)
+        return self.edited("gradients", total), *rest
 
     def limited(
         self, gradients: Mapping[str, Any], squares: Callable[[str], Any]
@@ -181,24 +181,30 @@ class Bugged(Course):
         right, norm = self.right.limited(gradients, squares)
         if norm is None or "clip" not in self.change.places:
             return right, norm
-        found, used = self.change.clip(
+        clipped, used = self.change.clip(
             self.place,
             (self.values(right), self.value(norm)),
             self.values(gradients),
             lambda name: self.value(squares(name)),
         )
-        return {name: self.taken(one, norm) for name, one in found.items()}, self.taken(used, norm)
+        return {name: self.taken(gradient, norm) for name, gradient in clipped.items()}, self.taken(
+            used, norm
+        )
 
-    def update(self, gradients: Mapping[str, Any], *given: Any) -> None:
+    def update(self, gradients: Mapping[str, Any], *inputs: Any) -> None:
         if not self.change.skips(self.place, False, self.place.count):
-            self.right.update(gradients, *given)
+            self.right.update(gradients, *inputs)
             self.optimizer.state = self.edited("keeps", self.optimizer.state)
 
 
 def differing(change: Change, recipe: Recipe) -> tuple[str, ...]:
     """Return the recipe fields that a change alters."""
-    made = change.recipe(recipe)
-    return tuple(one.name for one in fields(recipe) if getattr(made, one.name) != getattr(recipe, one.name))
+    altered = change.recipe(recipe)
+    return tuple(
+        attribute.name
+        for attribute in fields(recipe)
+        if getattr(altered, attribute.name) != getattr(recipe, attribute.name)
+    )
 
 
 def stages(change: Change, recipe: Recipe) -> set[str]:
@@ -207,7 +213,7 @@ def stages(change: Change, recipe: Recipe) -> set[str]:
     Raises:
         ConfigError: if the change yields an invalid recipe.
     """
-    known = {"OPT-10": "gradients", "OPT-7": "clipped", "DRP-2": "losses"}
+    stage_of = {"OPT-10": "gradients", "OPT-7": "clipped", "DRP-2": "losses"}
     return {stage for stage, places in PLACES.items() if change.places & {*places}} | {
-        known.get(CLAUSE_OF[name], "moments") for name in differing(change, recipe)
+        stage_of.get(CLAUSE_OF[name], "moments") for name in differing(change, recipe)
     }

@@ -33,8 +33,8 @@ class Held:
 
 def updates(o: TapeContext) -> Operations:
     return Operations(
-        value=lambda held: held.value,
-        assign=lambda held, value: setattr(held, "value", value),
+        value=lambda variable: variable.value,
+        assign=lambda variable, value: setattr(variable, "value", value),
         zeros_like=lambda tensor: o.value(o.a.leaf(np.zeros(tensor.shape))),
         square_root=o.sqrt,
         larger=o.larger,
@@ -57,26 +57,29 @@ class EditedOptimizer(ReferenceOptimizer):
         rate: float,
         rows: Mapping[str, NDArray[np.int64]] | None = None,
     ) -> dict[str, Node]:
-        of, lazy = partial(Value, self.a), self.recipe.embedding_updates == "lazy"
-        held = {name: Held(of(parameter)) for name, parameter in parameters.items()}
-        optimizer = self.kind(self.operations, self.recipe, held, self.kinds)
-        kept = {
-            f"{moment}.{name}": of(self.moment(moment, name, parameter))
+        wrap, lazy = partial(Value, self.a), self.recipe.embedding_updates == "lazy"
+        variables = {name: Held(wrap(parameter)) for name, parameter in parameters.items()}
+        optimizer = self.kind(self.operations, self.recipe, variables, self.kinds)
+        state = {
+            f"{moment}.{name}": wrap(self.moment(moment, name, parameter))
             for moment in moments(self.recipe)
             for name, parameter in parameters.items()
         }
-        optimizer.resume(kept, self.steps)
+        optimizer.resume(state, self.steps)
         optimizer.step(
-            {name: of(gradient) for name, gradient in gradients.items()},
+            {name: wrap(gradient) for name, gradient in gradients.items()},
             optimizer.numbers(self.steps, rate),
             {
                 name: np.isin(np.arange(parameters[name].shape[0]), used)[:, None]
                 for name, used in (rows or {}).items()
-                if lazy and name in held
+                if lazy and name in variables
             },
         )
-        self.state, self.steps = {name: kept.tensor for name, kept in optimizer.state.items()}, self.steps + 1
-        return {name: variable.value.tensor for name, variable in held.items()}
+        self.state, self.steps = (
+            {name: moment.tensor for name, moment in optimizer.state.items()},
+            self.steps + 1,
+        )
+        return {name: variable.value.tensor for name, variable in variables.items()}
 
 
 class BuggedTrajectory(Bugged, Trajectory):
@@ -121,21 +124,23 @@ class BuggedTrajectory(Bugged, Trajectory):
     def restart(self) -> None:
         self.place.resumed = self.steps
         if "load" in self.change.places:
-            found, counted = self.change.load(self.place, (self.values(self.state()), self.optimizer.steps))
-            nodes = {name: self.node(tensor.tensor.value) for name, tensor in found.items()}
+            checkpoint, steps = self.change.load(
+                self.place, (self.values(self.state()), self.optimizer.steps)
+            )
+            nodes = {name: self.node(tensor.tensor.value) for name, tensor in checkpoint.items()}
             self.parameters |= {name: nodes.pop(f"parameters.{name}") for name in self.trained}
-            self.optimizer.load({}, counted)
+            self.optimizer.load({}, steps)
             self.optimizer.state, self.known = nodes, None
 
     def differentiated(self, batch: Batch, number: int, observer: Observer) -> dict[str, Array]:
         if self.known is None:
             return super().differentiated(batch, number, observer)
-        masks = [(tap, kept.tobytes(), rate) for tap, (kept, rate) in self.masked(batch, number).items()]
+        masks = [(tap, mask.tobytes(), rate) for tap, (mask, rate) in self.masked(batch, number).items()]
         key = (self.steps, id(batch), self.training.recipe.embedding_gradients, *masks)
         if key not in self.known:
             losses: list[Array] = []
-            found = super().differentiated(batch, number, lambda name, loss: losses.append(loss))
-            self.known[key] = batch, losses[0], found  # keeping the batch keeps its id unique
-        _, loss, found = self.known[key]
+            gradients = super().differentiated(batch, number, lambda name, loss: losses.append(loss))
+            self.known[key] = batch, losses[0], gradients  # keeping the batch keeps its id unique
+        _, loss, gradients = self.known[key]
         observer(f"losses.{number}", loss)
-        return dict(found)
+        return dict(gradients)

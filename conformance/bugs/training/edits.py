@@ -28,10 +28,10 @@ TABLES = ("embedding", "positions")
 # Moments and parameter updates (SPEC OPT-2 to OPT-5, OPT-8).
 
 
-def corrections_apart(o: Optimizer, right: StepEdit, *given: Any) -> Any:
-    one, two = o.corrections(given[0])
-    found = right(*given)
-    return found | {"height": found["rate"], "root": 1.0, "one": one, "two": two}
+def corrections_apart(o: Optimizer, right: StepEdit, *inputs: Any) -> Any:
+    first, second = o.corrections(inputs[0])
+    numbers = right(*inputs)
+    return numbers | {"height": numbers["rate"], "root": 1.0, "one": first, "two": second}
 
 
 def moved(o: Optimizer, n: Tensors, first: Tensor, second: Tensor) -> Tensor:
@@ -40,48 +40,48 @@ def moved(o: Optimizer, n: Tensors, first: Tensor, second: Tensor) -> Tensor:
 
 def corrected_in_place(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     right(name, gradient, n)
-    one, two = f"first_moment.{name}", f"second_moment.{name}"
-    o.state[one], o.state[two] = o.state[one] / n["one"], o.state[two] / n["two"]
-    return moved(o, n, o.state[one], o.state[two])
+    first, second = f"first_moment.{name}", f"second_moment.{name}"
+    o.state[first], o.state[second] = o.state[first] / n["one"], o.state[second] / n["two"]
+    return moved(o, n, o.state[first], o.state[second])
 
 
 def amsgrad_of_corrected(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
     key, two = f"largest_second_moment.{name}", n["root"] * n["root"]
-    before, usual = o.state.get(key), right(name, gradient, n)
-    if before is None:
+    largest, usual = o.state.get(key), right(name, gradient, n)
+    if largest is None:
         return usual
-    o.state[key] = o.operations.larger(before, o.state[f"second_moment.{name}"] / two)
+    o.state[key] = o.operations.larger(largest, o.state[f"second_moment.{name}"] / two)
     return moved(o, n, o.state[f"first_moment.{name}"], o.state[key] * two)
 
 
 def rmsprop_divides_by_average_before(
     o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors
 ) -> Tensor:
-    before = o.state[f"second_moment.{name}"]
+    average = o.state[f"second_moment.{name}"]
     o.average("second_moment", name, gradient * gradient, o.recipe.beta2)
-    step = gradient / (o.operations.square_root(before) + o.recipe.epsilon)
+    step = gradient / (o.operations.square_root(average) + o.recipe.epsilon)
     return o.with_momentum(name, step, n) if o.recipe.momentum else n["rate"] * step
 
 
 def nesterov_behind(o: Optimizer, right: StepEdit, name: str, gradient: Tensor, n: Tensors) -> Tensor:
-    before, usual = o.recipe.momentum * o.state[f"momentum.{name}"], right(name, gradient, n)
+    velocity, usual = o.recipe.momentum * o.state[f"momentum.{name}"], right(name, gradient, n)
     if not o.recipe.nesterov:
         return usual
     inside = o.recipe.momentum_form == "displacement"
-    return before + n["rate"] * gradient if inside else n["rate"] * (gradient + before)
+    return velocity + n["rate"] * gradient if inside else n["rate"] * (gradient + velocity)
 
 
-def forgetting(o: Optimizer, right: StepEdit, *given: Any) -> None:
+def forgetting(o: Optimizer, right: StepEdit, *inputs: Any) -> None:
     o.state = {name: o.operations.zeros_like(tensor) for name, tensor in o.state.items()}
-    right(*given)
+    right(*inputs)
 
 
-def in_bfloat16(m: TrainingStep, tensors: Tensors, *given: Any) -> dict[str, Tensor]:
+def in_bfloat16(m: TrainingStep, tensors: Tensors, *inputs: Any) -> dict[str, Tensor]:
     return {name: m.shortened(tensor, "bfloat16") for name, tensor in tensors.items()}
 
 
-def undecayed_frozen(o: Optimizer, right: StepEdit, name: str, parameter: Tensor, *given: Any) -> Tensor:
-    updated = right(name, parameter, *given)  # the moments are still updated
+def undecayed_frozen(o: Optimizer, right: StepEdit, name: str, parameter: Tensor, *inputs: Any) -> Tensor:
+    updated = right(name, parameter, *inputs)  # the moments are still updated
     return parameter if o.kinds[name] in o.recipe.undecayed else updated
 
 
@@ -115,25 +115,25 @@ def each(group: Callable[[TrainingStep, str], Any]) -> StepEdit:
     """Clip each group of parameters by its own norm."""
 
     def clip(m: TrainingStep, right: Clipped, gradients: Tensors, squares: Squares) -> Clipped:
-        found: dict[str, Tensor] = {}
-        for one in dict.fromkeys(group(m, name) for name in gradients):
-            part = {name: gradients[name] for name in gradients if group(m, name) == one}
-            found |= m.scaled(part, m.norm(part, squares))
-        return {name: found[name] for name in gradients}, right[1]
+        clipped: dict[str, Tensor] = {}
+        for kind in dict.fromkeys(group(m, name) for name in gradients):
+            part = {name: gradients[name] for name in gradients if group(m, name) == kind}
+            clipped |= m.scaled(part, m.norm(part, squares))
+        return {name: clipped[name] for name in gradients}, right[1]
 
     return clip
 
 
 def by_norm(norm: Callable[[TrainingStep, Tensors, Squares], Tensor]) -> StepEdit:
     def clip(m: TrainingStep, right: Clipped, gradients: Tensors, squares: Squares) -> Clipped:
-        found = norm(m, gradients, squares)
-        return m.scaled(gradients, found), found
+        length = norm(m, gradients, squares)
+        return m.scaled(gradients, length), length
 
     return clip
 
 
 def of_tables(m: TrainingStep, gradients: Tensors, tables: bool) -> dict[str, Tensor]:
-    return {name: one for name, one in gradients.items() if (m.kinds[name] in TABLES) == tables}
+    return {name: gradient for name, gradient in gradients.items() if (m.kinds[name] in TABLES) == tables}
 
 
 def clip_each_batch(
@@ -154,8 +154,8 @@ def cosine_full_wave(m: TrainingStep, right: float) -> float:
     recipe, step = m.recipe, m.number + m.recipe.first_step
     if recipe.total_steps is None or step < recipe.warmup_steps:
         return right
-    passed = min((step - recipe.warmup_steps) / (recipe.total_steps - recipe.warmup_steps), 1.0)
-    height = (1 + math.cos(2 * math.pi * passed)) / 2
+    progress = min((step - recipe.warmup_steps) / (recipe.total_steps - recipe.warmup_steps), 1.0)
+    height = (1 + math.cos(2 * math.pi * progress)) / 2
     return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * height)
 
 
@@ -163,9 +163,9 @@ def cosine_full_wave(m: TrainingStep, right: float) -> float:
 
 
 def gradients_not_reset(m: TrainingStep, total: Tensors) -> dict[str, Tensor]:
-    before = m.memory.get("gradients", {})
+    previous = m.memory.get("gradients", {})
     m.memory["gradients"] = {
-        name: gradient + before[name] if name in before else gradient for name, gradient in total.items()
+        name: gradient + previous[name] if name in previous else gradient for name, gradient in total.items()
     }
     return dict(m.memory["gradients"])
 
@@ -197,17 +197,19 @@ def of_other_step(m: TrainingStep, right: Batches, steps: Sequence[Batches], by:
     return of_step(steps, max(m.number + by, 0))
 
 
-def samples(batch: Batch, chosen: Sequence[int]) -> Batch:
-    return dataclasses.replace(batch, **{name: array[list(chosen)] for name, array in batch.arrays().items()})
+def samples(batch: Batch, indices: Sequence[int]) -> Batch:
+    return dataclasses.replace(
+        batch, **{name: array[list(indices)] for name, array in batch.arrays().items()}
+    )
 
 
 def small_batch_filled_up(m: TrainingStep, right: Batches, steps: Sequence[Batches]) -> Batches:
-    found, size = list[Batch](), 0
+    batches, size = list[Batch](), 0
     for batch in right:
         count = len(batch.required("labels"))
         size = max(size, count)
-        found.append(samples(batch, [number % count for number in range(size)]))
-    return found
+        batches.append(samples(batch, [number % count for number in range(size)]))
+    return batches
 
 
 # State from which training resumes.
@@ -216,16 +218,18 @@ MOMENTS = ("first_moment", "second_moment", "largest_second_moment", "momentum")
 
 
 def lost(m: TrainingStep, right: Any, *sections: str) -> Any:
-    return {name: one for name, one in right[0].items() if name.partition(".")[0] not in sections}, right[1]
+    return {
+        name: tensor for name, tensor in right[0].items() if name.partition(".")[0] not in sections
+    }, right[1]
 
 
 def shortened(m: TrainingStep, right: Any, *sections: str) -> Any:
-    short = {
-        name: m.shortened(one, "bfloat16")
-        for name, one in right[0].items()
+    rounded = {
+        name: m.shortened(tensor, "bfloat16")
+        for name, tensor in right[0].items()
         if name.partition(".")[0] in sections
     }
-    return right[0] | short, right[1]
+    return right[0] | rounded, right[1]
 
 
 EDITS: Mapping[str, StepEdit | Change] = {
@@ -235,8 +239,8 @@ EDITS: Mapping[str, StepEdit | Change] = {
     "adam_first_moment_uncorrected": lambda o, right, step: (1.0, right(step)[1]),
     "adam_step_ahead": lambda o, right, step: right(step + 1),
     "adam_corrected_in_place": rule(numbers=corrections_apart, adam=corrected_in_place),
-    "momentum_dampened_from_first": lambda o, right, *given: (
-        right(*given) | {"damping": 1 - o.recipe.dampening}
+    "momentum_dampened_from_first": lambda o, right, *inputs: (
+        right(*inputs) | {"damping": 1 - o.recipe.dampening}
     ),
     "optimizer_made_anew": rule(
         numbers=lambda o, right, step, rate=None: right(
@@ -244,8 +248,8 @@ EDITS: Mapping[str, StepEdit | Change] = {
         ),
         step=forgetting,
     ),
-    "decay_by_full_rate": lambda o, right, *given: (
-        right(*given)
+    "decay_by_full_rate": lambda o, right, *inputs: (
+        right(*inputs)
         | (
             {"decay": o.recipe.weight_decay * o.recipe.learning_rate}
             if o.recipe.decay_form == "times_rate"

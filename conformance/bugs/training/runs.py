@@ -56,9 +56,9 @@ class TrainingRun:
 
 def _runs() -> Iterator[tuple[str, TrainingRun]]:
     path = Path(__file__).with_name("runs.toml")
-    said = parse_toml(read_text(path), path.name)
-    for name, run in said["runs"].items():
-        fields = {key: value for like in run.pop("like") for key, value in said["recipes"][like].items()}
+    entries = parse_toml(read_text(path), path.name)
+    for name, run in entries["runs"].items():
+        fields = {key: value for like in run.pop("like") for key, value in entries["recipes"][like].items()}
         recipe = recipe_from_mapping({**fields, **run.pop("recipe", {})}, name)
         yield name, TrainingRun(recipe, **run)
 
