@@ -182,9 +182,9 @@ def entered(invoke):
     """The same without the exit code, which has to be `ends`."""
 
     def run(*words, ends=0, **how):
-        code, *said = invoke(*words, **how)
-        assert code == ends, said
-        return said
+        code, *output = invoke(*words, **how)
+        assert code == ends, output
+        return output
 
     return run
 

@@ -43,12 +43,12 @@ STEPS = 60
 
 def of_verdict(verdict):
     first = verdict.first_divergence
-    found = verdict.explained().explanation if first else None
+    explanation = verdict.explained().explanation if first else None
     return {
         "status": verdict.status,
         "first": first and first.tensor,
-        "clause": found and found.clause,
-        "cause": found and (found.hypothesis or None),
+        "clause": explanation and explanation.clause,
+        "cause": explanation and (explanation.hypothesis or None),
         "ratios": {row.tensor: row.ratio for row in verdict.table},
     }
 
@@ -91,8 +91,8 @@ def alternatives():
         case = build_case(variant, scenario)
         problem = (case.config, case.weights, case.batch)
         for name, dtype in product(ALTERNATIVES, ("float64", "float32")):
-            made = run(ALTERNATIVES[name].change, Request(*problem, dtype=dtype, tap_gradients=True))
-            yield f"{name} {case.name} {dtype}", of_verdict(conformance.judge(*problem, made))
+            candidate = run(ALTERNATIVES[name].change, Request(*problem, dtype=dtype, tap_gradients=True))
+            yield f"{name} {case.name} {dtype}", of_verdict(conformance.judge(*problem, candidate))
 
 
 def concord(*arguments, option="--json"):
@@ -178,8 +178,8 @@ def architectures():
             yield f"{name} {way}", compared(model, inputs=inputs, way=way)
         yield f"{name} sdpa gradients", compared(model, inputs=inputs, way="sdpa", gradients=True)
         for gradients in (False, True):
-            said = compared(model, in_double(model), inputs, gradients=gradients)
-            yield f"{name} float64{' gradients' * gradients}", said
+            result = compared(model, in_double(model), inputs, gradients=gradients)
+            yield f"{name} float64{' gradients' * gradients}", result
 
 
 def module_bugs():
@@ -192,11 +192,15 @@ def module_bugs():
             yield f"{name} {bug.name}", scored(bug, compared(model, wrong, inputs))
 
 
-def scored(bug, said):
-    words = said.get("words")
+def scored(bug, result):
+    words = result.get("words")
     named = "none" if not words else "right" if re.search(bug.cause, words) else "wrong"
-    scores = {"found": said["status"] == "diverges", "place": said.get("first") in bug.first, "named": named}
-    return {**said, **scores}
+    scores = {
+        "found": result["status"] == "diverges",
+        "place": result.get("first") in bug.first,
+        "named": named,
+    }
+    return {**result, **scores}
 
 
 def h200():
@@ -245,8 +249,8 @@ def record(folder, parts):
             print(f"{part}: left out, since {NEEDS[part]} is not there")
             continue
         with path.with_suffix(".unfinished").open("w") as file:
-            for name, said in PARTS[part]():
-                print(json.dumps([name, said]), file=file, flush=True)
+            for name, result in PARTS[part]():
+                print(json.dumps([name, result]), file=file, flush=True)
         path.with_suffix(".unfinished").rename(path)
 
 
@@ -283,15 +287,15 @@ def main():
     parser.add_argument("command", choices=("record", "compare"))
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated; default: all")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.command == "record":
-        (folder,) = asked.folders
-        record(folder, asked.part or list(PARTS))
+    if arguments.command == "record":
+        (folder,) = arguments.folders
+        record(folder, arguments.part or list(PARTS))
         return 0
-    found = list(differences(*asked.folders))
-    print("\n".join(found) or "the same")
-    return 1 if found else 0
+    lines = list(differences(*arguments.folders))
+    print("\n".join(lines) or "the same")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ def test_names_are_proposed_by_what_tensors_hold():
     # The candidate splits off the heads, which are joined first. A bug does not keep a tensor from its name.
     split = ARRAYS["0"].reshape(3, 7, 2, 6).transpose(0, 2, 1, 3)
     foreign = {"last": ARRAYS["4"] + 0.01, "q": split}
-    made = prepare(MODEL, foreign, X)
-    assert made.proposed == {"last": "4", "q": "0 : 0 2 1 3"}
+    comparison = prepare(MODEL, foreign, X)
+    assert comparison.proposed == {"last": "4", "q": "0 : 0 2 1 3"}
     with pytest.raises(SpecError, match=r"such as last = 4, q = "):
-        made.verdict()
-    assert compare(MODEL, foreign, X, names=made.proposed).first == "4"
+        comparison.verdict()
+    assert compare(MODEL, foreign, X, names=comparison.proposed).first == "4"
     with pytest.raises(SpecError, match=r"'q' has shape .* of which '0 1' makes no \(3, 7, 12\)"):
         prepare(MODEL, foreign, X, names={"q": "0 : 0 1"})

@@ -60,9 +60,9 @@ def plain(*case):
     return run(Algorithm(), request_for(*case))
 
 
-def same_bits(one, other):
-    pairs = [(one.taps[name], other.taps[name]) for name in one.taps.keys() & other.taps.keys()]
-    pairs += [(one.gradients[name], other.gradients[name]) for name in one.gradients]
+def same_bits(first, second):
+    pairs = [(first.taps[name], second.taps[name]) for name in first.taps.keys() & second.taps.keys()]
+    pairs += [(first.gradients[name], second.gradients[name]) for name in first.gradients]
     return all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
@@ -102,12 +102,12 @@ def test_no_alternative_is_flagged_in_any_standard_or_random_case(dtype):
     jobs = [job_of(case, dtype) for case in standard_cases()] + [
         case.job(f"random {i}") for i, case in enumerate(drawn)
     ]
-    found = []
+    alarms = []
     for job in jobs:
         for alternative in ALL:
             wrong = flagged(job.judge(run(alternative.change, request_of(job))))
-            found += [(alternative.name, job.name, tensor, ratio) for tensor, ratio in wrong.items()]
-    assert not found
+            alarms += [(alternative.name, job.name, tensor, ratio) for tensor, ratio in wrong.items()]
+    assert not alarms
 
 
 # The same in the four frameworks.

@@ -34,9 +34,9 @@ class Efficient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, back):
         q, k, v, weights, out = ctx.saved_tensors
-        given = one_by_one(back[..., :, None, :] * v[..., None, :, :])
+        gradient = one_by_one(back[..., :, None, :] * v[..., None, :, :])
         total = one_by_one((back * out).flip(-1))[..., None] * (1 + 2**-12 * Efficient.wrong)
-        scores = weights * (given - total) / q.shape[-1] ** 0.5
+        scores = weights * (gradient - total) / q.shape[-1] ** 0.5
         return scores @ k, scores.mT @ q, weights.mT @ back
 
 
@@ -154,8 +154,8 @@ def test_noise_is_as_large_as_what_float32_does(function):
 
     def run(arithmetic):
         with arithmetic:
-            found = function(computed(x))
-        return value_of(found)
+            result = function(computed(x))
+        return value_of(result)
 
     exact = run(ExactMode())
     noise = torch.stack([run(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
@@ -176,9 +176,9 @@ def test_noise_of_gradients_is_as_large_as_what_fused_attention_does_with_sharp_
     reference = ModuleReference(model, args=(query, key), cotangents={"output": cotangent})
 
     def gradient(arithmetic):
-        found = {}
-        reference.compute(arithmetic, found.__setitem__, lambda name: None)
-        return torch.from_numpy(found["gradients.value"]).squeeze(0)
+        results = {}
+        reference.compute(arithmetic, results.__setitem__, lambda name: None)
+        return torch.from_numpy(results["gradients.value"]).squeeze(0)
 
     exact, own = gradient(ExactMode()), reference.plain["gradients.value"]
     noise = torch.stack([gradient(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
@@ -189,9 +189,9 @@ def test_what_a_half_precision_delivered_may_have_been_used_before_it_was_rounde
     reference = ModuleReference(nn.Sequential(nn.ReLU(), nn.ReLU()), args=(torch.ones(11).bfloat16(),))
 
     def apart(arithmetic):
-        found = {}
-        reference.compute(arithmetic, found.__setitem__, {"0": np.ones(11)}.get)
-        return abs(found["1"] - 1).max()
+        results = {}
+        reference.compute(arithmetic, results.__setitem__, {"0": np.ones(11)}.get)
+        return abs(results["1"] - 1).max()
 
     assert apart(ExactMode()) == 0 < 2**-10 < apart(Perturbed(0)) <= 2**-8
 
@@ -251,12 +251,12 @@ def test_a_long_sum_may_be_added_up_in_the_order_of_its_terms(monkeypatch, follo
 
 def test_samples_share_the_deviations_of_sums():
     # Deviations take as long as the sums themselves, and sixteen samples would each derive them.
-    made = prepare(linear(67, 5)().eval(), None, drawn(3, 67)).reference
-    truth, counts = made.exact(), []
-    made.compute_exactly(lambda _: None)
-    made.compute(truth, lambda *_: None, lambda _: None)
-    for sample in made.runs(range(3), truth)[:3]:
-        made.compute(sample, lambda *_: None, lambda _: None)
+    reference = prepare(linear(67, 5)().eval(), None, drawn(3, 67)).reference
+    truth, counts = reference.exact(), []
+    reference.compute_exactly(lambda _: None)
+    reference.compute(truth, lambda *_: None, lambda _: None)
+    for sample in reference.runs(range(3), truth)[:3]:
+        reference.compute(sample, lambda *_: None, lambda _: None)
         counts.append({key: id(value) for key, value in truth.recorded.deviations.items()})
     assert counts[0]
     assert counts[0] == counts[1] == counts[2]

@@ -57,11 +57,11 @@ def test_the_page_is_one_file_that_opens_at_the_head_that_is_wrong(two):
 
 def test_maps_are_the_activations_of_the_run():
     model = model_of("tf1-text-classifier")
-    (found,) = look(model, Text("the cat sat"), [RIGHT], Setup(asked=(RIGHT,)), "float64").maps
+    (attention,) = look(model, Text("the cat sat"), [RIGHT], Setup(asked=(RIGHT,)), "float64").maps
     encoded = model.encoder.encode([Text("the cat sat")])
     batch = batch_of(model.config, encoded)
     truth = spec.reference(model.config, model.weights, completed(model.config, batch))
-    for layer, weights in enumerate(found.weights):
+    for layer, weights in enumerate(attention.weights):
         np.testing.assert_array_equal(weights, truth.taps[f"layers.{layer}.attention.masked_weights"][0])
 
 

@@ -26,13 +26,13 @@ class Attention(nn.Module):
     def forward(self, x, attention_mask):
         q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         near = torch.ones(TOKENS, TOKENS).tril(1).triu(-1).bool()
-        seen = (near & attention_mask[:, None].bool())[:, None]  # (B, 1, T, T)
+        visible = (near & attention_mask[:, None].bool())[:, None]  # (B, 1, T, T)
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-        y = torch.softmax(scores.masked_fill(~seen, -1e9), -1) @ v
+        y = torch.softmax(scores.masked_fill(~visible, -1e9), -1) @ v
         if self.blind == "zero":
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
         elif self.blind in HELD:
-            y = y.masked_fill(~seen.any(-1, keepdim=True), HELD[self.blind])
+            y = y.masked_fill(~visible.any(-1, keepdim=True), HELD[self.blind])
         return self.out(y.transpose(1, 2).reshape(x.shape))
 
 
@@ -56,11 +56,11 @@ def test_rows_are_named_and_may_be_declared_in_either_direction(right, other, re
     inputs, declared = given(real), [f"blind_rows_{other}"]
     verdict = explained(right, other, inputs)
     assert [verdict.undeclared] == declared
-    said = str(verdict)
-    assert f"only 3 rows that see no key are wrong, in samples (positions) {rows}: the" in said
-    assert f"reference has {right} weights" in said
-    assert f"the candidate {other} weights" in said
-    assert f"declared={declared}" in said
+    text = str(verdict)
+    assert f"only 3 rows that see no key are wrong, in samples (positions) {rows}: the" in text
+    assert f"reference has {right} weights" in text
+    assert f"the candidate {other} weights" in text
+    assert f"declared={declared}" in text
     assert explained(right, other, inputs, declared=declared).passed
     wrong = Attention(other).eval()
     wrong.qkv.weight.data[0, 0] += 0.01  # the declaration excuses nothing else
@@ -81,8 +81,8 @@ def test_garbage_is_told_and_only_padding_declares_it(other, words):
 def test_padding_is_found_along_whichever_axis_tokens_stand():
     rows = np.array([[False, False, True], [False, True, True]])
     for shape in ((2, 3), (2, 3, 5), (2, 7, 3, 5), (6, 5)):
-        found = spread(rows, shape)
-        assert found.shape == shape
-        assert found.mean() == rows.mean()
+        mask = spread(rows, shape)
+        assert mask.shape == shape
+        assert mask.mean() == rows.mean()
     assert spread(rows, (2, 7, 5, 3)) is None
     assert spread(rows, (3, 5)) is None

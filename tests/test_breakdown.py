@@ -20,19 +20,19 @@ def broken(tolerances):
 
 
 def levels_of(breakdown):
-    return {one.axes: [list(row) for row in one.levels] for one in breakdown.maps}
+    return {grid.axes: [list(row) for row in grid.levels] for grid in breakdown.maps}
 
 
 def test_each_error_is_in_its_maps_and_among_the_worst():
     errors = np.full((2, 1, 3, 5), 0.3)
     errors[1, 0, 2, 4], errors[0, 0, 1, 3], errors[:, 0, 0, 0] = -9.0, np.inf, np.nan
-    found = broken(errors)
-    assert levels_of(found) == {  # powers of two; an axis of length 1 has no map
+    breakdown = broken(errors)
+    assert levels_of(breakdown) == {  # powers of two; an axis of length 1 has no map
         ("batch", "query"): [[-2, LARGEST, -2], [-2, -2, 3]],
         ("query", "key"): [[None, -2, -2, -2, -2], [-2, -2, -2, LARGEST, -2], [-2, -2, -2, -2, 3]],
     }
-    assert [one.ratio for one in found.worst] == [np.inf, 9.0, *[0.3] * (MOST_ELEMENTS - 2)]
-    first, second, *_ = found.worst
+    assert [element.ratio for element in breakdown.worst] == [np.inf, 9.0, *[0.3] * (MOST_ELEMENTS - 2)]
+    first, second, *_ = breakdown.worst
     assert (first.index, second.index) == ((0, 0, 1, 3), (1, 0, 2, 4))
     assert (second.expected, second.actual, second.tolerance) == (0.0, -9 / 8, 0.125)
 
@@ -44,7 +44,7 @@ def test_an_axis_alone_has_a_map_of_one_row():
 def test_a_breakdown_of_a_large_tensor_has_few_bytes_and_misses_no_element():
     errors = np.full((3, 4, 509, 521), 0.5)
     errors[2, 3, 401, 307] = 2.0**20
-    found = broken(errors)
-    assert [(len(one.levels), len(one.levels[0])) for one in found.maps] == [(3, 4), (4, 48), GRID]
-    assert all(20 in np.array(one.levels) for one in found.maps)
-    assert len(json.dumps(record.plain(found))) < 12_000
+    breakdown = broken(errors)
+    assert [(len(grid.levels), len(grid.levels[0])) for grid in breakdown.maps] == [(3, 4), (4, 48), GRID]
+    assert all(20 in np.array(grid.levels) for grid in breakdown.maps)
+    assert len(json.dumps(record.plain(breakdown))) < 12_000

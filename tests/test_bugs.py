@@ -119,8 +119,8 @@ def test_tape_computes_and_differentiates_as_numpy_does(name, arithmetic):
     a, b = (Value(tape, tape.leaf(x)) for x in (A, B))
     result = on_tape(operations, a, b)
     assert result.shape == plain(A, B).shape
-    found = result.tensor.value
-    np.testing.assert_allclose(found, np.broadcast_to(plain(A, B), found.shape), rtol=1e-9, atol=1e-12)
+    actual = result.tensor.value
+    np.testing.assert_allclose(actual, np.broadcast_to(plain(A, B), actual.shape), rtol=1e-9, atol=1e-12)
     tape.backward(operations.sum(result * result).tensor)
     moved = np.zeros_like(A)
     moved[1, 2, 3] = 1e-6

@@ -109,10 +109,10 @@ def right(graph, _):
 def wrong_where_it_fuses(graph, _):
     # Wrong only if a norm and an activation are in one graph.
     called = [str(node.target) for node in graph.graph.nodes]
-    factor = 1.01 if all(any(name in one for one in called) for name in ("layer_norm", "gelu")) else 1.0
-    return lambda *given: [
-        factor * one if isinstance(one, torch.Tensor) and one.is_floating_point() else one
-        for one in graph(*given)
+    factor = 1.01 if all(any(name in target for target in called) for name in ("layer_norm", "gelu")) else 1.0
+    return lambda *arguments: [
+        factor * result if isinstance(result, torch.Tensor) and result.is_floating_point() else result
+        for result in graph(*arguments)
     ]
 
 
@@ -202,9 +202,9 @@ class CutOff(Net):
 
 @pytest.mark.parametrize("turn", [1, -1])
 def test_a_branch_whose_gradient_is_cut_off_diverges(turn):
-    whole, cut = CutOff().eval(), CutOff().eval()
+    intact, cut = CutOff().eval(), CutOff().eval()
     cut.cut_off = True
-    verdict = compare(*(whole, cut)[::turn], {"x": X}, gradients=True)
+    verdict = compare(*(intact, cut)[::turn], {"x": X}, gradients=True)
     assert verdict.first.startswith("gradients.")
     assert verdict.row("gradients.inner.weight").status == "diverges"
 
@@ -247,8 +247,8 @@ class Shortened(nn.Linear):
     shorten = staticmethod(round_to_bits)
 
     def forward(self, x):
-        made = (self.shorten(y.detach().numpy(), 11) for y in (x, self.weight))
-        return nn.functional.linear(*map(torch.from_numpy, made), self.bias)
+        operands = (self.shorten(y.detach().numpy(), 11) for y in (x, self.weight))
+        return nn.functional.linear(*map(torch.from_numpy, operands), self.bias)
 
 
 class Truncated(Shortened):
@@ -257,12 +257,12 @@ class Truncated(Shortened):
 
 @pytest.mark.parametrize("kind", [Shortened, Truncated])
 def test_a_product_of_tf32_agrees_by_its_own_rules_alone(kind):
-    right, port = (nn.Sequential(made(131, 17)).eval() for made in (nn.Linear, kind))
+    right, port = (nn.Sequential(layer(131, 17)).eval() for layer in (nn.Linear, kind))
     port.load_state_dict(right.state_dict())
 
     def judged(**rules):
-        made = prepare(right, port, torch.randn(5, 131))
-        return ModelComparison(replace(made.reference, **rules), made.tensors).verdict()
+        comparison = prepare(right, port, torch.randn(5, 131))
+        return ModelComparison(replace(comparison.reference, **rules), comparison.tensors).verdict()
 
     assert judged().first == judged().table[0].tensor
     assert judged(declared=["tf32"]).passed
@@ -272,10 +272,10 @@ def test_a_product_of_tf32_agrees_by_its_own_rules_alone(kind):
 
 def test_weights_of_8_bits_are_judged_by_what_they_say():
     pytest.importorskip("torchao")
-    made = prepare(Net().eval(), inputs={"x": X}, way="int8")
-    assert made.verdict().passed
-    assert re.search(r"has the 2 .* farthest off .* by 0\.\d\d% ", made.notes["weights of 8 bits"])
-    assert compare(Net().eval(), made.theirs.model, {"x": X}).first == "inner"
+    comparison = prepare(Net().eval(), inputs={"x": X}, way="int8")
+    assert comparison.verdict().passed
+    assert re.search(r"has the 2 .* farthest off .* by 0\.\d\d% ", comparison.notes["weights of 8 bits"])
+    assert compare(Net().eval(), comparison.theirs.model, {"x": X}).first == "inner"
     with pytest.raises(SpecError, match=r"ReLU has no nn\.Linear"):
         prepare(nn.ReLU().eval(), way="int8", inputs=X)
 
@@ -289,8 +289,8 @@ def test_arrays_a_file_and_functions_are_candidates(tmp_path):
     save_file(arrays, tmp_path / "made.safetensors")
     assert_same(model, tmp_path / "made.safetensors", {"x": X})
 
-    def function(**given):
-        assert given["x"].shape == (7, 5)
+    def function(**inputs):
+        assert inputs["x"].shape == (7, 5)
         return {"norm": arrays["norm"]}
 
     assert_same(model, function, {"x": X}, declared=["output"])
@@ -308,10 +308,10 @@ def test_a_graph_shows_what_modules_return_where_its_exporter_noted_them(tmp_pat
     onnx = pytest.importorskip("onnx")
     model, path = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh()).eval(), tmp_path / "graph.onnx"
     weight = model[0].weight.detach().numpy().T * np.float32(1.001)
-    made = onnx.parser.parse_model(GRAPH)
-    made.graph.initializer.append(onnx.numpy_helper.from_array(weight, "weight"))
-    for place, node in enumerate(made.graph.node):
+    graph = onnx.parser.parse_model(GRAPH)
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(weight, "weight"))
+    for place, node in enumerate(graph.graph.node):
         node.metadata_props.add(key=SCOPES, value=f"['', '{place}']")
-    onnx.save(made, path)
+    onnx.save(graph, path)
     table = compare(model, path, torch.linspace(-1, 1, 21).reshape(7, 3)).table
     assert {row.tensor: row.status for row in table} == {"0": "diverges", "1": "agrees", "output": "diverges"}

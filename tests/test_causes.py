@@ -169,14 +169,14 @@ def test_a_search_that_is_cut_short_says_what_it_found_by_then(monkeypatch, tanh
     monkeypatch.setattr(search.time, "thread_time", partial(next, seconds))  # one more second per call
     monkeypatch.setattr(family_explanation, "LONGEST", 60.0)
     # With the outputs alone, every step is a suspect.
-    found = explained(case, dataclasses.replace(run, taps={})).explanation
-    assert "activation" in found.hypothesis
-    assert not found.confident
-    (note,) = (note for note in found.notes if "cut short" in note)
-    tried, known = map(
+    explanation = explained(case, dataclasses.replace(run, taps={})).explanation
+    assert "activation" in explanation.hypothesis
+    assert not explanation.confident
+    (note,) = (note for note in explanation.notes if "cut short" in note)
+    tried, total = map(
         int, re.search(r"cut short: (\d+) of (\d+) known explanations were tried", note).groups()
     )
-    assert 1 < tried <= 60 < known
+    assert 1 < tried <= 60 < total
 
 
 def test_a_faulty_explanation_is_noted_and_ends_no_search(monkeypatch, tanh_for_erf):
@@ -187,7 +187,7 @@ def test_a_faulty_explanation_is_noted_and_ends_no_search(monkeypatch, tanh_for_
         yield Hypothesis("broken", "a broken explanation", "PRT-1", change=Change(taps=(tap,), edit=broken))
 
     monkeypatch.setattr(suspects, "FAMILIES", (broken_family, *suspects.FAMILIES))
-    found = explained(*tanh_for_erf).explanation
-    assert found.hypothesis == "activation"
-    assert found.confident
-    assert found.notes[0] == "trying broken (a broken explanation) failed: TypeError: no such operation"
+    explanation = explained(*tanh_for_erf).explanation
+    assert explanation.hypothesis == "activation"
+    assert explanation.confident
+    assert explanation.notes[0] == "trying broken (a broken explanation) failed: TypeError: no such operation"

@@ -75,17 +75,19 @@ def test_a_right_port_agrees_on_every_input_and_bugs_in_it_are_found(right):
 
 def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
     wrong = {**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()}
-    found = certify(
+    certificate = certify(
         written(tmp_path / "a", "concord"), written(tmp_path / "b", "paddle", wrong), names=(RIGHT,)
     )
-    runs = {(run.group, run.status) for run in found.report.results}
+    runs = {(run.group, run.status) for run in certificate.report.results}
     assert runs == {("source", "agrees"), ("target", "diverges")}
-    first = found.report.results[-1]
+    first = certificate.report.results[-1]
     assert first.first_divergence.tensor == "layers.0.attention.query"
     assert "transposed" in first.verdict.cause.text
-    assert (found.exit_code, found.bugs) == (1, ())
-    assert found.summary.startswith("The port is wrong: 40 of 41 parameters have the same bits; 1 transposed")
-    assert "1 transposed" in certificate_page(record.made(found, certificates.KIND))
+    assert (certificate.exit_code, certificate.bugs) == (1, ())
+    assert certificate.summary.startswith(
+        "The port is wrong: 40 of 41 parameters have the same bits; 1 transposed"
+    )
+    assert "1 transposed" in certificate_page(record.made(certificate, certificates.KIND))
 
 
 @pytest.mark.parametrize(
@@ -97,17 +99,20 @@ def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
 )
 def test_what_is_computed_wrongly_or_not_at_all_is_not_right(tmp_path, backend, exit_code, said):
     sides = written(tmp_path / "a", "concord"), written(tmp_path / "b", "torch")
-    found = certify(*sides, names=(backend,))
-    assert (found.exit_code, found.comparison.exit_code, found.bugs) == (exit_code, 0, ())
-    assert said in found.summary
+    certificate = certify(*sides, names=(backend,))
+    assert (certificate.exit_code, certificate.comparison.exit_code, certificate.bugs) == (exit_code, 0, ())
+    assert said in certificate.summary
 
 
 @pytest.mark.parametrize(("form", "exit_code"), [("torch-safetensors", 1), ("nndl-paddle-api", 0)])
 def test_a_tokenizer_has_to_come_along_where_the_format_has_a_place_for_it(right, form, exit_code):
     target = dataclasses.replace(right.target, format=form)
     comparison = dataclasses.replace(right.comparison, alone=(("sentence_bert_config.json",), ()))
-    found = dataclasses.replace(right, target=target, comparison=comparison)
-    assert (found.exit_code, "is missing in the target" in found.summary) == (exit_code, bool(exit_code))
+    certificate = dataclasses.replace(right, target=target, comparison=comparison)
+    assert (certificate.exit_code, "is missing in the target" in certificate.summary) == (
+        exit_code,
+        bool(exit_code),
+    )
 
 
 @pytest.mark.parametrize("variant", spec.variants())
@@ -131,9 +136,9 @@ def test_certificates_among_the_documents_have_their_pages():
     paths = sorted((ROOT / "docs/certificates").glob("*.json"))
     assert paths
     for path in paths:
-        made = record.read(path, KINDS)
-        assert made.outcome.exit_code == 0
-        assert path.with_suffix(".html").read_text() == certificate_page(made)
+        document = record.read(path, KINDS)
+        assert document.outcome.exit_code == 0
+        assert path.with_suffix(".html").read_text() == certificate_page(document)
 
 
 def test_verifying_makes_it_again_and_names_what_comes_out_otherwise(right):

@@ -113,11 +113,15 @@ def test_the_help_fits_a_screen(entered):
 def test_options_are_few_and_those_that_commands_share_stand_last():
     declared = set()
     for name, command in commands().items():
-        found = [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
-        shared = [one.rich_help_panel in ("Workers", "Output") for one in found]
+        parameters = [
+            option
+            for option in command.params
+            if option.param_type_name == "option" and option.name != "help"
+        ]
+        shared = [option.rich_help_panel in ("Workers", "Output") for option in parameters]
         assert shared == sorted(shared), name
-        assert len(found) <= 23, name
-        declared |= {(one.opts[0], one.help) for one in found}
+        assert len(parameters) <= 23, name
+        declared |= {(option.opts[0], option.help) for option in parameters}
     assert len(declared) <= 90
 
 
@@ -150,13 +154,13 @@ def test_what_cannot_be_parsed_is_refused_and_named(refused, line, option):
 def test_a_markdown_file_gets_the_table_between_its_markers(entered, refused, tmp_path):
     path, json_ = tmp_path / "README.md", tmp_path / "out.json"
     entered(f"check --backend {RIGHT} {ONE} --json {json_}")
-    asked = f"show report {json_} --markdown {path}"
+    line = f"show report {json_} --markdown {path}"
     path.write_text("text\n")
     lacks = f"{path}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"
-    assert refused(asked) == [lacks]
+    assert refused(line) == [lacks]
     assert path.read_text() == "text\n"
     path.write_text("before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n")
-    entered(asked)
+    entered(line)
     before, begin, header, _, row, _, under, end, after = path.read_text().splitlines()
     assert (before, begin, end, after) == ("before", "<!-- begin check -->", "<!-- end check -->", "after")
     assert header == f"| variant | {RIGHT} |"

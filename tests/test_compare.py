@@ -41,8 +41,8 @@ def table():
 
 def arrays(names, factor=1 + 2**-23, model=None, inputs=X):
     # By default each element is off by one rounding.
-    found = prepare(model or table(), None, inputs).tensors
-    return {name: found[name] * np.float32(factor) for name in names}
+    tensors = prepare(model or table(), None, inputs).tensors
+    return {name: tensors[name] * np.float32(factor) for name in names}
 
 
 def verdict(names, *declared, factor=1 + 2**-23):
@@ -92,7 +92,7 @@ def test_a_bug_is_found_where_it_is_and_named(bug):
 
 def test_a_wrong_derivative_is_said_to_be_one_alone():
     right, wrong = table(), table()
-    wrong.act.register_full_backward_hook(lambda module, given, taken: (given[0] * 1.01,))
+    wrong.act.register_full_backward_hook(lambda module, grad_input, grad_output: (grad_input[0] * 1.01,))
     judged = compare(right, wrong, X, gradients=True)
     assert judged.first.startswith("gradients.")
     assert "only gradients diverge" in str(judged)
@@ -130,10 +130,10 @@ def test_a_failure_says_the_first_divergence_and_what_else_is_wrong_by_itself():
 )
 def test_numbers_are_told_where_a_ratio_says_nothing(given, words, never):
     judged = Judgement("diverges", element=(0, 3), beyond=int(given["z"] > 16), size=17, **given)
-    said = "\n".join(verdict_lines(Verdict([Row("a", "", "diverges", judged, None, "", 17)])))
-    assert words in said.splitlines()[1]
-    assert never not in said.splitlines()[1].replace("tolerance ±", "")
-    assert "--forward-only" not in said
+    text = "\n".join(verdict_lines(Verdict([Row("a", "", "diverges", judged, None, "", 17)])))
+    assert words in text.splitlines()[1]
+    assert never not in text.splitlines()[1].replace("tolerance ±", "")
+    assert "--forward-only" not in text
 
 
 # Which outputs are judged.
@@ -145,10 +145,10 @@ def test_a_verdict_agrees_if_every_output_was_judged():
 
 @pytest.mark.parametrize("names", [["output[scale]"], ["inner"], ["inner", "act", "output[y]"]])
 def test_an_output_that_is_not_delivered_is_not_judged_and_may_be_declared(names):
-    found = verdict(names)
+    result = verdict(names)
     lacking = {"output[scale]", "output[y]"} - {*names}
-    assert (found.status, {*found.unjudged}) == ("undetermined", lacking)
-    assert all(f"{name} not judged (not returned): deliver it; if" in str(found) for name in lacking)
+    assert (result.status, {*result.unjudged}) == ("undetermined", lacking)
+    assert all(f"{name} not judged (not returned): deliver it; if" in str(result) for name in lacking)
     declared, depending = verdict(names, *lacking), {"inner", "output[y]"} & {*names}
     assert (declared.passed, verdict(names, "output").passed) == (bool(depending), bool(depending))
     assert {row.note for row in declared.table if row.tensor in lacking} == {ABSENT}
@@ -156,9 +156,9 @@ def test_an_output_that_is_not_delivered_is_not_judged_and_may_be_declared(names
 
 
 def test_what_depends_on_no_input_says_nothing_of_the_forward_pass():
-    said = str(verdict(["position", "output[scale]"], "output"))
-    assert said.startswith("undetermined")
-    assert f"forward not judged: {CONSTANT}" in said
+    text = str(verdict(["position", "output[scale]"], "output"))
+    assert text.startswith("undetermined")
+    assert f"forward not judged: {CONSTANT}" in text
 
 
 class Chosen(nn.Module):
@@ -213,10 +213,10 @@ VOID = {
 def test_where_nothing_is_to_be_judged_no_port_agrees(kind):
     model, inputs, words = VOID[kind]
     for candidate in (model, arrays(["output"], 3.0, model, inputs)):
-        found = compare(model, candidate, inputs)
-        assert found.status == "undetermined"
-        assert "output not judged: " in str(found)
-        assert words in str(found)
+        result = compare(model, candidate, inputs)
+        assert result.status == "undetermined"
+        assert "output not judged: " in str(result)
+        assert words in str(result)
 
 
 def test_a_tensor_that_is_partly_finite_is_judged_where_it_is():
@@ -237,8 +237,8 @@ class Spectrum(nn.Module):
     conjugate = False
 
     def forward(self, x):
-        found = torch.fft.rfft(x)
-        return found.conj() if self.conjugate else found
+        spectrum = torch.fft.rfft(x)
+        return spectrum.conj() if self.conjugate else spectrum
 
 
 def test_complex_numbers_that_are_conjugated_are_judged():
@@ -251,9 +251,9 @@ def test_complex_numbers_that_are_conjugated_are_judged():
 
 
 def smaller():
-    made = encoder()
-    made.token = nn.Embedding(7, WIDTH)
-    return made
+    model = encoder()
+    model.token = nn.Embedding(7, WIDTH)
+    return model
 
 
 @torch.library.custom_op("tests::twice", mutates_args=())
@@ -302,22 +302,22 @@ def test_nonsense_is_refused_in_one_line(make, message):
 
 
 def test_the_command_judges_writes_and_exits(entered, tmp_path):
-    def given(name, held):
-        save_file(held, tmp_path / f"{name}.safetensors")
+    def given(name, tensors):
+        save_file(tensors, tmp_path / f"{name}.safetensors")
         return tmp_path / f"{name}.safetensors"
 
-    asked, inputs = "compare tests.test_compare:table", ("--inputs", given("inputs", {"x": X.numpy()}))
-    assert "sensitivity" in entered(asked, "--as", "bfloat16", "--prove", *inputs)[0]
+    line, inputs = "compare tests.test_compare:table", ("--inputs", given("inputs", {"x": X.numpy()}))
+    assert "sensitivity" in entered(line, "--as", "bfloat16", "--prove", *inputs)[0]
     inner, outputs = arrays(["inner"]), arrays(["output[scale]", "output[y]"])
     port, page = given("port", inner), tmp_path / "page.html"
-    assert "output[y] not judged (not returned)" in entered(asked, port, *inputs, "--seed", "3", ends=3)[0]
-    entered(asked, port, *inputs, "--declare", "output[y]", "--declare", "output[scale]")
+    assert "output[y] not judged (not returned)" in entered(line, port, *inputs, "--seed", "3", ends=3)[0]
+    entered(line, port, *inputs, "--declare", "output[y]", "--declare", "output[scale]")
     wrong = given("wrong", outputs | {"inner": inner["inner"] * np.float32(1.01)})
-    assert "first at inner" in entered(asked, wrong, *inputs, "--html", page, ends=1)[0]
+    assert "first at inner" in entered(line, wrong, *inputs, "--html", page, ends=1)[0]
     assert "inner" in page.read_text()
     named = given("named", outputs | {"first": inner["inner"]}), *inputs, "--names", tmp_path / "names.txt"
-    entered(asked, *named, ends=3)  # names are only printed, for inspection
-    entered(asked, *named)
+    entered(line, *named, ends=3)  # names are only printed, for inspection
+    entered(line, *named)
     assert (tmp_path / "names.txt").read_text() == "first = inner\n"
     (tmp_path / "names.txt").write_text("# first\n\nfirst : inner\n")
-    assert "names.txt:3: must be CANDIDATE'S NAME" in entered(asked, *named, ends=2)[1][0]
+    assert "names.txt:3: must be CANDIDATE'S NAME" in entered(line, *named, ends=2)[1][0]

@@ -29,10 +29,10 @@ A = porting.from_weights(CONFIG, WEIGHTS)
     ],
 )
 def test_files_beside_the_weights_that_cannot_be_understood_are_told_in_a_line(mine, other, words):
-    one, two = (dataclasses.replace(A, files={"tokenizer.json": content}) for content in (mine, other))
-    said = compare(one, two).files["tokenizer.json"]
-    assert said.endswith(words)
-    assert "\n" not in said
+    first, second = (dataclasses.replace(A, files={"tokenizer.json": content}) for content in (mine, other))
+    text = compare(first, second).files["tokenizer.json"]
+    assert text.endswith(words)
+    assert "\n" not in text
 
 
 def test_the_command_compares_formats_and_tells_one_reason_once(entered, tmp_path):
@@ -57,28 +57,33 @@ DENSE, OUTPUT = "cls.predictions.transform.dense.weight", "cls.predictions.decod
 
 
 def test_heads_are_compared_across_names_and_layouts(tmp_path):
-    one = porting.read(headed(tmp_path / "one"))
-    porting.write(one, tmp_path / "ported", "hugging-face-flax")
-    found = compare(one, porting.read(tmp_path / "ported"))
-    assert (found.others.same, found.others.pairs, found.others.apart, found.exit_code) == (7, (), {}, 0)
+    source = porting.read(headed(tmp_path / "one"))
+    porting.write(source, tmp_path / "ported", "hugging-face-flax")
+    comparison = compare(source, porting.read(tmp_path / "ported"))
+    assert (
+        comparison.others.same,
+        comparison.others.pairs,
+        comparison.others.apart,
+        comparison.exit_code,
+    ) == (7, (), {}, 0)
     other = headed(tmp_path / "other", **{DENSE.replace(".", "__"): np.eye(14, dtype=np.float32)})
-    found = compare(porting.read(other), porting.read(tmp_path / "ported"))
-    assert ([pair.name for pair in found.others.pairs], found.exit_code) == ([DENSE], 1)
+    comparison = compare(porting.read(other), porting.read(tmp_path / "ported"))
+    assert ([pair.name for pair in comparison.others.pairs], comparison.exit_code) == ([DENSE], 1)
 
 
 def test_what_cannot_be_compared_is_named_and_never_the_same(entered, tmp_path):
-    one = headed(tmp_path / "one", cls__strange=np.arange(7))
-    porting.write(porting.read(one), tmp_path / "own", "concord")
-    said = entered("diff", one, tmp_path / "own")[0]
-    assert "cls.strange: is no parameter, and was not compared: is in A alone\n  likewise 7 more" in said
-    assert "8 not compared" in said
-    source = porting.read(one)
+    path = headed(tmp_path / "one", cls__strange=np.arange(7))
+    porting.write(porting.read(path), tmp_path / "own", "concord")
+    output = entered("diff", path, tmp_path / "own")[0]
+    assert "cls.strange: is no parameter, and was not compared: is in A alone\n  likewise 7 more" in output
+    assert "8 not compared" in output
+    source = porting.read(path)
     porting.write(dataclasses.replace(source, source="", others={}), tmp_path / "flax", "hugging-face-flax")
     moved = dataclasses.replace(source.others["cls.strange"], bits=lambda: np.arange(7)[::-1])
-    found = compare(
+    comparison = compare(
         source, dataclasses.replace(porting.read(tmp_path / "flax"), others={"cls.strange": moved})
     )
-    assert found.others.apart["cls.strange"] == "no table says how it is laid out in files of both kinds"
+    assert comparison.others.apart["cls.strange"] == "no table says how it is laid out in files of both kinds"
 
 
 def with_head(folder, tied, output):
@@ -99,9 +104,9 @@ def with_head(folder, tied, output):
 @pytest.mark.parametrize("order", [1, -1])
 def test_an_untied_output_that_is_missing_is_a_difference(tied, order, tmp_path):
     sides = with_head(tmp_path / "a", False, True), with_head(tmp_path / "b", tied, False)
-    found = compare(*map(porting.read, sides[::order]))
-    assert found.config == ({} if tied is False else {"tie_word_embeddings": ("False", "True")[::order]})
-    (pair,) = found.others.pairs
+    comparison = compare(*map(porting.read, sides[::order]))
+    assert comparison.config == ({} if tied is False else {"tie_word_embeddings": ("False", "True")[::order]})
+    (pair,) = comparison.others.pairs
     have, lack = "AB"[::order]
     assert pair.said == (
         f"is in {have} alone, where it is no copy of 'bert.embeddings.word_embeddings.weight'; "

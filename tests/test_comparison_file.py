@@ -63,7 +63,7 @@ def test_a_command_without_arguments_judges_what_is_kept_in_git_and_reports_to_c
     (annotation,) = (line for line in done.stdout.splitlines() if line.startswith("::error"))
     assert "title=concord unknown" in annotation
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
-    outcomes = {test.get("classname"): [one.tag for one in test] for test in suite}
+    outcomes = {test.get("classname"): [child.tag for child in test] for test in suite}
     assert outcomes == {
         "kept_in_git:build.half": [],
         "kept_in_git:build.known": ["skipped"],

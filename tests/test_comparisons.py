@@ -24,23 +24,23 @@ def double(x):
 
 
 def test_a_table_tells_which_candidates_agree_why_others_do_not_and_how_long_a_pass_takes():
-    found = compare(
+    comparisons = compare(
         model(), {"port": model("tanh"), "half": "bfloat16", "away": "cuda", "f64": double}, INPUTS
     )
-    assert {name: verdict.status for name, verdict in found.items()} == {
+    assert {name: verdict.status for name, verdict in comparisons.items()} == {
         "port": "diverges",
         "half": "agrees",
         "f64": "agrees",
     }
-    assert found["half"].table[0].tensor == "0"
-    assert found.milliseconds.keys() == {"reference", "half", "f64"}
-    assert not found.passed
-    assert "no CUDA device" in found.missing["away"]
+    assert comparisons["half"].table[0].tensor == "0"
+    assert comparisons.milliseconds.keys() == {"reference", "half", "f64"}
+    assert not comparisons.passed
+    assert "no CUDA device" in comparisons.missing["away"]
     with pytest.raises(SpecError, match="away: way is 'cuda'"):
-        found["away"]
-    rows = {line.split("│")[1].strip(): line for line in str(found).splitlines() if "│" in line}
+        comparisons["away"]
+    rows = {line.split("│")[1].strip(): line for line in str(comparisons).splitlines() if "│" in line}
     assert re.search("diverges .* `1` is explained by", rows["port"])
-    assert "tanh instead of none" in str(found)
+    assert "tanh instead of none" in str(comparisons)
     assert {"the reference", "port", "half", "f64", "away"} <= {*rows}
 
 
@@ -56,12 +56,12 @@ def test_arrays_by_name_are_one_candidate():
 
 def test_a_verdict_tells_how_far_both_sides_lie_off_the_truth():
     right, wrong = (compare(model(), model(form), INPUTS) for form in ("none", "tanh"))
-    said = (
+    pattern = (
         r"error of output against the truth: candidate (\S+), the reference's own arithmetic ([^;]+)"
         r"; tolerance ÷ error: median (\S+), least (\S+)"
     )
-    assert not re.search(said, str(right)), "its bits are the reference's"
-    candidate, own, median, least = map(float, re.search(said, str(wrong)).groups())
+    assert not re.search(pattern, str(right)), "its bits are the reference's"
+    candidate, own, median, least = map(float, re.search(pattern, str(wrong)).groups())
     assert candidate > 100 * own > 0
     assert least < 1, "it diverges"
     assert least < median
@@ -70,8 +70,8 @@ def test_a_verdict_tells_how_far_both_sides_lie_off_the_truth():
 def test_the_list_of_activations_is_a_function_that_a_port_can_fill():
     text = stub(prepare(model(), inputs=INPUTS).reference)
     assert "# (3, 13) float32, GELU (activation.py:" in text
-    exec(text, given := {})
-    assert list(given["port"](None)) == ["0", "1", "2", "output"]
+    exec(text, namespace := {})
+    assert list(namespace["port"](None)) == ["0", "1", "2", "output"]
 
 
 class Counting(nn.Module):

@@ -36,8 +36,8 @@ class Asked:
     words: tuple = ()
 
     def __str__(self):
-        said = (self.variant, self.scenario, self.part, *self.options, *map(str, self.settings.values()))
-        return "-".join((*said, *self.dtypes))
+        parts = (self.variant, self.scenario, self.part, *self.options, *map(str, self.settings.values()))
+        return "-".join((*parts, *self.dtypes))
 
 
 def with_masks(case, mask):
@@ -184,17 +184,17 @@ ASKED = [
 
 def each(table):
     return [
-        pytest.param(name, asked, marks=[pytest.mark.xdist_group(name), pytest.mark.in_turn(asked.turns)])
-        for asked in table
-        for name in asked.only
+        pytest.param(name, entry, marks=[pytest.mark.xdist_group(name), pytest.mark.in_turn(entry.turns)])
+        for entry in table
+        for name in entry.only
     ]
 
 
-def run_of(asked, backend, dtype, open_worker):
-    implementation = asked.settings.get("implementation", "explicit")
+def run_of(entry, backend, dtype, open_worker):
+    implementation = entry.settings.get("implementation", "explicit")
     worker = open_worker(f"tests.toys.built_in:{backend}" if "stepped" in implementation else backend)
-    case = asked.changed(build_case(asked.variant, asked.scenario, asked.part, asked.options))
-    return case, functools.partial(run_case, worker, case, dtype, **asked.settings)
+    case = entry.changed(build_case(entry.variant, entry.scenario, entry.part, entry.options))
+    return case, functools.partial(run_case, worker, case, dtype, **entry.settings)
 
 
 @pytest.mark.clause("PRT-1", "GRD-1", "GRD-2", "GRD-5", "MSK-1", "MSK-3", "MSK-4", "MSK-5", "MSK-7", "ATT-3")

@@ -62,11 +62,11 @@ def test_whatever_is_written_comes_back_bit_for_bit(container, tensors):
         path = Path(folder) / WRITTEN[container]
         container.write(path, tensors)
         assert container.is_one(path)
-        found, wanted = (
-            {name: (one.dtype, one.shape, one.sha256()) for name, one in side.items()}
+        actual, expected = (
+            {name: (entry.dtype, entry.shape, entry.sha256()) for name, entry in side.items()}
             for side in (container.read(path), tensors)
         )
-        assert found == wanted
+        assert actual == expected
 
 
 # Pickles.
@@ -75,8 +75,8 @@ def test_whatever_is_written_comes_back_bit_for_bit(container, tensors):
 @pytest.mark.parametrize("container", [PADDLE, TORCH], ids=named)
 def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path, container):
     trap, path = RunsCode(tmp_path / "made"), tmp_path / WRITTEN[container]
-    for held in (trap, [[trap]], {"a": np.zeros(3), "b": trap}):
-        path.write_bytes(pickle.dumps(held, 2))
+    for content in (trap, [[trap]], {"a": np.zeros(3), "b": trap}):
+        path.write_bytes(pickle.dumps(content, 2))
         with pytest.raises(SpecError, match=r"'posix\.mkdir', which no file of weights needs"):
             container.read(path)
         assert not (tmp_path / "made").exists()

@@ -37,31 +37,33 @@ def tensors(change):
     def edit(folder, form):
         path = folder / form.weights[0]
         arrays = {name: np.array(stored.array()) for name, stored in form.container.read(path).items()}
-        changed = {name: in_memory(np.asarray(one, order="C")) for name, one in change(arrays).items()}
+        changed = {name: in_memory(np.asarray(array, order="C")) for name, array in change(arrays).items()}
         form.container.write(path, changed)
 
     return edit
 
 
 def renamed(pattern, other):
-    return tensors(lambda found: {re.sub(pattern, other, name): array for name, array in found.items()})
+    return tensors(lambda arrays: {re.sub(pattern, other, name): array for name, array in arrays.items()})
 
 
 def added(name, array):
-    return tensors(lambda found: {**found, name: array})
+    return tensors(lambda arrays: {**arrays, name: array})
 
 
 def copied(name, other):
-    return tensors(lambda found: {**found, name: found[other]})
+    return tensors(lambda arrays: {**arrays, name: arrays[other]})
 
 
 def without(word):
-    return tensors(lambda found: {name: array for name, array in found.items() if word not in name})
+    return tensors(lambda arrays: {name: array for name, array in arrays.items() if word not in name})
 
 
 def each(end, change):
     return tensors(
-        lambda found: {name: change(one) if name.endswith(end) else one for name, one in found.items()}
+        lambda arrays: {
+            name: change(array) if name.endswith(end) else array for name, array in arrays.items()
+        }
     )
 
 
@@ -69,17 +71,17 @@ def layers(*numbers):
     return renamed(r"\.layer\.(\d+)\.", lambda match: f".layer.{numbers[int(match[1])]}.")
 
 
-def entries(name, **said):
+def entries(name, **changes):
     # None removes an entry.
     def edit(folder, form):
-        found = {**json.loads((folder / name).read_bytes()), **said}
-        (folder / name).write_text(json.dumps({k: v for k, v in found.items() if v is not None}))
+        settings = {**json.loads((folder / name).read_bytes()), **changes}
+        (folder / name).write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
 
     return edit
 
 
-def config(**said):
-    return entries("config.json", **said)
+def config(**changes):
+    return entries("config.json", **changes)
 
 
 def content(change, name=""):
@@ -132,7 +134,7 @@ REFUSED = {
     ),
     "kernels transposed": (
         tensors(
-            lambda found: {name: one if "emb" in name else one.T for name, one in found.items()}
+            lambda arrays: {name: array if "emb" in name else array.T for name, array in arrays.items()}
         ),  # flax 1848
         "has shape (14, 17) but must be (17, 14)",
     ),
@@ -155,11 +157,11 @@ REFUSED = {
         "but it is not",
     ),
     "tensor not in the index": (
-        indexed(lambda places: {key: one for key, one in places.items() if key != "classifier.bias"}),
+        indexed(lambda places: {key: place for key, place in places.items() if key != "classifier.bias"}),
         "but the index does not say so",  # mlx-vlm 1827
     ),
-    "cut off": (content(lambda given: given[:-100]), "file not fully covered"),  # vmlx-swift 217
-    "pointer of Git": (content(lambda given: POINTER), "not a whole safetensors file"),  # diffusers 13559
+    "cut off": (content(lambda blob: blob[:-100]), "file not fully covered"),  # vmlx-swift 217
+    "pointer of Git": (content(lambda blob: POINTER), "not a whole safetensors file"),  # diffusers 13559
 }
 
 # Edits that are read, and what `diff` says about the first tensor, the configuration or a file.
@@ -168,7 +170,11 @@ SWAPPED = "taken for those of another"
 NAMED = {
     "layers reversed": (layers(1, 0), SWAPPED),  # sorted as texts: llm-compressor 2175
     "square kernels transposed": (
-        tensors(lambda found: {name: one.T if one.shape == (14, 14) else one for name, one in found.items()}),
+        tensors(
+            lambda arrays: {
+                name: array.T if array.shape == (14, 14) else array for name, array in arrays.items()
+            }
+        ),
         "transposed; likely: a kernel of (out, in)",
     ),  # transformers 47031
     "classifier missing": (
@@ -184,7 +190,7 @@ NAMED = {
         "counted from the padding id",  # sentence-transformers 3879
     ),
     "float16": (
-        tensors(lambda found: {name: array.astype("float16") for name, array in found.items()}),
+        tensors(lambda arrays: {name: array.astype("float16") for name, array in arrays.items()}),
         "went through, float16",
     ),  # saxml 28
     "never filled": (
@@ -218,9 +224,9 @@ HARMLESS = {
     "prefix left out": (renamed(r"^bert\.", ""), ""),  # transformers 11843
     "gamma and beta of norms": (
         tensors(
-            lambda found: {
+            lambda arrays: {
                 name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): array
-                for name, array in found.items()
+                for name, array in arrays.items()
             }
         ),
         "under an older name",  # transformers 11809
@@ -229,9 +235,9 @@ HARMLESS = {
     "decoder tied": (copied(DECODER, TABLE), f"a copy of '{TABLE}'"),  # transformers 9635
     "moments of Adam": (
         tensors(
-            lambda found: {
-                **found,
-                **{f"{name}/adam_{moment}": np.ones_like(found[name]) for name in found for moment in "mv"},
+            lambda arrays: {
+                **arrays,
+                **{f"{name}/adam_{moment}": np.ones_like(arrays[name]) for name in arrays for moment in "mv"},
                 "global_step": np.array(7),
             }
         ),
@@ -257,7 +263,7 @@ def right(tmp_path_factory):
     return made
 
 
-def edited(right, folder, edit, said, form="hugging-face"):
+def edited(right, folder, edit, words, form="hugging-face"):
     shutil.copytree(right(form), folder / "wrong")
     edit(folder / "wrong", registry.known(form))
     return right(form), folder / "wrong"
@@ -276,18 +282,18 @@ def test_a_wrong_checkpoint_is_refused_in_lines(right, tmp_path, name):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_what_is_wrong_is_named_by_the_difference(right, tmp_path, name):
-    found = compare(*map(porting.read, edited(right, tmp_path, *NAMED[name])))
-    lines = [f"{pair.name}: {pair.said}" for pair in found.pairs]
-    lines += [f"{key} is {mine} in A and {other} in B" for key, (mine, other) in found.config.items()]
-    lines += [f"{file}: {words}" for file, words in found.files.items()]
-    lines += [f"{file} is in A alone" for file in found.alone[0]]
+    comparison = compare(*map(porting.read, edited(right, tmp_path, *NAMED[name])))
+    lines = [f"{pair.name}: {pair.said}" for pair in comparison.pairs]
+    lines += [f"{key} is {mine} in A and {other} in B" for key, (mine, other) in comparison.config.items()]
+    lines += [f"{file}: {words}" for file, words in comparison.files.items()]
+    lines += [f"{file} is in A alone" for file in comparison.alone[0]]
     assert any(NAMED[name][1] in line for line in lines), lines
 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_harmless_alarms_nobody(right, tmp_path, name):
-    one, other = map(porting.read, edited(right, tmp_path, *HARMLESS[name]))
+    source, other = map(porting.read, edited(right, tmp_path, *HARMLESS[name]))
     other.checked()
-    found = compare(one, other)
-    assert (found.exit_code, found.alone[0]) == (0, ())
+    comparison = compare(source, other)
+    assert (comparison.exit_code, comparison.alone[0]) == (0, ())
     assert any(HARMLESS[name][1] in entry.reason for entry in other.ledger)

@@ -76,27 +76,27 @@ def straight_through(m, x, near=torch.round, inverse=False, slope=1.0, backwards
 
 def experts(m, x, count=2, by_float64=False):
     logits = m.a(x)
-    weights, chosen = torch.softmax(logits.double() if by_float64 else logits, -1).float().topk(count, -1)
+    weights, indices = torch.softmax(logits.double() if by_float64 else logits, -1).float().topk(count, -1)
     weights = weights / weights.sum(-1, keepdim=True)
     y = torch.zeros(len(x), 5)
     for expert, weight in enumerate(m.e):
-        token, place = torch.where(chosen == expert)
+        token, place = torch.where(indices == expert)
         y.index_add_(0, token, x[token] @ weight * weights[token, place, None])
     return y
 
 
 def experts_side_by_side(m, x):
     weights = torch.softmax(m.a(x), -1)
-    chosen = torch.argsort(-weights, stable=True)[:, :2]
-    weights = weights * F.one_hot(chosen, 4).sum(1)
+    indices = torch.argsort(-weights, stable=True)[:, :2]
+    weights = weights * F.one_hot(indices, 4).sum(1)
     weights = weights / weights.sum(-1, keepdim=True)
     return sum(weights[:, place : place + 1] * (x @ weight) for place, weight in enumerate(m.e))
 
 
 def nearest_code(m, x, step=0):
     codes = m.code.weight
-    chosen = ((x * x).sum(-1, keepdim=True) - 2 * x @ codes.T + (codes * codes).sum(-1)).argmin(-1)
-    return m.code((chosen + step) % len(codes))
+    indices = ((x * x).sum(-1, keepdim=True) - 2 * x @ codes.T + (codes * codes).sum(-1)).argmin(-1)
+    return m.code((indices + step) % len(codes))
 
 
 def tied(width, make, how, ties=3, rows=9, seed=0):
@@ -105,14 +105,14 @@ def tied(width, make, how, ties=3, rows=9, seed=0):
     weight = layer.weight.detach().double()
     bias = 0 if layer.bias is None else layer.bias.detach().double()
     for row in range(ties):
-        scores, one = weight @ x[row] + bias, row % len(weight)
+        scores, index = weight @ x[row] + bias, row % len(weight)
         if how == "equal":  # width 7 routes to two experts, so the second and third scores tie
             first, second = scores.topk(3)[1][-2:] if width == 7 else scores.topk(2)[1]
             along, off = weight[first] - weight[second], scores[first] - scores[second]
         elif how == "zero":
-            along, off = weight[one], scores[one]
+            along, off = weight[index], scores[index]
         else:
-            along, off = weight[one], scores[one] - (torch.floor(scores[one] / LEVEL) + 0.5) * LEVEL
+            along, off = weight[index], scores[index] - (torch.floor(scores[index] / LEVEL) + 0.5) * LEVEL
         x[row] -= off / (along @ along) * along
     return x.float()
 
@@ -305,8 +305,8 @@ def test_where_rounding_decides_a_shape_what_follows_is_judged_end_to_end():
 
 
 def test_where_nothing_is_open_no_branch_is_computed():
-    kind, said = KINDS["levels"], []
-    with listening(said.append):
+    kind, lines = KINDS["levels"], []
+    with listening(lines.append):
         kind.verdict(kind.others[0], alone=True, x=drawn(3, 7))
-    assert said
-    assert not any("decisions" in line for line in said)
+    assert lines
+    assert not any("decisions" in line for line in lines)

@@ -84,8 +84,8 @@ def test_padding_alone_is_recognised_and_said_first_and_a_bug_beside_it_is_not_e
     first, *rest = str(verdict).splitlines()
     assert first == "diverges: only rows of padding differ"
     assert any(UNCOMPUTED_PADDING in line and "joining.md" in line for line in rest)
-    found = declared(case, computing, given=wrong)
-    assert found.first_divergence.tensor == "layers.1.feed_forward.outer"
+    declared_verdict = declared(case, computing, given=wrong)
+    assert declared_verdict.first_divergence.tensor == "layers.1.feed_forward.outer"
     undeclared = explained(case, computing(dataclasses.replace(case, weights=wrong)))
     assert (undeclared.status, undeclared.undeclared) == ("diverges", "")
 
@@ -125,8 +125,12 @@ def test_an_output_wider_than_its_run_agrees():
     # The classifier runs in float32 on the run's own pooled vector.
     pinned = {"pooler.output": run.taps["pooler.output"]}
     head = truth_of(case, "bfloat16", Arithmetic("float32"), pinned=pinned).taps
-    made = {name: head[name].astype(np.float32) for name in ("logits", "log_probabilities", "losses", "loss")}
-    wide = dataclasses.replace(run, output=made["logits"], loss=made["loss"], taps={**run.taps, **made})
+    outputs = {
+        name: head[name].astype(np.float32) for name in ("logits", "log_probabilities", "losses", "loss")
+    }
+    wide = dataclasses.replace(
+        run, output=outputs["logits"], loss=outputs["loss"], taps={**run.taps, **outputs}
+    )
     assert verdict_of(case, wide).passed
 
 

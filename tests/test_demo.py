@@ -11,11 +11,11 @@ def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(
 ):
     open_worker("torch")  # skips where it is not installed
     monkeypatch.chdir(tmp_path)
-    said, _ = entered("demo --backend torch")
-    assert "torch: agrees" in said
-    assert "torch with a bug diverges: bert-ragged, float32" in said
-    assert "activation = gelu_tanh instead of gelu_erf (FFN-2)" in said
-    assert "concord compare" in said.partition("next, with your own model:")[2]
+    output, _ = entered("demo --backend torch")
+    assert "torch: agrees" in output
+    assert "torch with a bug diverges: bert-ragged, float32" in output
+    assert "activation = gelu_tanh instead of gelu_erf (FFN-2)" in output
+    assert "concord compare" in output.partition("next, with your own model:")[2]
     page = (tmp_path / "concord-demo.html").read_text()
     assert "torch with a bug diverged from the reference" in page
 
@@ -30,6 +30,6 @@ def test_demo_fails_where_what_it_plants_is_not_named(entered, tmp_path, monkeyp
 
 def test_demo_refuses_what_is_no_backend_of_concord(refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = refused("demo --backend tests.toys.numpy_backend:Right")
-    assert "numpy_backend" in said[0]
+    lines = refused("demo --backend tests.toys.numpy_backend:Right")
+    assert "numpy_backend" in lines[0]
     assert not list(tmp_path.iterdir())

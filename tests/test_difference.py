@@ -15,9 +15,9 @@ RIGHT = WEIGHTS[QUERY]
 
 
 def with_number(value, array=RIGHT):
-    found = array.copy()
-    found[3, 5] = value
-    return found
+    copy = array.copy()
+    copy[3, 5] = value
+    return copy
 
 
 def above(array):
@@ -54,10 +54,10 @@ def above(array):
 def test_a_mistake_has_a_name_and_a_cause(name, change, words, cause):
     other = change(WEIGHTS[name])
     other = other if other.dtype == np.float64 and change is np.float64 else other.astype(np.float32)
-    found = classify(WEIGHTS[name], np.ascontiguousarray(other), name, CONFIG)
-    assert found.words.startswith(words)
-    assert cause in found.cause
-    assert bool(found.cause) == bool(cause)
+    difference = classify(WEIGHTS[name], np.ascontiguousarray(other), name, CONFIG)
+    assert difference.words.startswith(words)
+    assert cause in difference.cause
+    assert bool(difference.cause) == bool(cause)
 
 
 # Zeros and non-finite numbers.
@@ -84,10 +84,12 @@ def test_numbers_that_are_not_finite_are_named_with_their_place_before_all_else(
     wrong = RIGHT.copy()
     wrong[3, 5 : 5 + count] = value
     for pair, which in (((RIGHT, wrong), "B"), ((wrong, RIGHT), "A")):
-        found = classify(*pair, TOKEN, CONFIG)
-        assert found.words.startswith(f"{which} is {value} at (3, 5), where the other is {RIGHT[3, 5]:g}")
-        assert ("more that are not finite" in found.words) == (count > 1)
-        assert (found.kind, found.cause) == ("not finite", "")
+        difference = classify(*pair, TOKEN, CONFIG)
+        assert difference.words.startswith(
+            f"{which} is {value} at (3, 5), where the other is {RIGHT[3, 5]:g}"
+        )
+        assert ("more that are not finite" in difference.words) == (count > 1)
+        assert (difference.kind, difference.cause) == ("not finite", "")
 
 
 def test_a_number_out_of_the_range_of_a_dtype_is_said_to_be_that():
@@ -105,8 +107,8 @@ def test_the_row_of_padding_was_zeroed_only_if_it_is_zeros():
 
 def test_the_same_nan_is_no_difference_and_hides_none():
     array = with_number(np.nan)
-    found = [classify(array, other, "", CONFIG).kind for other in (array, array.T, array.astype(np.float64))]
-    assert found == ["same", "transposed", "same numbers"]
+    kinds = [classify(array, other, "", CONFIG).kind for other in (array, array.T, array.astype(np.float64))]
+    assert kinds == ["same", "transposed", "same numbers"]
     near = classify(array, above(array), "", CONFIG).words
     assert near.startswith("the same but for the last digits: 195 of 196 numbers differ, by")
     assert "of these" not in near

@@ -21,24 +21,27 @@ def model(change=lambda model: None):
     return model
 
 
-def exchanged(made):
-    made.a.weight.data[[1, 4]] = made.a.weight.data[[4, 1]].clone()
+def exchanged(module):
+    module.a.weight.data[[1, 4]] = module.a.weight.data[[4, 1]].clone()
 
 
-def one_element(made):
-    made.norm.weight.data[5] *= 1.0001
+def one_element(module):
+    module.norm.weight.data[5] *= 1.0001
 
 
 DIFFERENCES = {
     "element": (one_element, r"`norm.weight` differs in 1 element: \[5\] is \S+ instead of \S+"),
     "rows": (exchanged, "`a.weight` has rows 1 and 4 in each other's place"),
-    "setting": (lambda made: setattr(made.norm, "eps", 3e-4), "`norm.eps` is 0.0003 instead of 1e-05"),
+    "setting": (lambda module: setattr(module.norm, "eps", 3e-4), "`norm.eps` is 0.0003 instead of 1e-05"),
     "format": (
-        lambda made: setattr(made.a.weight, "data", made.a.weight.half().float()),
+        lambda module: setattr(module.a.weight, "data", module.a.weight.half().float()),
         "rounded to float16",
     ),
-    "transposed": (lambda made: setattr(made.a.weight, "data", made.a.weight.T), "`a.weight` is transposed"),
-    "scaled": (lambda made: made.a.bias.data.mul_(3), "`a.bias` is multiplied by 3"),
+    "transposed": (
+        lambda module: setattr(module.a.weight, "data", module.a.weight.T),
+        "`a.weight` is transposed",
+    ),
+    "scaled": (lambda module: module.a.bias.data.mul_(3), "`a.bias` is multiplied by 3"),
 }
 
 
@@ -52,17 +55,17 @@ def test_what_two_modules_differ_in_is_the_cause_where_it_explains_the_divergenc
 
 def test_aliases_and_other_layouts_are_no_difference():
     tied, own, other = model(), model(), model()
-    for made in (tied, own):
-        made.b = made.a
+    for module in (tied, own):
+        module.b = module.a
     other.a = nn.Linear(6, 12)  # a fused layer, say
     other.b = own.a
     assert not [*differences(tied, own, str)]
     assert not [*differences(model(), other, str)]
     own.a.weight.data[0, 0] += 1
-    (found,) = differences(tied, own, str)
-    assert len(found.values) == 2  # swapped into both places
+    (difference,) = differences(tied, own, str)
+    assert len(difference.values) == 2  # swapped into both places
     own.b = model().a
-    texts = [found.text for found in differences(tied, own, str)]
+    texts = [difference.text for difference in differences(tied, own, str)]
     assert any("(in the reference it is `b.weight`)" in text for text in texts)
 
 

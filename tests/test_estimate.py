@@ -43,12 +43,12 @@ def run_of(case, arithmetic=None):
 @wide
 def test_error_function_has_the_digits_of_the_widest_type():
     # Abramowitz and Stegun list these to at least 20 digits.
-    known = {
+    table = {
         "0.5": "0.52049987781304653768",
         "2": "0.99532226501895273416",
         "-0.1": "-0.11246291601828489220",
     }
-    for x, value in known.items():
+    for x, value in table.items():
         assert abs(erf(np.array([x], EXTENDED))[0] - EXTENDED(value)) < 2 * np.finfo(EXTENDED).eps
     assert erf(np.array([np.inf, -np.inf, 7], EXTENDED)).tolist() == [1, -1, 1]
 
@@ -128,7 +128,9 @@ def test_samples_one_after_the_other_say_what_samples_side_by_side_say(case, mon
     assert list(apart.values) == list(together.values)
     for name, value in together.values.items():
         np.testing.assert_array_equal(apart.values[name], value)
-        sizes = [np.sqrt(np.mean(np.square(one.sigmas[name], dtype=float))) for one in (apart, together)]
+        sizes = [
+            np.sqrt(np.mean(np.square(result.sigmas[name], dtype=float))) for result in (apart, together)
+        ]
         assert not np.isfinite(sizes).all() or value.size <= 20 or 0.6 < sizes[0] / sizes[1] < 1.7, name
 
 

@@ -75,8 +75,8 @@ def test_the_course_is_trained_evaluated_and_drawn(
     words = f"{{data}} --backend {name} --epochs {epochs} --learning-rate 1e-3 {sizes}"
     course("train", words, pairs)
     assert len(json.loads((tmp_path / "run/epochs.json").read_text())) == epochs
-    said = course("evaluate", f"run {{data}} --backend {name}")
-    assert float(re.search(r"accuracy +([\d.]+)", said)[1]) > least
+    output = course("evaluate", f"run {{data}} --backend {name}")
+    assert float(re.search(r"accuracy +([\d.]+)", output)[1]) > least
     course("pictures", f"run 甲乙 戊己 --backend {name}")
     drawn = {path.name: path.read_text() for path in (tmp_path / "pictures").iterdir()}
     assert set(drawn) == {"epochs.svg", "attention.svg", "positions.svg"}
@@ -91,8 +91,8 @@ def test_the_course_is_trained_evaluated_and_drawn(
 def test_an_experiment_trains_every_model_with_every_seed(experiment, course, open_worker, tmp_path):
     open_worker("torch")  # skips where it is not installed
     words = f"{experiment} {{data}} --epochs 1 --warmup 2 --seeds 2 --tokens 16"
-    said = course("experiments", words)
-    assert len(re.findall(r"^\d+ (?:block|head)s?, seed [01]: ", said, re.MULTILINE)) >= 4
+    output = course("experiments", words)
+    assert len(re.findall(r"^\d+ (?:block|head)s?, seed [01]: ", output, re.MULTILINE)) >= 4
     assert (tmp_path / "accuracy.svg").read_text().startswith("<?xml")
 
 

@@ -43,8 +43,8 @@ def test_a_fault_of_concord_is_told_in_a_line_and_what_was_judged_is_kept(
 
     monkeypatch.setattr("concord.conformance.run.report.show", fails)
     line = f"check --backend {RIGHT} --case bert-single --dtype float32 --threads 1"
-    _, (said,) = entered(f"{line} --json {tmp_path / 'out.json'}", ends=3)
-    assert said.startswith("concord: a bug in Concord: ZeroDivisionError: of Concord (test_exit_codes.py:")
+    _, (message,) = entered(f"{line} --json {tmp_path / 'out.json'}", ends=3)
+    assert message.startswith("concord: a bug in Concord: ZeroDivisionError: of Concord (test_exit_codes.py:")
     (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
     assert result["status"] == "agrees"
     monkeypatch.setenv("CONCORD_TRACEBACK", "1")
@@ -65,9 +65,9 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(monke
     assert (agreeing.status, unjudged.status, report.exit_code) == ("agrees", "not judged", 3)
     assert unjudged.detail == "a bug in Concord while judging: AssertionError: of the judge"
     assert "in judge" in unjudged.stderr
-    made = record.made(report, "check")
-    record.parsed(record.text(made).encode())
-    assert "could not be judged, by a fault of Concord, in 1 of 2 runs" in page(made)
+    document = record.made(report, "check")
+    record.parsed(record.text(document).encode())
+    assert "could not be judged, by a fault of Concord, in 1 of 2 runs" in page(document)
 
 
 def test_what_was_judged_before_a_signal_is_kept_and_marked(tmp_path):
@@ -80,11 +80,11 @@ def test_what_was_judged_before_a_signal_is_kept_and_marked(tmp_path):
     assert running.end() == 128 + signal.SIGTERM
     assert errors(running.said()).splitlines()[-1] == "concord: ended by SIGTERM"
     assert running.files() == {"out.json", "out.html"}
-    made = record.read(path)
-    assert {result.status for result in made.outcome.results} == {"agrees"}
-    assert made.outcome.unfinished > 0
-    assert made.exit_code == 3
-    assert f"ended before {made.outcome.unfinished} more" in running.said()
+    document = record.read(path)
+    assert {result.status for result in document.outcome.results} == {"agrees"}
+    assert document.outcome.unfinished > 0
+    assert document.exit_code == 3
+    assert f"ended before {document.outcome.unfinished} more" in running.said()
     assert "It was ended before" in (tmp_path / "out.html").read_text()
 
 
@@ -115,12 +115,12 @@ def test_no_cause_is_looked_for_once_a_campaign_is_stopped():
         time.sleep(2 * GLANCE)  # time to notice that it is stopped
 
     report = conduct(jobs, [wrong], Setup(threads=1), progress, lambda: jobs[0].name in done)
-    assert ([one.status for one in report.results], report.unfinished) == (["diverges"], 1)
+    assert ([result.status for result in report.results], report.unfinished) == (["diverges"], 1)
     assert report.results[0].verdict.judge is None
 
 
 def test_mutants_that_are_stopped_keep_what_was_found(monkeypatch):
-    chosen, done = matrix.chosen(None)[:7], []
+    mutants, done = matrix.chosen(None)[:7], []
     monkeypatch.setattr(
         matrix.Hunt, "find", lambda hunt, mutant: matrix.Finding(mutant.name, hunt.backend, "found")
     )
@@ -129,6 +129,6 @@ def test_mutants_that_are_stopped_keep_what_was_found(monkeypatch):
         done.append(mutant)
         time.sleep(2 * GLANCE)
 
-    found = matrix.conduct({"torch": chosen}, Setup(), progress, lambda: len(done) >= 3)
-    assert 3 <= len(found.findings) < 7
-    assert (len(found.findings) + found.unfinished, found.exit_code) == (7, 3)
+    result = matrix.conduct({"torch": mutants}, Setup(), progress, lambda: len(done) >= 3)
+    assert 3 <= len(result.findings) < 7
+    assert (len(result.findings) + result.unfinished, result.exit_code) == (7, 3)

@@ -86,7 +86,7 @@ def test_a_large_case_has_the_statuses_of_a_small_one(case, run, monkeypatch):
     assert [(row.tensor, row.status) for row in first.table] == [
         (row.tensor, row.status) for row in usual.table
     ]
-    far = 100 * max(found.row("layers.0.norm1").local.tolerance for found in (usual, first))
+    far = 100 * max(verdict.row("layers.0.norm1").local.tolerance for verdict in (usual, first))
     wrong = verdict_of(case, other(run, "layers.0.norm1", put((2, 5, 7), lambda x: x + far)))
     assert (wrong.first_divergence.tensor, wrong.first_divergence.deciding.beyond) == ("layers.0.norm1", 1)
 
@@ -230,7 +230,7 @@ def test_deviation_agrees_only_if_it_is_declared():
 
 
 BY_TRAINING = {"optimizer_constant_bits"}
-BY_THE_JUDGE = {name for name, known in KNOWN_DEVIATIONS.items() if known.excuses}
+BY_THE_JUDGE = {name for name, deviation in KNOWN_DEVIATIONS.items() if deviation.excuses}
 VALUES = dict.fromkeys(("softmax_floor", "log_softmax_floor"), -0.5)
 VALUES |= dict.fromkeys(("norm_epsilon_bits", "gelu_constant_bits"), 2.0)
 

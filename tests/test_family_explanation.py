@@ -22,9 +22,9 @@ from concord.spec.precision import round_to_bits
 from tests.toys.rounded import explained, other, run_with, verdict_of, without
 
 
-def there(place, made):
+def there(place, replacement):
     # Changes a tap in some places only.
-    return lambda m: m.where(place(m), made(m), m.y)
+    return lambda m: m.where(place(m), replacement(m), m.y)
 
 
 H0 = "layers.0.attention"
@@ -243,8 +243,8 @@ def test_a_number_of_a_step_is_recovered_whatever_it_is(number):
     explanation = explained_edit(case, tap, lambda m: number.edit(m, value)).explanation
     assert (explanation.tensor, explanation.clause) == (tap, number.clause)
     before, after = number.text.split("{}")
-    found = re.search(rf"{re.escape(before)}(\S+)( instead of \S+)?{re.escape(after)}", explanation.text)
-    assert f"{float(found.group(1)):.3g}" == f"{value:.3g}"
+    match = re.search(rf"{re.escape(before)}(\S+)( instead of \S+)?{re.escape(after)}", explanation.text)
+    assert f"{float(match.group(1)):.3g}" == f"{value:.3g}"
     assert not explanation.confident
 
 
@@ -266,14 +266,14 @@ def test_other_rows_of_a_table_are_named_and_no_vector_that_is_none_of_them(name
     random = np.random.default_rng(7)
     case, tap = build_case("bert", "ragged"), f"embeddings.{name}"
     count = len(case.weights[f"{tap}.weight"])
-    rows, chosen = random.integers(count, size=(5, 11)), random.random((5, 11)) < 0.3
+    rows, mask = random.integers(count, size=(5, 11)), random.random((5, 11)) < 0.3
 
     def looked_up(m):
-        return m.where(chosen[..., None], m.rows_of(name, rows), m.y)
+        return m.where(mask[..., None], m.rows_of(name, rows), m.y)
 
     cause = explained_edit(case, tap, looked_up).cause
     assert (cause.hypothesis, cause.confident) == ("other_rows", True)
-    place = random.choice(np.argwhere(chosen))
+    place = random.choice(np.argwhere(mask))
     stray = np.zeros((5, 11, 14))
     stray[(*place, 5)] = 0.25
     assert explained_edit(case, tap, lambda m: looked_up(m) + m.constant(stray, m.y)).cause is None
@@ -342,12 +342,12 @@ def test_few_wrong_elements_of_padded_rows_are_not_rows_that_nobody_computes(cou
 
 
 def results_of(change, *scenarios):
-    found = []
+    results = []
     for scenario in scenarios:
         case = build_case("bert", scenario)
         verdict = verdict_of(case, run_with(change, case), end_to_end=False)
-        found.append(Result("toy", "bert", case.name, "float32", verdict.status, verdict=verdict))
-    return found
+        results.append(Result("toy", "bert", case.name, "float32", verdict.status, verdict=verdict))
+    return results
 
 
 def test_a_cause_that_other_cases_refute_is_not_named():
@@ -382,10 +382,10 @@ def test_the_plainest_condition_is_named_and_every_one_that_is_as_plain(wrong, r
 
 def epsilons(case, *numbers):
     # Judged by logits only: each epsilon explains them. Without any epsilon, the run agrees.
-    those = [Hypothesis("norm_epsilon", f"norm_epsilon = {one:g}", "NRM-2") for one in numbers]
-    found = explained_by("logits", those, False) if those else None
+    those = [Hypothesis("norm_epsilon", f"norm_epsilon = {epsilon:g}", "NRM-2") for epsilon in numbers]
+    explanation = explained_by("logits", those, False) if those else None
     status = "diverges" if those else "agrees"
-    return Result("toy", "bert", case, "float32", status, verdict=Verdict([], found))
+    return Result("toy", "bert", case, "float32", status, verdict=Verdict([], explanation))
 
 
 def test_runs_together_say_what_most_of_them_do_and_of_a_precision_only_what_another_shows():

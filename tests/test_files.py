@@ -140,12 +140,12 @@ def test_a_link_is_written_through(tmp_path):
 
 
 def test_a_pipe_and_a_device_are_written_straight_into(tmp_path):
-    pipe, found = tmp_path / "pipe", []
+    pipe, texts = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader = threading.Thread(target=lambda: texts.append(pipe.read_text()))
     reader.start()
     write_text(pipe, "through")
     reader.join(timeout=10)
-    assert found == ["through"]
+    assert texts == ["through"]
     write_text(Path(os.devnull), "nothing")
     assert Path(os.devnull).is_char_device()

@@ -54,8 +54,11 @@ def test_every_source_is_recognised_and_comes_back_bit_for_bit(tmp_path, name, p
     read = porting.read(tmp_path / "one")
     assert (read.config, read.part) == (config, part)
     computed = {source_tables.POSITIONS} if config.positions == "sinusoidal" else set()
-    found, wanted = bits(read), in_bytes(weights)
-    assert [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)] in ([], [*computed])
+    actual, expected = bits(read), in_bytes(weights)
+    assert [name for name in {**actual, **expected} if actual.get(name) != expected.get(name)] in (
+        [],
+        [*computed],
+    )
 
 
 # ONNX.
@@ -72,19 +75,19 @@ def test_a_graph_of_onnx_computes_every_tap(tmp_path, variant, part):
     dtype = "float64" if config.activation == "relu" else "float32"
     weights, tokens = spec.initialize(config, part=part), 13 - config.position_start
     batch = spec.example_batch(config, 5, tokens, seed=0, padding="ragged", part=part)
-    held = {name: array.astype(dtype) for name, array in weights.items()}
-    porting.write(porting.from_weights(config, held, part), tmp_path / "graph", "onnx", taps=True)
+    arrays = {name: array.astype(dtype) for name, array in weights.items()}
+    porting.write(porting.from_weights(config, arrays, part), tmp_path / "graph", "onnx", taps=True)
     runtime.set_default_logger_severity(3)
     session = runtime.InferenceSession(tmp_path / "graph/model.onnx")
     names = [output.name for output in session.get_outputs()]
-    given = {name: array for name, array in batch.arrays().items() if name in ("input_ids", "segment_ids")}
-    found = dict(zip(names, session.run(names, given), strict=True))
+    inputs = {name: array for name, array in batch.arrays().items() if name in ("input_ids", "segment_ids")}
+    outputs = dict(zip(names, session.run(names, inputs), strict=True))
     truth = spec.reference(config, weights, batch, part=part)
-    assert truth.taps.keys() - found.keys() <= {"loss", "log_probabilities", "losses"}  # it has no labels
-    output, loss = found[spec.output_name(config, part)], truth.loss.astype(dtype)
-    run = Run(output, loss, found, backend="onnxruntime", dtype=dtype, requested=("taps",))
+    assert truth.taps.keys() - outputs.keys() <= {"loss", "log_probabilities", "losses"}  # it has no labels
+    output, loss = outputs[spec.output_name(config, part)], truth.loss.astype(dtype)
+    run = Run(output, loss, outputs, backend="onnxruntime", dtype=dtype, requested=("taps",))
     rows = conformance.judge(config, weights, batch, run, part).table
-    assert found.keys() <= {row.tensor for row in rows if row.status == "agrees"}
+    assert outputs.keys() <= {row.tensor for row in rows if row.status == "agrees"}
 
 
 def test_what_no_graph_can_be_is_refused(tmp_path):

@@ -51,11 +51,11 @@ def hunted(*names, time_limit=60, scheduler=None, **fields):
 
 
 def test_a_sound_backend_survives_and_is_measured():
-    found = hunted(RIGHT, cases=13, dtypes=("float32", "float64"), parts=tuple(spec.PARTS), shapes=3)
-    assert (found.failures, found.notes, found.exit_code, found.cases) == ([], [], 0, 13)
-    assert [(one, set(of)) for one, of in found.tallies.items()] == [(RIGHT, {"float32", "float64"})]
+    findings = hunted(RIGHT, cases=13, dtypes=("float32", "float64"), parts=tuple(spec.PARTS), shapes=3)
+    assert (findings.failures, findings.notes, findings.exit_code, findings.cases) == ([], [], 0, 13)
+    assert [(name, set(of)) for name, of in findings.tallies.items()] == [(RIGHT, {"float32", "float64"})]
     # In float64 this backend is the reference itself.
-    for kind, statistics in found.tallies[RIGHT]["float32"].statistics.items():
+    for kind, statistics in findings.tallies[RIGHT]["float32"].statistics.items():
         assert 0 < statistics.z.value < 16
         assert 0 < statistics.rms.value < 4
         assert statistics.z.tensor.startswith("gradients.") == (kind == "gradients")
@@ -63,7 +63,7 @@ def test_a_sound_backend_survives_and_is_measured():
 
 def test_a_wrong_backend_is_found_and_its_smallest_case_run_again(entered, tmp_path):
     out, json_, html = (tmp_path / name for name in ("out", "out.json", "out.html"))
-    told, errors = entered(
+    text, errors = entered(
         f"--backend {RIGHT} --backend {WRONG} --cases 8 --part model --shapes 3 --out {out} "
         f"--json {json_} --html {html}",
         ends=1,
@@ -73,12 +73,14 @@ def test_a_wrong_backend_is_found_and_its_smallest_case_run_again(entered, tmp_p
     written = json.loads((folder / "found.json").read_text())
     case, result = typed(FuzzCase, json.dumps(written["case"])), written["result"]
     cases = sample(Plan(names=(), parts=("model",), shapes=3), range(8))
-    wrong = [one for one in cases if one.config.num_layers > 1]
-    assert case == min(wrong, key=lambda one: one.batch * one.tokens * one.config.d_model)
+    wrong = [candidate for candidate in cases if candidate.config.num_layers > 1]
+    assert case == min(
+        wrong, key=lambda candidate: candidate.batch * candidate.tokens * candidate.config.d_model
+    )
     name = f"fuzz-0-{cases.index(case)}"
     assert (result["backend"], result["status"], result["case"]) == (WRONG, "diverges", name)
-    assert f"{WRONG} diverges: {name}, float32" in told
-    assert f"concord case run {folder} --backend {WRONG}" in told
+    assert f"{WRONG} diverges: {name}, float32" in text
+    assert f"concord case run {folder} --backend {WRONG}" in text
     findings = record.read(json_).outcome
     (failure,) = findings.failures
     assert (failure.case, failure.times, findings.exit_code) == (case, len(wrong), 1)
@@ -89,50 +91,52 @@ def test_a_wrong_backend_is_found_and_its_smallest_case_run_again(entered, tmp_p
 
 
 def test_crashes_and_exceptions_are_findings_and_a_backend_that_is_missing_is_owed(tmp_path):
-    found = hunted(GHOST, DIES, RAISES, RIGHT, cases=8)
-    assert found.exit_code == 3
-    assert [(f.result.backend, f.result.status, f.case.batch) for f in found.failures] == [
+    findings = hunted(GHOST, DIES, RAISES, RIGHT, cases=8)
+    assert findings.exit_code == 3
+    assert [(f.result.backend, f.result.status, f.case.batch) for f in findings.failures] == [
         (DIES, "crashed", 1),
         (RAISES, "error", 1),
     ]
-    crash, error = found.failures
+    crash, error = findings.failures
     assert (crash.result.detail, error.result.detail) == ("killed by SIGKILL", "ArithmeticError: it broke")
     assert "last words" in crash.result.stderr
-    assert found.tallies[RIGHT]["float32"].statuses == {"agrees": 8}
-    assert found.notes[0].startswith(f"{GHOST} is missing: No module named 'no_such_package'; its module is")
-    assert write_failures(tmp_path / "found", found, Setup()) == []
-    assert all(Path(failure.folder, "found.json").is_file() for failure in found.failures)
+    assert findings.tallies[RIGHT]["float32"].statuses == {"agrees": 8}
+    assert findings.notes[0].startswith(
+        f"{GHOST} is missing: No module named 'no_such_package'; its module is"
+    )
+    assert write_failures(tmp_path / "found", findings, Setup()) == []
+    assert all(Path(failure.folder, "found.json").is_file() for failure in findings.failures)
     for names, cases in (((GHOST,), 0), ((GHOST, RIGHT), 2)):
-        found = hunted(*names, cases=2)
-        assert (found.exit_code, found.cases, found.failures) == (3, cases, [])
+        findings = hunted(*names, cases=2)
+        assert (findings.exit_code, findings.cases, findings.failures) == (3, cases, [])
 
 
 def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend():
-    found = hunted(HANGS, RIGHT, cases=4, chunk=4, time_limit=7)
-    (failure,) = found.failures
-    assert (failure.result.status, failure.times, found.exit_code) == ("timed out", 1, 3)
-    assert {name: tally.cases for name, _, tally in found.each()} == {HANGS: 1, RIGHT: 4}
-    assert found.notes == [
+    findings = hunted(HANGS, RIGHT, cases=4, chunk=4, time_limit=7)
+    (failure,) = findings.failures
+    assert (failure.result.status, failure.times, findings.exit_code) == ("timed out", 1, 3)
+    assert {name: tally.cases for name, _, tally in findings.each()} == {HANGS: 1, RIGHT: 4}
+    assert findings.notes == [
         f"{HANGS}: timed out: no answer within 7 s; it was stopped; it was left out for the rest of 4 cases"
     ]
 
 
 def test_different_failures_are_kept_apart_and_the_same_ones_counted():
-    found = hunted(toy("ReturnsNaN"), cases=8, parts=("model", "dot_product"))
-    names = [failure.result.verdict.first for failure in found.failures]
+    findings = hunted(toy("ReturnsNaN"), cases=8, parts=("model", "dot_product"))
+    names = [failure.result.verdict.first for failure in findings.failures]
     assert sorted(names) == ["attention.context", "logits"]
-    assert sum(failure.times for failure in found.failures) == 8
+    assert sum(failure.times for failure in findings.failures) == 8
 
 
 def test_a_hunt_without_a_number_of_cases_ends_when_its_time_is_over():
-    found = hunted(RIGHT, cases=None, until=time.time() - 1, chunk=4)
-    assert (found.cases, found.interrupted) == (0, False)
+    findings = hunted(RIGHT, cases=None, until=time.time() - 1, chunk=4)
+    assert (findings.cases, findings.interrupted) == (0, False)
 
 
 def test_a_hunt_that_could_not_be_judged_does_not_pass(monkeypatch):
-    monkeypatch.setattr("concord.conformance.run.campaign.judge", lambda *given, **more: 1 / 0)
-    found = hunted(RIGHT, cases=2)
-    assert (found.failures, len(found.notes), found.exit_code) == ([], 1, 3)
+    monkeypatch.setattr("concord.conformance.run.campaign.judge", lambda *arguments, **more: 1 / 0)
+    findings = hunted(RIGHT, cases=2)
+    assert (findings.failures, len(findings.notes), findings.exit_code) == ([], 1, 3)
 
 
 # Workers.
@@ -143,16 +147,16 @@ def test_the_chunks_may_be_tasks_of_dask():
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")
 
     def comparable(findings):
-        failures = [(one.signature, one.times) for one in findings.failures]
+        failures = [(failure.signature, failure.times) for failure in findings.failures]
         kept = [record.plain(findings).get(key) for key in ("cases", "tallies", "notes")]
         return findings.exit_code, failures, kept
 
-    asked = {"cases": 5, "chunk": 2}
+    options = {"cases": 5, "chunk": 2}
     with distributed.LocalCluster(
         processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None
     ) as cluster:
-        found = hunted(RIGHT, RAISES, scheduler=cluster.scheduler_address, **asked)
-    assert comparable(found) == comparable(hunted(RIGHT, RAISES, **asked))
+        findings = hunted(RIGHT, RAISES, scheduler=cluster.scheduler_address, **options)
+    assert comparable(findings) == comparable(hunted(RIGHT, RAISES, **options))
 
 
 def test_without_dask_the_extra_is_named(refused, monkeypatch):
@@ -250,14 +254,14 @@ def test_the_whole_option_space_is_drawn():
         assert values >= {*CHOICES.get(name, ())}, name
         assert len(values) > 1, name
     assert set(MASK_VALUES) < {config.mask_value for config in configs}
-    for name, known in (
+    for name, choices in (
         ("part", spec.PARTS),
         ("profile", spec.PROFILES),
         ("padding", PADDED),
         ("key_mask", KEY_MASKS),
         ("dtype", spec.PRECISIONS),
     ):
-        assert {getattr(case, name) for case in drawn_cases()} == set(known), name
+        assert {getattr(case, name) for case in drawn_cases()} == set(choices), name
 
 
 # Where rows may have padding, by the padding of the case.

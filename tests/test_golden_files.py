@@ -72,17 +72,17 @@ def test_a_stored_mask_for_each_query_is_read(tmp_path):
     [
         (
             "vanilla-encoder/a_nopad",
-            lambda held: {"outputs/encoder_output": held["outputs/encoder_output"] + 1},
+            lambda tensors: {"outputs/encoder_output": tensors["outputs/encoder_output"] + 1},
             "'outputs/encoder_output' differs from another tensor that is",
         ),
         (
             "tf1-text-classifier/a_nopad",
-            lambda held: {"outputs/predictions": held["outputs/predictions"] + 1},
+            lambda tensors: {"outputs/predictions": tensors["outputs/predictions"] + 1},
             "the predictions are not the classes of the logits",
         ),
         (
             "vanilla-encoder/a_nopad",
-            lambda held: {"inputs/mask": (held["inputs/input_ids"] == 0).astype(np.int64)},
+            lambda tensors: {"inputs/mask": (tensors["inputs/input_ids"] == 0).astype(np.int64)},
             "'inputs/mask' is not the mask of the ids",
         ),
     ],
@@ -113,10 +113,10 @@ DOT_PRODUCT = '{"kind": "ScaledDotProductAttention", "pad_id": 0, "mask_value": 
 )
 def test_what_a_file_lacks_or_misstates_is_refused(tmp_path, name, value, message):
     def change(*tensors_and_metadata):
-        held = tensors_and_metadata["/" not in name]
-        held.pop(name, None)
+        table = tensors_and_metadata["/" not in name]
+        table.pop(name, None)
         if value is not None:
-            held[name] = value
+            table[name] = value
 
     path = attention_file(tmp_path / "x.safetensors", change)
     lines = refusal(read, path)
@@ -157,11 +157,11 @@ def test_selection_is_what_the_collection_holds():
 )
 def test_reference_reproduces_the_source(job):
     truth = reference(job.config, job.weights, job.batch, gradients=True, part=job.part, dtype=job.dtype)
-    held = precision(job.dtype).round
+    rounding = precision(job.dtype).round
     taps, gradients = (
-        {name: held(array) for name, array in named.items()} for named in (truth.taps, truth.gradients)
+        {name: rounding(array) for name, array in named.items()} for named in (truth.taps, truth.gradients)
     )
-    run = Run(held(truth.output), held(truth.loss), taps, gradients, "reference", job.dtype)
+    run = Run(rounding(truth.output), rounding(truth.loss), taps, gradients, "reference", job.dtype)
     verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation)
     assert verdict.passed, verdict.first_divergence
     assert "ignore" in job.case or any(row.tensor.startswith("gradients.") for row in verdict.table)
@@ -181,9 +181,9 @@ def test_reference_trains_as_the_source_did(path):
     reported = {}
     problem = JudgedTraining(job.config, job.weights, job.training, job.part, job.dtype, deviations)
     problem.trajectory(Arithmetic()).run(reported.__setitem__)
-    held = {name: precision(job.dtype).round(array) for name, array in reported.items()}
+    arrays = {name: precision(job.dtype).round(array) for name, array in reported.items()}
     nothing = np.zeros(1)
-    run = Run(nothing, nothing, backend="reference", dtype=job.dtype, requested=("steps",), steps=held)
+    run = Run(nothing, nothing, backend="reference", dtype=job.dtype, requested=("steps",), steps=arrays)
     run.info["deviations"] = [
         {"name": name, "value": value, "reason": "the source's"} for name, value in deviations.items()
     ]

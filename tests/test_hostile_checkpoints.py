@@ -43,17 +43,17 @@ def key_of_tuples():
 
 
 def archive(member, content):
-    found = io.BytesIO()
-    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         file.writestr(member, content)
-    return found.getvalue()
+    return buffer.getvalue()
 
 
 def hdf5(make):
-    found = io.BytesIO()
-    with h5py.File(found, "w") as file:
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
         make(file)
-    return found.getvalue()
+    return buffer.getvalue()
 
 
 def linked(file):
@@ -66,8 +66,8 @@ def virtual(file):
     file.create_virtual_dataset("a", layout)
 
 
-def dataset(*given, **named):
-    return hdf5(lambda file: file.create_dataset("a", *given, "f4", **named))
+def dataset(*arguments, **named):
+    return hdf5(lambda file: file.create_dataset("a", *arguments, "f4", **named))
 
 
 # The format, the content of its file of weights, and words of the refusal.
@@ -109,15 +109,15 @@ def source(tmp_path):
 
 @pytest.mark.parametrize("what", MADE)
 def test_what_was_made_to_do_harm_is_refused_in_a_line(what, source, tmp_path, invoke, monkeypatch):
-    format, make, said = MADE[what]
+    format, make, message = MADE[what]
     folder = source(format)
     (folder / registry.known(format).weights[0]).write_bytes(make())
-    if said == "no answer within":
+    if message == "no answer within":
         monkeypatch.setattr(isolation, "TIME_LIMIT", 5.0)
     with bounded():
         code, _, lines = invoke("port", folder, "-o", tmp_path / "out", "--from", format, "--to", "concord")
     assert (code, len(lines)) == (2, 1)
-    assert re.search(said, lines[0]), lines
+    assert re.search(message, lines[0]), lines
     assert len(lines[0]) < 600
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 

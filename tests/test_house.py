@@ -71,10 +71,10 @@ def at_once(path):
             waiting += node.body
 
 
-def imported(path, known):
+def imported(path, names):
     # Modules imported on import of the module.
     for _, name in imports(path, at_once(path)):
-        yield name if name in known else name.rpartition(".")[0]
+        yield name if name in names else name.rpartition(".")[0]
 
 
 def test_no_import_goes_in_a_circle():
@@ -102,9 +102,9 @@ def test_no_folder_of_conformance_imports_back():
     graph = defaultdict(set)
     for name, path in paths.items():
         for _, other in imports(path):
-            known = other if other in paths else other.rpartition(".")[0]
-            if known in paths and folder_of(known) != folder_of(name):
-                graph[folder_of(name)].add(folder_of(known))
+            target = other if other in paths else other.rpartition(".")[0]
+            if target in paths and folder_of(target) != folder_of(name):
+                graph[folder_of(name)].add(folder_of(target))
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
@@ -125,15 +125,15 @@ def test_no_module_has_the_name_of_another():
     for path in modules(*SOURCES):
         if path.parent.name != "commands":
             places[path.stem].add(place_of(path))
-    shared = {name: found for name, found in places.items() if len(found) > 1}
-    assert not {name: found for name, found in shared.items() if name not in SHARED_NAMES}
+    shared = {name: paths for name, paths in places.items() if len(paths) > 1}
+    assert not {name: paths for name, paths in shared.items() if name not in SHARED_NAMES}
 
 
 def test_no_class_has_the_name_of_another():
-    found = {}
+    by_name = {}
     for path in modules(*SOURCES):
         place = place_of(path)
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, set()).add(place)
-    assert not {name: places for name, places in found.items() if len(places) > 1}
+                by_name.setdefault(node.name, set()).add(place)
+    assert not {name: places for name, places in by_name.items() if len(places) > 1}

@@ -134,6 +134,6 @@ def test_model_lives_outside_the_harness(backend, tmp_path):
     settings = {**environment("cpu", 1), "PYTHONPATH": str(ROOT)}
     done = python("-c", program, tmp_path / "model", patience=240, **settings)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) >= 3
-    assert [name for name, value in found.items() if value is not True] == []
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert len(results) >= 3
+    assert [name for name, value in results.items() if value is not True] == []

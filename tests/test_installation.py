@@ -28,8 +28,8 @@ def wheel(tmp_path_factory):
     options = f"--quiet --no-deps --no-build-isolation --wheel-dir {folder} {source}".split()
     command = [sys.executable, "-m", "pip", "wheel", *options]
     subprocess.run(command, check=True, capture_output=True, timeout=MINUTES)
-    (found,) = folder.glob("*.whl")
-    return found
+    (path,) = folder.glob("*.whl")
+    return path
 
 
 def project(folder):
@@ -44,9 +44,9 @@ def project(folder):
 def place(wheel, tmp_path_factory):
     # It has the wheel, and the libraries and frameworks of the current environment.
     folder = tmp_path_factory.mktemp("elsewhere")
-    made = elsewhere.place(folder / "environment", project(folder / "project"))
-    made.install("--no-deps", str(wheel))
-    return made
+    environment = elsewhere.place(folder / "environment", project(folder / "project"))
+    environment.install("--no-deps", str(wheel))
+    return environment
 
 
 def test_the_wheel_holds_one_package_with_all_its_data(wheel):

@@ -87,9 +87,9 @@ def test_an_installed_package_offers_a_backend(tmp_path):
 def test_a_package_cannot_take_the_place_of_a_framework(tmp_path):
     program = "from concord import backends; print(backends.names(), backends.resolve('torch'))"
     packages = offer(tmp_path, torch=toy("ReturnsNaN"), zeta=toy("NumpyBackend"), alpha=toy("NumpyBackend"))
-    said = python("-c", program, PYTHONPATH=str(packages)).stdout
+    output = python("-c", program, PYTHONPATH=str(packages)).stdout
     names = ["torch", "tf", "paddle", "jax", "alpha", "zeta"]
-    assert said.strip() == f"{names} concord.backends.torch.backend:Adapter"
+    assert output.strip() == f"{names} concord.backends.torch.backend:Adapter"
 
 
 # The guide.

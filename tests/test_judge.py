@@ -100,8 +100,8 @@ def test_a_second_look_is_taken_only_where_the_first_is_not_enough(share, sigma,
         def expect(self, pin):
             for few in (True, False):
                 looks.append(few)
-                for one in super().expect(pin):
-                    yield replace(one, few=few)
+                for expectation in super().expect(pin):
+                    yield replace(expectation, few=few)
 
     error = np.float32(share * Z * SIGMA) * (np.arange(7) == 3)
     tensors = delivered(norm=lambda x: x + error)
@@ -143,8 +143,10 @@ EXEMPT = {
 def test_every_exemption_leaves_out_what_it_says(note):
     tensor, reference, changes = EXEMPT[note]
     row = judged(reference, **changes)[tensor]
-    silent = [one for one in (row.local, row.end_to_end, row) if one and note in one.note]
-    assert [one for one in silent if one.status in ("undetermined", "not exposed")], row
+    silent = [
+        judgement for judgement in (row.local, row.end_to_end, row) if judgement and note in judgement.note
+    ]
+    assert [judgement for judgement in silent if judgement.status in ("undetermined", "not exposed")], row
     assert note != GROWN or row.local.status == "agrees", "each step is still judged"
 
 

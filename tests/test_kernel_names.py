@@ -38,8 +38,8 @@ def event(name, *children, ran=()):
 def test_kernels_of_activations_before_are_none_of_a_stretch():
     inner = event(f"{MARK}layer.inner", event("aten::mm", ran=["before"]))
     other = event(f"{MARK}layer.other", event("aten::mm", ran=["product"]))
-    whole = event(f"{MARK}layer", inner, other, event("aten::add", ran=["sum"]))
-    assert [*within(whole, {f"{MARK}layer.inner"})] == ["product", "sum"]
+    layer = event(f"{MARK}layer", inner, other, event("aten::add", ran=["sum"]))
+    assert [*within(layer, {f"{MARK}layer.inner"})] == ["product", "sum"]
 
 
 def test_on_a_processor_there_are_none():

@@ -54,8 +54,8 @@ def winograd(x, weight, outputs):
     a, g, b = transforms(outputs, weight.shape[-1])
     tiles, filters = b @ tiled(x, outputs, weight.shape[-1]) @ b.T, g @ weight @ g.T
     y = a.T @ torch.einsum("ncijab,ocab->noijab", tiles, filters) @ a
-    whole = y.permute(0, 1, 2, 4, 3, 5).flatten(4).flatten(2, 3)
-    return whole[:, :, : x.shape[2], : x.shape[3]]
+    plane = y.permute(0, 1, 2, 4, 3, 5).flatten(4).flatten(2, 3)
+    return plane[:, :, : x.shape[2], : x.shape[3]]
 
 
 def network(function, taps=3):
@@ -178,8 +178,8 @@ def by_steps(x, share=4e-6, order=(0, 1, 2, 3), tanh=torch.tanh):
     x, h, c = torch.from_numpy(x).double(), torch.zeros(1, 7).double(), torch.zeros(1, 7).double()
     outputs = []
     for step in x.unbind(1):
-        whole = step @ own["weight_ih_l0"].T + h @ own["weight_hh_l0"].T
-        gates = (whole + own["bias_ih_l0"] + own["bias_hh_l0"]).chunk(4, -1)
+        product = step @ own["weight_ih_l0"].T + h @ own["weight_hh_l0"].T
+        gates = (product + own["bias_ih_l0"] + own["bias_hh_l0"]).chunk(4, -1)
         i, f, g, o = (gates[place] for place in order)
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h = sigmoid(o) * tanh(c)

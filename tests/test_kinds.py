@@ -23,16 +23,16 @@ def test_another_order_agrees_and_weights_that_are_off_diverge_in_every_output(n
     model, inputs = KINDS[name]()
     comparison = prepare(model, reordered(model), inputs, gradients=True)
     comparison.allow_same_bits = False  # equal bits are judged too
-    held = bits([*model.named_parameters()], [*model.named_buffers()], inputs, [*vars(model)])
+    before = bits([*model.named_parameters()], [*model.named_buffers()], inputs, [*vars(model)])
     verdict = comparison.verdict()
     assert verdict.status == "agrees", str(verdict)
     assert verdict.worst < 0.7
-    assert bits([*model.named_parameters()], [*model.named_buffers()], inputs, [*vars(model)]) == held
+    assert bits([*model.named_parameters()], [*model.named_buffers()], inputs, [*vars(model)]) == before
     assert {row.tensor for row in verdict.table if row.status == "undetermined"} <= WITHOUT_TOKENS
     wrong = copy.deepcopy(model)
     with torch.no_grad():
-        for one in wrong.parameters():  # every other element, since norms hide a common factor
-            one.view(-1)[::2] *= 1.5 if name == "mixed_precision" else 1.001
+        for parameter in wrong.parameters():  # every other element, since norms hide a common factor
+            parameter.view(-1)[::2] *= 1.5 if name == "mixed_precision" else 1.001
     arrays = ModuleReference(reordered(wrong), args=inputs).arrays
     outputs = {own: array for own, array in arrays.items() if is_output(own)}
     assert {row.status for row in compare(model, outputs, inputs).table if row.tensor in outputs} == {

@@ -66,8 +66,8 @@ def test_without_its_declaration_a_deviation_is_found(open_worker, backend, name
 KEPT = "keeps padding in its implementation 'explicit'; 'library' can run without"
 
 
-def refused(*words, variant="bert", scenario="single", **asked):
-    return Asked(variant, scenario, **{"settings": LIBRARY, **asked}, words=words)
+def refused(*words, variant="bert", scenario="single", **fields):
+    return Asked(variant, scenario, **{"settings": LIBRARY, **fields}, words=words)
 
 
 REFUSED = [
@@ -111,14 +111,14 @@ def test_what_cannot_be_expressed_is_refused_in_one_line_with_every_reason(backe
     _, run = run_of(asked, backend, asked.dtypes[0], open_worker)
     with pytest.raises(Unsupported) as refusal:
         run()
-    said = str(refusal.value)
-    assert [words for words in asked.words if words not in said] == []
-    assert "\n" not in said
-    who, _, reasons = said.partition(" cannot express this by its library layers: ")
+    message = str(refusal.value)
+    assert [words for words in asked.words if words not in message] == []
+    assert "\n" not in message
+    who, _, reasons = message.partition(" cannot express this by its library layers: ")
     if reasons:
-        found = reasons.split("; ")
-        assert (who, len(found)) == (backend, len(asked.words))
-        assert all(reason.endswith(")") for reason in found)
+        parts = reasons.split("; ")
+        assert (who, len(parts)) == (backend, len(asked.words))
+        assert all(reason.endswith(")") for reason in parts)
 
 
 # Runs without padding.
@@ -159,8 +159,8 @@ def reasons(case, dtype="float32"):
     ],
 )
 def test_what_needs_its_padding_is_said(options, part, reason):
-    (found,) = reasons(build_case("bert", "full", part, options))
-    assert found.startswith(reason)
+    (text,) = reasons(build_case("bert", "full", part, options))
+    assert text.startswith(reason)
 
 
 def test_a_mask_constant_is_judged_as_the_precision_holds_it():

@@ -82,19 +82,19 @@ class Sevens(Stepping):
 
     def step(self, batches, report=False):
         wholly = 0 < self.late <= self.steps
-        found = super().step(batches, report)
+        results = super().step(batches, report)
         return {
             name: np.full_like(array, 7)
             if wholly or (not self.late and name.startswith("parameters."))
             else array
-            for name, array in found.items()
+            for name, array in results.items()
         }
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_right_training_agrees_at_every_step(dtype):
-    asked = case(dtype)
-    (track,) = resynchronised(asked, [Candidate("toy", Stepping(asked))])
+    problem = case(dtype)
+    (track,) = resynchronised(problem, [Candidate("toy", Stepping(problem))])
     assert (track.status, track.steps, track.first) == ("agrees", 5, None)
     assert 0 < track.worst < 1
     assert all(len(curve.ratio) == 5 for curve in track.curves)
@@ -109,8 +109,8 @@ def test_right_training_agrees_at_every_step(dtype):
     ],
 )
 def test_wrong_step_shows_at_its_own_step_with_its_cause(fields, tensor, clause, explained):
-    asked = case()
-    (track,) = resynchronised(asked, [Candidate("toy", Stepping(case(**fields), late=2, usual=asked))])
+    problem = case()
+    (track,) = resynchronised(problem, [Candidate("toy", Stepping(case(**fields), late=2, usual=problem))])
     assert (track.first.step, track.first.row.clause, track.steps) == (2, clause, 5)
     assert track.first.tensor.startswith(tensor)
     assert track.first.row.ratio > 1
@@ -119,9 +119,9 @@ def test_wrong_step_shows_at_its_own_step_with_its_cause(fields, tensor, clause,
 
 
 def test_cause_that_steps_which_agree_contradict_is_not_named():
-    asked = case(steps=3)
-    late = Candidate("toy", Stepping(case(steps=3, epsilon=1e-6), late=2, usual=asked))
-    (track,) = resynchronised(asked, [late])
+    problem = case(steps=3)
+    late = Candidate("toy", Stepping(case(steps=3, epsilon=1e-6), late=2, usual=problem))
+    (track,) = resynchronised(problem, [late])
     assert track.first is not None
     assert (track.first.step, track.first.cause) == (2, None)
 
@@ -133,28 +133,28 @@ def unexplained(monkeypatch):
 
 
 def test_free_running_draws_curves_and_judges_nothing():
-    asked, wrong = case(steps=6), case(steps=6, epsilon=1e-6)
+    problem, wrong = case(steps=6), case(steps=6, epsilon=1e-6)
     tracks = free_running(
-        asked,
-        [Candidate("right", Stepping(asked)), Candidate("wrong", Stepping(wrong, late=3, usual=asked))],
+        problem,
+        [Candidate("right", Stepping(problem)), Candidate("wrong", Stepping(wrong, late=3, usual=problem))],
     )
     assert {(track.status, track.first, track.steps) for track in tracks} == {("undetermined", None, 6)}
     right, drifting = (track.curve("parameters").ratio for track in tracks)
     assert drifting[:3] == right[:3]
     assert all(other > own for own, other in zip(right[3:], drifting[3:], strict=True))
-    found = Lockstep(MODES[1], "float32", about(asked, Setup()), tuple(tracks))
-    assert found.exit_code == 3
-    assert "Nothing was judged." in page(record.made(found, "lockstep", "six steps"))
+    report = Lockstep(MODES[1], "float32", about(problem, Setup()), tuple(tracks))
+    assert report.exit_code == 3
+    assert "Nothing was judged." in page(record.made(report, "lockstep", "six steps"))
 
 
 def test_backends_with_and_without_deviations_are_each_judged_by_their_own(unexplained):
-    asked = case(steps=2)
+    problem = case(steps=2)
     rounding = {"optimizer_constant_bits": 12.0}
-    own = replace(asked, deviations=rounding)
+    own = replace(problem, deviations=rounding)
     plain, declared, silent = resynchronised(
-        asked,
+        problem,
         [
-            Candidate("plain", Stepping(asked)),
+            Candidate("plain", Stepping(problem)),
             Candidate("declared", Stepping(own), rounding),
             Candidate("silent", Stepping(own)),
         ],
@@ -165,12 +165,15 @@ def test_backends_with_and_without_deviations_are_each_judged_by_their_own(unexp
 def flat(off):
     # A flat buffer whose squares are summed term by term; its norm is wrong by a factor 1 + off.
     def clip(m, right, gradients, squares):
-        arrays = [one.tensor.value.reshape(-1) for one in gradients.values()]
+        arrays = [gradient.tensor.value.reshape(-1) for gradient in gradients.values()]
         stored = arrays[0].dtype.type
         sums = np.float32 if stored == np.float16 else stored
         norm = np.sqrt(np.cumsum(np.square(np.concatenate(arrays, dtype=sums)))[-1]) * sums(1 + off)
         share = stored(min(sums(1), sums(m.limit) / norm))
-        scaled = {name: one.of(one.like(share * one.tensor.value)) for name, one in gradients.items()}
+        scaled = {
+            name: gradient.of(gradient.like(share * gradient.tensor.value))
+            for name, gradient in gradients.items()
+        }
         return scaled, right[1].of(right[1].like(norm))
 
     return Change(clip=clip)
@@ -188,11 +191,11 @@ def flat(off):
 def test_clipping_by_the_norm_of_one_flat_buffer_is_right_and_by_one_that_is_off_is_not(
     dtype, within, head, clip_at
 ):
-    asked = case(dtype, steps=2, clip_at=clip_at, epsilon=1e-3)  # numbers that float16 holds
-    weights = asked.weights | {"classifier.weight": asked.weights["classifier.weight"] * head}
-    asked = replace(asked, weights=weights)
-    candidates = [Candidate(str(off), Bugged(asked, flat(off))) for off in (within, 0.25)]
-    right, wrong = resynchronised(asked, candidates)
+    problem = case(dtype, steps=2, clip_at=clip_at, epsilon=1e-3)  # numbers that float16 holds
+    weights = problem.weights | {"classifier.weight": problem.weights["classifier.weight"] * head}
+    problem = replace(problem, weights=weights)
+    candidates = [Candidate(str(off), Bugged(problem, flat(off))) for off in (within, 0.25)]
+    right, wrong = resynchronised(problem, candidates)
     assert (right.status, wrong.status) == ("agrees", "diverges"), right.first
     assert wrong.first.tensor == "norm"
 
@@ -201,8 +204,8 @@ def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong():
     plain = {"schedule": "constant", "warmup_steps": 0, "total_steps": None}
     plain |= {"weight_decay": 0.0, "decay_form": "none"}
     # After the first step, the weights exceed the range of float16.
-    asked = case("float16", steps=2, algorithm="sgd", learning_rate=2.0**25, **plain)
-    (track,) = resynchronised(asked, [Candidate("sevens", Sevens(asked, late=1, usual=asked))])
+    problem = case("float16", steps=2, algorithm="sgd", learning_rate=2.0**25, **plain)
+    (track,) = resynchronised(problem, [Candidate("sevens", Sevens(problem, late=1, usual=problem))])
     assert (track.first, track.unjudged) == (None, ("rate",))  # the others were judged at one step
     (losses,) = [curve for curve in track.curves if curve.section == "losses"]
     assert losses.unjudged == 1
@@ -211,11 +214,11 @@ def test_step_from_a_state_out_of_range_is_undetermined_and_not_wrong():
 @pytest.mark.parametrize(("name", "value"), [("losses.0", 1e5), ("gradients.b", np.inf)])
 def test_what_follows_from_numbers_out_of_range_is_undetermined(name, value):
     names = ("losses.0", "gradients.a", "gradients.b", "norm", "rate", "parameters.a")
-    values = {f"steps.0.{one}": np.asarray(value if one == name else 1.0) for one in names}
+    values = {f"steps.0.{key}": np.asarray(value if key == name else 1.0) for key in names}
     expected = Expectation("float16", values, dict.fromkeys(values, np.ones(())), {})
     sigmas = in_range(expected, {}).sigmas
-    unjudged = {one for one, sigma in sigmas.items() if np.isnan(sigma)}
-    assert unjudged == {one for one in values if not one.endswith(("losses.0", "rate"))}
+    unjudged = {key for key, sigma in sigmas.items() if np.isnan(sigma)}
+    assert unjudged == {key for key in values if not key.endswith(("losses.0", "rate"))}
 
 
 NONSENSE = {
@@ -240,21 +243,21 @@ NONSENSE = {
 
 
 def test_session_that_returns_or_raises_nonsense_is_a_row_and_the_others_go_on():
-    asked = case(steps=2)
-    candidates = [Candidate(name, getattr(stepping, name).session(asked)) for name in NONSENSE]
-    tracks = {track.backend: track for track in resynchronised(asked, candidates)}
-    found = {name: (track.status, track.steps, track.detail) for name, track in tracks.items()}
-    assert found == NONSENSE
+    problem = case(steps=2)
+    candidates = [Candidate(name, getattr(stepping, name).session(problem)) for name in NONSENSE]
+    tracks = {track.backend: track for track in resynchronised(problem, candidates)}
+    outcomes = {name: (track.status, track.steps, track.detail) for name, track in tracks.items()}
+    assert outcomes == NONSENSE
     first = tracks["ReturningFew"].first.row
     assert first.tensor.endswith(".gradients.embeddings.token.weight")
     assert first.note == "missing: the backend returned no such tensor"
 
 
 def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch):
-    asked = case(steps=2)
+    problem = case(steps=2)
     monkeypatch.setattr("concord.conformance.lockstep.running.cause_of", lambda first, others: 1 / 0)
     tracks = resynchronised(
-        asked, [Candidate("right", Stepping(asked)), Candidate("wrong", Stepping(case(epsilon=1e-6)))]
+        problem, [Candidate("right", Stepping(problem)), Candidate("wrong", Stepping(case(epsilon=1e-6)))]
     )
     assert [(track.status, track.detail) for track in tracks] == [
         ("agrees", ""),
@@ -263,13 +266,13 @@ def test_fault_of_the_judge_is_a_row_and_is_not_the_backends(monkeypatch):
 
 
 def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path):
-    asked, wrong = case(steps=4), case(steps=4, clip_at=1.002)
-    tracks = resynchronised(asked, [Candidate("wrong", Stepping(wrong, late=1, usual=asked))])
-    found = Lockstep("resynchronised", "float32", about(asked, Setup()), tuple(tracks), {}, 3.0)
-    assert found.exit_code == 1
-    record.write(tmp_path / "lockstep.json", record.made(found, "lockstep", "four steps"))
+    problem, wrong = case(steps=4), case(steps=4, clip_at=1.002)
+    tracks = resynchronised(problem, [Candidate("wrong", Stepping(wrong, late=1, usual=problem))])
+    report = Lockstep("resynchronised", "float32", about(problem, Setup()), tuple(tracks), {}, 3.0)
+    assert report.exit_code == 1
+    record.write(tmp_path / "lockstep.json", record.made(report, "lockstep", "four steps"))
     data = record.read(tmp_path / "lockstep.json")
-    assert data.outcome == found
+    assert data.outcome == report
     text = page(data)
     assert "wrong diverges first at step 2" in text
     assert "clip_at = 1.002 instead of 1" in text
@@ -278,15 +281,17 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path):
 
 @pytest.mark.clause("OPT-11")
 def test_section_that_no_step_judges_keeps_training_from_agreeing():
-    asked = case("bfloat16", steps=2)  # beta2 rounds to 1, and right frameworks may divide by zero
-    tracks = resynchronised(asked, [Candidate("right", Stepping(asked)), Candidate("sevens", Sevens(asked))])
+    problem = case("bfloat16", steps=2)  # beta2 rounds to 1, and right frameworks may divide by zero
+    tracks = resynchronised(
+        problem, [Candidate("right", Stepping(problem)), Candidate("sevens", Sevens(problem))]
+    )
     assert [(track.status, track.unjudged) for track in tracks] == [("undetermined", ("parameters",))] * 2
-    lost = rounded_hyperparameters(asked.training.recipe, "bfloat16")
-    found = Lockstep("resynchronised", "bfloat16", about(asked, Setup()), tuple(tracks), lost=lost)
-    assert found.exit_code == 3
+    lost = rounded_hyperparameters(problem.training.recipe, "bfloat16")
+    report = Lockstep("resynchronised", "bfloat16", about(problem, Setup()), tuple(tracks), lost=lost)
+    assert report.exit_code == 3
     console = Console(width=200, file=io.StringIO())
-    show(found, console, "two steps")
-    for text in (console.file.getvalue(), page(record.made(found, "lockstep", "two steps"))):
+    show(report, console, "two steps")
+    for text in (console.file.getvalue(), page(record.made(report, "lockstep", "two steps"))):
         assert (
             "not judged: parameters at 2 of 2 steps: bfloat16 does not hold the recipe's beta2, "
             "weight_decay (OPT-11); train with numbers" in " ".join(unescape(text).split())
@@ -300,21 +305,21 @@ def test_lockstep_passes_only_if_something_was_judged():
 
 
 def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right():
-    asked = case("bfloat16", steps=2)
-    asked = replace(asked, training=replace(asked.training, reported=(0, 1)))
-    session = Stepping(asked)
+    problem = case("bfloat16", steps=2)
+    problem = replace(problem, training=replace(problem.training, reported=(0, 1)))
+    session = Stepping(problem)
     with pytest.raises(SpecError, match="no step of this training was judged in its parameters"):
-        first_divergence(asked, [session.step(batches, report=True) for batches in asked.training.steps])
+        first_divergence(problem, [session.step(batches, report=True) for batches in problem.training.steps])
 
 
-def frozen(o, right, name, parameter, *given):
-    moved = right(name, parameter, *given)  # the moments are updated
+def frozen(o, right, name, parameter, *arguments):
+    moved = right(name, parameter, *arguments)  # the moments are updated
     return parameter if o.kinds[name] == "positions" else moved
 
 
 def test_standard_case_shows_positions_that_are_not_trained(unexplained):
-    asked = standard(steps=2)
-    (track,) = resynchronised(asked, [Candidate("toy", Bugged(asked, rule(updated=frozen)))])
+    problem = standard(steps=2)
+    (track,) = resynchronised(problem, [Candidate("toy", Bugged(problem, rule(updated=frozen)))])
     assert track.first.tensor == "parameters.embeddings.position.weight"
 
 
@@ -334,17 +339,17 @@ def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope():
 
     def train(arithmetic, observer):
         optimizer = ReferenceOptimizer(arithmetic, recipe, {"w": "embedding"})
-        still, held = {"w": arithmetic.leaf(np.zeros(weights.shape))}, {"w": arithmetic.leaf(weights)}
+        still, parameters = {"w": arithmetic.leaf(np.zeros(weights.shape))}, {"w": arithmetic.leaf(weights)}
         for rate in rates:
-            held = optimizer.update(held, still, rate)
-        observer("w", held["w"].value)
+            parameters = optimizer.update(parameters, still, rate)
+        observer("w", parameters["w"].value)
 
     values, sigmas = estimate(train, "float32", elements=weights.size)
-    found = {
-        name: judge_tensor(reduce(left, rates, weights), values["w"], sigmas["w"], "float32").ratio
-        for name, left in DECAYS.items()
+    ratios = {
+        name: judge_tensor(reduce(decay, rates, weights), values["w"], sigmas["w"], "float32").ratio
+        for name, decay in DECAYS.items()
     }
-    assert {name for name, ratio in found.items() if ratio > 1} == {"by a hundredth more"}, found
+    assert {name for name, ratio in ratios.items() if ratio > 1} == {"by a hundredth more"}, ratios
 
 
 # In the workers of the four frameworks.
@@ -365,13 +370,13 @@ class OneWorker(Setup):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_backend_agrees_in_lockstep(worker, dtype):
-    asked = example(IN_WORKERS, Recipe(**ADAMW), 4, batch=2, tokens=5, seed=1, dtype=dtype)
-    found = conduct(asked, [worker.name], OneWorker(worker))
-    (track,) = found.tracks
+    problem = example(IN_WORKERS, Recipe(**ADAMW), 4, batch=2, tokens=5, seed=1, dtype=dtype)
+    report = conduct(problem, [worker.name], OneWorker(worker))
+    (track,) = report.tracks
     assert (track.status, track.steps, track.detail) == ("agrees", 4, ""), track.first
     sections = "losses gradients norm clipped rate moments parameters"
     assert {curve.section for curve in track.curves} == {*sections.split()}
-    assert found.exit_code == 0
+    assert report.exit_code == 0
 
 
 def test_command_says_what_is_wrong_with_each_backend(entered, tmp_path):
@@ -412,7 +417,7 @@ def test_a_checkpoint_is_trained(entered, refused, tmp_path):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_standard_case_raises_no_false_alarm(dtype, seed):
     names = backends.BUILT_IN
-    found = conduct(standard(seed=seed, dtype=dtype), names, Setup(threads=1, asked=names))
-    assert [(track.backend, track.status, track.steps) for track in found.tracks] == [
+    report = conduct(standard(seed=seed, dtype=dtype), names, Setup(threads=1, asked=names))
+    assert [(track.backend, track.status, track.steps) for track in report.tracks] == [
         (name, "agrees", 200) for name in names
     ]

@@ -73,8 +73,8 @@ def test_tests_of_numpy_alone_pass_under_each_kernel(kernel):
     program = (
         "import numpy, threadpoolctl; print([one['architecture'] for one in threadpoolctl.threadpool_info()])"
     )
-    if kernel not in (taken := python("-c", program, OPENBLAS_CORETYPE=kernel).stdout):
-        pytest.skip(f"NumPy's BLAS takes {taken.strip()} instead")
+    if kernel not in (output := python("-c", program, OPENBLAS_CORETYPE=kernel).stdout):
+        pytest.skip(f"NumPy's BLAS takes {output.strip()} instead")
     done = python("-m", "pytest", "-q", *OF_NUMPY, patience=None, OPENBLAS_CORETYPE=kernel)
     assert done.returncode == 0, done.stdout
 
@@ -92,7 +92,7 @@ def outcomes(command, backend, folder, processor=None):
     assert path.exists(), done.stderr
     record = json.loads(path.read_text())
     names = ("mutant", "case", "dtype", "status", "tensor")
-    return [[one.get(name) for name in names] for one in record.get("findings") or record["results"]]
+    return [[entry.get(name) for name in names] for entry in record.get("findings") or record["results"]]
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)

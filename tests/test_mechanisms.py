@@ -27,15 +27,17 @@ IMAGE, TEXT = drawn(2, 3, 5, 7), drawn(2, TOKENS, WIDTH)
 
 def explained(right, wrong, x, arrays):
     # The candidate is the module itself, or only its arrays.
-    one, other = (Of(function, LAYERS).eval() for function in (right, wrong))
-    return compare(one, ModuleReference(other, args=(x,)).arrays if arrays else other, (x,)).explained()
+    reference, candidate = (Of(function, LAYERS).eval() for function in (right, wrong))
+    return compare(
+        reference, ModuleReference(candidate, args=(x,)).arrays if arrays else candidate, (x,)
+    ).explained()
 
 
 # Modules whose code differs.
 
 
-def attend(m, x, seen, fill=float("-inf")):
-    scores = (m.a(x) @ x.transpose(1, 2)).masked_fill(~seen, fill)
+def attend(m, x, visible, fill=float("-inf")):
+    scores = (m.a(x) @ x.transpose(1, 2)).masked_fill(~visible, fill)
     return torch.softmax(scores, -1) @ x
 
 
@@ -123,8 +125,8 @@ OPENED = {
 @pytest.mark.parametrize("kind", OPENED)
 def test_wrong_numbers_are_followed_back_to_right_ones(kind):
     right, wrong, words = OPENED[kind]
-    said = str(explained(right, wrong, TEXT / 3, False))
-    assert re.search(words, said)
+    text = str(explained(right, wrong, TEXT / 3, False))
+    assert re.search(words, text)
 
 
 def test_positions_that_are_wrong_and_few_elements_are_no_other_order():

@@ -120,8 +120,8 @@ def test_whatever_holds_the_results_they_are_judged():
     verdict = compare(model, reordered(model), x, gradients=True)
     assert verdict.passed, str(verdict)
     wrong = copy.deepcopy(model)
-    for one in wrong.parameters():
-        one.data *= 1.001
+    for parameter in wrong.parameters():
+        parameter.data *= 1.001
     arrays = ModuleReference(wrong, args=(x,)).arrays
     outputs = {name: array for name, array in arrays.items() if is_output(name)}
     table = compare(model, outputs, x).table
@@ -167,9 +167,9 @@ def test_names_are_legible_and_short_in_a_verdict():
         model.add_module("\x1b[2J", nn.Identity())
         return model
 
-    said = str(compare(of(1.0), of(1.1), drawn(3, 7)))
-    assert all(line.isprintable() and len(line) < 1100 for line in said.splitlines())
-    assert not any(len(word) > 200 for word in said.split())
+    text = str(compare(of(1.0), of(1.1), drawn(3, 7)))
+    assert all(line.isprintable() and len(line) < 1100 for line in text.splitlines())
+    assert not any(len(word) > 200 for word in text.split())
 
 
 # Inputs.
@@ -199,16 +199,16 @@ def test_no_tensor_leaves_its_device_within_a_run(monkeypatch):
     # A GPU would wait at each transfer, and a large model may not fit into host memory.
     running, compute = [], ModuleReference._compute
 
-    def watched(*given):
+    def watched(*arguments):
         running.append(True)
-        compute(*given)
+        compute(*arguments)
         running.clear()
 
     def refusing(leave):
-        def refuse(tensor, *given, **named):
+        def refuse(tensor, *arguments, **named):
             if running and tensor.numel() > 1:
                 raise Leaving(tuple(tensor.shape))
-            return leave(tensor, *given, **named)
+            return leave(tensor, *arguments, **named)
 
         return refuse
 
@@ -216,13 +216,13 @@ def test_no_tensor_leaves_its_device_within_a_run(monkeypatch):
         monkeypatch.setattr(torch.Tensor, name, refusing(getattr(torch.Tensor, name)))
     monkeypatch.setattr(ModuleReference, "_compute", watched)
     encoder = nn.TransformerEncoderLayer(13, 1, 31, batch_first=True, norm_first=True).eval()
-    made = prepare(encoder, encoder, drawn(3, 7, 13), gradients=True)
-    made.allow_same_bits = False
+    comparison = prepare(encoder, encoder, drawn(3, 7, 13), gradients=True)
+    comparison.allow_same_bits = False
     with pytest.raises(SpecError, match="Leaving"):  # NumPy needs host memory
-        made.verdict()
+        comparison.verdict()
     running.clear()
     monkeypatch.setattr(ModuleReference, "in_host_memory", False)
-    assert made.verdict().passed
+    assert comparison.verdict().passed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -40,7 +40,7 @@ def bits_of(run):
 
 def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated):
     _, worker = mutated
-    case, one = build_case("bert", "ragged"), build_case("bert", "single")
+    case, single = build_case("bert", "ragged"), build_case("bert", "single")
 
     before = bits_of(run_case(worker, case))
     for name in ("mutant:outer_in_tf32_last", "mutant:norm_missing"):
@@ -48,7 +48,7 @@ def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated):
         assert [name for name, _ in changed] == [name for name, _ in before]
         assert changed != before
     with pytest.raises(WorkerFailure):
-        run_case(worker, one, implementation="mutant:pooling_squeezed")
+        run_case(worker, single, implementation="mutant:pooling_squeezed")
     assert bits_of(run_case(worker, case)) == before
 
 
@@ -70,8 +70,8 @@ def test_mutant_is_found_at_the_right_tensor(mutated, mutant):
     [("norm_gain_missing", "@library", "eager"), ("mask_causal_too", "", "compiled")],
 )
 def test_mutant_is_found_in_other_implementations_and_executions(mutated, name, implementation, execution):
-    case, asked = case_of(BUGS[name]), f"mutant:{name}{implementation}"
-    run = run_case(mutated[1], case, implementation=asked, execution=execution)
+    case, mutant = case_of(BUGS[name]), f"mutant:{name}{implementation}"
+    run = run_case(mutated[1], case, implementation=mutant, execution=execution)
     row = verdict_of(case, run).first_divergence
     assert BUGS[name].rightly_first(row.tensor)
 
@@ -145,7 +145,7 @@ def test_each_mutant_has_one_backend_in_turn_or_all():
     data = [bug.name for bug in KNOWN.values() if bug.operation == "data"]
     assert [mutant.name for mutant in mutants] == ["mask_missing", *data]
     in_turn = turns(mutants, names)
-    assert sorted(one.name for own in in_turn.values() for one in own) == sorted(["mask_missing", *data])
+    assert sorted(entry.name for own in in_turn.values() for entry in own) == sorted(["mask_missing", *data])
     assert abs(len(in_turn["torch"]) - len(in_turn["jax"])) <= 1
     assert turns(mutants, names, every=True) == dict.fromkeys(names, mutants)
 
@@ -154,8 +154,8 @@ def test_each_mutant_has_one_backend_in_turn_or_all():
 def test_command_shows_the_matrix(entered, open_worker, tmp_path):
     open_worker(plugin("torch"))  # or skip
     file, html = tmp_path / "matrix.json", tmp_path / "matrix.html"
-    asked = "mutants --backend torch --mutant norm_gain_missing --mutant last_batch_dropped --threads 1"
-    printed, _ = entered(f"{asked} --json {file} --html {html}")
+    line = "mutants --backend torch --mutant norm_gain_missing --mutant last_batch_dropped --threads 1"
+    printed, _ = entered(f"{line} --json {file} --html {html}")
     assert "torch: found 2 of 2; first tensor right in 100 %" in printed
     data = json.loads(file.read_text())
     assert [(entry["mutant"], entry["status"]) for entry in data["findings"]] == [

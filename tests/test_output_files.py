@@ -112,9 +112,9 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_checkpoint_is_not_ported_onto_itself(tmp_path, source, spelling, refused):
-    given, target = SPELLINGS[spelling](source)
+    path, target = SPELLINGS[spelling](source)
     before = contents(tmp_path)
-    (line,) = refused(f"port {given} -o {target} --to concord --force")
+    (line,) = refused(f"port {path} -o {target} --to concord --force")
     whys = ("which is read; name another folder", "cannot be written", "is no folder")
     assert any(why in line for why in whys), line
     assert contents(tmp_path) == before
@@ -156,13 +156,13 @@ LINES = {
     ],
 )
 def test_a_file_that_is_read_is_not_replaced(tmp_path, command, what, link, refused):
-    source, given = hugging_face(tmp_path / "source"), texts(tmp_path / "given.txt")
-    out = read = {"texts": given, "weights": source / "model.safetensors"}[what]
+    source, path = hugging_face(tmp_path / "source"), texts(tmp_path / "given.txt")
+    out = read = {"texts": path, "weights": source / "model.safetensors"}[what]
     if link:
         out = tmp_path / "out.html"
         getattr(out, link)(read)
     before = contents(tmp_path)
-    lines = refused(*LINES[command].format(source=source, texts=given, out=out).split())
+    lines = refused(*LINES[command].format(source=source, texts=path, out=out).split())
     assert any("is read" in line for line in lines), lines
     assert contents(tmp_path) == before
 
@@ -178,11 +178,11 @@ WRITTEN = {"--json", "--html", "--markdown", "--certificate", "--out", "--output
 
 @pytest.mark.parametrize("command", commands().values(), ids=commands())
 def test_every_option_for_a_file_says_whether_it_is_read_or_written(command):
-    for one in command.params:
-        if "Path" in str(one.type_descriptor.annotation):
-            about = one.type_descriptor.parameter_info
-            written = bool(WRITTEN & {*one.opts}) or str(about.help).startswith("An empty folder")
-            assert about.parser is (output_files.output if written else output_files.path), one.name
+    for parameter in command.params:
+        if "Path" in str(parameter.type_descriptor.annotation):
+            about = parameter.type_descriptor.parameter_info
+            written = bool(WRITTEN & {*parameter.opts}) or str(about.help).startswith("An empty folder")
+            assert about.parser is (output_files.output if written else output_files.path), parameter.name
 
 
 # A full disk.
@@ -224,8 +224,8 @@ def test_a_full_disk_leaves_each_output_as_it_was_or_as_it_should_be(invoke, ans
         code, output, lines = invoke(f"check --from-dump {answered} --json {paths[0]} --html {paths[1]}")
         assert "1 agrees" in output
         lost = paths[at : at + 1]
-        said = [f"concord: error: {path}: cannot be written: No space left on device" for path in lost]
-        assert (code, lines) == (2 if lost else 0, said)
+        messages = [f"concord: error: {path}: cannot be written: No space left on device" for path in lost]
+        assert (code, lines) == (2 if lost else 0, messages)
         assert sorted(tmp_path.iterdir()) == sorted(paths)
         assert [path for path in paths if path.read_bytes() == b"old"] == lost
 

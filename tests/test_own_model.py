@@ -25,13 +25,13 @@ def ids_of(words):
 
 
 def test_texts_become_the_ids_of_the_models_own_tokenizer(tmp_path):
-    found = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt")).load(size=3)
-    assert (found.part, [*found.batches]) == ("model", ["bert-t-1", "bert-t-4"])
-    batch = found.batches["bert-t-1"]
+    model = OwnModel(hugging_face(tmp_path / "bert"), texts=texts(tmp_path / "t.txt")).load(size=3)
+    assert (model.part, [*model.batches]) == ("model", ["bert-t-1", "bert-t-4"])
+    batch = model.batches["bert-t-1"]
     row = "[CLS] a quick dog ran , look ##ing in the bank ? [SEP]"
     assert batch.input_ids[1].tolist() == ids_of(row)
     assert batch.input_ids[2].tolist() == ids_of("[CLS] short . [SEP]") + [0] * 9
-    assert found.batches["bert-t-4"].input_ids.shape == (2, 12)
+    assert model.batches["bert-t-4"].input_ids.shape == (2, 12)
 
 
 def test_pairs_have_segments_and_labels_are_the_models(tmp_path):
@@ -61,14 +61,14 @@ BESIDE = [
 @pytest.mark.parametrize(("beside", "expected"), BESIDE)
 def test_limit_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_path, beside, expected):
     folder = hugging_face(tmp_path / "bert")
-    for name, said in ({SMALL: {}} | beside).items():
-        (folder / f"{name}.json").write_text(json.dumps({"do_lower_case": False} | said))
-    found = OwnModel(folder, texts=texts(tmp_path / "t.txt", "THE Cat, the")).load()
-    (batch,) = found.batches.values()
+    for name, settings in ({SMALL: {}} | beside).items():
+        (folder / f"{name}.json").write_text(json.dumps({"do_lower_case": False} | settings))
+    model = OwnModel(folder, texts=texts(tmp_path / "t.txt", "THE Cat, the")).load()
+    (batch,) = model.batches.values()
     assert batch.input_ids.tolist() == [ids_of(expected)]
     most = len(expected.split())
     cut = f"{6 - most} tokens were cut off: {most} are as many as it may have"
-    assert (cut in " ".join(found.remarks)) == (PROMPTS not in beside)
+    assert (cut in " ".join(model.remarks)) == (PROMPTS not in beside)
 
 
 def test_texts_of_another_vocabulary_than_the_models_are_refused(tmp_path):
@@ -82,23 +82,23 @@ def test_texts_of_another_vocabulary_than_the_models_are_refused(tmp_path):
 
 
 def test_inputs_are_taken_as_they_are_and_refused_where_they_do_not_fit(tmp_path):
-    given = {
+    inputs = {
         "input_ids": np.array([[2, 7, 3], [2, 3, 0]], np.int32),
         "token_type_ids": np.zeros((2, 3), np.int64),
         "attention_mask": np.array([[1, 1, 1], [1, 1, 0]]),
     }
     path = tmp_path / "i.safetensors"
     own = OwnModel(hugging_face(tmp_path / "bert", "encoder"), inputs=path)
-    save_file(given, path)
-    found = own.load()
-    (batch,) = found.batches.values()
-    assert (found.part, batch.input_ids.tolist()) == ("encoder", given["input_ids"].tolist())
+    save_file(inputs, path)
+    model = own.load()
+    (batch,) = model.batches.values()
+    assert (model.part, batch.input_ids.tolist()) == ("encoder", inputs["input_ids"].tolist())
     assert batch.cotangent.shape == (2, 3, 14)
-    assert "cotangent is drawn, since nobody gave any" in " ".join(found.remarks)
-    save_file(given | {"attention_mask": np.array([[1, 0, 1], [1, 1, 0]])}, path)
+    assert "cotangent is drawn, since nobody gave any" in " ".join(model.remarks)
+    save_file(inputs | {"attention_mask": np.array([[1, 0, 1], [1, 1, 0]])}, path)
     (line,) = refusal(own.load)
-    said = "the mask is 0 at (0, 1), where 'input_ids' is 7, but must hide 0 ('pad_id') and nothing else"
-    assert said in line
+    message = "the mask is 0 at (0, 1), where 'input_ids' is 7, but must hide 0 ('pad_id') and nothing else"
+    assert message in line
     assert str(path) in line
 
 
@@ -118,12 +118,12 @@ def test_a_plugin_is_judged_on_a_checkpoint_and_texts(entered, tmp_path):
 
 def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(refused, tmp_path):
     folder = hugging_face(tmp_path / "bert")
-    said = refused(f"check --texts {texts(tmp_path / 't.txt')} --backend {NUMPY}")
-    assert said == ["--texts is given but CHECKPOINT is not: whose weights?"]
-    said = refused(f"check {folder} --variant bert --case bert-tiny --backend {NUMPY}")
-    assert [line.partition(" is given beside")[0].split()[-1] for line in said] == ["--variant", "--case"]
-    said = refused(f"check {folder} --part stack --backend {NUMPY}")
-    assert "--part is 'stack' but must be model or pooled or encoder" in said[-1]
+    lines = refused(f"check --texts {texts(tmp_path / 't.txt')} --backend {NUMPY}")
+    assert lines == ["--texts is given but CHECKPOINT is not: whose weights?"]
+    lines = refused(f"check {folder} --variant bert --case bert-tiny --backend {NUMPY}")
+    assert [line.partition(" is given beside")[0].split()[-1] for line in lines] == ["--variant", "--case"]
+    lines = refused(f"check {folder} --part stack --backend {NUMPY}")
+    assert "--part is 'stack' but must be model or pooled or encoder" in lines[-1]
 
 
 # Files only.
@@ -131,8 +131,8 @@ def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(refused,
 
 def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, refused, tmp_path):
     cases, checkpoint = tmp_path / "cases", hugging_face(tmp_path / "bert", "encoder")
-    asked = f"--texts {texts(tmp_path / 't.txt')} --forward-only --dtype float32"
-    entered(f"case export {cases} {checkpoint} {asked}")
+    options = f"--texts {texts(tmp_path / 't.txt')} --forward-only --dtype float32"
+    entered(f"case export {cases} {checkpoint} {options}")
     (path,) = answer(cases).rglob("case.json")
     leave(path.with_name("run.safetensors"), "output")
     path.with_name("run.json").unlink()
@@ -141,8 +141,8 @@ def test_a_port_that_hands_back_its_output_alone_is_judged_on_it(entered, refuse
     assert "loss" not in case["wanted"]["taps"]
     assert "1 run: 1 agrees" in entered(f"check --from-dump {cases}")[0]
     # Gradients need a cotangent.
-    held = path.with_name("case.safetensors")
-    leave(held, *load_file(held).keys() - {"inputs/cotangent"})
+    tensors_path = path.with_name("case.safetensors")
+    leave(tensors_path, *load_file(tensors_path).keys() - {"inputs/cotangent"})
     entered(f"check --from-dump {cases}")
     path.write_text(json.dumps({**case, "gradients": True}))
     assert "'cotangent' is missing but is required" in refused(f"check --from-dump {cases}")[0]

@@ -74,11 +74,11 @@ def assert_whole(text):
 
 
 def test_a_page_tells_everything_once():
-    text, made = page_of(reports.mixed()), reports.verdicts()
+    text, verdicts = page_of(reports.mixed()), reports.verdicts()
     assert_whole(text)
     words = said(text)
-    bug, nothing = (made[name].first_divergence for name in ("bug", "no number"))
-    told = (
+    bug, nothing = (verdicts[name].first_divergence for name in ("bug", "no number"))
+    sentences = (
         "11 runs: 3 agree, 1 absent, 1 unsupported, 1 undetermined, 2 crashed, 3 diverge",
         # First divergences, and every tensor beyond its tolerance in a section that can be opened.
         f"{reports.WRONG} diverges first at {bug.tensor} (SPEC FFN-2)",
@@ -99,19 +99,19 @@ def test_a_page_tells_everything_once():
         "tensor clause torch f32 torch f64 Backend f32 half bf16",
         "not exposed",
     )
-    assert [one for one in told if one not in words] == []
+    assert [sentence for sentence in sentences if sentence not in words] == []
     for once in ("Exit code 3", "Likely cause: ", "Declared deviation from"):
         assert words.count(once) == 1
 
 
 def test_every_record_of_the_repository_is_read_back_and_has_a_page():
-    found = {}
+    paths = {}
     for path in sorted((ROOT / "conformance/results").glob("*.json")):
-        made = record.read(path, output_files.KINDS)
-        assert record.text(made) == path.read_text()
-        found.setdefault(made.kind, path)
+        document = record.read(path, output_files.KINDS)
+        assert record.text(document) == path.read_text()
+        paths.setdefault(document.kind, path)
     said_of = {}
-    for kind, path in found.items():
+    for kind, path in paths.items():
         _, text = output_files.read_page(path)
         assert_whole(text)
         said_of[kind] = said(text)
@@ -168,8 +168,8 @@ def test_whatever_a_backend_says_is_only_text():
 def test_the_command_line_writes_the_page_and_makes_it_again(entered, tmp_path):
     first, again, data = (tmp_path / name for name in ("first.html", "again.html", "out.json"))
     wrong = toy("WrongAfterTheFirstLayer")
-    asked = f"check --case bert-ragged --dtype float64 --json {data} --html {first}"
-    output, _ = entered(asked, *options("--backend", [wrong, "no.such:Backend"]), ends=3)
+    line = f"check --case bert-ragged --dtype float64 --json {data} --html {first}"
+    output, _ = entered(line, *options("--backend", [wrong, "no.such:Backend"]), ends=3)
     assert f"written: {first}" in output
     words = said(first.read_text())
     assert f"{wrong} diverges first at layers.1.attention.scores (SPEC ATT-4)" in words

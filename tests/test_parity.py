@@ -117,7 +117,7 @@ def differences(path, twin):
 
 def documented(path):
     # The module itself is "".
-    found = {"" for _ in [0] if ast.get_docstring(tree(path))}
+    names = {"" for _ in [0] if ast.get_docstring(tree(path))}
     for node in tree(path).body:
         for member in [node, *(node.body if isinstance(node, ast.ClassDef) else [])]:
             if (
@@ -125,8 +125,8 @@ def documented(path):
                 and public(member.name)
                 and ast.get_docstring(member)
             ):
-                found.add(member.name if member is node else f"{node.name}.{member.name}")
-    return found
+                names.add(member.name if member is node else f"{node.name}.{member.name}")
+    return names
 
 
 def einsums(path):
@@ -149,19 +149,21 @@ each_twin = pytest.mark.parametrize(("backend", "file"), TWINS)
 
 @pytest.mark.parametrize("backend", backends.BUILT_IN)
 def test_backend_folders_hold_the_same_files(backend):
-    found, expected = ({path.name for path in sources(f"backends/{name}")} for name in (backend, "torch"))
-    assert found == expected
+    actual, expected = ({path.name for path in sources(f"backends/{name}")} for name in (backend, "torch"))
+    assert actual == expected
 
 
 @each_twin
 def test_backends_define_the_same_things_in_the_same_order(backend, file):
-    known = [
+    patterns = [
         pattern
         for name, place, pattern, _ in PARITY_EXCEPTIONS
         if name == backend and fnmatch.fnmatch(file, place)
     ]
-    found = differences(ROOT / "backends/torch" / file, ROOT / "backends" / backend / file)
-    undeclared = [line for line in found if not any(fnmatch.fnmatchcase(line, pattern) for pattern in known)]
+    lines = differences(ROOT / "backends/torch" / file, ROOT / "backends" / backend / file)
+    undeclared = [
+        line for line in lines if not any(fnmatch.fnmatchcase(line, pattern) for pattern in patterns)
+    ]
     assert not undeclared, f"backends/{backend}/{file} against backends/torch/{file}: {undeclared}"
 
 
@@ -182,12 +184,12 @@ def test_parity_exceptions_exist_and_are_explained(backend, place, pattern, word
 @each_twin
 def test_backends_document_what_torch_documents(backend, file):
     rename = re.compile(r"\.(call|__call__)$")
-    expected, found = (
+    expected, actual = (
         {rename.sub(".forward", name) for name in documented(ROOT / "backends" / b / file)}
         for b in ("torch", backend)
     )
     defined = {"", *(line.partition("(")[0] for line in outline(ROOT / "backends" / backend / file))}
-    assert not (expected - found) & defined
+    assert not (expected - actual) & defined
 
 
 @each_twin

@@ -35,10 +35,10 @@ def statuses(report):
 
 def said_of(report):
     # In the terminal, and on the page of the record after a round trip.
-    text, made = io.StringIO(), record.made(report, "check")
+    text, document = io.StringIO(), record.made(report, "check")
     show(report, Console(width=200, file=text), "title")
-    record.parsed(record.text(made).encode())
-    return text.getvalue(), said(page(made))
+    record.parsed(record.text(document).encode())
+    return text.getvalue(), said(page(document))
 
 
 # The four backends.
@@ -75,14 +75,14 @@ def test_backends_set_what_is_asked_and_say_so(watched, small):
     assert watched.description["precision_switches"] == switches
     assert set(defaults["products"]) == {"cpu", "cuda"}
     assert set(defaults["products"].values()) <= {"float32", "tf32"}
-    found = {}
+    by_mode = {}
     for mode in ("strict", "default", "strict"):
         run = small_run(watched, small, precision=mode)
         assert (run.info["precision"], run.info["deterministic"]) == (mode, True)
-        assert found.setdefault(mode, run.info["precision_switches"]) == run.info["precision_switches"]
-    for name, value in found["default"].items():
+        assert by_mode.setdefault(mode, run.info["precision_switches"]) == run.info["precision_switches"]
+    for name, value in by_mode["default"].items():
         assert value == switches[name] or "determinis" in name, name
-    for name, value in found["strict"].items():
+    for name, value in by_mode["strict"].items():
         if "determinis" in name:
             assert value is True, name
         elif "tf32" in name or "precision" in name:
@@ -135,8 +135,8 @@ def test_tf32_is_refused_where_the_environment_switches_it_off(monkeypatch, smal
 
 
 def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_asked(small):
-    def fail(asked, words):
-        with refusing_nondeterminism("torch", request_for(small("bert"), deterministic=asked)):
+    def fail(deterministic, words):
+        with refusing_nondeterminism("torch", request_for(small("bert"), deterministic=deterministic)):
             raise RuntimeError(words)
 
     words = "scatter_add does not have a deterministic implementation"
@@ -260,7 +260,7 @@ def ready(name, cuda, *devices):
 
 def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch):
     monkeypatch.setattr(environment.here, "gpus", lambda: ["NVIDIA H100"])
-    found = environment.conclusions(
+    conclusions = environment.conclusions(
         [
             ready("torch", "float32", "cuda:0"),
             ready("tf", "tf32"),
@@ -269,11 +269,11 @@ def test_doctor_warns_of_defaults_that_differ_and_says_what_to_do(monkeypatch):
         ],
         Setup(device="cuda"),
     )
-    assert len(found) == 1
-    assert found[0].startswith(
+    assert len(conclusions) == 1
+    assert conclusions[0].startswith(
         "on cuda, float32 products differ by default (torch in float32; tf, jax in tf32), "
     )
-    assert "--precision strict" in found[0]
+    assert "--precision strict" in conclusions[0]
     assert (
         environment.conclusions([ready("tf", "tf32", "cuda:0"), ready("jax", "tf32")], Setup(device="cuda"))
         == []

@@ -29,7 +29,7 @@ def folder(tmp_path):
 def predictions(entered):
     # In float64; the function returns what is printed for each text.
     usual = f"--backend {NUMPY} --dtype float64".split()
-    return lambda line: [json.loads(one) for one in entered(f"predict {line}", *usual)[0].splitlines()]
+    return lambda line: [json.loads(row) for row in entered(f"predict {line}", *usual)[0].splitlines()]
 
 
 def written(folder, config, part="model"):
@@ -43,19 +43,19 @@ def logits_of(model, text):
     return spec.reference(model.config, model.weights, batch).logits[0]
 
 
-def far(one, other):
-    return np.abs(np.subtract(one, other)).max()
+def far(actual, expected):
+    return np.abs(np.subtract(actual, expected)).max()
 
 
 def test_probabilities_are_those_of_the_loss(folder):
     model = read_model(folder)
     with concord.load(folder, NUMPY, "float64") as predictor:
-        found = predictor(SENTENCES)
-    for text, one in zip(SENTENCES, found, strict=True):
+        results = predictor(SENTENCES)
+    for text, result in zip(SENTENCES, results, strict=True):
         logits = logits_of(model, text)
-        assert far(list(one["probabilities"].values()), softmax(logits)) < 1e-12
-        assert one["label"] == ("bad", "good", "so so")[logits.argmax()]
-        assert (one["text_a"], one["truncated"]) == (text, 0)
+        assert far(list(result["probabilities"].values()), softmax(logits)) < 1e-12
+        assert result["label"] == ("bad", "good", "so so")[logits.argmax()]
+        assert (result["text_a"], result["truncated"]) == (text, 0)
 
 
 def test_a_model_with_one_output_has_two_classes(tmp_path):
@@ -63,9 +63,9 @@ def test_a_model_with_one_output_has_two_classes(tmp_path):
     model = read_model(tmp_path / "one")
     (logit,) = logits_of(model, "the cat")
     with concord.load(tmp_path / "one", NUMPY, "float64") as predictor:
-        found = predictor("the cat")
-    assert abs(found["probabilities"]["1"] - expit(logit)) < 1e-12
-    assert found["label"] == str(int(logit > 0))
+        result = predictor("the cat")
+    assert abs(result["probabilities"]["1"] - expit(logit)) < 1e-12
+    assert result["label"] == str(int(logit > 0))
 
 
 def test_texts_and_pairs_are_predicted_in_their_order_however_many(predictions, folder, tmp_path):
@@ -75,8 +75,8 @@ def test_texts_and_pairs_are_predicted_in_their_order_however_many(predictions, 
     (again,) = predictions(f"{folder} --texts {both}")
     assert far(list(again["probabilities"].values()), list(pair["probabilities"].values())) < 1e-12
     many = [f"{'quick ' * (number % 7)}cat" for number in range(11)]
-    found = predictions(f"{folder} --texts {texts(tmp_path / 'many.txt', *many)}")
-    assert [one["text_a"] for one in found] == many
+    results = predictions(f"{folder} --texts {texts(tmp_path / 'many.txt', *many)}")
+    assert [result["text_a"] for result in results] == many
 
 
 @pytest.mark.in_turn
@@ -84,15 +84,18 @@ def test_texts_and_pairs_are_predicted_in_their_order_however_many(predictions, 
 def test_every_framework_predicts_what_the_reference_does(worker, tmp_path, part):
     model = {"pooling": "mean", "pooler": "none", "length_epsilon": 1e-12} if part == "pooled" else {}
     folder = written(tmp_path / "c", CONFIG.replace(**model), part)
-    found = TextPredictor(read_model(folder), worker, "float64")(SENTENCES)
+    actual = TextPredictor(read_model(folder), worker, "float64")(SENTENCES)
     with concord.load(folder, NUMPY, "float64") as predictor:
         expected = predictor(SENTENCES)
     if part == "pooled":
-        assert {*found[0]} == {"text_a", "embedding", "truncated"}
-        assert abs(np.linalg.norm(found[0]["embedding"]) - 1) < 1e-6
+        assert {*actual[0]} == {"text_a", "embedding", "truncated"}
+        assert abs(np.linalg.norm(actual[0]["embedding"]) - 1) < 1e-6
     numbers = [
-        [list(one["probabilities"].values()) if part == "model" else one["embedding"] for one in side]
-        for side in (found, expected)
+        [
+            list(result["probabilities"].values()) if part == "model" else result["embedding"]
+            for result in side
+        ]
+        for side in (actual, expected)
     ]
     assert far(*numbers) < 1e-10
 
@@ -112,8 +115,8 @@ def test_what_cannot_be_predicted_is_refused(refused, tmp_path, folder, monkeypa
     monkeypatch.chdir(tmp_path)
     hugging_face(tmp_path / "encoder", "encoder")
     usual = "" if "--backend" in line else f"--backend {NUMPY}"
-    for said, problem in zip(refused(f"predict {line} {usual}"), problems, strict=True):
-        assert said.startswith(problem)
+    for message, problem in zip(refused(f"predict {line} {usual}"), problems, strict=True):
+        assert message.startswith(problem)
 
 
 def test_a_backend_that_gives_nothing_ends_with_its_own_exit_code(entered, folder):

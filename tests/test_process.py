@@ -91,13 +91,13 @@ HANGING = {
 }
 
 
-def assert_ended(code, said, how):
+def assert_ended(code, output, how):
     # A line and the exit code report the signal.
     if how == signal.SIGKILL:
         assert code == -how
     else:
         words = "interrupted" if how == signal.SIGINT else f"ended by {how.name}"
-        assert (code, errors(said).splitlines()[-1]) == (128 + how, f"concord: {words}")
+        assert (code, errors(output).splitlines()[-1]) == (128 + how, f"concord: {words}")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Flat(nn.Module):
 
 @pytest.mark.parametrize("declared", [[], ["output[flat]"]])
 def test_what_has_another_shape_in_its_batch_is_not_judged_alone(declared):
-    for _, found in batched(prepare(Flat().eval(), None, texts(), declared=declared).reference):
-        assert found.passed == bool(declared)  # then that is known, and the looked-up rows are judged
+    for _, verdict in batched(prepare(Flat().eval(), None, texts(), declared=declared).reference):
+        assert verdict.passed == bool(declared)  # then that is known, and the looked-up rows are judged
         words = "output[flat] not judged: it has another shape alone than in its batch"
-        assert (words in str(found)) == (not declared)
+        assert (words in str(verdict)) == (not declared)

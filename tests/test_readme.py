@@ -24,8 +24,8 @@ ANY_MODEL = (ROOT / "docs/guides/any-model.md").read_text()
 def blocks(text, language=""):
     return [
         body
-        for said, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-        if said == language
+        for tag, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        if tag == language
     ]
 
 
@@ -35,9 +35,9 @@ def commands(text):
         line for block in blocks(text) for line in re.findall(r"^ *(concord [a-z-]+ .*)", block, re.MULTILINE)
     ]
     return shown + [
-        " ".join(said.split())
-        for said in re.findall(r"(?<!`)`(concord [a-z-]+ [^`]+)`", text)
-        if "…" not in said and " ".join(said.split()[1:]) not in surroundings.commands()
+        " ".join(code.split())
+        for code in re.findall(r"(?<!`)`(concord [a-z-]+ [^`]+)`", text)
+        if "…" not in code and " ".join(code.split()[1:]) not in surroundings.commands()
     ]
 
 
@@ -52,7 +52,9 @@ def sentences(text):
     text = re.sub(r"!?\[((?:[^\[\]]|!\[[^]]*\]\([^)]*\))*)\]\([^)]*\)", r"\1", text)  # a link is its words
     text = re.sub(r"`[^`]*`", "code", text)
     for block in re.split(r"\n\s*\n|\n(?=[-*#|>]|\d+\. )|\|", text):
-        yield from (" ".join(one.split()) for one in re.split(r"(?<=[.?!])[*)\"]*\s", block.strip("#-* \n")))
+        yield from (
+            " ".join(sentence.split()) for sentence in re.split(r"(?<=[.?!])[*)\"]*\s", block.strip("#-* \n"))
+        )
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -61,9 +63,9 @@ COMMANDS = sorted({(page.name, line) for page in PAGES for line in commands(page
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"], ids=str)
 def test_sentences_are_short_and_have_plain_subjects(page):
-    said = list(sentences(page.read_text()))
-    assert [one for one in said if len(one.split()) > 25] == []
-    assert [one for one in said if one.startswith("What ") and one.endswith(".")] == []
+    prose = list(sentences(page.read_text()))
+    assert [sentence for sentence in prose if len(sentence.split()) > 25] == []
+    assert [sentence for sentence in prose if sentence.startswith("What ") and sentence.endswith(".")] == []
 
 
 def test_readme_is_short_and_counts_what_there_is():
@@ -90,12 +92,16 @@ def test_names_and_counts_are_those_of_today(page):
 def test_examples_run_and_pass(open_worker, capsys):
     open_worker("paddle")  # skips where it is not installed
     modules = pytest.importorskip("tests.toys.modules")
-    given = {"model": modules.encoder(), "port": modules.encoder(modules.Fused), "inputs": modules.texts()}
+    namespace = {
+        "model": modules.encoder(),
+        "port": modules.encoder(modules.Fused),
+        "inputs": modules.texts(),
+    }
     for example in blocks(README, "python"):
-        exec(example, given)
+        exec(example, namespace)
     assert capsys.readouterr().out.startswith("agrees")
-    assert given["verdict"].passed, given["verdict"].first_divergence
-    assert len(given["verdict"].table) > 50
+    assert namespace["verdict"].passed, namespace["verdict"].first_divergence
+    assert len(namespace["verdict"].table) > 50
 
 
 def test_every_command_is_named():
@@ -107,19 +113,19 @@ def test_every_command_is_named():
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_commands_that_are_shown_have_the_options_that_they_show(page, line):
     words = shlex.split(line, comments=True)[1:]
-    known = surroundings.commands()
-    name = next(name for name in (" ".join(words[:2]), words[0]) if name in known)
+    by_name = surroundings.commands()
+    name = next(name for name in (" ".join(words[:2]), words[0]) if name in by_name)
     # Parsing refuses unknown options, and runs nothing.
-    with known[name].make_context(name, words[len(name.split()) :]) as parsed:
+    with by_name[name].make_context(name, words[len(name.split()) :]) as parsed:
         assert not parsed.args
 
 
 def test_records_of_a_gpu_are_made_by_commands_that_exist(refused, tmp_path):
     done = surroundings.program("make", "-n", "gpu-records", "DEVICE=tpu", f"GPU={tmp_path}")
-    found = re.findall(r"timeout -k 20 120 .*? -m concord (.*?) > ", done.stdout.replace("\\\n", " "))
-    assert len(found) == 43
-    assert [line.split()[0] for line in (found[1], found[-1])] == ["check", "speed"]
-    short = {re.sub(r" --variant \S+| --json \S+", "", line).replace("jax", "torch") for line in found}
+    lines = re.findall(r"timeout -k 20 120 .*? -m concord (.*?) > ", done.stdout.replace("\\\n", " "))
+    assert len(lines) == 43
+    assert [line.split()[0] for line in (lines[1], lines[-1])] == ["check", "speed"]
+    short = {re.sub(r" --variant \S+| --json \S+", "", line).replace("jax", "torch") for line in lines}
     for line in sorted(short):
         assert refused(line) == ["--device is 'tpu' but must be cpu, cuda or cuda:N"], line
 
@@ -127,12 +133,12 @@ def test_records_of_a_gpu_are_made_by_commands_that_exist(refused, tmp_path):
 def test_tables_of_a_gpu_hold_the_runs_that_are_said():
     results = ROOT / "conformance/results"
     for row in re.findall(r"^\| (`.*\.tsv`.*) \|$", (results / "README.md").read_text(), re.MULTILINE):
-        names, _, said, flagged = row.split(" | ")
+        names, _, number, flagged = row.split(" | ")
         runs = []
         for name in re.findall(r"`(.*?)`", names):
             with (results / "gpu" / name).open() as table:
                 runs += csv.DictReader(table, delimiter="\t")
-        times, count = re.match(r"(?:(\d) x )?(\d+)", said).groups()
+        times, count = re.match(r"(?:(\d) x )?(\d+)", number).groups()
         assert sum(run["status"] != "not run" for run in runs) == int(times or 1) * int(count)
         assert sum(run["status"] == "diverges" for run in runs) == int(re.match(r"\d+", flagged)[0])
         assert all(float(run["tolerances"]) <= 1 for run in runs if run["status"] == "agrees")

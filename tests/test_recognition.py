@@ -47,8 +47,8 @@ def test_a_table_of_ones_own_is_read(tmp_path):
     (tmp_path / "mine.toml").write_text(text.replace('source = "bert-hugging-face"', 'source = "mine"'))
     source = hugging_face(
         tmp_path / "source",
-        change=lambda found: {
-            name.replace("bert.encoder.layer", "bert.blocks"): array for name, array in found.items()
+        change=lambda arrays: {
+            name.replace("bert.encoder.layer", "bert.blocks"): array for name, array in arrays.items()
         },
     )
     assert porting.read(source, table=tmp_path / "mine.toml").weights().keys() == WEIGHTS.keys()
@@ -65,9 +65,9 @@ def bare(folder, config, format, **others):
     return weights
 
 
-def restated(folder, **said):
+def restated(folder, **changes):
     path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_formats_are_asked_for_by_their_frameworks_too():
 
 
 def test_a_refusal_says_what_a_checkpoint_is(tmp_path, entered):
-    def change(found):
-        return {name.replace("bert.", "h."): array for name, array in found.items()}
+    def change(arrays):
+        return {name.replace("bert.", "h."): array for name, array in arrays.items()}
 
     source = hugging_face(tmp_path / "source", change=change, model_type="gen", architectures=["G"])
     _, lines = entered("port", source, "-o", tmp_path / "out", "--to", "concord", ends=2)
@@ -129,12 +129,12 @@ def test_a_refusal_says_what_a_checkpoint_is(tmp_path, entered):
 
 
 def electra(folder, heads=None, **stated):
-    def change(found):
-        named = {name.replace("bert.", "electra.", 1): array for name, array in found.items()}
+    def change(arrays):
+        named = {name.replace("bert.", "electra.", 1): array for name, array in arrays.items()}
         return {name: named[name] for name in named if "pooler" not in name} | (heads or {})
 
-    said = {"model_type": "electra", "embedding_size": 14, **stated}
-    return hugging_face(folder, "encoder", change, **said)
+    settings = {"model_type": "electra", "embedding_size": 14, **stated}
+    return hugging_face(folder, "encoder", change, **settings)
 
 
 def test_electra_with_wide_embeddings_is_the_encoder_that_bert_is(tmp_path):
@@ -144,10 +144,10 @@ def test_electra_with_wide_embeddings_is_the_encoder_that_bert_is(tmp_path):
     }
     source = electra(tmp_path / "electra", heads)
     assert porting.recognise(source).format == "hugging-face-electra"
-    found, bert = porting.read(source), porting.read(hugging_face(tmp_path / "bert", "encoder"))
-    assert (found.part, compare(found, bert).same) == ("encoder", len(bert.tensors))
-    assert found.config == bert.config.replace(num_classes=found.config.num_classes)
-    reasons = {entry.foreign: entry.reason for entry in found.ledger if entry.status == "ignored"}
+    checkpoint, bert = porting.read(source), porting.read(hugging_face(tmp_path / "bert", "encoder"))
+    assert (checkpoint.part, compare(checkpoint, bert).same) == ("encoder", len(bert.tensors))
+    assert checkpoint.config == bert.config.replace(num_classes=checkpoint.config.num_classes)
+    reasons = {entry.foreign: entry.reason for entry in checkpoint.ledger if entry.status == "ignored"}
     assert "a linear layer, GELU and another linear layer" in reasons["classifier.dense.weight"]
     assert "pretraining" in reasons["discriminator_predictions.dense.weight"]
 

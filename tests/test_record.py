@@ -14,16 +14,16 @@ from tests.toys.surroundings import ROOT, concord, refusal, toy
 
 
 def test_what_was_written_is_read_back(tmp_path):
-    made, path = record.made(reports.mixed(), "check", "everything"), tmp_path / "out.json"
-    record.write(path, made)
+    document, path = record.made(reports.mixed(), "check", "everything"), tmp_path / "out.json"
+    record.write(path, document)
     json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
     read = record.read(path)
-    assert replace(read, outcome=None) == replace(made, outcome=None)
-    for one, other in zip(read.outcome.results, made.outcome.results, strict=True):
-        assert replace(one, verdict=None) == replace(other, verdict=None)
-        if one.verdict:
-            assert one.verdict.explanation == other.verdict.explanation
-            assert one.verdict.first == other.verdict.first
+    assert replace(read, outcome=None) == replace(document, outcome=None)
+    for actual, expected in zip(read.outcome.results, document.outcome.results, strict=True):
+        assert replace(actual, verdict=None) == replace(expected, verdict=None)
+        if actual.verdict:
+            assert actual.verdict.explanation == expected.verdict.explanation
+            assert actual.verdict.first == expected.verdict.first
 
 
 def test_the_reference_has_every_key_of_a_record_and_what_stands_at_its_field():
@@ -87,11 +87,11 @@ def test_what_cannot_be_is_refused_and_named(tmp_path, path, value, problem):
 
 def test_runs_of_a_record_are_lines_with_their_largest_error_and_where(entered, tmp_path):
     path, table = tmp_path / "check.json", tmp_path / "runs.tsv"
-    made = record.made(reports.mixed(), "check")
-    record.write(path, made)
-    entered(f"show report {path} --runs {table}", ends=made.exit_code)
+    document = record.made(reports.mixed(), "check")
+    record.write(path, document)
+    entered(f"show report {path} --runs {table}", ends=document.exit_code)
     heading, *lines = (line.split("\t") for line in table.read_text().splitlines())
-    for line, result in zip(lines, made.outcome.results, strict=True):
+    for line, result in zip(lines, document.outcome.results, strict=True):
         run = dict(zip(heading, line, strict=True))
         row = result.first_divergence or (result.verdict and result.verdict.nearest)
         assert (run["case"], run["status"]) == (result.case, result.status)

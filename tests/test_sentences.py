@@ -19,15 +19,15 @@ def pooled(pooling="mean", normalize=True):
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("first", False)])
 def test_a_sentence_embedding_comes_back_with_its_pooling(tmp_path, pooling, normalize):
-    wanted = pooled(pooling, normalize)
-    porting.write(wanted, tmp_path / "one", "sentence-transformers")
+    expected = pooled(pooling, normalize)
+    porting.write(expected, tmp_path / "one", "sentence-transformers")
     modules = json.loads((tmp_path / "one/modules.json").read_text())
     types = [module["type"].rpartition(".")[2] for module in modules]
     assert types == ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
     assert porting.recognise(tmp_path / "one").format == "sentence-transformers"
     read = porting.read(tmp_path / "one")
-    same = read.config.replace(num_classes=wanted.config.num_classes)
-    assert (read.part, same, bits(read)) == ("pooled", wanted.config, bits(wanted))
+    same = read.config.replace(num_classes=expected.config.num_classes)
+    assert (read.part, same, bits(read)) == ("pooled", expected.config, bits(expected))
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ def test_each_line_of_a_framework_stands_once_in_its_column_in_order(pattern):
     rows = [row for _, rows in PROGRAM["sections"](pattern) for row in rows]
     for column, name in enumerate(COLUMNS):
         lines = (ROOT / pattern.format(name)).read_text().splitlines()
-        wanted = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-        assert sorted(cell[:2] for row in rows if (cell := row[column])) == wanted
+        expected = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+        assert sorted(cell[:2] for row in rows if (cell := row[column])) == expected
     for _, part in PROGRAM["sections"](pattern):
         for column in range(len(COLUMNS)):
             numbers = [cell[0] for row in part if (cell := row[column])]

@@ -138,8 +138,8 @@ def test_reference_rounds_weights_and_inputs_once(small):
     batch = spec.example_batch(config, 7, 11)
     rounded = {name: array.astype(np.float32).astype(np.float64) for name, array in weights.items()}
     for dtype, same in (("float32", True), ("float64", False)):
-        one, other = (spec.reference(config, w, batch, dtype=dtype).logits for w in (weights, rounded))
-        assert (one == other).all() == same
+        actual, expected = (spec.reference(config, w, batch, dtype=dtype).logits for w in (weights, rounded))
+        assert (actual == expected).all() == same
 
 
 @pytest.mark.clause("MSK-2", "MSK-6")

@@ -22,10 +22,10 @@ def test_recipe_lists_everything_that_is_wrong():
     wrong = {"learning_rate": -1, "clip_at": 2, "undecayed": ["norm"], "schedule": "cosine"}
     with pytest.raises(spec.ConfigError) as caught:
         recipe_from_mapping({"algorithm": "adam", **wrong})
-    said = str(caught.value)
+    message = str(caught.value)
     assert len(caught.value.problems) == 4
     assert all(
-        name in said
+        name in message
         for name in ("'learning_rate' is -1.0", "'clip_at' is 2.0", "norm", "'total_steps' is None")
     )
 
@@ -44,9 +44,9 @@ def test_recipe_lists_everything_that_is_wrong():
     ],
 )
 def test_numbers_that_a_precision_loses_are_listed(fields, dtype, expected):
-    asked = Recipe(**{"learning_rate": 0.01, **fields})
-    assert [line.partition(": ")[0] for line in rounded_hyperparameters(asked, dtype)] == [
-        f"{name} is {getattr(asked, name):g} but {rounded:.6g} in {dtype}"
+    recipe = Recipe(**{"learning_rate": 0.01, **fields})
+    assert [line.partition(": ")[0] for line in rounded_hyperparameters(recipe, dtype)] == [
+        f"{name} is {getattr(recipe, name):g} but {rounded:.6g} in {dtype}"
         for name, rounded in expected.items()
     ]
 
@@ -108,10 +108,10 @@ LINEAR = {"schedule": "linear", "warmup_steps": 2}
     ],
 )
 def test_schedule_gives_the_share_of_each_step(fields, expected):
-    found = [
+    actual = [
         learning_rate(Recipe(algorithm="sgd", learning_rate=2.0, **fields), step) / 2.0 for step in range(6)
     ]
-    assert np.abs(np.subtract(found, expected)).max() < 1e-15
+    assert np.abs(np.subtract(actual, expected)).max() < 1e-15
 
 
 # Windows.

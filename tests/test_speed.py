@@ -183,8 +183,8 @@ def test_an_implementation_of_its_own_is_asked_of_its_backend_alone():
         (Mode("library", "eager"), ["torch", "jax", "unknown", "hf"]),
         (Mode("library", "compiled"), ["torch", "jax", "unknown", "hf", "ort"]),
     ):
-        asked = ("torch", "jax", "unknown", "hf", "ort")
-        assert [name for name in asked if takes_part(name, mode, offered)] == expected
+        names = ("torch", "jax", "unknown", "hf", "ort")
+        assert [name for name in names if takes_part(name, mode, offered)] == expected
 
 
 # Reports of timings.

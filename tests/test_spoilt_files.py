@@ -68,8 +68,8 @@ def show_dumps(folder):
 
 
 def show_speed(folder):
-    made, _ = output_files.read_page(folder / "speed-forward.json")
-    data = record.data(made)
+    document, _ = output_files.read_page(folder / "speed-forward.json")
+    data = record.data(document)
     show(data, quietly())
     markdown(data)
 

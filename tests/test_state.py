@@ -31,31 +31,31 @@ def prepared(trains):
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_state_is_said_and_put_back(trains):
-    model, inputs, held = prepared(trains)
-    before = held()
+    model, inputs, snapshot = prepared(trains)
+    before = snapshot()
     comparison = prepare(model, reordered(model), inputs)
     comparison.allow_same_bits = False
     assert comparison.verdict().passed
     assert comparison.reference.state == ["calls", "list", "seen", *["a.weight", "a.bias"] * trains]
     assert "state of the reference" in comparison.notes
-    assert held() == before
+    assert snapshot() == before
     assert not inputs["box"].held + model.list
     assert not hasattr(model, "calls")
 
 
 def test_a_function_that_changes_what_it_is_given_changes_nothing():
-    model, inputs, held = prepared(trains=False)
+    model, inputs, snapshot = prepared(trains=False)
 
     def candidate(x):
         with torch.no_grad():
-            made = model(torch.from_numpy(x), SimpleNamespace(held=[], trains=False)).numpy()
+            output = model(torch.from_numpy(x), SimpleNamespace(held=[], trains=False)).numpy()
         x[:] = 0
-        return made
+        return output
 
-    before = held()
+    before = snapshot()
     assert compare(model, candidate, inputs).passed
-    assert held() == before
-    model.a.register_forward_hook(lambda module, given, made: module.bias.data.add_(1))
+    assert snapshot() == before
+    model.a.register_forward_hook(lambda module, args, output: module.bias.data.add_(1))
     with pytest.raises(SpecError, match=r"the candidate changes the reference's a\.bias"):
         compare(model, candidate, inputs)
-    assert held() == before
+    assert snapshot() == before

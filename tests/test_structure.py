@@ -162,17 +162,17 @@ OWNERS = {
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_a_framework_is_imported_in_its_own_places_only_and_no_backend_by_another(folder):
-    found = []
+    problems = []
     for path in sources(folder):
         owner = next((name for place, name in OWNERS.items() if relative(path).startswith(place)), "")
         foreign = ALL_FRAMEWORKS - FRAMEWORKS.get(owner, set())
         others = tuple(f"concord.backends.{name}" for name in FRAMEWORKS if name != owner)
-        found += [
+        problems += [
             f"{relative(path)}:{line}: {name}"
             for line, name in imports(path)
             if name.partition(".")[0] in foreign or (folder == "backends" and name.startswith(others))
         ]
-    assert not found
+    assert not problems
 
 
 def test_backends_know_neither_variants_nor_each_other():
@@ -233,21 +233,21 @@ def test_every_clause_is_proven_by_a_test():
 
 
 def test_every_clause_that_code_or_prose_names_exists():
-    known = {*clauses(), *NO_CLAUSE}
+    clause_ids = {*clauses(), *NO_CLAUSE}
     named = [path for path in tracked() if path.suffix in (".py", ".md", ".toml")]
     assert not [
         f"{relative(path)}: {match[0]}"
         for path in named
         for match in CLAUSE.finditer(text_of(path))
-        if match[0] not in known
+        if match[0] not in clause_ids
     ]
 
 
 def test_every_tap_and_input_bears_a_clause_that_exists(variant_config):
-    known = clauses()
+    clause_ids = clauses()
     for part in spec.PARTS:
         tables = {**spec.taps(variant_config, part), **spec.inputs(variant_config, part)}
-        assert not {name: tensor.clause for name, tensor in tables.items() if tensor.clause not in known}
+        assert not {name: tensor.clause for name, tensor in tables.items() if tensor.clause not in clause_ids}
 
 
 # Files: none is too large or names a place on one machine.
@@ -317,10 +317,10 @@ BY_HAND = {
 
 
 def test_no_tolerance_is_set_by_hand():
-    found = {}
+    tolerances = {}
     for path in tracked():
         if path.suffix != ".py" or path == Path(__file__).resolve():
             continue
         for word in re.findall(TOLERANCES, text_of(path)):
-            found.setdefault(relative(path), set()).add(word)
-    assert set(found) <= set(BY_HAND), found
+            tolerances.setdefault(relative(path), set()).add(word)
+    assert set(tolerances) <= set(BY_HAND), tolerances

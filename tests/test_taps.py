@@ -55,9 +55,9 @@ def test_model_goes_on_with_every_tap(editing, name, options):
 
     plain, expected = run(), reference(case)
     for tap in spec.taps(case.config):
-        pinned, found = reference(case, {tap: changed(tap, expected[tap])}), run(tap)
+        pinned, actual = reference(case, {tap: changed(tap, expected[tap])}), run(tap)
         kept = {name for name in expected if name != tap and np.array_equal(pinned[name], expected[name])}
-        assert {name for name in found if np.array_equal(found[name], plain[name])} == kept, tap
+        assert {name for name in actual if np.array_equal(actual[name], plain[name])} == kept, tap
 
 
 @pytest.mark.in_turn
@@ -84,7 +84,7 @@ def test_model_goes_on_with_taps_however_it_is_run(editing, name, tap, implement
 
 def test_gradients_of_taps_change_nothing_else(worker):
     case = case_of("nndl-paddle")
-    without, run = (run_case(worker, case, tap_gradients=asked) for asked in (False, True))
+    without, run = (run_case(worker, case, tap_gradients=tap_gradients) for tap_gradients in (False, True))
     assert without.tap_gradients == {}
     assert run.tap_gradients.keys() == run.taps.keys() - {"loss"}
     for name, array in {**run.taps, **run.gradients}.items():
@@ -128,8 +128,8 @@ class Cut(Model):
     cut = ()
 
     def tap(self, name, tensor):
-        taken = super().tap(name, tensor)
-        return self.a.freeze(taken, np.ones(taken.shape, bool)) if name in self.cut else taken
+        result = super().tap(name, tensor)
+        return self.a.freeze(result, np.ones(result.shape, bool)) if name in self.cut else result
 
 
 def run_with(case, cut, aside, nothing=np.zeros_like):

@@ -51,13 +51,13 @@ def test_lines_that_are_no_texts_are_listed_together(tmp_path):
 
 
 def test_the_longer_text_of_a_pair_is_cut_first():
-    whole, cut = (
+    full, cut = (
         encoder({**FILES, "tokenizer_config.json": json.dumps({"model_max_length": most}).encode()}).encode(
             [Text("the cat", "a dog sat on the bank, quick")]
         )[0]
         for most in (19, 9)
     )
-    assert (whole.truncated, cut.truncated, len(cut.ids)) == (0, len(whole.ids) - 9, 9)
+    assert (full.truncated, cut.truncated, len(cut.ids)) == (0, len(full.ids) - 9, 9)
     assert cut.tokens == ["[CLS]", "the", "cat", "[SEP]", "a", "dog", "sat", "on", "[SEP]"]
     assert cut.segment_ids == [0] * 4 + [1] * 5
     assert cut.places == [None, 0, 0, None, 1, 1, 1, 1, None]

@@ -111,18 +111,18 @@ def training(name, **fields):
     return Training(recipe, [batches[:2], batches[2:4], batches[4:]], reported=(0, 1, 2))
 
 
-def verdict_of(run, asked, dtype="float32", config=CONFIG):
+def verdict_of(run, plan, dtype="float32", config=CONFIG):
     weights = spec.initialize(config, seed=3)
 
     def expected(deviations):
-        return of_training(JudgedTraining(config, weights, asked, dtype=dtype, deviations=deviations))
+        return of_training(JudgedTraining(config, weights, plan, dtype=dtype, deviations=deviations))
 
-    return judge(config, weights, asked.steps[0][0], run, expectation=expected)
+    return judge(config, weights, plan.steps[0][0], run, expectation=expected)
 
 
-def trained(open_worker, backend, asked, dtype="float32", config=CONFIG, **settings):
-    problem = (config, spec.initialize(config, seed=3), asked.steps[0][0])
-    return open_worker(backend).run(*problem, dtype=dtype, taps=False, training=asked, **settings)
+def trained(open_worker, backend, plan, dtype="float32", config=CONFIG, **settings):
+    problem = (config, spec.initialize(config, seed=3), plan.steps[0][0])
+    return open_worker(backend).run(*problem, dtype=dtype, taps=False, training=plan, **settings)
 
 
 def judged(verdict):
@@ -137,11 +137,11 @@ def judged(verdict):
     ("name", "dtype"), [(name, ("float64", "float32")[place % 2]) for place, name in enumerate(RECIPES)]
 )
 def test_training_follows_the_recipe_step_by_step(open_worker, backend, name, dtype):
-    asked = training(name)
-    verdict = verdict_of(trained(open_worker, backend, asked, dtype), asked, dtype)
+    plan = training(name)
+    verdict = verdict_of(trained(open_worker, backend, plan, dtype), plan, dtype)
     assert verdict.passed, verdict.first_divergence
     assert judged(verdict) >= SECTIONS
-    assert ("norm" in judged(verdict)) == (asked.recipe.clipping == "global_norm")
+    assert ("norm" in judged(verdict)) == (plan.recipe.clipping == "global_norm")
 
 
 # With options that library layers support.
@@ -150,9 +150,9 @@ LIBRARY = CONFIG.replace(mask_fill="add", norm_epsilon_placement="inside", norm_
 
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_library_layers_train_and_drop_what_they_show(open_worker, backend):
-    asked = training("adamw", dropout_embeddings=0.2, dropout_head=0.3)
-    run = trained(open_worker, backend, asked, config=LIBRARY, implementation="library")
-    verdict = verdict_of(run, asked, config=LIBRARY)
+    plan = training("adamw", dropout_embeddings=0.2, dropout_head=0.3)
+    run = trained(open_worker, backend, plan, config=LIBRARY, implementation="library")
+    verdict = verdict_of(run, plan, config=LIBRARY)
     assert verdict.passed, verdict.first_divergence
     assert judged(verdict) >= SECTIONS
 
@@ -168,9 +168,9 @@ def test_library_layers_train_and_drop_what_they_show(open_worker, backend):
 def test_what_library_layers_keep_to_themselves_is_not_trained_silently(
     open_worker, implementation, rate, said
 ):
-    asked = training("adamw", dropout_weights=rate)
+    plan = training("adamw", dropout_weights=rate)
     with pytest.raises(Unsupported, match=said):
-        trained(open_worker, "torch", asked, config=LIBRARY, implementation=implementation)
+        trained(open_worker, "torch", plan, config=LIBRARY, implementation=implementation)
 
 
 SITES = ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")
@@ -180,7 +180,7 @@ RATES = {f"dropout_{site}": 0.1 + 0.03 * place for place, site in enumerate(SITE
 @pytest.mark.parametrize("execution", ["eager", pytest.param("compiled", marks=pytest.mark.in_turn)])
 @pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_every_framework_drops_the_same_elements(open_worker, backend, execution):
-    asked = training("adamw", **RATES)
-    asked = dataclasses.replace(asked, seed=2**40 + 11, steps=asked.steps[:2], reported=(0, 1))
-    verdict = verdict_of(trained(open_worker, backend, asked, execution=execution), asked)
+    plan = training("adamw", **RATES)
+    plan = dataclasses.replace(plan, seed=2**40 + 11, steps=plan.steps[:2], reported=(0, 1))
+    verdict = verdict_of(trained(open_worker, backend, plan, execution=execution), plan)
     assert verdict.passed, verdict.first_divergence

@@ -54,10 +54,10 @@ def test_sample_has_every_operation():
 def test_bugs_show_on_the_reference_in_their_runs(run):
     for bug in TRAINING.values():
         if bug.scenario == run:
-            found = shown(bug.name, bug.precisions[0])
-            assert found.step >= 0, bug.name
-            assert found.margin >= CLEARLY, bug.name
-            assert found.before * CLEARLY <= 1, bug.name
+            result = shown(bug.name, bug.precisions[0])
+            assert result.step >= 0, bug.name
+            assert result.margin >= CLEARLY, bug.name
+            assert result.before * CLEARLY <= 1, bug.name
 
 
 @pytest.mark.in_turn(command="mutants --every")
@@ -114,7 +114,7 @@ def test_another_step_or_recipe_is_named_without_an_entry(said):
 
 
 def halved(m, total):
-    return {name: one * 0.5 if m.kinds[name] == "bias" else one for name, one in total.items()}
+    return {name: gradient * 0.5 if m.kinds[name] == "bias" else gradient for name, gradient in total.items()}
 
 
 def without_last(m, right, gradients, squares):

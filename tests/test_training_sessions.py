@@ -24,8 +24,8 @@ STEPS = [BATCHES[:2], BATCHES[2:4], BATCHES[4:6], BATCHES[6:]]
 
 
 def recipe_of(name):
-    given = RECIPES[name] if name != "adamw" else {**RECIPES[name], **DROPOUT}
-    return Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples", **given)
+    fields = RECIPES[name] if name != "adamw" else {**RECIPES[name], **DROPOUT}
+    return Recipe(learning_rate=0.01, accumulation=2, accumulation_mean="samples", **fields)
 
 
 def request_of(recipe="adamw", steps=(), reported=(), seed=2**40 + 3, **settings):
@@ -33,9 +33,9 @@ def request_of(recipe="adamw", steps=(), reported=(), seed=2**40 + 3, **settings
     return Request(CONFIG, WEIGHTS, BATCHES[0], training=training, **settings)
 
 
-def the_same(one, other):
-    return one.keys() == other.keys() and all(
-        np.array_equal(one[name], other[name], equal_nan=True) for name in one
+def the_same(actual, expected):
+    return actual.keys() == expected.keys() and all(
+        np.array_equal(actual[name], expected[name], equal_nan=True) for name in actual
     )
 
 
@@ -54,8 +54,8 @@ def test_training_goes_on_from_a_state_with_the_bits_that_it_had(worker, recipe)
         for _ in range(2):  # a new session, and one that has gone on meanwhile
             another.load(halfway, 2)
             assert the_same(another.state(), halfway)
-            found = [another.step(batches, report=True) for batches in STEPS[2:]]
-            assert all(the_same(one, other) for one, other in zip(found, expected, strict=True))
+            actual = [another.step(batches, report=True) for batches in STEPS[2:]]
+            assert all(the_same(step, reference) for step, reference in zip(actual, expected, strict=True))
             assert the_same(another.state(), end)
 
 

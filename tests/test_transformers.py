@@ -103,23 +103,23 @@ class Library:
         # The program must report no missing or unexpected tensors.
         arrays = batch.arrays()
         ids = arrays["input_ids"]
-        given = {"input_ids": ids, "attention_mask": (ids != pad).astype(np.int64)}
-        given |= {"token_type_ids": arrays["segment_ids"]} if "segment_ids" in arrays else {}
-        inputs, found = (self.place.folder / name for name in ("inputs.npz", "found.npy"))
-        np.savez(inputs, **given)
-        said = json.loads(self.run(*command, folder, inputs, found))
-        assert not any(said.values()), said
-        return np.load(found)
+        feed = {"input_ids": ids, "attention_mask": (ids != pad).astype(np.int64)}
+        feed |= {"token_type_ids": arrays["segment_ids"]} if "segment_ids" in arrays else {}
+        inputs, outputs = (self.place.folder / name for name in ("inputs.npz", "found.npy"))
+        np.savez(inputs, **feed)
+        report = json.loads(self.run(*command, folder, inputs, outputs))
+        assert not any(report.values()), report
+        return np.load(outputs)
 
 
 @pytest.fixture(scope="module")
 def library(request, tmp_path_factory):
-    folder, (whole, alone) = tmp_path_factory.mktemp("transformers"), request.param
-    made = elsewhere.place(folder / "environment", folder)
-    made.install(*whole)
+    folder, (packages, alone) = tmp_path_factory.mktemp("transformers"), request.param
+    environment = elsewhere.place(folder / "environment", folder)
+    environment.install(*packages)
     if alone:
-        made.install("--no-deps", *alone)
-    return Library(made)
+        environment.install("--no-deps", *alone)
+    return Library(environment)
 
 
 COMMON = {"vocab_size": 29, "max_position_embeddings": 23, "num_labels": 3}
@@ -139,10 +139,10 @@ KINDS = {
 HEADS = {"ForSequenceClassification": "model", "Model": "encoder", "ForMaskedLM": "encoder"}
 
 
-def judged(checkpoint, batch, found):
+def judged(checkpoint, batch, output):
     expected = family.expect(checkpoint.config, checkpoint.weights(), batch, checkpoint.part, "float32")
     name = spec.output_name(checkpoint.config, checkpoint.part)
-    return judge_tensor(found, expected.values[name], expected.sigmas[name], "float32").ratio
+    return judge_tensor(output, expected.values[name], expected.sigmas[name], "float32").ratio
 
 
 def batch_for(checkpoint):
@@ -205,5 +205,5 @@ def test_the_last_version_with_other_frameworks_agrees(library, tmp_path, framew
     porting.write(read, tmp_path / "other", f"hugging-face-{framework}")
     batch = batch_for(read)
     for name, by in (("other", framework), ("one", "torch")):
-        found = library.output(tmp_path / name, batch, read.config.pad_id, LOADS, by, head)
-        assert judged(read, batch, found) < 1
+        output = library.output(tmp_path / name, batch, read.config.pad_id, LOADS, by, head)
+        assert judged(read, batch, output) < 1

@@ -9,21 +9,21 @@ from tests.conftest import is_the_only_one, turns
 
 
 def test_every_backend_meets_every_variant_in_every_precision_and_every_scenario():
-    met = defaultdict(set)
+    by_entry = defaultdict(set)
     for place, job in enumerate(check_jobs()):
         for entry in ((job.group, job.dtype), job.case.removeprefix(f"{job.group}-")):
-            met[entry] |= set(BUILT_IN) if is_the_only_one(job) else turns(sorted(BUILT_IN), place)
-    assert {entry: names for entry, names in met.items() if names != set(BUILT_IN)} == {}
+            by_entry[entry] |= set(BUILT_IN) if is_the_only_one(job) else turns(sorted(BUILT_IN), place)
+    assert {entry: names for entry, names in by_entry.items() if names != set(BUILT_IN)} == {}
     assert sum(map(is_the_only_one, check_jobs())) == sum(
         len(set(entry.only) - set(OWN)) for entry in SCENARIOS.values()
     ) + len(check_jobs(list(OWN)))
 
 
 def test_every_backend_meets_every_entry_of_two_lists():
-    met = {
+    meetings = {
         (name, which, entry)
         for place in range(16)
         for name in turns(sorted(BUILT_IN), place)
         for which, entry in enumerate(divmod(place, 4))
     }
-    assert len(met) == len(BUILT_IN) * 2 * 4
+    assert len(meetings) == len(BUILT_IN) * 2 * 4

@@ -12,11 +12,11 @@ from concord.backends.wire import check_description, check_info, returned
 from tests.toys.surroundings import refusal, toy
 
 
-def assert_same_bits(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same_bits(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
-        assert found[name].tobytes() == array.tobytes(), name
+        assert (actual[name].dtype, actual[name].shape) == (array.dtype, array.shape), name
+        assert actual[name].tobytes() == array.tobytes(), name
 
 
 # Arrays.
@@ -49,19 +49,19 @@ def test_arrays_of_any_bits_pass_through_messages_bit_for_bit(dtype, view):
     array = np.asarray(VIEWS[view](bits.view(dtype)[..., 0]))
     named = {"b": array, "a": array}
     run = Run(array, array, named, {"g": array}, "toy", dtype, {"version": "1"}, tap_gradients=named)
-    found = wire.decode(wire.encode(run))
-    assert list(found.taps) == list(found.tap_gradients) == list(named)
+    result = wire.decode(wire.encode(run))
+    assert list(result.taps) == list(result.tap_gradients) == list(named)
     names = arrays_of(run)
-    assert_same_bits(arrays_of(found), dict.fromkeys(names, np.array(array, dtype, order="C")))
-    assert (found.backend, found.dtype, found.info) == ("toy", dtype, {"version": "1"})
+    assert_same_bits(arrays_of(result), dict.fromkeys(names, np.array(array, dtype, order="C")))
+    assert (result.backend, result.dtype, result.info) == ("toy", dtype, {"version": "1"})
 
 
-def described(**said):
-    return json.dumps({"version": "1", **said})
+def described(**fields):
+    return json.dumps({"version": "1", **fields})
 
 
-def deviation(**said):
-    return {"deviations": [{"name": "softmax_floor", "value": -64, "reason": "clipped", **said}]}
+def deviation(**fields):
+    return {"deviations": [{"name": "softmax_floor", "value": -64, "reason": "clipped", **fields}]}
 
 
 NONSENSE = {

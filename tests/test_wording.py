@@ -15,9 +15,9 @@ NUMBERS = [float(x) for x in RANDOM.standard_normal(53) * 10.0 ** RANDOM.integer
 def test_numbers_that_differ_look_different(units):
     for number in NUMBERS:
         other = number + units * math.ulp(number)
-        made, right = instead(other, number).split(" instead of ")
-        assert made != right
-        assert max(abs(float(made) / other - 1), abs(float(right) / number - 1)) < 1e-5
+        actual, expected = instead(other, number).split(" instead of ")
+        assert actual != expected
+        assert max(abs(float(actual) / other - 1), abs(float(expected) / number - 1)) < 1e-5
 
 
 def test_no_more_digits_are_said_than_tell_numbers_apart():

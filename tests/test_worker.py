@@ -105,10 +105,10 @@ def test_a_worker_has_what_is_asked_whatever_the_parent_has(monkeypatch, device,
     for name in ("JAX_PLATFORMS", "CUBLAS_WORKSPACE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XLA_FLAGS", XLA)
-    found = opened(device, **settings)["environment"]
-    assert expected.items() <= found.items()
-    assert ("JAX_PLATFORMS" in found) == (device == "cpu")
-    assert ("CUBLAS_WORKSPACE_CONFIG" in found) == ("deterministic" in settings)
+    environment = opened(device, **settings)["environment"]
+    assert expected.items() <= environment.items()
+    assert ("JAX_PLATFORMS" in environment) == (device == "cpu")
+    assert ("CUBLAS_WORKSPACE_CONFIG" in environment) == ("deterministic" in settings)
 
 
 SHADOWS = ("torch", "json", "select", "numpy", "safetensors", "logging")
@@ -127,7 +127,9 @@ def test_a_framework_is_the_installed_one_wherever_somebody_stands(tmp_path):
     assert str(folder) not in [str(Path(entry).resolve()) for entry in about["path"]]
     assert "PYTHONSAFEPATH" not in about["environment"]
     installed = {name: importlib.util.find_spec(name) for name in about["origins"]}
-    assert about["origins"] == {name: found.origin if found else None for name, found in installed.items()}
+    assert about["origins"] == {
+        name: module_spec.origin if module_spec else None for name, module_spec in installed.items()
+    }
     assert not {"torch", "tensorflow", "paddle", "jax"} & set(about["modules"])
 
 
@@ -162,8 +164,8 @@ def test_a_run_had_weights_in_the_order_of_the_specification_and_says_who_made_i
     request = request_for(small_config(), dtype="bfloat16")
     shuffled = dataclasses.replace(request, weights=dict(reversed(request.weights.items())))
     with backends.open(toy("SaysTheOrder"), threads=1) as worker:
-        for one in (request, shuffled):
-            run = run_of(worker, one)
+        for variant in (request, shuffled):
+            run = run_of(worker, variant)
             assert run.info["order"] == list(spec.parameters(request.config))
     assert (run.backend, run.dtype, run.requested) == (worker.name, "bfloat16", ("taps", "gradients"))
     assert (list(run.taps), run.loss.shape) == (list(spec.taps(request.config)), ())

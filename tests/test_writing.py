@@ -57,9 +57,9 @@ def killed(at, act):
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1]) == (not said)
-    return said.decode().splitlines()
+        report = pipe.read()
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1]) == (not report)
+    return report.decode().splitlines()
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -81,18 +81,18 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path, format
     prepare()
     lines = killed(-1, write)
     naming = [number for number, name in enumerate(lines) if name.endswith("spec/folders.py")]
-    seen = []
+    states = []
     for moment in sorted({*map(int, np.linspace(0, len(lines) - 1, 7)), *naming}):
         prepare()
         assert killed(moment, write) == []
-        seen.append(bits(out) if out.exists() else None)
-        assert seen[-1] in (old, new), (moment, lines[moment])
-    assert old in seen
-    assert new in seen
+        states.append(bits(out) if out.exists() else None)
+        assert states[-1] in (old, new), (moment, lines[moment])
+    assert old in states
+    assert new in states
 
 
 def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "_renamed", lambda one, other, how: False)
+    monkeypatch.setattr(folders, "_renamed", lambda source, target, how: False)
     old, new, out = porting.from_weights(CONFIG, OLD), porting.from_weights(CONFIG, NEW), tmp_path / "out"
     porting.write(old, out, "concord")
     with pytest.raises(SpecError, match="--force replaces it"):
@@ -108,7 +108,7 @@ def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_p
 def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path, named):
     source = hugging_face(
         tmp_path / "source",
-        change=lambda found: {**found, "bert.embeddings.position_ids": np.arange(19)[None]},  # a buffer
+        change=lambda arrays: {**arrays, "bert.embeddings.position_ids": np.arange(19)[None]},  # a buffer
         hidden_dropout_prob=0.25,
         **named,  # otherwise classes are counted by num_labels
     )

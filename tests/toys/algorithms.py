@@ -79,8 +79,8 @@ def sums(total, order=1):
 
 def single_products(subscripts, a, b):
     # One array for each value of the first index that the result lacks.
-    left, result = subscripts.split("->")
-    index_a, index_b = left.split(",")
+    operands, result = subscripts.split("->")
+    index_a, index_b = operands.split(",")
     index = next(index for index in index_a if index in index_b and index not in result)
     place_a, place_b = index_a.index(index), index_b.index(index)
     return [
@@ -183,10 +183,10 @@ def tables(added):
 
 
 def added_by_products(total, rows, terms):
-    chosen, half = np.eye(len(total), dtype=total.dtype)[rows], len(rows) // 2
+    selection, half = np.eye(len(total), dtype=total.dtype)[rows], len(rows) // 2
     halves = slice(half), slice(half, None)
-    one, other = (contract("nr,nd->rd", chosen[part], terms[part]) for part in halves)
-    return one + other
+    first, second = (contract("nr,nd->rd", selection[part], terms[part]) for part in halves)
+    return first + second
 
 
 def added_by_row(total, rows, terms):

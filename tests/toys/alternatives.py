@@ -41,8 +41,8 @@ def size(x, axis):
 
 def largest_of(m, x, axis=3, through=False):
     # With `through`, the derivative flows through the largest entry.
-    found = m.max(x, axis)
-    return found if through else m.stop_gradient(found)
+    maximum = m.max(x, axis)
+    return maximum if through else m.stop_gradient(maximum)
 
 
 def powers(m, x):
@@ -53,7 +53,7 @@ def running(m, values=None, through=False, order=1):
     """Softmax in blocks of keys (B, H, Q, S), or with values their weighted sum (B, H, Q, K)."""
     scores, largest = m.unnormalised, None
     total = None
-    found = None
+    result = None
     for first in range(0, size(scores, 3), BLOCK)[::order]:
         part = scores[:, :, :, first : first + BLOCK]
         top = largest_of(m, part, through=through)
@@ -64,13 +64,13 @@ def running(m, values=None, through=False, order=1):
         if values is not None:
             new = m.einsum("bhqs,bshk->bhqk", exponentials, values[:, first : first + BLOCK])
         if largest is None:
-            total, found = summed, new
+            total, result = summed, new
         else:
             shrunk = m.exp(largest - now)
-            total, found = total * shrunk + summed, found * shrunk
-            found = m.concat([found, new][::order], 3) if values is None else found + new
+            total, result = total * shrunk + summed, result * shrunk
+            result = m.concat([result, new][::order], 3) if values is None else result + new
         largest = now
-    return found / total
+    return result / total
 
 
 def softmax_by_reciprocal(m):
@@ -128,8 +128,8 @@ def divided_last(m, exponentials):
 
 def attention_fused(m):
     """Forward in blocks, and backward from the log-sum-exp where a query sees a key."""
-    scores, seen = m.unnormalised, m.visible.any(-1, keepdims=True)
-    shift = m.stop_gradient(m.where(seen, log_sum_exp(m, scores), m.max(scores, 3)))
+    scores, visible = m.unnormalised, m.visible.any(-1, keepdims=True)
+    shift = m.stop_gradient(m.where(visible, log_sum_exp(m, scores), m.max(scores, 3)))
     backward = divided_last(m, m.exp(scores - shift))
     return joined(m, m.value_of(running(m, m.beside("value")), backward))
 
@@ -183,15 +183,15 @@ def two_passes(m):
 def corrected(m):
     """Subtract what rounding of the mean left in the squares."""
     mean, squares = two_passes(m)
-    left = m.sum(m.x - mean, -1)
-    return mean, squares - left * left / float(size(m.x, -1))
+    remainder = m.sum(m.x - mean, -1)
+    return mean, squares - remainder * remainder / float(size(m.x, -1))
 
 
 def one_pass(m, taken_off):
     # The mean of squares minus the square of the mean, after subtracting a number from each entry.
-    left = m.x - taken_off
-    mean = m.mean(left, -1)
-    return taken_off + mean, (m.mean(left * left, -1) - mean * mean) * float(size(m.x, -1))
+    deviations = m.x - taken_off
+    mean = m.mean(deviations, -1)
+    return taken_off + mean, (m.mean(deviations * deviations, -1) - mean * mean) * float(size(m.x, -1))
 
 
 def zero_or_first(m):
@@ -341,8 +341,8 @@ class OneStep(Edited):
         def pulled(key, gradient):
             if not gradients:
                 inner.backward(inner.sum(inner.multiply(result, inner.leaf(gradient))))
-                for one, (node, leaf) in leaves.items():
-                    gradients[one] = np.zeros_like(node.value) if leaf.gradient is None else leaf.gradient
+                for node_id, (node, leaf) in leaves.items():
+                    gradients[node_id] = np.zeros_like(node.value) if leaf.gradient is None else leaf.gradient
             return self.a.settle(gradients[key])
 
         operands = [(node, functools.partial(pulled, key)) for key, (node, _) in leaves.items()]
@@ -373,31 +373,33 @@ def run(algorithm, request):
 
 
 def _entries():
-    known = {**vars(bug), **vars(algorithms), **globals(), **EDITS}
+    namespace = {**vars(bug), **vars(algorithms), **globals(), **EDITS}
     for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items():
         edit, place = entry.get("edit", name), entry.get("place", "edit")
         if isinstance(edit, dict):
             ((edit, constants),) = edit.items()
-            found = with_constants(known[edit], constants)
+            definition = with_constants(namespace[edit], constants)
         else:
-            found = known[edit]
-        found = where(found, **entry["only_of"]) if "only_of" in entry else found
+            definition = namespace[edit]
+        definition = where(definition, **entry["only_of"]) if "only_of" in entry else definition
         change = (
-            found
-            if isinstance(found, Change)
-            else Algorithm(taps=tuple(entry.get("taps", ())), **{place: found})
+            definition
+            if isinstance(definition, Change)
+            else Algorithm(taps=tuple(entry.get("taps", ())), **{place: definition})
         )
         yield Bug(
             name=name, operation="alternatives", text=entry["text"], clause=entry["clause"], change=change
         )
 
 
-ALTERNATIVES = {one.name: one for one in _entries()}
+ALTERNATIVES = {alternative.name: alternative for alternative in _entries()}
 
 
 def __getattr__(backend):
     """Return the adapter of a backend whose workers compute by any alternative on request."""
     if backend not in BUILT_IN:
         raise AttributeError(backend)
-    CHANGES["alternative"] = {name: one.change for name, one in ALTERNATIVES.items() if one.change.edit}
+    CHANGES["alternative"] = {
+        name: alternative.change for name, alternative in ALTERNATIVES.items() if alternative.change.edit
+    }
     return importlib.import_module(f"concord.conformance.mutants.plugins.{backend}").Mutated

@@ -35,8 +35,8 @@ def __getattr__(name):
             request = dataclasses.replace(request, implementation=implementation)
             return self.run_stepped(request) if self.kind == "stepped" else super().run(request)
 
-        def build(self, request, *given):
-            built = super().build(request, *given)
+        def build(self, request, *arguments):
+            built = super().build(request, *arguments)
             if self.kind == "reset":
                 self.set_precision("tf32")
             return built

@@ -9,17 +9,17 @@ def halved(x):
     return {"output": x / 2}
 
 
-def leaves(**given):
+def leaves(**inputs):
     sys.exit(0)
 
 
-def raises(**given):
+def raises(**inputs):
     raise KeyError("no such layer")
 
 
-def dies(**given):
+def dies(**inputs):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def dies_without_a_word(**given):
+def dies_without_a_word(**inputs):
     os._exit(0)

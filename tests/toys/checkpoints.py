@@ -31,8 +31,8 @@ CONFIG = spec.variant("bert", **SIZES)
 
 def drawn(config=CONFIG, part="model", seed=3):
     """Random float32 weights."""
-    found = spec.initialize(config, seed=seed, part=part)
-    return {name: array.astype(np.float32) for name, array in found.items()}
+    weights = spec.initialize(config, seed=seed, part=part)
+    return {name: array.astype(np.float32) for name, array in weights.items()}
 
 
 WEIGHTS = drawn()
@@ -55,11 +55,11 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 def shards(folder, form="hugging-face"):
     """Split the tensors of a file into two files with an index."""
     path, container = folder / registry.known(form).weights[0], registry.known(form).container
-    found = {name: in_memory(np.array(stored.array())) for name, stored in container.read(path).items()}
+    tensors = {name: in_memory(np.array(stored.array())) for name, stored in container.read(path).items()}
     names = [f"{path.stem}-0000{number}-of-00002{path.suffix}" for number in (1, 2)]
-    places = {name: names[number % 2] for number, name in enumerate(found, 1)}
+    places = {name: names[number % 2] for number, name in enumerate(tensors, 1)}
     for shard in names:
-        container.write(folder / shard, {name: found[name] for name in found if places[name] == shard})
+        container.write(folder / shard, {name: tensors[name] for name in tensors if places[name] == shard})
     (folder / f"{path.name}{INDEX}").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     path.unlink()
 
@@ -115,9 +115,9 @@ def read(folder):
 def read_as_it_is(folder):
     """Read a checkpoint of ours with digests that match what was spoilt, as an attacker would write them."""
     path = folder / checkpoints.CONTENTS
-    said = path.read_bytes()
+    content = path.read_bytes()
     try:
-        data = json.loads(said)
+        data = json.loads(content)
         data["sha256"] = {name: sha256_of(folder / name) for name in data["sha256"]}
         path.write_text(json.dumps(data))
     except (SpecError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError):
@@ -125,4 +125,4 @@ def read_as_it_is(folder):
     try:
         read(folder)
     finally:
-        path.write_bytes(said)
+        path.write_bytes(content)

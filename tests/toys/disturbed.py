@@ -46,10 +46,10 @@ def spins():
 
 def forks(then):
     # The child has all file descriptors of this process.
-    ready, told = os.pipe()
+    ready, writer = os.pipe()
     if os.fork() == 0:
         note("hanging")
-        os.write(told, b"!")
+        os.write(writer, b"!")
         time.sleep(LONG)
         os._exit(0)
     os.read(ready, 1)
@@ -58,9 +58,9 @@ def forks(then):
 
 def hoards():
     print("allocating", file=sys.stderr, flush=True)
-    held = []
+    arrays = []
     for _ in range(96):
-        held.append(np.ones(1 << 22))  # 32 MiB, touched
+        arrays.append(np.ones(1 << 22))  # 32 MiB, touched
         time.sleep(0.01)
 
 
@@ -82,14 +82,14 @@ HAPPENINGS = {
 }
 
 
-def name_of(what, when="run"):
+def name_of(happening, when="run"):
     """The path of a disturbed backend."""
-    return f"tests.toys.disturbed:{what.replace(' ', '_')}_{when}"
+    return f"tests.toys.disturbed:{happening.replace(' ', '_')}_{when}"
 
 
 def __getattr__(name):
-    what, _, when = name.rpartition("_")
-    happens = HAPPENINGS.get(what.replace("_", " "))
+    happening, _, when = name.rpartition("_")
+    happens = HAPPENINGS.get(happening.replace("_", " "))
     if happens is None or when not in WHEN:
         raise AttributeError(name)
     if when == "found":

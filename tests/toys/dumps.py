@@ -13,11 +13,11 @@ from concord.spec.reference import reference
 def answer(folder, wrong=None):
     """Write a run beside each case of a folder, with one wrong tensor if named."""
     for path in folder.rglob("case.json"):
-        job, wanted = read_job(path.parent), json.loads(path.read_text())["wanted"]
+        job, request = read_job(path.parent), json.loads(path.read_text())["wanted"]
         truth = reference(job.config, job.weights, job.batch, True, job.part, job.dtype, job.dtype)
-        results = {"output": truth.taps[wanted["output"]], "loss": truth.loss}
-        results |= {f"taps/{name}": truth.taps[name] for name in wanted["taps"]}
-        results |= {f"gradients/{name}": truth.gradients[name] for name in wanted["gradients"]}
+        results = {"output": truth.taps[request["output"]], "loss": truth.loss}
+        results |= {f"taps/{name}": truth.taps[name] for name in request["taps"]}
+        results |= {f"gradients/{name}": truth.gradients[name] for name in request["gradients"]}
         if wrong is not None:
             results[wrong] = results[wrong] * results[wrong].dtype.type(1.01)
         arrays = {name: np.asarray(array, order="C") for name, array in results.items()}

@@ -34,8 +34,8 @@ class Of(nn.Module):
         for name, make in layers.items():
             setattr(self, name, make())
         with torch.no_grad():  # a fresh initialization would hide biases and gains
-            for one in self.parameters():
-                one.add_(0.1 * torch.randn(one.shape).to(one.dtype))
+            for weight in self.parameters():
+                weight.add_(0.1 * torch.randn(weight.shape).to(weight.dtype))
 
     def forward(self, *args, **kwargs):
         return self.function(self, *args, **kwargs)
@@ -45,17 +45,17 @@ def kind(*inputs, **layers):
     """Register a function with its layers; inputs given as shapes are drawn."""
 
     def register(function):
-        given = tuple(drawn(*x, seed=i) if isinstance(x, tuple) else x for i, x in enumerate(inputs))
-        KINDS[function.__name__] = lambda: (Of(function, layers).eval(), given)
+        arguments = tuple(drawn(*x, seed=i) if isinstance(x, tuple) else x for i, x in enumerate(inputs))
+        KINDS[function.__name__] = lambda: (Of(function, layers).eval(), arguments)
         return function
 
     return register
 
 
-def bits(*held):
+def bits(*values):
     """Everything that modules and inputs hold."""
     file = io.BytesIO()
-    torch.save(held, file)
+    torch.save(values, file)
     return file.getvalue()
 
 
@@ -92,14 +92,14 @@ class Reordered(TorchDispatchMode):
         if name in ("addmm", "baddbmm"):
             return func(args[0], args[1].flip(-1), args[2].flip(-2), *args[3:], **kwargs)
         if name == "sum" and tensors[0].is_floating_point():
-            made = func(args[0].flip(list(range(args[0].ndim))), *args[1:], **kwargs)
-            return made.flip(list(range(made.ndim)))
+            result = func(args[0].flip(list(range(args[0].ndim))), *args[1:], **kwargs)
+            return result.flip(list(range(result.ndim)))
         if name in self.WIDE.split():
             wide, back = torch.float64, torch.float32
             if kwargs.get("dtype") == back:
                 kwargs = {**kwargs, "dtype": wide}
-            made = func(*tree_map(lambda x: _in(x, back, wide), args), **kwargs)
-            return tree_map(lambda x: _in(x, wide, back), made)
+            result = func(*tree_map(lambda x: _in(x, back, wide), args), **kwargs)
+            return tree_map(lambda x: _in(x, wide, back), result)
         return func(*args, **kwargs)
 
 
@@ -115,9 +115,9 @@ def reordered(model):
             with Reordered():
                 return super().forward(*args, **kwargs)
 
-    made = copy.deepcopy(model)
-    made.__class__ = Otherwise
-    return made
+    twin = copy.deepcopy(model)
+    twin.__class__ = Otherwise
+    return twin
 
 
 # Perceptrons, gates, mixtures; one layer under two names.
@@ -141,10 +141,10 @@ def gates(m, x, y):
 
 @kind((5, 12), gate=linear(12, 7), experts=lambda: nn.ModuleList(nn.Linear(12, 12) for _ in range(7)))
 def mixture_of_experts(m, x):
-    weights, chosen = m.gate(x).softmax(-1).topk(2, -1)
+    weights, indices = m.gate(x).softmax(-1).topk(2, -1)
     y = torch.zeros_like(x)
     for number, expert in enumerate(m.experts):
-        rows, place = torch.where(chosen == number)
+        rows, place = torch.where(indices == number)
         y.index_add_(0, rows, expert(x[rows]) * weights[rows, place, None])
     return y
 
@@ -188,11 +188,11 @@ def u_net(m, x):
 )
 def convolutions(m, x):
     modes = ("reflect", "replicate", "circular", "constant")
-    found = {mode: m.conv(F.pad(x, (1, 2, 2, 1), mode)) for mode in modes}
-    found["shuffled"] = F.pixel_unshuffle(F.pixel_shuffle(m.conv(x), 2)[..., :10], 2)
-    found["deep"] = F.adaptive_avg_pool3d(F.elu(m.deep(x.unflatten(3, (2, 5)))), 1).flatten(1)
+    outputs = {mode: m.conv(F.pad(x, (1, 2, 2, 1), mode)) for mode in modes}
+    outputs["shuffled"] = F.pixel_unshuffle(F.pixel_shuffle(m.conv(x), 2)[..., :10], 2)
+    outputs["deep"] = F.adaptive_avg_pool3d(F.elu(m.deep(x.unflatten(3, (2, 5)))), 1).flatten(1)
     patches = m.patches(F.unfold(x, 3, padding=1).transpose(1, 2)).transpose(1, 2)
-    return found | {"folded": F.fold(patches, (7, 10), 3, padding=1)}
+    return outputs | {"folded": F.fold(patches, (7, 10), 3, padding=1)}
 
 
 @kind((2, 3, 11, 13), conv=conv(3, 3, 1))
@@ -218,12 +218,12 @@ def sampling(m, x):
     y, shift = m.conv(x), m.offset(x).permute(0, 2, 3, 1)
     axes = torch.linspace(-1, 1, 41), torch.linspace(-1, 1, 23)
     grid = torch.stack(torch.meshgrid(*axes, indexing="xy"), -1) + 0.1 * torch.tanh(shift)
-    found = {
+    outputs = {
         f"{mode}{i}": F.interpolate(y, (31, 61), mode=mode, **how)
         for mode in ("bilinear", "bicubic")
         for i, how in enumerate(({}, {"align_corners": True}, {"antialias": True}))
     }
-    return found | {
+    return outputs | {
         "nearest": F.interpolate(y, scale_factor=1.7),
         "area": F.interpolate(y, scale_factor=1.7, mode="area"),
         "deformed": F.grid_sample(y, grid, padding_mode="border", align_corners=True),

@@ -41,9 +41,9 @@ class Program:
         time.sleep(self.backend.sleep)
         request = self.request
         if request.training:
-            found = {}
-            self.trajectory.step([self.batch], found.__setitem__)
-            self.computed["loss"] = np.squeeze(found["losses.0"])
+            results = {}
+            self.trajectory.step([self.batch], results.__setitem__)
+            self.computed["loss"] = np.squeeze(results["losses.0"])
         else:
             problem = (request.config, request.weights, self.batch)
             truth = reference(*problem, dtype=request.dtype, arithmetic=request.dtype)
@@ -89,10 +89,10 @@ class Slow(Measurable):
 
 class OneLogitOff(Program):
     def results(self):
-        found = {name: array.copy() for name, array in self.computed.items()}
-        for array in found.values():
+        arrays = {name: array.copy() for name, array in self.computed.items()}
+        for array in arrays.values():
             array[(0,) * array.ndim] *= 1.001
-        return found
+        return arrays
 
 
 class OneParameterAsItWas(Program):
@@ -110,14 +110,14 @@ class EachStepTheFirst(Program):
 class OneGradientTwice(Program):
     """The gradient of one parameter is doubled, which AdamW's division hides."""
 
-    def __init__(self, *given):
-        super().__init__(*given)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         right = self.trajectory.limited
 
         def limited(gradients, squares):
-            found, norm = right(gradients, squares)
-            twice = self.trajectory.a.scale(found["classifier.bias"], 2.0)
-            return {**found, "classifier.bias": twice}, norm
+            result, norm = right(gradients, squares)
+            twice = self.trajectory.a.scale(result["classifier.bias"], 2.0)
+            return {**result, "classifier.bias": twice}, norm
 
         self.trajectory.limited = limited
 
@@ -151,8 +151,8 @@ SECONDS = 0.25
 class OnADevice(Program):
     """Notes each step and each wait."""
 
-    def __init__(self, *given):
-        super().__init__(*given)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.said = []
 
     def step(self):

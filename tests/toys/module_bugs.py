@@ -84,8 +84,8 @@ def gives(path, change):
 
 def both(*edits):
     def edit(model):
-        for one in edits:
-            one(model)
+        for change in edits:
+            change(model)
 
     return edit
 
@@ -143,10 +143,10 @@ def hidden_by(constant):
     return lambda mask, scores: torch.where(mask < -1, constant, mask)
 
 
-def diagonal(seen):
+def diagonal(offset):
     # A causal mask shifted to another diagonal, among keys that are not padding.
     def mask(mask, scores):
-        later = ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(seen)
+        later = ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(offset)
         padding = (mask.amax(-2, keepdim=True) < -1).expand(scores.shape)
         return torch.where(padding | later, MIN, 0.0)
 
@@ -237,7 +237,7 @@ BERT = bugs(
         "no residual",
         f"{OUT}.LayerNorm",
         r"term|residual",
-        instead(OUT, lambda s, own, x, given: s.LayerNorm(s.dense(x))),
+        instead(OUT, lambda s, own, x, residual: s.LayerNorm(s.dense(x))),
     ),
     ("norm without bias", f"{OUT}.LayerNorm", r"bias", weight(f"{OUT}.LayerNorm.bias", torch.zeros_like)),
     ("unbiased variance", f"{OUT}.LayerNorm", r"unbiased|n - 1", instead(f"{OUT}.LayerNorm", unbiased)),

@@ -72,12 +72,12 @@ class Encoder(nn.Module):
 def encoder(attention=Attention):
     # Freshly initialized weights would hide bugs.
     generator = torch.Generator().manual_seed(3)
-    made = Encoder(attention)
+    model = Encoder(attention)
     with torch.no_grad():
-        for name, parameter in sorted(made.named_parameters()):
+        for name, parameter in sorted(model.named_parameters()):
             drawn = torch.randn(parameter.shape, generator=generator) * 0.3
             parameter.copy_(drawn + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
-    return made.eval()
+    return model.eval()
 
 
 def texts():

@@ -75,7 +75,7 @@ class Revealing(NumpyBackend):
     """Describes the process in which it runs."""
 
     def describe(self):
-        found = {name: importlib.util.find_spec(name) for name in FRAMEWORKS}
+        specs = {name: importlib.util.find_spec(name) for name in FRAMEWORKS}
         return {
             **super().describe(),
             "pid": os.getpid(),
@@ -83,7 +83,7 @@ class Revealing(NumpyBackend):
             "path": sys.path,
             "folder": os.getcwd(),
             "modules": sorted(sys.modules),
-            "origins": {name: spec.origin if spec else None for name, spec in found.items()},
+            "origins": {name: spec.origin if spec else None for name, spec in specs.items()},
         }
 
 
@@ -98,9 +98,9 @@ def handing(change):
 class WrongScores(Model):
     """Scales scores by 1.001 in every layer but the first."""
 
-    def dot_product(self, name, q, *given):
+    def dot_product(self, name, q, *arguments):
         wrong = q if name.startswith("layers.0.") else self.a.scale(q, 1.001)
-        return super().dot_product(name, wrong, *given)
+        return super().dot_product(name, wrong, *arguments)
 
 
 class WrongAfterTheFirstLayer(NumpyBackend):

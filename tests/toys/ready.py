@@ -43,10 +43,10 @@ def hugging_face(folder, part="model", change=lambda tensors: tensors, **stated)
     weights = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, 3).items()}
     tensors = source_tables.native(bert, CONFIG, weights)
     kept = {name: array for name, array in tensors.items() if part == "model" or "classifier" not in name}
-    said = {**source_tables.stated(bert, CONFIG), "model_type": "bert", **stated}
+    settings = {**source_tables.stated(bert, CONFIG), "model_type": "bert", **stated}
     if "id2label" in stated:  # `id2label` implies it
-        del said["num_labels"]
-    (folder / "config.json").write_text(json.dumps(said))
+        del settings["num_labels"]
+    (folder / "config.json").write_text(json.dumps(settings))
     save_file(
         {name: np.ascontiguousarray(array) for name, array in change(kept).items()},
         folder / "model.safetensors",
@@ -77,14 +77,14 @@ def headed(folder, **others):
         for name, shape in shapes.items()
     }
     heads["bert.embeddings.position_ids"] = np.arange(CONFIG.max_positions)[None]
-    given = {name.replace("__", "."): array for name, array in others.items()}
+    extras = {name.replace("__", "."): array for name, array in others.items()}
     return hugging_face(
         folder,
         "encoder",
-        lambda found: {
-            **found,
+        lambda arrays: {
+            **arrays,
             **heads,
-            "cls.predictions.decoder.weight": found["bert.embeddings.word_embeddings.weight"],
-            **given,
+            "cls.predictions.decoder.weight": arrays["bert.embeddings.word_embeddings.weight"],
+            **extras,
         },
     )

@@ -26,15 +26,15 @@ def cut(result):
     if not result.verdict:
         return result
     kinds = {(section_of(row.tensor), row.status, bool(row.note)): row for row in result.table[::-1]}
-    few = [row for row in result.table if any(row is one for one in kinds.values())]
+    few = [row for row in result.table if any(row is other for other in kinds.values())]
     return replace(result, verdict=replace(result.verdict, table=few))
 
 
 def check():
     """A record with every outcome of a run."""
     report = reports.mixed()
-    made = record.made(replace(report, results=[*map(cut, report.results)]), "check", "a check")
-    return replace(made, written="2026-01-01T00:00:00+00:00", machine={"system": "Linux", "cores": 2})
+    document = record.made(replace(report, results=[*map(cut, report.results)]), "check", "a check")
+    return replace(document, written="2026-01-01T00:00:00+00:00", machine={"system": "Linux", "cores": 2})
 
 
 def kept(name, **shorter):
@@ -45,10 +45,10 @@ def kept(name, **shorter):
 
 
 def certificate():
-    made = record.read(ROOT / "docs" / "certificates" / "minilm-flax.json", KINDS)
-    report = made.outcome.report
+    document = record.read(ROOT / "docs" / "certificates" / "minilm-flax.json", KINDS)
+    report = document.outcome.report
     few = replace(report, results=[*map(cut, report.results[:2])])
-    return replace(made, outcome=replace(made.outcome, report=few, bugs=made.outcome.bugs[:3]))
+    return replace(document, outcome=replace(document.outcome, report=few, bugs=document.outcome.bugs[:3]))
 
 
 RECORDS = {

@@ -32,26 +32,26 @@ def verdicts():
             rounded.without(right, "layers.0.attention.scores"), info={"not_exposed": ["*.scores"]}
         ),
     }
-    found = {name: rounded.verdict_of(case, run).explained() for name, run in runs.items()}
+    by_name = {name: rounded.verdict_of(case, run).explained() for name, run in runs.items()}
     few = dataclasses.replace(few, gradients={}, requested=("taps",))
-    return found | {"undetermined": rounded.verdict_of(build_case("bert", "peaked"), few)}
+    return by_name | {"undetermined": rounded.verdict_of(build_case("bert", "peaked"), few)}
 
 
 @cache
 def mixed():
-    made = verdicts()
+    by_name = verdicts()
     results = [
-        result("torch", case="bert-full", verdict=made["right"]),
-        result("torch", verdict=made["right"]),
-        result("torch", dtype="float64", verdict=made["hidden"]),
-        result(WRONG, verdict=made["bug"]),
-        result(WRONG, case="bert-peaked", verdict=made["bug"]),
-        result(WRONG, case="bert-full", verdict=made["no number"]),
+        result("torch", case="bert-full", verdict=by_name["right"]),
+        result("torch", verdict=by_name["right"]),
+        result("torch", dtype="float64", verdict=by_name["hidden"]),
+        result(WRONG, verdict=by_name["bug"]),
+        result(WRONG, case="bert-peaked", verdict=by_name["bug"]),
+        result(WRONG, case="bert-full", verdict=by_name["no number"]),
         result("jax", "unsupported", detail="no such precision", dtype="float64"),
         result("tf", "crashed", detail="killed by SIGSEGV", stderr="first words\nlast words"),
         result("tf", "crashed", detail="killed by SIGSEGV", dtype="float64"),
         result("paddle", "absent", detail="No module named 'paddle'"),
-        result("half", dtype="bfloat16", verdict=made["undetermined"]),
+        result("half", dtype="bfloat16", verdict=by_name["undetermined"]),
     ]
     switches = {"matmul": "highest", "tf32": False}
     floor = {"name": "softmax_floor", "value": -64.0, "reason": "the kernel clips"}

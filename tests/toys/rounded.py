@@ -20,15 +20,15 @@ def truth_with(change, case, dtype="float32", arithmetic=None, memory=None):
     """The reference's results with a bug; `memory` is what it keeps between calls."""
     model = with_edits(change.at)
     model.memory = {} if memory is None else memory
-    asked = change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
-    made = dataclasses.replace(case, config=asked.config, weights=asked.weights, batch=asked.batch)
-    return truth_of(made, dtype, arithmetic, model=model)
+    request = change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
+    problem = dataclasses.replace(case, config=request.config, weights=request.weights, batch=request.batch)
+    return truth_of(problem, dtype, arithmetic, model=model)
 
 
 def as_run(truth, dtype="float32", **fields):
     """A run with these results, and no declarations."""
-    given = {"info": {"not_exposed": []}, **fields}
-    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype, **given)
+    options = {"info": {"not_exposed": []}, **fields}
+    return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype, **options)
 
 
 def run_of(case, dtype="float32", arithmetic=None, **more):
@@ -47,7 +47,9 @@ def declaring(run, name, value=1):
 
 
 def option(**fields):
-    return Change(request=lambda asked: dataclasses.replace(asked, config=asked.config.replace(**fields)))
+    return Change(
+        request=lambda request: dataclasses.replace(request, config=request.config.replace(**fields))
+    )
 
 
 def verdict_of(case, run, **more):
@@ -61,11 +63,11 @@ def explained(case, run):
 def other(run, name, change):
     """A run with a changed tensor, named as in a verdict."""
     gradient = name.removeprefix("gradients.")
-    held, name = ("taps", name) if gradient == name else ("gradients", gradient)
+    field, name = ("taps", name) if gradient == name else ("gradients", gradient)
     if (tap := name.removeprefix("taps.")) != name:
-        held, name = "tap_gradients", tap
-    tensors = getattr(run, held)
-    return dataclasses.replace(run, **{held: {**tensors, name: change(tensors[name].copy())}})
+        field, name = "tap_gradients", tap
+    tensors = getattr(run, field)
+    return dataclasses.replace(run, **{field: {**tensors, name: change(tensors[name].copy())}})
 
 
 def without(run, *names):

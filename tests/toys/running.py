@@ -48,12 +48,12 @@ class Running:
             pytest.skip("processes are found by their environment")
         self.mark, self.folder, self.notes = f"TOY_DISTURBANCE={uuid.uuid4().hex}", folder, folder / "notes"
         self.notes.mkdir()
-        given = dict([self.mark.split("=")], COLUMNS="200", TMPDIR=str(folder), TOY_NOTES=str(self.notes))
+        variables = dict([self.mark.split("=")], COLUMNS="200", TMPDIR=str(folder), TOY_NOTES=str(self.notes))
         with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "concord", *shlex.split(line), *map(str, words)],
                 cwd=ROOT,
-                env={**os.environ, **given, **environment},
+                env={**os.environ, **variables, **environment},
                 stdout=out,
                 stderr=err,
             )
@@ -61,9 +61,11 @@ class Running:
     def all(self):
         """Ids of the descendants."""
         ours, (name, value) = (self.process.pid, os.getpid()), self.mark.split("=")
-        found = psutil.process_iter(["environ"])
+        processes = psutil.process_iter(["environ"])
         return [
-            one.pid for one in found if (one.info["environ"] or {}).get(name) == value and one.pid not in ours
+            process.pid
+            for process in processes
+            if (process.info["environ"] or {}).get(name) == value and process.pid not in ours
         ]
 
     def end(self, patience=5.0):
@@ -76,10 +78,10 @@ class Running:
             self.process.kill()
             pytest.fail(f"it hangs: {self.said()[-2000:]}")
         until(lambda: not any(map(alive, self.all())), patience)
-        left = [pid for pid in self.all() if alive(pid)]
-        for pid in left:
+        survivors = [pid for pid in self.all() if alive(pid)]
+        for pid in survivors:
             os.kill(pid, signal.SIGKILL)
-        assert left == []
+        assert survivors == []
         assert "Traceback" not in errors(self.said()).replace("| Traceback", "")
         return code
 

@@ -22,8 +22,8 @@ class SharedCache(Cache):
         file = self.folder / hashlib.sha256(key.encode()).hexdigest()
         if file.exists():
             return pickle.loads(file.read_bytes())
-        made = make()
+        value = make()
         own = file.with_suffix(f".{os.getpid()}")  # another process may write the same file at this moment
-        own.write_bytes(pickle.dumps(made))
+        own.write_bytes(pickle.dumps(value))
         own.replace(file)
-        return made
+        return value

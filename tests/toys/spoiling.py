@@ -132,11 +132,11 @@ def spoilt(content, name, random):
 
 def other_lengths(text):
     """Yield JSON text in which one list of each kind is empty, one entry shorter, or one longer."""
-    data, seen = json.loads(text), set()
+    data, kinds = json.loads(text), set()
     for container, key, path in places(data):
         kind, value = tuple("*" if isinstance(step, int) else step for step in path), container[key]
-        if isinstance(value, list) and value and kind not in seen:
-            seen.add(kind)
+        if isinstance(value, list) and value and kind not in kinds:
+            kinds.add(kind)
             for container[key] in ([], value[:-1], [*value, value[-1]]):
                 yield json.dumps(data)
             container[key] = value

@@ -30,12 +30,14 @@ class Stepping:
 
     def step(self, batches, report=False):
         case = self.case if self.usual is None or self.steps >= self.late else self.usual
-        trajectory, found = self.trajectory(case), {}
+        trajectory, results = self.trajectory(case), {}
         trajectory.load(self.held, self.steps)
-        trajectory.step(batches, lambda name, values: found.__setitem__(name, np.array(values)))
+        trajectory.step(batches, lambda name, values: results.__setitem__(name, np.array(values)))
         self.held, self.steps = trajectory.state(), trajectory.steps
-        said = (lambda name: True) if report else lambda name: name == "norm" or name.startswith("losses.")
-        return {name: array for name, array in found.items() if said(name)}
+        is_reported = (
+            (lambda name: True) if report else lambda name: name == "norm" or name.startswith("losses.")
+        )
+        return {name: array for name, array in results.items() if is_reported(name)}
 
     def trajectory(self, case):
         # In low precision.
@@ -69,8 +71,8 @@ class Session(Stepping):
             {name: array.astype(stored) for name, array in super().step(batches, report).items()}
         )
 
-    def told(self, found):
-        return found
+    def told(self, results):
+        return results
 
     def predict(self, batch):
         weights = {**self.case.weights, **section(self.held, "parameters.")}
@@ -112,8 +114,8 @@ def of(**methods):
     return type("Wrong", (Right,), {"session": type("Wrong", (Session,), methods)})
 
 
-def without(found, *prefixes):
-    return {name: array for name, array in found.items() if not name.startswith(prefixes)}
+def without(results, *prefixes):
+    return {name: array for name, array in results.items() if not name.startswith(prefixes)}
 
 
 def failing(self, state, step):
@@ -123,10 +125,12 @@ def failing(self, state, step):
 
 
 Late = otherwise(late=2, epsilon=1e-6)
-Returning = of(told=lambda self, found: None)
+Returning = of(told=lambda self, results: None)
 ReturningUnknown = of(
-    told=lambda self, found: {**found, "velocity.pooler.bias": found["norm"], "loss": found["norm"]}
+    told=lambda self, results: {**results, "velocity.pooler.bias": results["norm"], "loss": results["norm"]}
 )
-ReturningRows = of(told=lambda self, found: {name: array[None] for name, array in found.items()})
-ReturningFew = of(told=lambda self, found: without(found, "gradients.", "norm", "rate", "parameters.pooler"))
+ReturningRows = of(told=lambda self, results: {name: array[None] for name, array in results.items()})
+ReturningFew = of(
+    told=lambda self, results: without(results, "gradients.", "norm", "rate", "parameters.pooler")
+)
 Loading = of(load=failing)

@@ -42,11 +42,11 @@ PROGRESS = re.compile(r" *\d+ s  \S")
 
 def commands(group=None, before=""):
     """All commands by the words that call them."""
-    found = {}
+    table = {}
     for name, command in (group or get_command(cli.app)).commands.items():
         within = hasattr(command, "commands")
-        found |= commands(command, f"{before}{name} ") if within else {f"{before}{name}": command}
-    return found
+        table |= commands(command, f"{before}{name} ") if within else {f"{before}{name}": command}
+    return table
 
 
 def toy(name, module="numpy_backend"):
@@ -80,9 +80,9 @@ def suite(line, folder=ROOT):
     return python(*words, folder=folder, patience=10 * PATIENCE, PYTHONPATH=str(ROOT))
 
 
-def errors(said):
+def errors(output):
     # Without progress.
-    return "".join(line for line in said.splitlines(keepends=True) if not PROGRESS.match(line))
+    return "".join(line for line in output.splitlines(keepends=True) if not PROGRESS.match(line))
 
 
 def contents(folder):
