@@ -148,10 +148,10 @@ class Certificate:
         if self.exit_code:
             lost = [f"{_run(run)}: {run.status}" for run in self.report.results if run.status != "agrees"]
             return f"Nothing is known to be wrong, but not all was judged: {'; '.join(lost)}."
-        found, runs = sum(bug.found for bug in self.bugs), len(self.report.results)
+        detections, runs = sum(bug.found for bug in self.bugs), len(self.report.results)
         return (
             f"The target is the source: {self.comparison.summary}; all {runs} runs agree; the judge finds "
-            f"{found} of {counted(len(self.bugs), 'bug')} that were put into its weights."
+            f"{detections} of {counted(len(self.bugs), 'bug')} that were put into its weights."
         )
 
 

@@ -146,9 +146,9 @@ def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
             mine[TIED], theirs[TIED] = ties
     files, others = _beside(first), _beside(second)
     apart = {name: _apart(files[name], others[name]) for name in files if name in others}
-    held = {name: tensor.held for name, tensor in first.tensors.items()}
+    digests = {name: tensor.held for name, tensor in first.tensors.items()}
     common = [name for name in first.tensors if name in second.tensors]
-    pairs = [_difference(name, first.tensors, second.tensors, first.config, held) for name in common]
+    pairs = [_difference(name, first.tensors, second.tensors, first.config, digests) for name in common]
     return Comparison(
         pairs.count(None),
         tuple(filter(None, pairs)),
@@ -185,7 +185,9 @@ def _compare_others(first: Checkpoint, second: Checkpoint) -> Others:
             other, lacking = ("B", second) if here == "A" else ("A", first)
             # A side that has the rest of this head would silently use the embeddings instead. A side without
             # the whole head is not affected.
-            if tensor.owner and any(one.startswith(name.rsplit(".", 2)[0]) for one in lacking.others):
+            if tensor.owner and any(
+                candidate.startswith(name.rsplit(".", 2)[0]) for candidate in lacking.others
+            ):
                 words = f"is in {here} alone, where it is no copy of {tensor.owner!r}"
                 words += f"; {TIED} is {_tied(lacking)} in {other}"
                 pairs.append(TensorDifference("untied", words, f"{TIED} was not heeded", tensor.foreign))
@@ -205,20 +207,22 @@ def _difference(
     first: Mapping[str, LazyTensor],
     second: Mapping[str, LazyTensor],
     config: EncoderConfig,
-    held: Mapping[str, tuple[str, str]] | None = None,
+    digests: Mapping[str, tuple[str, str]] | None = None,
 ) -> TensorDifference | None:
-    mine, theirs, held = first[name], second[name], held or {}
+    mine, theirs, digests = first[name], second[name], digests or {}
     bits = theirs.held
-    if mine.shape == theirs.shape and bits == (held.get(name) or mine.held):
+    if mine.shape == theirs.shape and bits == (digests.get(name) or mine.held):
         return None
-    others = [other for other in held if held[other] == bits and first[other].shape == theirs.shape]
+    others = [other for other in digests if digests[other] == bits and first[other].shape == theirs.shape]
     if not others:
         difference = classify(mine.read(), theirs.read(), name, config)
         words = "" if mine.dtype == theirs.dtype else f" ({mine.dtype} in A, {theirs.dtype} in B)"
         return replace(difference, words=difference.words + words)
     leaf = name.rpartition(".")[2]
-    other = next((one for one in others if one.endswith(f".{leaf}")), others[0])
-    layers = {one.split(".")[1] if one.startswith("layers.") else "" for one in (name, other)}
+    other = next((parameter for parameter in others if parameter.endswith(f".{leaf}")), others[0])
+    layers = {
+        parameter.split(".")[1] if parameter.startswith("layers.") else "" for parameter in (name, other)
+    }
     cause = "names were mapped to each other the wrong way"
     if len(layers) > 1:
         cause = "tensors of one layer were taken for those of another"

@@ -95,20 +95,20 @@ def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> T
 
 
 def _not_finite(both: _Both) -> Iterator[Finding]:
-    for one, other, which in both.sides:
-        places = np.argwhere(~np.isfinite(one) & np.isfinite(other))
-        fewer = np.isfinite(one).sum() < np.isfinite(other).sum()
+    for array, other, which in both.sides:
+        places = np.argwhere(~np.isfinite(array) & np.isfinite(other))
+        fewer = np.isfinite(array).sum() < np.isfinite(other).sum()
         # Unless one has more of them, they have only moved; if all of one are non-finite, _constant applies.
-        if not fewer or not np.isfinite(one).any():
+        if not fewer or not np.isfinite(array).any():
             continue
         place = tuple(places[0].tolist())
-        value, there = one[place], float(other[place])
+        value, there = array[place], float(other[place])
         more = f", and {len(places) - 1} more that are not finite" if len(places) > 1 else ""
-        narrow = np.isinf(value) and abs(there) > np.finfo(one.dtype).max
+        narrow = np.isinf(value) and abs(there) > np.finfo(array.dtype).max
         yield (
             "not finite",
             f"{which} is {value} at {place}, where the other is {there:g}{more}:",
-            f"{there:g} is out of the range of {one.dtype}" if narrow else "",
+            f"{there:g} is out of the range of {array.dtype}" if narrow else "",
         )
 
 
@@ -174,17 +174,17 @@ HIDDEN = (
 def _reordered(both: _Both) -> Iterator[Finding]:
     shape, heads, of_heads = both.first.shape, both.config.num_heads, _head_axis(both.name)
     ways = [] if of_heads is None or shape[of_heads] % heads else [("heads", of_heads, heads)]
-    ways += [(what, axis, shape[axis]) for axis, what in enumerate(PERMUTED.get(len(shape), ()))]
-    for what, axis, count in ways if both.first.dtype == both.second.dtype else ():
+    ways += [(unit, axis, shape[axis]) for axis, unit in enumerate(PERMUTED.get(len(shape), ()))]
+    for unit, axis, count in ways if both.first.dtype == both.second.dtype else ():
         turned = (contiguous(np.moveaxis(array, axis, 0)) for array in (both.first, both.second))
         mine, other = ([digest(part) for part in array.reshape(count, -1)] for array in turned)
         if sorted(mine) == sorted(other):
             moved = [place for place in range(count) if mine[place] != other[place]]
-            words = f"{len(moved)} {what} stand in another order, the first at {_listed(moved)}"
-            cause = _of_order(both.name, what)
-            if axis == of_heads and what != "heads" and _in_turns(mine, other, heads):
+            words = f"{len(moved)} {unit} stand in another order, the first at {_listed(moved)}"
+            cause = _of_order(both.name, unit)
+            if axis == of_heads and unit != "heads" and _in_turns(mine, other, heads):
                 cause = "the width was split as (head_dim, heads) where it is (heads, head_dim)"
-            yield f"{what} permuted", words, cause
+            yield f"{unit} permuted", words, cause
 
 
 def _in_turns(mine: Sequence[str], other: Sequence[str], heads: int) -> bool:
@@ -194,14 +194,14 @@ def _in_turns(mine: Sequence[str], other: Sequence[str], heads: int) -> bool:
     )
 
 
-def _of_order(name: str, what: str) -> str:
-    if what == "heads":
+def _of_order(name: str, unit: str) -> str:
+    if unit == "heads":
         return "heads were reordered: the model computes the same if all of the layer's tensors were"
-    if "token" in name and what == "rows":
+    if "token" in name and unit == "rows":
         return "the vocabulary was reordered"
-    if name.startswith("classifier") and what != "rows":
+    if name.startswith("classifier") and unit != "rows":
         return "the classes were reordered"
-    if any(name.endswith(end) and what == along for end, along in HIDDEN):
+    if any(name.endswith(end) and unit == along for end, along in HIDDEN):
         return "hidden units were reordered: the model computes the same if all of the layer's tensors were"
     return "they were sorted or mapped anew"
 
@@ -219,9 +219,9 @@ def _rounded(both: _Both) -> Iterator[Finding]:
 
 
 def _constant(both: _Both) -> Iterator[Finding]:
-    for one, _, which in both.sides:
-        if one.size > 1 and _equal(one, np.full_like(one, one.flat[0])):
-            number = float(one.flat[0])
+    for array, _, which in both.sides:
+        if array.size > 1 and _equal(array, np.full_like(array, array.flat[0])):
+            number = float(array.flat[0])
             new = number in (0.0, 1.0)
             cause = "it was never loaded: a new model begins so" if new else "it was filled, not loaded"
             yield "all the same", f"all numbers of {which} are {number:g}", cause
@@ -229,8 +229,8 @@ def _constant(both: _Both) -> Iterator[Finding]:
 
 def _scaled(both: _Both) -> Iterator[Finding]:
     products = squares = 0.0
-    for one, other in _strips(both.first, both.second):
-        mine, theirs = (array.astype(np.float64).reshape(-1) for array in (one, other))
+    for first, second in _strips(both.first, both.second):
+        mine, theirs = (array.astype(np.float64).reshape(-1) for array in (first, second))
         products, squares = products + float(mine @ theirs), squares + float(mine @ mine)
     by = products / squares if squares else 0.0
     # A factor this close to 1 is rounding, which the next look names.
@@ -240,13 +240,13 @@ def _scaled(both: _Both) -> Iterator[Finding]:
 
 def _of_scale(by: float, config: EncoderConfig) -> str:
     causes = {-1.0: "its sign is the other one"}
-    for what, number, scaled in (
+    for dimension, number, scaled in (
         ("d_model", config.d_model, "embeddings"),
         ("head_dim", config.head_dim, "scores"),
     ):
-        cause = f"the root of {what}: the scale of {scaled} is multiplied into it"
+        cause = f"the root of {dimension}: the scale of {scaled} is multiplied into it"
         causes |= {number**0.5: cause, number**-0.5: f"1 / {cause}"}
-    return next((cause for one, cause in causes.items() if math.isclose(by, one, rel_tol=1e-5)), "")
+    return next((cause for factor, cause in causes.items() if math.isclose(by, factor, rel_tol=1e-5)), "")
 
 
 def _rounding(both: _Both) -> Iterator[Finding]:
@@ -259,7 +259,7 @@ def _rows(both: _Both) -> Iterator[Finding]:
     apart = np.flatnonzero(~_alike(both.first, both.second).all(1)) if both.first.ndim == 2 else ()
     if 0 < len(apart) <= FEW_ROWS * len(both.first):
         words = f"{len(apart)} rows differ, the first at {_listed(apart)}:"
-        zeroed = [which for one, _, which in both.sides if not one[apart].any()]
+        zeroed = [which for array, _, which in both.sides if not array[apart].any()]
         padding = zeroed and [*apart] == [both.config.pad_id]
         yield "some rows", words, f"the row of padding is zeroed in {zeroed[0]}" if padding else ""
 
@@ -280,17 +280,15 @@ LOOKS: tuple[Look, ...] = (
 
 
 def _equal(first: Array, second: Array) -> bool:
-    return first.shape == second.shape and all(
-        _alike(one, other).all() for one, other in _strips(first, second)
-    )
+    return first.shape == second.shape and all(_alike(a, b).all() for a, b in _strips(first, second))
 
 
-def _alike(one: Array, other: Array) -> NDArray[np.bool_]:
-    if one.dtype == other.dtype:
+def _alike(first: Array, second: Array) -> NDArray[np.bool_]:
+    if first.dtype == second.dtype:
         # Bits, not values: NaN is equal to itself, and -0.0 is not 0.0.
-        bits = f"u{one.dtype.itemsize}"
-        return np.asarray(one.view(bits) == other.view(bits))
-    return np.asarray((one == other) | ((one != one) & (other != other)))
+        bits = f"u{first.dtype.itemsize}"
+        return np.asarray(first.view(bits) == second.view(bits))
+    return np.asarray((first == second) | ((first != first) & (second != second)))
 
 
 def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
@@ -303,27 +301,27 @@ def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
 
 def _near(both: _Both, factor: float = 1.0) -> bool:
     digits = max(precision(array.dtype.name).unit_roundoff for array in (both.first, both.second))
-    for one, other in _strips(both.first, both.second):
-        mine, theirs = one.astype(np.float64) * factor, other.astype(np.float64)
+    for first, second in _strips(both.first, both.second):
+        mine, theirs = first.astype(np.float64) * factor, second.astype(np.float64)
         size = np.maximum(abs(mine), abs(theirs))
         close = abs(mine - theirs) <= LAST_DIGITS * digits * size
-        if not np.where(np.isfinite(size), close, (mine == theirs) | _alike(one, other)).all():
+        if not np.where(np.isfinite(size), close, (mine == theirs) | _alike(first, second)).all():
             return False
     return True
 
 
 def _sizes(both: _Both) -> str:
-    count, odd, largest, squares, whole = 0, 0, 0.0, 0.0, 0.0
-    for one, other in _strips(both.first, both.second):
-        differ, mine, theirs = ~_alike(one, other), one.astype(np.float64), other.astype(np.float64)
+    count, odd, largest, squares, total = 0, 0, 0.0, 0.0, 0.0
+    for first, second in _strips(both.first, both.second):
+        differ, mine, theirs = ~_alike(first, second), first.astype(np.float64), second.astype(np.float64)
         finite = np.isfinite(mine) & np.isfinite(theirs)
         gaps = abs(theirs - mine)[finite]
         count += int(np.count_nonzero(differ))
         odd += int(np.count_nonzero(differ & ~finite))
         largest = max(largest, float(np.max(gaps, initial=0.0)))
         squares += float(gaps @ gaps)
-        whole += float(mine[finite] @ mine[finite])
-    relative = math.sqrt(squares / whole) if whole else math.inf if squares else 0.0
+        total += float(mine[finite] @ mine[finite])
+    relative = math.sqrt(squares / total) if total else math.inf if squares else 0.0
     words = f"{count} of {both.first.size} numbers differ"
     words += f", by at most {largest:.3g}" if largest else ""
     if largest and math.isfinite(relative):

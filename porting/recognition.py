@@ -56,16 +56,16 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
         SpecError: if nothing known is there.
     """
     folder, marks = folders.folder_of(path), (checkpoints.CONTENTS, checkpoints.CONFIG)
-    chosen = known(format) if format != AUTO else None
-    if not (chosen or table) and all((folder / mark).exists() for mark in marks):
+    choice = known(format) if format != AUTO else None
+    if not (choice or table) and all((folder / mark).exists() for mark in marks):
         why = f"{' and '.join(marks)} are those of this project's own checkpoints"
         return Recognition(OWN, why, folder, path)
-    modules = not table and (chosen.modules if chosen else (folder / sentences.MODULES).exists())
+    modules = not table and (choice.modules if choice else (folder / sentences.MODULES).exists())
     inner = sentences.places(folder)[0] if modules else folder
-    if chosen:
-        whole = folders.is_weights(path) or chosen.name == OWN
-        weights = path if whole else _weights([chosen], path, inner)
-        return Recognition(chosen.name, "it was said with --from", inner, weights)
+    if choice:
+        exact = folders.is_weights(path) or choice.name == OWN
+        weights = path if exact else _weights([choice], path, inner)
+        return Recognition(choice.name, "it was said with --from", inner, weights)
     candidates = [form for form in FORMATS.values() if form.modules == modules and form.name != OWN]
     candidates = [form for form in candidates if form.source or not table]
     weights = _weights(candidates, path, inner)
@@ -139,8 +139,8 @@ def _stated(folder: Path, name: str = folders.CONFIG) -> dict[str, Any]:
 
 def _of_this_kind(table: Table, stated: Mapping[str, Any]) -> bool:
     kind = stated.get(KIND)
-    wanted = [part.checkpoint.requires.get(KIND) for part in table.parts.values()]
-    return kind is None or any(words is None or kind in words for words in wanted)
+    kinds = [part.checkpoint.requires.get(KIND) for part in table.parts.values()]
+    return kind is None or any(words is None or kind in words for words in kinds)
 
 
 def _nearness(table: Table, names: Collection[str]) -> float:
@@ -148,5 +148,7 @@ def _nearness(table: Table, names: Collection[str]) -> float:
     part = table.parts.get("encoder") or part_of(table)
     prefixes = part.checkpoint.prefixes or [""]
     own = (fill(native.name, {"i": 0, "h": 0, "n": 1}) for native in part.weights.values())
-    wanted = {renamed(name, prefixes, "") for name in own}
-    return max(sum(prefix + name in names for name in wanted) for prefix in prefixes) / max(len(wanted), 1)
+    expected = {renamed(name, prefixes, "") for name in own}
+    return max(sum(prefix + name in names for name in expected) for prefix in prefixes) / max(
+        len(expected), 1
+    )

@@ -130,11 +130,11 @@ def files(
     return {name: folders.json_file(content) for name, content in contents.items()}
 
 
-def _modes(said: Mapping[str, Any]) -> list[Any]:
-    if POOLING in said:
-        return said[POOLING] if isinstance(said[POOLING], list) else [said[POOLING]]
+def _modes(settings: Mapping[str, Any]) -> list[Any]:
+    if POOLING in settings:
+        return settings[POOLING] if isinstance(settings[POOLING], list) else [settings[POOLING]]
     # Several flags concatenate the poolings; without a flag the library takes the mean.
-    return [mode for key, mode in OLDER.items() if said.get(key)] or ["mean"]
+    return [mode for key, mode in OLDER.items() if settings.get(key)] or ["mean"]
 
 
 def _brief(value: Any) -> str:

@@ -120,7 +120,7 @@ class TextEncoder:
         inputs = [a if b is None else (a, b) for a, b in rows]
         try:
             # Encode without truncation too: the difference is the number of truncated tokens.
-            whole = self.tokenizer.encode_batch(inputs)
+            full = self.tokenizer.encode_batch(inputs)
             self.tokenizer.enable_truncation(self.max_tokens, strategy="longest_first")
             cut = self.tokenizer.encode_batch(inputs)
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
@@ -131,7 +131,7 @@ class TextEncoder:
             EncodedText(
                 short.ids, short.type_ids, short.tokens, short.sequence_ids, len(long.ids) - len(short.ids)
             )
-            for long, short in zip(whole, cut, strict=True)
+            for long, short in zip(full, cut, strict=True)
         ]
 
 
