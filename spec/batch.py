@@ -68,10 +68,10 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
     Raises:
         UnknownNameError: for an unknown input.
     """
-    known = [field.name for field in dataclasses.fields(Batch)]
+    names = [field.name for field in dataclasses.fields(Batch)]
     for name in arrays:
-        if name not in known:
-            raise unknown("input", name, known)
+        if name not in names:
+            raise unknown("input", name, names)
     return Batch(**arrays)
 
 

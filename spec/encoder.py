@@ -131,9 +131,9 @@ class Model:
         """Return the gradient of a table with all rows, used or not."""
         if name not in self.rows:
             return gradient
-        whole = np.zeros((*gradient.shape[: self.a.lead], *self.weights.shape(name)), gradient.dtype)
-        whole[..., self.rows[name], :] = gradient
-        return whole
+        table = np.zeros((*gradient.shape[: self.a.lead], *self.weights.shape(name)), gradient.dtype)
+        table[..., self.rows[name], :] = gradient
+        return table
 
     def active(self, name: str) -> Mask | None:
         """Return where a ReLU had slope 1 according to its pinned result."""

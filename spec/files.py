@@ -244,10 +244,10 @@ def typed(
     raise SpecError([f"{line}{hint}" for line in _lines(other or problems)][:MOST_PROBLEMS])
 
 
-def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
+def _lines(errors: Iterable[ErrorDetails]) -> Iterator[str]:
     # Everything missing in one place shares a line.
     missing: dict[str, list[str]] = {}
-    for problem in found:
+    for problem in errors:
         *outer, last = ("", *problem["loc"])
         if problem["type"] == "missing":
             missing.setdefault(_place(outer[1:]), []).append(repr(last))

@@ -287,10 +287,10 @@ class MonteCarlo(Arithmetic):
         return pullback
 
     def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
-        left, result = subscripts.split("->")
+        operands, result = subscripts.split("->")
         # An operand shared by all samples is contracted once.
         indices = [
-            f"z{index}" if len(x) > 1 else index for index, x in zip(left.split(","), (a, b), strict=True)
+            f"z{index}" if len(x) > 1 else index for index, x in zip(operands.split(","), (a, b), strict=True)
         ]
         sampled = "z" if len(a) > 1 or len(b) > 1 else ""
         contracted = contract(

@@ -36,14 +36,14 @@ def contents(case: Case) -> tuple[dict[str, Any], Arrays]:
     """
     truth = reference(case.config, case.weights, case.batch, gradients=True, part=case.part)
     single = reference(case.config, case.weights, case.batch, part=case.part, dtype="float32")
-    whole = {
+    full = {
         **{f"weights/{name}": array for name, array in case.weights.items()},
         **{f"inputs/{name}": array for name, array in case.batch.arrays().items()},
         **{f"float64/{name}": array for name, array in expected(truth).items()},
         "float32/output": single.output,
         "float32/loss": single.loss,
     }
-    arrays, stored = {name: np.asarray(array, order="C") for name, array in whole.items()}, dict[str, Any]()
+    arrays, stored = {name: np.asarray(array, order="C") for name, array in full.items()}, dict[str, Any]()
     for name, array in arrays.items():
         if array.size > LARGE:
             rows = np.flatnonzero(array.reshape(len(array), -1).any(1))
@@ -85,12 +85,12 @@ def drift(folder: Path = FOLDER) -> list[str]:
         beside = stored[name].with_suffix(".safetensors")
         with collecting(problems):
             description, arrays = read_json(stored[name]), read_arrays(beside)
-            about, wanted = contents(current[name])
+            about, reference_arrays = contents(current[name])
             about["sha256"] = sha256_of(beside)
             problems += [
                 f"{name}.json: {key!r} differs" for key in about if description.get(key) != about[key]
             ]
-            problems += [f"{beside.name}: {problem}" for problem in _differences(arrays, wanted)]
+            problems += [f"{beside.name}: {problem}" for problem in _differences(arrays, reference_arrays)]
     return sorted(problems)
 
 

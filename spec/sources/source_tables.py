@@ -60,8 +60,10 @@ def read(path: Path) -> Table:
     for name, part in parts.items():
         part["name"] = name
         if model := parts.get(part.get("like")):
-            left = part.get("without", ())
-            weights = {key: native for key, native in model.get("weights", {}).items() if key not in left}
+            exclusions = part.get("without", ())
+            weights = {
+                key: native for key, native in model.get("weights", {}).items() if key not in exclusions
+            }
             ignored = [entry.get("checkpoint", {}).get("ignored", {}) for entry in (model, part)]
             parts[name] = _like({**model, "weights": weights}, part)
             parts[name]["checkpoint"]["ignored"] = {**ignored[0], **ignored[1]}
@@ -146,9 +148,10 @@ def configure(
         word = stated.get(option.key)
         spelled = word if isinstance(word, str) else json.dumps(word)
         if option.key in stated and spelled not in option.words:
-            known = ", ".join(option.words)
+            choices = ", ".join(option.words)
             problems.append(
-                f"{where}: key {option.key!r} is {word!r} but must be one of {known} [source={table.source}]"
+                f"{where}: key {option.key!r} is {word!r} but must be one of {choices} "
+                f"[source={table.source}]"
             )
         elif option.key in stated:
             fields[field] = option.words[spelled]
@@ -259,11 +262,11 @@ def canonical(
     entry, context = part_of(table, part), f"source={table.source}"
     places, required = bindings(entry, config), parameters(config, entry.name)
     converted, problems = gather(places, native, context)
-    known = {name for place in places.values() for name in place.names}
+    names = {name for place in places.values() for name in place.names}
     for name, array in native.items():
         wrong = (
             not_finite(name, array)
-            if name in known
+            if name in names
             else (f"{name!r} is unexpected: the source has no such weight in this configuration")
         )
         problems += [f"{wrong} [{context}]"] if wrong else []
