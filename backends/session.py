@@ -299,16 +299,16 @@ class FrameworkSession:
         """The :meth:`evaluation` of training and inference steps."""
         return self.evaluation(self.captured)
 
-    def infer(self, held: Any, fixed: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    def infer(self, weights: Any, fixed: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the logits (B, C)."""
         with self.adapter.without_gradients():
-            return self.evaluating(self.model_of(held, fixed), inputs, {}, False, False)[0]
+            return self.evaluating(self.model_of(weights, fixed), inputs, {}, False, False)[0]
 
     def observe(
-        self, held: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
+        self, weights: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
     ) -> Observation:
         """Return output, loss, all activations, and gradients if requested."""
-        model, evaluate = self.model_of(held, fixed), self.evaluation(captured=False)
+        model, evaluate = self.model_of(weights, fixed), self.evaluation(captured=False)
         if self.request.gradients:
             observed: Observation = self.adapter.training.differentiate(
                 evaluate, model, self.request.part, inputs, zeros, True

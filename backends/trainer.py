@@ -213,7 +213,7 @@ class Trainer(Course):
     def make_step(
         self,
         report: bool,
-        held: Any,
+        weights: Any,
         fixed: Any,
         state: Any,
         batches: Sequence[StepInputs],
@@ -226,12 +226,14 @@ class Trainer(Course):
             ``<section>.<native name>`` to report; parameters; optimizer state.
         """
         session, optimizer = self.session, self.optimizer
-        model = session.model_of(held, fixed)
+        model = session.model_of(weights, fixed)
         optimizer.variables, optimizer.state = self.variables(model), state
-        total, seen, results = self.accumulated(model, batches, numbers)
+        total, squares, results = self.accumulated(model, batches, numbers)
         limited, norm = self.limited(
             total,
-            lambda name: seen[name] if name in seen else self.operations.total(total[name] * total[name]),
+            lambda name: (
+                squares[name] if name in squares else self.operations.total(total[name] * total[name])
+            ),
         )
         results |= {} if norm is None else {"norm": norm}
         if report:
@@ -344,8 +346,8 @@ class Trainer(Course):
             tap = trace(model, inputs, record)
 
             def dropped(name: str, tensor: Tensor) -> Tensor:
-                taken = tap(name, tensor)
-                return taken * inputs[f"{DROPOUT}{name}"] if name in self.sites else taken
+                result = tap(name, tensor)
+                return result * inputs[f"{DROPOUT}{name}"] if name in self.sites else result
 
             return dropped
 

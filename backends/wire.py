@@ -234,9 +234,9 @@ def check_info(info: Any) -> None:
         raise SpecError(f"'info' is {repr(info)[:40]} but must be an object")
     # A string instead of a list would match, and so exempt, every tensor.
     lists = {"not_exposed": (str, "strings"), "deviations": (dict, "objects [clause=PRC-4]")}
-    for name, (kind, what) in lists.items():
+    for name, (kind, plural) in lists.items():
         if not _is_list_of(kind, info.get(name, [])):
-            raise SpecError(f"{name!r} is {info[name]!r} but must be a list of {what}")
+            raise SpecError(f"{name!r} is {info[name]!r} but must be a list of {plural}")
     switches = info.get("precision_switches", {})
     if not isinstance(switches, dict):
         raise SpecError(f"'precision_switches' is {switches!r} but must be an object")

@@ -71,15 +71,15 @@ def differentiate(
     recorded: bool,
 ) -> Observation:
     """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
-    wanted = {name: variable.value for name, variable in named(model).items() if variable.trainable}
-    wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
+    sources = {name: variable.value for name, variable in named(model).items() if variable.trainable}
+    sources |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     with tf.GradientTape(persistent=False, watch_accessed_variables=False) as tape:
-        tape.watch([*wanted.values(), *of_taps.values()])
+        tape.watch([*sources.values(), *of_taps.values()])
         output, loss, taps = evaluate(model, inputs, zeros, recorded)
-    wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
-    gradients = tape.gradient(loss, wanted, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    sources |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
+    gradients = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     # The gradient of a table comes as looked-up rows; the conversion sums them into the shape of the table.
     return Observation(
         output, loss, taps, {name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()}

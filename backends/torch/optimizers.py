@@ -86,10 +86,10 @@ class OwnOptimizer(Optimizer):
     def kept(self) -> dict[str, Tensor]:
         kept = {name: self.native.state[variable] for name, variable in self.variables.items()}
         return {
-            f"{moment}.{name}": found[key]
-            for name, found in kept.items()
+            f"{moment}.{name}": moments[key]
+            for name, moments in kept.items()
             for moment, key in MOMENTS[self.recipe.algorithm].items()
-            if key in found
+            if key in moments
         }
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
