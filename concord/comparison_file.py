@@ -117,7 +117,7 @@ def judge_all(kept: ComparisonFile, device: str) -> tuple[list[Result], dict[str
     model = candidates.placed(candidates.load(kept.reference), device)
     by_inputs = gather(kept.candidates.items(), lambda item: item[1].inputs or kept.inputs)
     for inputs, entries in by_inputs.items():
-        arrays, what = kept_inputs(inputs, kept.texts, kept.reference)
+        arrays, case = kept_inputs(inputs, kept.texts, kept.reference)
         compared = compare_several(
             model,
             {name: entry.way or candidates.loaded(entry.candidate) for name, entry in entries},
@@ -126,11 +126,15 @@ def judge_all(kept: ComparisonFile, device: str) -> tuple[list[Result], dict[str
             gradients=kept.gradients,
             seed=kept.seed,
         )
-        results += compared.explained().results(kept.reference, what)
+        results += compared.explained().results(kept.reference, case)
         notes |= compared.notes
         milliseconds = milliseconds or compared.milliseconds.get("reference", 0.0)
     findings = {name: entry.accepted for name, entry in kept.candidates.items()}
-    notes |= {one.backend: gone for one in results if (gone := unneeded(one, findings[one.backend]))}
+    notes |= {
+        judgement.backend: gone
+        for judgement in results
+        if (gone := unneeded(judgement, findings[judgement.backend]))
+    }
     return [accept(result, findings[result.backend]) for result in results], notes, milliseconds
 
 
@@ -139,19 +143,25 @@ def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
     if result.status != "diverges" or not findings:
         return result
     wrong = [row.tensor for row in result.table if row.status == "diverges"]
-    named = {name: one for one in findings for name in fnmatch.filter(wrong, one.tensor)}
-    outdated = [f"{one.version} was accepted, not {one.outdated}" for one in named.values() if one.outdated]
+    named = {name: finding for finding in findings for name in fnmatch.filter(wrong, finding.tensor)}
+    outdated = [
+        f"{finding.version} was accepted, not {finding.outdated}"
+        for finding in named.values()
+        if finding.outdated
+    ]
     others = [f"`{name}` diverges too, and is not accepted" for name in wrong if name not in named]
     if problems := [*dict.fromkeys(outdated), *others[:1]]:
         return replace(result, attribution="; ".join(problems))
-    reasons = "; ".join(dict.fromkeys(one.reason for one in named.values()))
+    reasons = "; ".join(dict.fromkeys(finding.reason for finding in named.values()))
     return replace(result, status=ACCEPTED, attribution=f"accepted: {reasons}")
 
 
 def unneeded(result: Result, findings: Sequence[AcceptedFinding]) -> str:
     """Name the findings that a result no longer has; empty if there are none."""
     wrong = [row.tensor for row in result.table if row.status == "diverges"]
-    gone = [one.tensor for one in findings if result.verdict and not fnmatch.filter(wrong, one.tensor)]
+    gone = [
+        finding.tensor for finding in findings if result.verdict and not fnmatch.filter(wrong, finding.tensor)
+    ]
     return f"accepted, but does not diverge any more: {', '.join(gone)}" if gone else ""
 
 

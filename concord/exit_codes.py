@@ -54,20 +54,20 @@ def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callab
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
     """Only note the first signal until the work is done; a later one ends the command at once."""
-    seen = list[tuple[int, float]]()
+    signals = list[tuple[int, float]]()
 
     def note(number: int, _frame: object) -> None:
         now = time.monotonic()
-        if not seen:
-            seen.append((number, now))
-        elif now - seen[0][1] > PATIENCE:
+        if not signals:
+            signals.append((number, now))
+        elif now - signals[0][1] > PATIENCE:
             restore()
             signal.raise_signal(number)
 
     with _handling(note) as restore:
-        yield lambda: bool(seen)
-    if seen:
-        signal.raise_signal(seen[0][0])
+        yield lambda: bool(signals)
+    if signals:
+        signal.raise_signal(signals[0][0])
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
@@ -144,8 +144,8 @@ def _failed(error: Exception) -> int:
     if os.environ.get("CONCORD_TRACEBACK"):
         traceback.print_exception(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {first_line(error)}"
+    message = f"{type(error).__name__}: {first_line(error)}"
     where = f"{os.path.basename(place.filename)}:{place.lineno}"
     return _said(
-        FAULT, f"a bug in Concord: {what} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from"
+        FAULT, f"a bug in Concord: {message} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from"
     )

@@ -111,8 +111,8 @@ def check_apart(folder: Path) -> None:
     """Refuse to replace a folder that is, contains or is inside what the command reads."""
     target = folder.resolve()
     for read in READ:
-        held = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))
-        if held or target.is_relative_to(read.resolve()):
+        contains = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))
+        if contains or target.is_relative_to(read.resolve()):
             raise SpecError(
                 f"{folder}: is, holds or lies in {read}, which is read; name another folder to write"
             )

@@ -113,10 +113,10 @@ class OwnModel(OptionGroup):
             )
         drawn, cases = set[str](), dict[str, Batch]()
         for case, batch in batches.items():
-            cases[f"{name}-{case}"] = whole = completed(config, batch, part, drawn=gradients)
+            cases[f"{name}-{case}"] = full_batch = completed(config, batch, part, drawn=gradients)
             with located(str(self.texts or self.inputs or self.checkpoint)):
-                validate_batch(config, whole, part)
-            drawn |= whole.arrays().keys() - batch.arrays().keys()
+                validate_batch(config, full_batch, part)
+            drawn |= full_batch.arrays().keys() - batch.arrays().keys()
         if gradients and drawn:
             are = "are" if len(drawn) > 1 or "labels" in drawn else "is"
             remarks.append(
@@ -199,8 +199,8 @@ def legible(text: str) -> str:
 
 def weights_of(checkpoint: Checkpoint, part: str) -> dict[str, NDArray[Any]]:
     """Return the parameters of a part."""
-    known = parameters(checkpoint.config, part)
-    return {name: array for name, array in checkpoint.weights().items() if name in known}
+    names = parameters(checkpoint.config, part)
+    return {name: array for name, array in checkpoint.weights().items() if name in names}
 
 
 def _read_batch(path: Path, config: EncoderConfig, part: str, remarks: list[str]) -> Batch:
@@ -241,15 +241,15 @@ def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
         )
 
 
-def _part(checkpoint: Checkpoint, asked: str, remarks: list[str]) -> str:
-    if asked not in PARTS:
-        raise SpecError(f"--part is {asked!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
-    part = checkpoint.part if asked == "model" else asked
+def _part(checkpoint: Checkpoint, option: str, remarks: list[str]) -> str:
+    if option not in PARTS:
+        raise SpecError(f"--part is {option!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
+    part = checkpoint.part if option == "model" else option
     # A checkpoint may run as a smaller part, not as a larger one.
     lacking = [name for name in parameters(checkpoint.config, part) if name not in checkpoint.tensors]
     if lacking:
         raise SpecError(
-            f"--part is {asked!r} but the checkpoint is the part {checkpoint.part!r}, "
+            f"--part is {option!r} but the checkpoint is the part {checkpoint.part!r}, "
             f"without {', '.join(lacking[:5])}"
         )
     if checkpoint.part != "model":

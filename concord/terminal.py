@@ -42,8 +42,8 @@ class Terminal(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Escape a text."""
-        if isinstance(renderable, Text) and (seen := shown(renderable.plain)) != renderable.plain:
-            renderable = Text(seen, renderable.style, end=renderable.end)
+        if isinstance(renderable, Text) and (text := shown(renderable.plain)) != renderable.plain:
+            renderable = Text(text, renderable.style, end=renderable.end)
         return super().render(renderable, options)
 
     def tell(self, text: str, style: str | None = None) -> None:

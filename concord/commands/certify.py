@@ -87,8 +87,8 @@ def certify(
 
 
 def _show(proof: Certificate, console: Terminal) -> None:
-    for side, what in ((proof.source, "source"), (proof.target, "target")):
-        console.tell(f"{what}: {side.path} ({side.format}), {len(side.files)} files")
+    for side, role in ((proof.source, "source"), (proof.target, "target")):
+        console.tell(f"{role}: {side.path} ({side.format}), {len(side.files)} files")
     console.tell(f"diff: {proof.comparison.summary}")
     for run in proof.report.results:
         worst = f", at most {run.worst:.2g} of a tolerance" if run.verdict else f": {run.detail}"

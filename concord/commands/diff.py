@@ -68,8 +68,8 @@ def _show(comparison: Comparison, console: Terminal) -> None:
     console.tell(comparison.summary, style="bold")
 
 
-def _differences(pairs: Iterable[TensorDifference], what: str = "") -> list[str]:
+def _differences(pairs: Iterable[TensorDifference], suffix: str = "") -> list[str]:
     return once(
-        (f"{pair.name}{what}", pair.words + f"\n  likely: {pair.cause}" * bool(pair.cause), pair.reason)
+        (f"{pair.name}{suffix}", pair.words + f"\n  likely: {pair.cause}" * bool(pair.cause), pair.reason)
         for pair in pairs
     )

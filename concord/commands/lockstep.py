@@ -63,9 +63,9 @@ def lockstep(
     def case() -> JudgedTraining:
         refuse(wrong)
         if checkpoint is None and variant is None:
-            chosen = {"recipe": recipe, "batch": batch, "tokens": tokens}
+            choices = {"recipe": recipe, "batch": batch, "tokens": tokens}
             why = "neither --variant nor CHECKPOINT is: the standard case has batches and a recipe of its own"
-            refuse([f"--{name} is given but {why}" for name, value in chosen.items() if value is not None])
+            refuse([f"--{name} is given but {why}" for name, value in choices.items() if value is not None])
             return training_cases.standard(steps or training_cases.STEPS, seed, dtype)
         drawn, how = _model(checkpoint, variant), _recipe(recipe or "adamw")
         longest = drawn["config"].max_positions - drawn["config"].position_start
