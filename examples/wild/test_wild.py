@@ -25,4 +25,4 @@ def test_a_program_gives_the_verdicts_that_the_guide_shows(name, monkeypatch):
     page = (HERE.parents[1] / "docs/guides/found-in-the-wild.md").read_text()
     verdicts = re.findall(r"^\| ([^|]*) \| (\w+) \|", done.stdout, re.MULTILINE)
     assert verdicts
-    assert all(f"| {what} | {verdict} |" in page for what, verdict in verdicts)
+    assert all(f"| {candidate} | {verdict} |" in page for candidate, verdict in verdicts)
