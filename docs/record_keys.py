@@ -137,9 +137,9 @@ def tables() -> str:
     roots = {"Every record": Record}
     for kind, name in KINDS.items():
         root = pkgutil.resolve_name(name)
-        known = next((title for title, other in roots.items() if other is root), "")
-        roots.pop(known, None)
-        roots[f"{known}, `{kind}`" if known else f"`{kind}`"] = root
+        section = next((title for title, other in roots.items() if other is root), "")
+        roots.pop(section, None)
+        roots[f"{section}, `{kind}`" if section else f"`{kind}`"] = root
     done, parts = set[Any](), list[str]()
     for title, root in roots.items():
         parts.append(f"## {title}")
