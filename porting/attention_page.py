@@ -116,15 +116,15 @@ def look(
     case = (config, model.weights, batch)
     large = family.is_large(JudgedProblem(*case, part, dtype=dtype, gradients=False))
     # The expectation of a large case is not cached: judging end to end would derive it again.
-    about = ("text", "text", dtype, part, *case)
-    job = _Looking(*about, end_to_end=not large, gradients=False, names=tuple(tensors))
+    problem = ("text", "text", dtype, part, *case)
+    job = _Looking(*problem, end_to_end=not large, gradients=False, names=tuple(tensors))
     report = conduct([job], names, settings, progress)
     maps = [job.seen[id(entry.verdict)] for entry in report.results if id(entry.verdict) in job.seen]
     tails = [tail(entry.backend) for entry in maps]
     return Attention(
         f"{model.name}: {text.text_a}{'' if text.text_b is None else f' | {text.text_b}'}",
         [*encoded.tokens, *["padding"] * (len(real) - len(encoded.ids))],
-        [int(place >= second) if there else -1 for place, there in enumerate(real.tolist())],
+        [int(place >= second) if is_real else -1 for place, is_real in enumerate(real.tolist())],
         np.asarray(visible_keys(config, real[None], config.num_heads)[0, 0, 0]),
         report.explained(),
         [
@@ -141,7 +141,7 @@ def attention_page(attention: Attention) -> str:
     worst = [*largest.values()][-1] if maps else np.zeros((0, 0))
     # The page opens at the worst head of the first layer beyond a tolerance.
     beyond = np.flatnonzero((worst > 1).any(-1)).tolist() if maps else []
-    about = {
+    contents = {
         "tokens": attention.tokens,
         "segments": attention.segments,
         "visible": [int(entry) for entry in attention.visible],
@@ -167,7 +167,7 @@ def attention_page(attention: Attention) -> str:
         headline=f"{subject}: {size}.{diverge}",
         compared=[],
         letters=string.ascii_lowercase[: max(attention.segments, default=0) + 1],
-        about=about,
+        about=contents,
         coded=_coded(maps),
         headings=[*largest],
         numbers=numbers,

@@ -74,7 +74,7 @@ def _lines(problems: Sequence[tuple[str, str, str]]) -> Iterator[str]:
             else f", likewise {len(group) - 1} more: {first_of([problem[0] for problem in group[1:]], FEW)}"
         )
         yield from (
-            f"{name} {message}{more} [{about}]" for name, message, about in group[: FEW if few else 1]
+            f"{name} {message}{more} [{context}]" for name, message, context in group[: FEW if few else 1]
         )
 
 
@@ -101,7 +101,7 @@ class _Matching:
         self.problems: list[tuple[str, str, str]] = []
         for name, parameter in parameters(config, part).items():
             self._take(name, shape_of(config, parameter))
-        carried = {self._spelled(kept.name): name for name, kept in self.rules.carried.items()}
+        carried = {self._spelled(entry.name): name for name, entry in self.rules.carried.items()}
         for native in file_tensors:
             if native not in self.owner:
                 self._leave(native, carried.get(native, ""))
@@ -119,23 +119,23 @@ class _Matching:
                 return old
         return name
 
-    def _problem(self, name: str, message: str, about: str = "") -> None:
-        self.problems.append((repr(name), message, about + self.context))
+    def _problem(self, name: str, message: str, context: str = "") -> None:
+        self.problems.append((repr(name), message, context + self.context))
 
     def _bind(
         self, name: str, natives: Sequence[str], layout: str, shape: tuple[int, ...]
     ) -> dict[str, LazyTensor]:
         """Join tensors into one of canonical shape; empty if they do not fit."""
-        expected, before = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
+        expected, count = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
         for native in natives:
-            stored, about = self.file_tensors.get(native), f"parameter={name}, "
+            stored, context = self.file_tensors.get(native), f"parameter={name}, "
             if stored is None:
-                self._problem(native, "is missing but is required", about)
+                self._problem(native, "is missing but is required", context)
             elif stored.dtype not in FLOATS:
-                self._problem(native, f"has dtype {stored.dtype} but must be a floating-point type", about)
+                self._problem(native, f"has dtype {stored.dtype} but must be a floating-point type", context)
             elif stored.shape != expected:
-                self._problem(native, f"has shape {stored.shape} but must be {expected}", about)
-        if len(self.problems) > before:
+                self._problem(native, f"has shape {stored.shape} but must be {expected}", context)
+        if len(self.problems) > count:
             return {}
         pieces = [self.file_tensors[native] for native in natives]
 
@@ -147,12 +147,12 @@ class _Matching:
         return {name: LazyTensor(pieces[0].dtype, shape, bits, foreign, layout, name, reason=reason)}
 
     def _take(self, name: str, shape: tuple[int, ...]) -> None:
-        place, kept = self.places.get(name), self.rules.positions if name == POSITIONS else None
+        place, buffer = self.places.get(name), self.rules.positions if name == POSITIONS else None
         natives = [self._spelled(native) for native in place.names] if place else []
         layout = place.layout if place else ""
         # Fixed positions are not weights of the source, but some files keep them as a buffer.
-        if not place and kept and (native := self._named(kept.name)) in self.file_tensors:
-            natives, layout = [native], kept.layout
+        if not place and buffer and (native := self._named(buffer.name)) in self.file_tensors:
+            natives, layout = [native], buffer.layout
         if natives:
             self.owner |= dict.fromkeys([native for native in natives if native in self.file_tensors], name)
             self.tensors |= self._bind(name, natives, layout, shape)
@@ -174,8 +174,8 @@ class _Matching:
         # Heads are outside the bare model, and never have its prefix.
         return next(
             (
-                why
-                for pattern, why in self.rules.ignored.items()
+                rule
+                for pattern, rule in self.rules.ignored.items()
                 if any(fnmatchcase(native, glob) for glob in (self._named(pattern), pattern))
             ),
             None,

@@ -54,35 +54,35 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
 def _of_source(
     tensors: dict[str, StoredTensor], form: Format, table: Table, folder: Path, more: dict[str, Any]
 ) -> Checkpoint:
-    path, stated = folders.stated(folder, table.source)
+    path, settings = folders.stated(folder, table.source)
     configs: dict[str, EncoderConfig] = {}
-    refused: list[SpecError] = []
+    errors: list[SpecError] = []
     for part, entry in table.parts.items():
         try:
             configs[part] = tables.configure(
-                table, {**_sized(stated, tensors, entry.checkpoint), **more}, part, str(path)
+                table, {**_sized(settings, tensors, entry.checkpoint), **more}, part, str(path)
             )
         except SpecError as error:  # parts of a source may have their own configurations
-            refused.append(error)
+            errors.append(error)
     if not configs:
-        raise refused[0]
-    matched = match(tensors, configs, form)
+        raise errors[0]
+    checkpoint = match(tensors, configs, form)
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
-    labels, words = folders.labels(files, stated), tables.words(table)
-    return replace(matched, files=files, labels=labels, source=table.source, words=words)
+    labels, words = folders.labels(files, settings), tables.words(table)
+    return replace(checkpoint, files=files, labels=labels, source=table.source, words=words)
 
 
 def _sized(
-    stated: dict[str, Any], tensors: dict[str, StoredTensor], rules: CheckpointTable
+    settings: dict[str, Any], tensors: dict[str, StoredTensor], rules: CheckpointTable
 ) -> dict[str, Any]:
     # Google's BERT does not state its number of classes; the shape of its classifier does.
-    places = {key: place.rpartition(":") for key, place in rules.sizes.items() if stated.get(key) is None}
+    places = {key: place.rpartition(":") for key, place in rules.sizes.items() if settings.get(key) is None}
     sizes = {
         key: tensors[name].shape[int(axis)]
         for key, (name, _, axis) in places.items()
         if name in tensors and len(tensors[name].shape) > int(axis)
     }
-    return {**stated, **sizes}
+    return {**settings, **sizes}
 
 
 def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
