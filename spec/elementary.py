@@ -135,8 +135,8 @@ def _parts(values: Array, axis: int, bits: int, count: int) -> list[NDArray[np.f
 def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, str], list[int]]:
     operands, result = subscripts.split("->")
     index_a, index_b = operands.split(",")
-    both = [i for i in index_a if i in index_b]
-    batch, inner = ("".join(i for i in both if (i in result) == kept) for kept in (True, False))
+    shared = [i for i in index_a if i in index_b]
+    batch, inner = ("".join(i for i in shared if (i in result) == in_result) for in_result in (True, False))
     rows = "".join(i for i in index_a if i not in index_b)
     columns = "".join(i for i in index_b if i not in index_a)
     order_a, order_b = (

@@ -37,8 +37,8 @@ EQUAL = 1e-5
 
 @functools.cache
 def _uniform(storage: np.dtype) -> Array:
-    drawn = np.random.Generator(np.random.SFC64(0x5EED)).random(PERIOD)
-    uniform: Array = (2 * drawn - 1).astype(storage)
+    numbers = np.random.Generator(np.random.SFC64(0x5EED)).random(PERIOD)
+    uniform: Array = (2 * numbers - 1).astype(storage)
     return uniform
 
 

@@ -45,5 +45,5 @@ def first_line(said: object) -> str:
 
 def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
     """List the first words, and the number of the others."""
-    listed, more = between.join(words[:most]), len(words) - most
-    return f"{listed}{' ' if between == ', ' else between}and {more} more" if more > 0 else listed
+    text, more = between.join(words[:most]), len(words) - most
+    return f"{text}{' ' if between == ', ' else between}and {more} more" if more > 0 else text

@@ -83,12 +83,12 @@ def _weight_problems(
 ) -> Iterator[str]:
     required = parameters(config, part.name)
     owners: dict[str, str] = {}
-    filled = {
+    bindings = {
         fill(pattern, {"i": i}): (fill(native.name, {"i": i}), native)
         for pattern, native in weights.items()
         for i in range(config.num_layers)
     }
-    for name, (source_name, native) in filled.items():
+    for name, (source_name, native) in bindings.items():
         if name not in required:
             yield f"{key}' names {name!r}, which is no parameter of the part"
             continue
@@ -104,7 +104,7 @@ def _weight_problems(
                 f"for rank {rank}"
             )
     for name, parameter in required.items():
-        if name not in filled and (parameter.kind != "positions" or part.positions.output is None):
+        if name not in bindings and (parameter.kind != "positions" or part.positions.output is None):
             yield f"{key}' lacks {name!r}, which the part requires"
 
 
