@@ -186,10 +186,10 @@ class FrameworkAdapter(ABC):
 
     def load(self, model: Any, config: EncoderConfig, weights: Weights, part: str) -> None:
         """Copy canonical weights into a model, rounding once (SPEC PRC-2, WGT-4)."""
-        named = self.training.named(model)
+        variables = self.training.named(model)
         for name, parameter in parameters(config, part).items():
             self.assign(
-                named[self.naming.native_name(name, parameter.kind)],
+                variables[self.naming.native_name(name, parameter.kind)],
                 np.ascontiguousarray(self.relaid(weights[name], parameter.kind)),
             )
 

@@ -78,8 +78,8 @@ class Trainer(Course):
 
     def variables(self, model: Any) -> dict[str, Any]:
         """Return trained parameters by native name."""
-        named = self.adapter.training.named(model)
-        return {native: named[native] for native in self.native.values()}
+        variables = self.adapter.training.named(model)
+        return {native: variables[native] for native in self.native.values()}
 
     def updating(self) -> Optimizer:
         """Return the optimizer of the recipe."""
@@ -110,7 +110,7 @@ class Trainer(Course):
                 for name in parameters(self.config, self.part)
             }
         )
-        kept = {}
+        native_state = {}
         with self.session.context():
             for name, entry in self.entries.items():
                 for moment in moments(self.recipe):
@@ -118,8 +118,8 @@ class Trainer(Course):
                         f"{moment}.{name}", np.zeros(self.request.weights[name].shape, np.float32)
                     )
                     native = np.ascontiguousarray(self.adapter.relaid(array, entry.kind))
-                    kept[f"{moment}.{self.native[name]}"] = self.session.tensor(native)
-            self.resume(kept, step)
+                    native_state[f"{moment}.{self.native[name]}"] = self.session.tensor(native)
+            self.resume(native_state, step)
         self.steps = step
 
     def resume(self, kept: Mapping[str, Tensor], step: int) -> None:
@@ -147,8 +147,8 @@ class Trainer(Course):
     def state(self) -> Arrays:
         """See :meth:`concord.backends.interface.TrainingSession.state`."""
         parameters = self.adapter.parameters(self.session.model, self.request)
-        kept = self.reported(self.optimizer.kept())
-        return {f"parameters.{name}": array for name, array in parameters.items()} | kept
+        optimizer_state = self.reported(self.optimizer.kept())
+        return {f"parameters.{name}": array for name, array in parameters.items()} | optimizer_state
 
     def info(self) -> dict[str, Any]:
         """See :meth:`concord.backends.interface.TrainingSession.info`."""
@@ -258,12 +258,12 @@ class Trainer(Course):
         squares_seen: dict[str, Tensor] = {}
         losses: dict[str, Tensor] = {}
         for number, inputs in enumerate(batches):
-            observed = self.adapter.training.differentiate(
+            observation = self.adapter.training.differentiate(
                 self.session.evaluating, model, self.part, inputs.inputs, inputs.zeros, bool(inputs.zeros)
             )
-            losses[f"losses.{number}"] = observed.loss
+            losses[f"losses.{number}"] = observation.loss
             weight = numbers.get(f"batch_weight.{number}")
-            gradients = observed.gradients
+            gradients = observation.gradients
             if weight is not None:
                 gradients = {name: weight * gradient for name, gradient in gradients.items()}
             total = self.added(total, {name: gradients[name] for name in self.native.values()}, weight)

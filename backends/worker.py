@@ -185,8 +185,8 @@ class Worker(Process):
             SpecError: for an invalid configuration or size.
             WorkerFailure: without an answer.
         """
-        about, arrays = self.call(0, f"bench.{operation}", **asked)
-        return about, arrays
+        answer, arrays = self.call(0, f"bench.{operation}", **asked)
+        return answer, arrays
 
     def train(self, request: Request) -> Remote:
         """Open a training session.

@@ -44,8 +44,8 @@ class ClassificationLoss(Tapped):
             loss = jnp.mean(losses)
         else:
             # Ignored samples leave both sum and count (LOS-3).
-            counted = labels != self.ignore_label
-            loss = jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / jnp.sum(counted).astype(
+            mask = labels != self.ignore_label
+            loss = jnp.sum(jnp.where(mask, losses, jnp.zeros_like(losses))) / jnp.sum(mask).astype(
                 losses.dtype
             )
         if self.l2_weight:
@@ -81,9 +81,9 @@ def differentiate(
         output, loss, taps = evaluate(model, {**inputs, **sources}, zeros, recorded)
         return loss, (output, taps)
 
-    by = (nnx.DiffState(0, nnx.Param), 1, 2)
+    argnums = (nnx.DiffState(0, nnx.Param), 1, 2)
     (loss, (output, taps)), (of_model, sources, of_taps) = nnx.value_and_grad(
-        loss_of, argnums=by, has_aux=True
+        loss_of, argnums=argnums, has_aux=True
     )(model, sources, zeros)
     sources = {f"inputs.{name}": gradient for name, gradient in sources.items()}
     # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).

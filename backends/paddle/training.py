@@ -40,9 +40,9 @@ class ClassificationLoss(Tapped):
             loss = paddle.mean(losses)
         else:
             # Ignored samples leave both sum and count (LOS-3).
-            counted = labels != self.ignore_label
-            loss = paddle.sum(paddle.where(counted, losses, paddle.zeros_like(losses))) / paddle.sum(
-                counted, dtype=losses.dtype
+            mask = labels != self.ignore_label
+            loss = paddle.sum(paddle.where(mask, losses, paddle.zeros_like(losses))) / paddle.sum(
+                mask, dtype=losses.dtype
             )
         if self.l2_weight:
             weight, bias = model.classifier.weight, model.classifier.bias

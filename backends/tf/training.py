@@ -41,9 +41,9 @@ class ClassificationLoss(Tapped):
             loss = tf.reduce_mean(losses, axis=0)
         else:
             # Ignored samples leave both sum and count (LOS-3).
-            counted = labels != self.ignore_label
-            count = tf.cast(tf.math.count_nonzero(counted, axis=0, dtype=tf.int64), losses.dtype)
-            loss = tf.reduce_sum(tf.where(counted, losses, tf.zeros_like(losses)), axis=0) / count
+            mask = labels != self.ignore_label
+            count = tf.cast(tf.math.count_nonzero(mask, axis=0, dtype=tf.int64), losses.dtype)
+            loss = tf.reduce_sum(tf.where(mask, losses, tf.zeros_like(losses)), axis=0) / count
         if self.l2_weight:
             weight, bias = model.classifier.kernel.value, model.classifier.bias.value
             loss = loss + 0.5 * self.l2_weight * (

@@ -39,8 +39,8 @@ class ClassificationLoss(Tapped):
             loss = torch.mean(losses)
         else:
             # Ignored samples leave both sum and count (LOS-3).
-            counted = labels != self.ignore_label
-            loss = torch.sum(torch.where(counted, losses, torch.zeros_like(losses))) / torch.sum(counted)
+            mask = labels != self.ignore_label
+            loss = torch.sum(torch.where(mask, losses, torch.zeros_like(losses))) / torch.sum(mask)
         if self.l2_weight:
             weight, bias = model.classifier.weight, model.classifier.bias
             loss = loss + 0.5 * self.l2_weight * (torch.sum(weight * weight) + torch.sum(bias * bias))
