@@ -82,12 +82,12 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
         elif isinstance(stream, io.TextIOWrapper):
             # A file name may hold bytes that the terminal's encoding lacks; printing it must not crash.
             stream.reconfigure(errors="backslashreplace")
-    came = list[tuple[int, float]]()
+    signals = list[tuple[int, float]]()
 
     def interrupt(number: int, _frame: object) -> None:
         now = time.monotonic()
-        if not came or now - came[-1][1] > PATIENCE:
-            came.append((number, now))
+        if not signals or now - signals[-1][1] > PATIENCE:
+            signals.append((number, now))
             raise KeyboardInterrupt
 
     # At exit Python restores all handlers but ignored ones, and the default of these signals kills.
@@ -102,7 +102,7 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
         except Exception as error:
             code = _failed(error)
         if code == INTERRUPTED:  # even if typer has caught KeyboardInterrupt
-            number = signal.Signals(came[0][0]) if came else signal.SIGINT
+            number = signal.Signals(signals[0][0]) if signals else signal.SIGINT
             words = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
             code = _said(128 + number, words)
     sys.exit(code if isinstance(code, int) else 0)

@@ -118,9 +118,9 @@ class OwnModel(OptionGroup):
                 validate_batch(config, full_batch, part)
             drawn |= full_batch.arrays().keys() - batch.arrays().keys()
         if gradients and drawn:
-            are = "are" if len(drawn) > 1 or "labels" in drawn else "is"
+            verb = "are" if len(drawn) > 1 or "labels" in drawn else "is"
             remarks.append(
-                f"{' and '.join(sorted(drawn))} {are} drawn, since nobody gave any: "
+                f"{' and '.join(sorted(drawn))} {verb} drawn, since nobody gave any: "
                 "gradients are those of the loss that follows"
             )
         return Own(name, config, part, weights_of(checkpoint, part), cases, remarks)
@@ -131,9 +131,9 @@ class OwnModel(OptionGroup):
         own = self.load(part, gradients)
         for line in own.remarks:
             Terminal(stderr=True).tell(line)
-        about = (own.part, own.config, own.weights)
+        arguments = (own.part, own.config, own.weights)
         return [
-            Job(own.name, case, dtype, *about, batch, gradients=gradients)
+            Job(own.name, case, dtype, *arguments, batch, gradients=gradients)
             for case, batch in own.batches.items()
             for dtype in dtypes
         ]
@@ -232,9 +232,9 @@ def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
     # The family masks by id: any other mask would be silently ignored.
     if mask.shape != ids.shape:
         raise SpecError(f"the mask has shape {mask.shape} but must be {ids.shape}, as 'input_ids' is")
-    apart = np.argwhere(mask.astype(bool) != (ids != pad_id))
-    if len(apart):
-        at = tuple(apart[0].tolist())
+    differences = np.argwhere(mask.astype(bool) != (ids != pad_id))
+    if len(differences):
+        at = tuple(differences[0].tolist())
         raise SpecError(
             f"the mask is {mask[at].item()} at {at}, where 'input_ids' is {ids[at]}, but must hide "
             f"{pad_id} ('pad_id') and nothing else [clause=MSK-1]"

@@ -79,10 +79,10 @@ def compare(
     outputs.check()
     selection, proposing = [*(candidate or ()), *(way or ())], names is not None and not names.exists()
     several = len(selection) > 1
-    alone = {"prove": prove, "alone-and-batched": alone_and_batched, "repro": repro, "list": listing}
+    flags = {"prove": prove, "alone-and-batched": alone_and_batched, "repro": repro, "list": listing}
     arguments = {
         **{"as": way, "inputs": inputs, "text": text, "gradients": gradients, "names": names},
-        **{"declare": declare, "seed": seed, "python": python, **alone},
+        **{"declare": declare, "seed": seed, "python": python, **flags},
     }
     refuse(
         [
@@ -90,7 +90,7 @@ def compare(
             for name in arguments
             if arguments[name] and reference is None
         ]
-        + [f"--{name} is given but is about one candidate alone" for name in alone if alone[name] and several]
+        + [f"--{name} is given but is about one candidate alone" for name in flags if flags[name] and several]
         + ["--text and --inputs are both given but one of them alone may be"] * bool(text and inputs)
         + [f"--device is {device!r} but must be cpu, cuda or cuda:N"] * (not options.DEVICE.fullmatch(device))
         + ["--list is given but is about the reference alone"] * (listing and len(selection) == 1)
@@ -112,7 +112,7 @@ def compare(
     started, milliseconds = time.perf_counter(), 0.0
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
         if reference is None or several:
-            kept = (
+            comparison_file = (
                 read_comparison_file()
                 if reference is None
                 else ComparisonFile(
@@ -124,8 +124,8 @@ def compare(
                     candidates=entries,
                 )
             )
-            reference, selection = kept.reference, [*kept.candidates]
-            results, notes, milliseconds = judge_all(kept, device)
+            reference, selection = comparison_file.reference, [*comparison_file.candidates]
+            results, notes, milliseconds = judge_all(comparison_file, device)
         else:
             model = candidates.placed(candidates.load(reference), device)
             ((name, entry),) = entries.items() or [("again", KeptCandidate(**own_options))]

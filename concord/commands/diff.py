@@ -62,8 +62,10 @@ def _show(comparison: Comparison, console: Terminal) -> None:
         console.tell(line, style=None if line.startswith(" ") else "red")
     if len(lines) > MOST:
         console.tell(f"and {len(lines) - MOST} lines more (--json)")
-    apart = comparison.others.apart.items()
-    for line in once((name, f"is no parameter, and was not compared: {why}", why) for name, why in apart):
+    reasons = comparison.others.apart.items()
+    for line in once(
+        (name, f"is no parameter, and was not compared: {reason}", reason) for name, reason in reasons
+    ):
         console.tell(line, style="magenta")
     console.tell(comparison.summary, style="bold")
 

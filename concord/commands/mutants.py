@@ -33,8 +33,8 @@ def mutants(
         lambda: matrix.mutable(workers.backend),
         lambda: matrix.chosen(mutant),
     )
-    elsewhere = {matrix.plugin(name): path for name, path in settings.python.items()}
-    settings = replace(settings, python=elsewhere)
+    interpreters = {matrix.plugin(name): path for name, path in settings.python.items()}
+    settings = replace(settings, python=interpreters)
     title = f"{len(bugs)} mutant{'' if len(bugs) == 1 else 's'}"
     with halting() as stopped:  # after the first signal, findings so far are written and shown
         turns = matrix.turns(bugs, names, every)

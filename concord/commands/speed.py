@@ -208,8 +208,8 @@ def _known(work: Workload) -> bool:
 
 
 def _measure(plan: SpeedPlan, outputs: options.Outputs) -> int:
-    kept = SpeedRecord(plan)
-    kept.settings["cores_busy_before"] = busy = machine.cores_busy()
+    record = SpeedRecord(plan)
+    record.settings["cores_busy_before"] = busy = machine.cores_busy()
     if busy > NOISE:
         Terminal(stderr=True).tell(
             f"warning: other processes keep {busy:.1f} of {os.cpu_count()} cores busy; "
@@ -219,20 +219,20 @@ def _measure(plan: SpeedPlan, outputs: options.Outputs) -> int:
     json, began = outputs.json, time.perf_counter()
 
     def keep(entry: dict[str, Any]) -> None:
-        kept.add(entry)
-        kept.seconds = time.perf_counter() - began
+        record.add(entry)
+        record.seconds = time.perf_counter() - began
         if json is not None:  # after each entry: an interrupted run keeps what it has
-            files.write(json, kept.record())
+            files.write(json, record.record())
 
     try:
-        kept.complete = measure(plan, keep, telling())
+        record.complete = measure(plan, keep, telling())
     finally:
-        kept.seconds = time.perf_counter() - began
-        last = kept.record()
+        record.seconds = time.perf_counter() - began
+        last = record.record()
         data = files.data(last)
         output_files.write(
             (json, lambda: files.text(last)),
             (outputs.html, lambda: output_files.page(last)),
-            show=lambda: show(data, Terminal()) if kept.entries else None,
+            show=lambda: show(data, Terminal()) if record.entries else None,
         )
     return last.exit_code
