@@ -116,9 +116,9 @@ class Workload:
         """Return the request to a backend, without weights."""
         batches = self.batches
         training = Training(self.recipe, [[batch] for batch in batches]) if self.recipe else None
-        how: dict[str, Any] = {**settings, "dtype": self.dtype, "training": training}
+        options: dict[str, Any] = {**settings, "dtype": self.dtype, "training": training}
         trained = training is not None
-        return Request(self.preset.config, {}, batches[0], taps=False, gradients=trained, **how)
+        return Request(self.preset.config, {}, batches[0], taps=False, gradients=trained, **options)
 
 
 def ragged(batch: int, tokens: int) -> list[int]:
