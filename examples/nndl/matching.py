@@ -33,7 +33,7 @@ def read(folder: Path) -> dict[str, list[dict[str, str]]]:
         first = file.readline().rstrip("\r\n").split("\t")
     header = "label" in first
     columns = first if header else [*["text_a", "text_b"][: len(first) - 1], "label"]
-    data = load_dataset(
+    datasets = load_dataset(
         "csv",
         data_files=files,
         sep="\t",
@@ -43,7 +43,7 @@ def read(folder: Path) -> dict[str, list[dict[str, str]]]:
         quoting=CSV_WITHOUT_QUOTES,
         keep_default_na=False,  # otherwise a text such as "NA" would be missing
     )
-    return {split: rows.to_list() for split, rows in data.items()}
+    return {split: rows.to_list() for split, rows in datasets.items()}
 
 
 def learn_tokenizer(samples: list[dict[str, str]], vocabulary: int, tokens: int) -> Tokenizer:
