@@ -95,10 +95,10 @@ def decorators(node: ast.stmt) -> list[ast.expr]:
     return getattr(node, "decorator_list", [])
 
 
-def in_order(named: list[list[str]]) -> list[str]:
+def in_order(lists: list[list[str]]) -> list[str]:
     """Merge lists of names into one that keeps each list's order."""
     order: list[str] = []
-    for names in named:
+    for names in lists:
         place = 0
         for name in names:
             if name in order:
@@ -167,8 +167,8 @@ def marked(line: str, common: set[str], definitions: dict[str, str]) -> str:
     parts = []
     for piece in re.split(f"({CLAUSE})", line.strip()):
         if piece in definitions:
-            about = html.escape(definitions[piece], quote=True)
-            parts.append(f'<a href="#{piece}" title="{about}">{piece}</a>')
+            definition = html.escape(definitions[piece], quote=True)
+            parts.append(f'<a href="#{piece}" title="{definition}">{piece}</a>')
             continue
         for word in WORDS.findall(piece):
             text = html.escape(word)
@@ -179,9 +179,11 @@ def marked(line: str, common: set[str], definitions: dict[str, str]) -> str:
 
 def table_row(row: Row, definitions: dict[str, str]) -> str:
     """Return a row as HTML."""
-    there = [set(words(cell[1])) for cell in row if cell is not None]
-    common = set.intersection(*there) if len(there) > 1 else set.union(*there)
-    same = len(there) == len(row) and len({tuple(words(cell[1])) for cell in row if cell is not None}) == 1
+    word_sets = [set(words(cell[1])) for cell in row if cell is not None]
+    common = set.intersection(*word_sets) if len(word_sets) > 1 else set.union(*word_sets)
+    same = (
+        len(word_sets) == len(row) and len({tuple(words(cell[1])) for cell in row if cell is not None}) == 1
+    )
     cells = []
     for cell in row:
         if cell is None:
@@ -189,7 +191,7 @@ def table_row(row: Row, definitions: dict[str, str]) -> str:
             continue
         number, line, prose = cell
         indent = len(line) - len(line.lstrip())
-        kind = "line" + " alone" * (len(there) == 1) + " prose" * prose
+        kind = "line" + " alone" * (len(word_sets) == 1) + " prose" * prose
         place = f'class="{kind}" data-line="{number}" style="--in:{indent}"'
         cells.append(f"<td {place}>{marked(line, common, definitions)}</td>")
     return f"<tr{' class=same' if same else ''}>{''.join(cells)}</tr>"
@@ -198,7 +200,7 @@ def table_row(row: Row, definitions: dict[str, str]) -> str:
 def page(name: str) -> str:
     """Return a page as HTML."""
     title, lead, patterns = PAGES[name]
-    definitions, body, contents, named = clauses(), list[str](), list[str](), set[str]()
+    definitions, body, contents, citations = clauses(), list[str](), list[str](), set[str]()
     for pattern in patterns:
         file = pattern.rpartition("/")[2].format("…")
         for part, rows in sections(pattern):
@@ -210,7 +212,7 @@ def page(name: str) -> str:
                 f"<small>{pattern.format('…')}</small></th></tr>"
                 f"{''.join(table_row(row, definitions) for row in rows)}</tbody>"
             )
-            named |= {key for row in rows for cell in row if cell for key in re.findall(CLAUSE, cell[1])}
+            citations |= {key for row in rows for cell in row if cell for key in re.findall(CLAUSE, cell[1])}
     others = " ".join(f'<a href="{key}.html">{PAGES[key][0]}</a>.' for key in PAGES if key != name)
     tabs = "".join(
         f'<label><input type="radio" name="framework" value="{short}"{" checked" * (short == "torch")}>'
@@ -225,7 +227,7 @@ def page(name: str) -> str:
     )
     texts = "".join(
         f'<dt id="{key}">{key}</dt><dd>{html.escape(definitions[key])}</dd>'
-        for key in sorted(named & set(definitions))
+        for key in sorted(citations & set(definitions))
     )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'

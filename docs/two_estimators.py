@@ -84,8 +84,8 @@ def ratios(variant: str) -> dict[str, np.ndarray]:
 
 def figures(by_activation: dict[str, np.ndarray]) -> tuple[float, list[float]]:
     """Return the median ratio over all elements, and the sorted medians of the activations."""
-    everything = np.concatenate([ratio.reshape(-1) for ratio in by_activation.values()])
-    return float(np.median(everything)), sorted(float(np.median(ratio)) for ratio in by_activation.values())
+    values = np.concatenate([ratio.reshape(-1) for ratio in by_activation.values()])
+    return float(np.median(values)), sorted(float(np.median(ratio)) for ratio in by_activation.values())
 
 
 if __name__ == "__main__":

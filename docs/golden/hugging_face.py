@@ -183,14 +183,14 @@ def write(folder: Path, source: str, case: str, dtype: str) -> None:
         else parameters[full].grad
         for name, full in names.items()
     }
-    stated = {name: getattr(config, name) for name in STATED if hasattr(config, name)}
-    ran = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    settings = {name: getattr(config, name) for name in STATED if hasattr(config, name)}
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     metadata = {
         "source": source,
         "case": case,
         "dtype": dtype,
-        "framework": ran,
-        "config": json.dumps(stated, sort_keys=True),
+        "framework": versions,
+        "config": json.dumps(settings, sort_keys=True),
     }
     path = folder / source / f"{case}{'.f64' if dtype == 'float64' else ''}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
