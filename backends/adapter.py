@@ -104,17 +104,17 @@ class FrameworkAdapter(ABC):
         Raises:
             Unsupported: if there is none, or listing what rules the request out.
         """
-        asked = f"implementation {request.implementation!r}"
+        label = f"implementation {request.implementation!r}"
         if request.implementation not in self.implementations:
-            raise Unsupported(f"{self.name} has no {asked}")
+            raise Unsupported(f"{self.name} has no {label}")
         name = variety(request.implementation, request.execution)
         if name not in self.implementations:
-            raise Unsupported(f"{self.name} keeps padding in its {asked}; 'library' can run without")
+            raise Unsupported(f"{self.name} keeps padding in its {label}; 'library' can run without")
         implementation = self.implementations[name]
         if reasons := implementation.unsupported_reasons(request):
             raise Unsupported(f"{self.name} cannot express this by its library layers: {'; '.join(reasons)}")
         if request.part not in implementation.parts:
-            raise Unsupported(f"{self.name} has no part {request.part!r} in its {asked}")
+            raise Unsupported(f"{self.name} has no part {request.part!r} in its {label}")
         return implementation
 
     def trace(self, request: Request) -> Trace:
@@ -186,10 +186,10 @@ class FrameworkAdapter(ABC):
 
     def load(self, model: Any, config: EncoderConfig, weights: Weights, part: str) -> None:
         """Copy canonical weights into a model, rounding once (SPEC PRC-2, WGT-4)."""
-        named = self.training.named(model)
+        variables = self.training.named(model)
         for name, parameter in parameters(config, part).items():
             self.assign(
-                named[self.naming.native_name(name, parameter.kind)],
+                variables[self.naming.native_name(name, parameter.kind)],
                 np.ascontiguousarray(self.relaid(weights[name], parameter.kind)),
             )
 

@@ -121,14 +121,14 @@ class Bench:
         """Run at least one step, until time or count is used up; return seconds of each."""
         assert self.steps is not None, "nothing is prepared"
         self._reset_peak_memory()
-        taken = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, count, seconds)
-        return {"seconds": taken, "peak_memory_bytes": self._peak_memory()}, {}
+        durations = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, count, seconds)
+        return {"seconds": durations, "peak_memory_bytes": self._peak_memory()}, {}
 
     def _on_cpu(self, steps: Steps, count: int, seconds: float) -> list[float]:
-        taken: list[float] = []
-        while not taken or (len(taken) < count and sum(taken) < seconds):
-            taken.append(mean_seconds(steps, 1))
-        return taken
+        durations: list[float] = []
+        while not durations or (len(durations) < count and sum(durations) < seconds):
+            durations.append(mean_seconds(steps, 1))
+        return durations
 
     def _on_device(self, steps: Steps, count: int, seconds: float) -> list[float]:
         # Start steps without waiting for each other, as in real use. The device's clock times each one;

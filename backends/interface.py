@@ -126,15 +126,15 @@ class Request(Settings, Problem):
             raise SpecError(
                 "'tap_gradients' is true but 'gradients' is false: those of taps come beside the others"
             )
-        named = (
+        options = (
             ("dtype", self.dtype, tuple(PRECISIONS)),
             ("implementation", self.implementation, IMPLEMENTATIONS),
             ("execution", self.execution, EXECUTIONS),
             ("precision", self.precision, PRECISION_MODES),
         )
-        for kind, name, known in named:
-            if name not in known and not (kind == "implementation" and ":" in name):
-                raise unknown(kind, name, list(known))
+        for kind, name, choices in options:
+            if name not in choices and not (kind == "implementation" and ":" in name):
+                raise unknown(kind, name, list(choices))
         if self.device.split(":")[0] not in ("cpu", "cuda"):
             raise unknown("device", self.device, ["cpu", "cuda"])
         validate_weights(self.config, self.weights, self.part, where)

@@ -108,14 +108,14 @@ def indices(request: Request) -> dict[str, Ids]:
     """
     if not request.execution.startswith(UNPADDED):
         return {}
-    kept = real_tokens(request.config, request.batch.required("input_ids"))  # (B, T)
-    kept[:, 0] = True
-    rows = np.flatnonzero(kept)
-    places = np.where(kept, np.cumsum(kept).reshape(kept.shape) - 1, 0)
+    mask = real_tokens(request.config, request.batch.required("input_ids"))  # (B, T)
+    mask[:, 0] = True
+    rows = np.flatnonzero(mask)
+    places = np.where(mask, np.cumsum(mask).reshape(mask.shape) - 1, 0)
     if request.execution.endswith("compiled"):
         # Fill up with copies of the first row. No place refers to them.
-        filled = min(-(-len(rows) // MULTIPLE) * MULTIPLE, kept.size)
-        rows = np.concatenate([rows, np.full(filled - len(rows), rows[0])])
+        length = min(-(-len(rows) // MULTIPLE) * MULTIPLE, mask.size)
+        rows = np.concatenate([rows, np.full(length - len(rows), rows[0])])
     return {"rows": rows.astype(np.int64), "places": places.astype(np.int64)}
 
 

@@ -81,10 +81,12 @@ def _runs(task: Path) -> bool:
 
 def gpus() -> list[str]:
     """Return names of all NVIDIA GPUs, even if no framework sees them."""
-    described = [path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    descriptions = [
+        path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    ]
     models = [
         line.partition(":")[2].strip()
-        for text in described
+        for text in descriptions
         for line in text.splitlines()
         if line.startswith("Model:")
     ]

@@ -151,18 +151,18 @@ class Process:
 
     def _watch(self, done: threading.Event) -> None:
         assert self._process is not None
-        left, looked = self.time_limit, time.monotonic()
+        remaining, previous = self.time_limit, time.monotonic()
         while not done.wait(GLANCE):
             now = time.monotonic()
             # Time during which the parent was stopped, for example by Ctrl-Z, does not count.
-            left, looked = left - min(now - looked, 1.0), now
+            remaining, previous = remaining - min(now - previous, 1.0), now
             size = self.size
             self.peak_memory = max(self.peak_memory, size)
             if size > self.memory_limit:
-                held, limit = size / 2**20, self.memory_limit / 2**20
-                detail = f"it held {held:,.0f} MiB, over its limit of {limit:,.0f} MiB, and was stopped"
+                usage, limit = size / 2**20, self.memory_limit / 2**20
+                detail = f"it held {usage:,.0f} MiB, over its limit of {limit:,.0f} MiB, and was stopped"
                 self._stopped_for = "out of memory", detail
-            elif left < 0:
+            elif remaining < 0:
                 self._stopped_for = "timed out", f"no answer within {self.time_limit:g} s; it was stopped"
             if self._stopped_for or self._process.poll() is not None:
                 self._kill()

@@ -58,10 +58,10 @@ def serve(descriptor: int, target: str) -> None:
             return
         size = len(message)
         try:
-            number, method, arguments, named = decode(message)
+            number, method, arguments, keywords = decode(message)
             del message  # it may hold gigabytes
-            value = attrgetter(method)(objects[number])(*arguments, **named)
-            del arguments, named
+            value = attrgetter(method)(objects[number])(*arguments, **keywords)
+            del arguments, keywords
             if isinstance(value, StaysHere):
                 objects.append(value)
                 value = len(objects) - 1

@@ -176,20 +176,20 @@ class FrameworkSession:
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.to_numpy
         zeros = {name: self.tensor(array) for name, array in request.zeros().items()}
         with self.context():
-            observed = self.traced(self.observe, *self.operands, zeros)(*self.operands, zeros)
+            observation = self.traced(self.observe, *self.operands, zeros)(*self.operands, zeros)
         gradients, tap_gradients = split_gradients(
             {
                 name: to_numpy(gradient)
-                for name, gradient in observed.gradients.items()
+                for name, gradient in observation.gradients.items()
                 if name.startswith(("inputs.", "taps."))
             }
         )
-        gradients = adapter.export(observed.gradients, request.config, request.part) | gradients
-        taps = {name: to_numpy(tensor) for name, tensor in observed.taps.items()} if request.taps else {}
+        gradients = adapter.export(observation.gradients, request.config, request.part) | gradients
+        taps = {name: to_numpy(tensor) for name, tensor in observation.taps.items()} if request.taps else {}
         self.confirm()
         return Run(
-            to_numpy(observed.output),
-            to_numpy(observed.loss),
+            to_numpy(observation.output),
+            to_numpy(observation.loss),
             taps,
             gradients,
             adapter.name,
@@ -205,15 +205,15 @@ class FrameworkSession:
             Overruled: naming every changed switch.
         """
         switches = self.adapter.read_switches()
-        changed = [
+        problems = [
             f"{name} is {switches.get(name)!r} but was set to {value!r}"
             for name, value in self.adapter.wanted(self.request).items()
             if switches.get(name) != value
         ]
-        if changed:
+        if problems:
             raise Overruled(
                 f"{self.adapter.name} did not compute as it was asked to: after the run "
-                f"{'; '.join(changed)} [clause=PRC-3]"
+                f"{'; '.join(problems)} [clause=PRC-3]"
             )
 
     def evaluate(
@@ -260,12 +260,12 @@ class FrameworkSession:
     def info(self) -> dict[str, Any]:
         """See :attr:`concord.backends.interface.Run.info`."""
         kind = self.request.device.split(":")[0]
-        about = {name: getattr(self.request, name) for name in ASKED} | self.adapter.describe()
-        about["deviations"] = [
+        info = {name: getattr(self.request, name) for name in ASKED} | self.adapter.describe()
+        info["deviations"] = [
             *self.adapter.known_deviations[kind],
             *self.implementation.known_deviations.get(kind, []),
         ]
-        return about | {"not_exposed": list(self.implementation.not_exposed)}
+        return info | {"not_exposed": list(self.implementation.not_exposed)}
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -299,21 +299,21 @@ class FrameworkSession:
         """The :meth:`evaluation` of training and inference steps."""
         return self.evaluation(self.captured)
 
-    def infer(self, held: Any, fixed: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    def infer(self, weights: Any, fixed: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the logits (B, C)."""
         with self.adapter.without_gradients():
-            return self.evaluating(self.model_of(held, fixed), inputs, {}, False, False)[0]
+            return self.evaluating(self.model_of(weights, fixed), inputs, {}, False, False)[0]
 
     def observe(
-        self, held: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
+        self, weights: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
     ) -> Observation:
         """Return output, loss, all activations, and gradients if requested."""
-        model, evaluate = self.model_of(held, fixed), self.evaluation(captured=False)
+        model, evaluate = self.model_of(weights, fixed), self.evaluation(captured=False)
         if self.request.gradients:
-            observed: Observation = self.adapter.training.differentiate(
+            observation: Observation = self.adapter.training.differentiate(
                 evaluate, model, self.request.part, inputs, zeros, True
             )
-            return observed
+            return observation
         with self.adapter.without_gradients():
-            output, loss, recorded = evaluate(model, inputs, {}, True)
-        return Observation(output, loss, recorded, {})
+            output, loss, activations = evaluate(model, inputs, {}, True)
+        return Observation(output, loss, activations, {})

@@ -78,8 +78,8 @@ class Trainer(Course):
 
     def variables(self, model: Any) -> dict[str, Any]:
         """Return trained parameters by native name."""
-        named = self.adapter.training.named(model)
-        return {native: named[native] for native in self.native.values()}
+        variables = self.adapter.training.named(model)
+        return {native: variables[native] for native in self.native.values()}
 
     def updating(self) -> Optimizer:
         """Return the optimizer of the recipe."""
@@ -110,7 +110,7 @@ class Trainer(Course):
                 for name in parameters(self.config, self.part)
             }
         )
-        kept = {}
+        native_state = {}
         with self.session.context():
             for name, entry in self.entries.items():
                 for moment in moments(self.recipe):
@@ -118,8 +118,8 @@ class Trainer(Course):
                         f"{moment}.{name}", np.zeros(self.request.weights[name].shape, np.float32)
                     )
                     native = np.ascontiguousarray(self.adapter.relaid(array, entry.kind))
-                    kept[f"{moment}.{self.native[name]}"] = self.session.tensor(native)
-            self.resume(kept, step)
+                    native_state[f"{moment}.{self.native[name]}"] = self.session.tensor(native)
+            self.resume(native_state, step)
         self.steps = step
 
     def resume(self, kept: Mapping[str, Tensor], step: int) -> None:
@@ -147,8 +147,8 @@ class Trainer(Course):
     def state(self) -> Arrays:
         """See :meth:`concord.backends.interface.TrainingSession.state`."""
         parameters = self.adapter.parameters(self.session.model, self.request)
-        kept = self.reported(self.optimizer.kept())
-        return {f"parameters.{name}": array for name, array in parameters.items()} | kept
+        optimizer_state = self.reported(self.optimizer.kept())
+        return {f"parameters.{name}": array for name, array in parameters.items()} | optimizer_state
 
     def info(self) -> dict[str, Any]:
         """See :meth:`concord.backends.interface.TrainingSession.info`."""
@@ -213,7 +213,7 @@ class Trainer(Course):
     def make_step(
         self,
         report: bool,
-        held: Any,
+        weights: Any,
         fixed: Any,
         state: Any,
         batches: Sequence[StepInputs],
@@ -226,12 +226,14 @@ class Trainer(Course):
             ``<section>.<native name>`` to report; parameters; optimizer state.
         """
         session, optimizer = self.session, self.optimizer
-        model = session.model_of(held, fixed)
+        model = session.model_of(weights, fixed)
         optimizer.variables, optimizer.state = self.variables(model), state
-        total, seen, results = self.accumulated(model, batches, numbers)
+        total, squares, results = self.accumulated(model, batches, numbers)
         limited, norm = self.limited(
             total,
-            lambda name: seen[name] if name in seen else self.operations.total(total[name] * total[name]),
+            lambda name: (
+                squares[name] if name in squares else self.operations.total(total[name] * total[name])
+            ),
         )
         results |= {} if norm is None else {"norm": norm}
         if report:
@@ -256,12 +258,12 @@ class Trainer(Course):
         squares_seen: dict[str, Tensor] = {}
         losses: dict[str, Tensor] = {}
         for number, inputs in enumerate(batches):
-            observed = self.adapter.training.differentiate(
+            observation = self.adapter.training.differentiate(
                 self.session.evaluating, model, self.part, inputs.inputs, inputs.zeros, bool(inputs.zeros)
             )
-            losses[f"losses.{number}"] = observed.loss
+            losses[f"losses.{number}"] = observation.loss
             weight = numbers.get(f"batch_weight.{number}")
-            gradients = observed.gradients
+            gradients = observation.gradients
             if weight is not None:
                 gradients = {name: weight * gradient for name, gradient in gradients.items()}
             total = self.added(total, {name: gradients[name] for name in self.native.values()}, weight)
@@ -344,8 +346,8 @@ class Trainer(Course):
             tap = trace(model, inputs, record)
 
             def dropped(name: str, tensor: Tensor) -> Tensor:
-                taken = tap(name, tensor)
-                return taken * inputs[f"{DROPOUT}{name}"] if name in self.sites else taken
+                result = tap(name, tensor)
+                return result * inputs[f"{DROPOUT}{name}"] if name in self.sites else result
 
             return dropped
 

@@ -90,11 +90,11 @@ class Optimizer:
         """
         self.state = dict(self.state)  # a copy: while tracing, the old state belongs to the compiler
         for name, variable in self.variables.items():
-            parameter, before = self.operations.value(variable), dict(self.state)
+            parameter, old_state = self.operations.value(variable), dict(self.state)
             updated = self.updated(name, parameter, gradients[name], numbers)
             if name in rows:
                 for key in [key for key in self.state if key.partition(".")[2] == name]:  # OPT-8
-                    self.state[key] = self.operations.chosen(rows[name], self.state[key], before[key])
+                    self.state[key] = self.operations.chosen(rows[name], self.state[key], old_state[key])
                 updated = self.operations.chosen(rows[name], updated, parameter)
             self.operations.assign(variable, updated)
 
@@ -131,8 +131,8 @@ class Optimizer:
         """Return the step of a gradient, or RMSProp's quotient, with momentum (SPEC OPT-2)."""
         recipe, key, rate = self.recipe, f"momentum.{name}", numbers["rate"]
         if recipe.momentum_form == "displacement":
-            moved = self.state[key] = recipe.momentum * self.state[key] + rate * gradient
-            return recipe.momentum * moved + rate * gradient if recipe.nesterov else moved
+            displacement = self.state[key] = recipe.momentum * self.state[key] + rate * gradient
+            return recipe.momentum * displacement + rate * gradient if recipe.nesterov else displacement
         damped = numbers["damping"] * gradient if recipe.dampening else gradient
         velocity = self.state[key] = recipe.momentum * self.state[key] + damped
         return rate * (gradient + recipe.momentum * velocity if recipe.nesterov else velocity)
@@ -168,10 +168,10 @@ class Optimizer:
             first = self.average("first_moment", name, gradient, recipe.beta2)
             second = second - first * first
         inside = recipe.epsilon_placement == "inside"
-        moved = gradient / (
+        quotient = gradient / (
             square_root(second + recipe.epsilon) if inside else square_root(second) + recipe.epsilon
         )
-        return self.with_momentum(name, moved, numbers) if recipe.momentum else numbers["rate"] * moved
+        return self.with_momentum(name, quotient, numbers) if recipe.momentum else numbers["rate"] * quotient
 
 
 def groups(

@@ -128,10 +128,10 @@ def returned(run: Any) -> Run:
         sections["tap_gradients"] = {
             name: gradient for name, gradient in run.tap_gradients.items() if gradient is not None
         }
-    named: dict[str, Any] = {name: arrays_of(f"run().{name}", tensors) for name, tensors in sections.items()}
+    arrays: dict[str, Any] = {name: arrays_of(f"run().{name}", tensors) for name, tensors in sections.items()}
     results = arrays_of("run()", {"output": run.output} | ({} if run.loss is None else {"loss": run.loss}))
     return dataclasses.replace(
-        run, output=results["output"], loss=results.get("loss"), **named, info=plain(run.info or {})
+        run, output=results["output"], loss=results.get("loss"), **arrays, info=plain(run.info or {})
     )
 
 
@@ -155,21 +155,21 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"{what} is a {type(tensors).__name__} but must be a dict of arrays by name")
-    arrays, wrong = {}, []
+    arrays, problems = {}, []
     for name, value in tensors.items():
         try:
             arrays[name] = np.asarray(value)
         except Exception:  # noqa: BLE001 - whatever a framework's tensor raises
             arrays[name] = np.asarray(None)
         if not isinstance(name, str):
-            wrong.append(f"{what} has an array by the name {name!r} but must name each by text")
+            problems.append(f"{what} has an array by the name {name!r} but must name each by text")
         elif arrays[name].dtype.kind not in NUMBERS:
             dtype = "" if arrays[name].dtype == object else f" of dtype {arrays[name].dtype}"
-            wrong.append(
+            problems.append(
                 f"{what}[{name!r}] is a {type(value).__name__}{dtype} but must be an array of numbers"
             )
-    if wrong:
-        raise TypeError("; ".join(wrong))
+    if problems:
+        raise TypeError("; ".join(problems))
     return arrays
 
 
@@ -234,9 +234,9 @@ def check_info(info: Any) -> None:
         raise SpecError(f"'info' is {repr(info)[:40]} but must be an object")
     # A string instead of a list would match, and so exempt, every tensor.
     lists = {"not_exposed": (str, "strings"), "deviations": (dict, "objects [clause=PRC-4]")}
-    for name, (kind, what) in lists.items():
+    for name, (kind, plural) in lists.items():
         if not _is_list_of(kind, info.get(name, [])):
-            raise SpecError(f"{name!r} is {info[name]!r} but must be a list of {what}")
+            raise SpecError(f"{name!r} is {info[name]!r} but must be a list of {plural}")
     switches = info.get("precision_switches", {})
     if not isinstance(switches, dict):
         raise SpecError(f"'precision_switches' is {switches!r} but must be an object")
@@ -253,8 +253,8 @@ def check_description(described: Any) -> dict[str, Any]:
             f"describe(): 'implementation_deviations' is a {type(further).__name__} but must be a dict "
             "[clause=PRC-4]"
         )
-    for stated in (described.get("deviations", []), *further.values()):
-        for entries in stated.values() if isinstance(stated, dict) else [stated]:
+    for declarations in (described.get("deviations", []), *further.values()):
+        for entries in declarations.values() if isinstance(declarations, dict) else [declarations]:
             if not _is_list_of(dict, entries):
                 raise SpecError(
                     "describe(): 'deviations' must be a list of dicts, or one for each kind of device "

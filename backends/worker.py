@@ -150,8 +150,8 @@ class Worker(Process):
         self.settled = self.settled or self.size
         # Set here, not by the backend: a backend that omits a result must not pass.
         run.backend, run.dtype = self.name, request.dtype
-        wanted = ("steps",) if request.training else ("taps", "gradients")
-        run.requested = tuple(name for name in wanted if getattr(request, name, True))
+        fields = ("steps",) if request.training else ("taps", "gradients")
+        run.requested = tuple(name for name in fields if getattr(request, name, True))
         return run
 
     def _confirm(self, request: Request, info: Mapping[str, Any]) -> None:
@@ -163,16 +163,18 @@ class Worker(Process):
         tf32 = (request.precision, request.dtype) == ("tf32", "float32")
         promised: list[tuple[str, Any, bool]] = [("precision", request.precision, tf32)]
         promised += [("deterministic", True, True)] if request.deterministic else []
-        for name, asked, needed in promised:
+        for name, expected, needed in promised:
             actual = info.get(name)
-            if actual not in (None, asked):
+            if actual not in (None, expected):
                 raise WorkerFailure(
                     "error",
-                    f"its run says that {name} was {actual!r} but it was asked for {asked!r} [clause=PRC-3]",
+                    f"its run says that {name} was {actual!r} but it was asked for {expected!r} "
+                    "[clause=PRC-3]",
                 )
             if actual is None and needed:
                 raise Unsupported(
-                    f"{self.name} does not say that its run had {name} = {asked!r}: its info has no {name!r}"
+                    f"{self.name} does not say that its run had {name} = {expected!r}: "
+                    f"its info has no {name!r}"
                 )
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], Arrays]:
@@ -183,8 +185,8 @@ class Worker(Process):
             SpecError: for an invalid configuration or size.
             WorkerFailure: without an answer.
         """
-        about, arrays = self.call(0, f"bench.{operation}", **asked)
-        return about, arrays
+        answer, arrays = self.call(0, f"bench.{operation}", **asked)
+        return answer, arrays
 
     def train(self, request: Request) -> Remote:
         """Open a training session.

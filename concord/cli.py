@@ -61,8 +61,8 @@ new = partial(
 app = new(pretty_exceptions_enable=False, epilog=EXAMPLES)
 
 
-def _version(asked: bool) -> None:
-    if not asked:
+def _version(value: bool) -> None:
+    if not value:
         return
     try:
         print(f"concord {metadata.version(DISTRIBUTION)}")

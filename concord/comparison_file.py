@@ -81,15 +81,15 @@ def read_comparison_file() -> ComparisonFile:
         if content is None:
             continue
         with located(str(path)):
-            kept = typed(ComparisonFile, content)
+            comparison_file = typed(ComparisonFile, content)
             problems = [
                 f"'candidates.{name}' must have either 'candidate' or 'as'"
-                for name, entry in kept.candidates.items()
+                for name, entry in comparison_file.candidates.items()
                 if bool(entry.candidate) == bool(entry.way)
             ]
             if problems:
                 raise SpecError(problems)
-        return kept
+        return comparison_file
     raise SpecError("a REFERENCE is required where neither concord.toml nor [tool.concord] holds comparisons")
 
 
@@ -117,7 +117,7 @@ def judge_all(kept: ComparisonFile, device: str) -> tuple[list[Result], dict[str
     model = candidates.placed(candidates.load(kept.reference), device)
     by_inputs = gather(kept.candidates.items(), lambda item: item[1].inputs or kept.inputs)
     for inputs, entries in by_inputs.items():
-        arrays, what = kept_inputs(inputs, kept.texts, kept.reference)
+        arrays, case = kept_inputs(inputs, kept.texts, kept.reference)
         compared = compare_several(
             model,
             {name: entry.way or candidates.loaded(entry.candidate) for name, entry in entries},
@@ -126,11 +126,15 @@ def judge_all(kept: ComparisonFile, device: str) -> tuple[list[Result], dict[str
             gradients=kept.gradients,
             seed=kept.seed,
         )
-        results += compared.explained().results(kept.reference, what)
+        results += compared.explained().results(kept.reference, case)
         notes |= compared.notes
         milliseconds = milliseconds or compared.milliseconds.get("reference", 0.0)
     findings = {name: entry.accepted for name, entry in kept.candidates.items()}
-    notes |= {one.backend: gone for one in results if (gone := unneeded(one, findings[one.backend]))}
+    notes |= {
+        judgement.backend: note
+        for judgement in results
+        if (note := unneeded(judgement, findings[judgement.backend]))
+    }
     return [accept(result, findings[result.backend]) for result in results], notes, milliseconds
 
 
@@ -138,26 +142,38 @@ def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
     """Return a result: accepted if findings name every tensor that diverges."""
     if result.status != "diverges" or not findings:
         return result
-    wrong = [row.tensor for row in result.table if row.status == "diverges"]
-    named = {name: one for one in findings for name in fnmatch.filter(wrong, one.tensor)}
-    outdated = [f"{one.version} was accepted, not {one.outdated}" for one in named.values() if one.outdated]
-    others = [f"`{name}` diverges too, and is not accepted" for name in wrong if name not in named]
+    tensors = [row.tensor for row in result.table if row.status == "diverges"]
+    finding_by_tensor = {
+        name: finding for finding in findings for name in fnmatch.filter(tensors, finding.tensor)
+    }
+    outdated = [
+        f"{finding.version} was accepted, not {finding.outdated}"
+        for finding in finding_by_tensor.values()
+        if finding.outdated
+    ]
+    others = [
+        f"`{name}` diverges too, and is not accepted" for name in tensors if name not in finding_by_tensor
+    ]
     if problems := [*dict.fromkeys(outdated), *others[:1]]:
         return replace(result, attribution="; ".join(problems))
-    reasons = "; ".join(dict.fromkeys(one.reason for one in named.values()))
+    reasons = "; ".join(dict.fromkeys(finding.reason for finding in finding_by_tensor.values()))
     return replace(result, status=ACCEPTED, attribution=f"accepted: {reasons}")
 
 
 def unneeded(result: Result, findings: Sequence[AcceptedFinding]) -> str:
     """Name the findings that a result no longer has; empty if there are none."""
-    wrong = [row.tensor for row in result.table if row.status == "diverges"]
-    gone = [one.tensor for one in findings if result.verdict and not fnmatch.filter(wrong, one.tensor)]
-    return f"accepted, but does not diverge any more: {', '.join(gone)}" if gone else ""
+    tensors = [row.tensor for row in result.table if row.status == "diverges"]
+    names = [
+        finding.tensor
+        for finding in findings
+        if result.verdict and not fnmatch.filter(tensors, finding.tensor)
+    ]
+    return f"accepted, but does not diverge any more: {', '.join(names)}" if names else ""
 
 
 def read_names(path: Path) -> dict[str, str]:
     """Read a file of lines ``CANDIDATE'S NAME = REFERENCE'S NAME``."""
-    reference_names, wrong = dict[str, str](), list[str]()
+    reference_names, problems = dict[str, str](), list[str]()
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         theirs, equals, ours = (part.strip() for part in line.partition("="))
         if theirs.startswith("#") or not line.strip():
@@ -165,6 +181,6 @@ def read_names(path: Path) -> dict[str, str]:
         if equals and "=" not in ours:
             reference_names[theirs] = ours
         else:
-            wrong.append(f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME")
-    refuse(wrong)
+            problems.append(f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME")
+    refuse(problems)
     return reference_names

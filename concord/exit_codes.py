@@ -54,20 +54,20 @@ def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callab
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
     """Only note the first signal until the work is done; a later one ends the command at once."""
-    seen = list[tuple[int, float]]()
+    signals = list[tuple[int, float]]()
 
     def note(number: int, _frame: object) -> None:
         now = time.monotonic()
-        if not seen:
-            seen.append((number, now))
-        elif now - seen[0][1] > PATIENCE:
+        if not signals:
+            signals.append((number, now))
+        elif now - signals[0][1] > PATIENCE:
             restore()
             signal.raise_signal(number)
 
     with _handling(note) as restore:
-        yield lambda: bool(seen)
-    if seen:
-        signal.raise_signal(seen[0][0])
+        yield lambda: bool(signals)
+    if signals:
+        signal.raise_signal(signals[0][0])
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
@@ -82,12 +82,12 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
         elif isinstance(stream, io.TextIOWrapper):
             # A file name may hold bytes that the terminal's encoding lacks; printing it must not crash.
             stream.reconfigure(errors="backslashreplace")
-    came = list[tuple[int, float]]()
+    signals = list[tuple[int, float]]()
 
     def interrupt(number: int, _frame: object) -> None:
         now = time.monotonic()
-        if not came or now - came[-1][1] > PATIENCE:
-            came.append((number, now))
+        if not signals or now - signals[-1][1] > PATIENCE:
+            signals.append((number, now))
             raise KeyboardInterrupt
 
     # At exit Python restores all handlers but ignored ones, and the default of these signals kills.
@@ -102,7 +102,7 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
         except Exception as error:
             code = _failed(error)
         if code == INTERRUPTED:  # even if typer has caught KeyboardInterrupt
-            number = signal.Signals(came[0][0]) if came else signal.SIGINT
+            number = signal.Signals(signals[0][0]) if signals else signal.SIGINT
             words = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
             code = _said(128 + number, words)
     sys.exit(code if isinstance(code, int) else 0)
@@ -144,8 +144,8 @@ def _failed(error: Exception) -> int:
     if os.environ.get("CONCORD_TRACEBACK"):
         traceback.print_exception(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {first_line(error)}"
+    message = f"{type(error).__name__}: {first_line(error)}"
     where = f"{os.path.basename(place.filename)}:{place.lineno}"
     return _said(
-        FAULT, f"a bug in Concord: {what} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from"
+        FAULT, f"a bug in Concord: {message} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from"
     )

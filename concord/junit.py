@@ -20,8 +20,8 @@ def junit(report: Report, title: str) -> str:
         "testsuite", name=title, tests=str(len(report.results)), time=f"{report.seconds:.3f}"
     )
     for result in report.results:
-        about = {"classname": f"{result.group}.{result.backend}", "name": _name(result)}
-        test = ElementTree.SubElement(suite, "testcase", about, time=f"{result.seconds:.3f}")
+        attributes = {"classname": f"{result.group}.{result.backend}", "name": _name(result)}
+        test = ElementTree.SubElement(suite, "testcase", attributes, time=f"{result.seconds:.3f}")
         if outcome := OUTCOMES.get(result.status):
             lines = _lines(result)
             ElementTree.SubElement(test, outcome, message=lines[0]).text = "\n".join(lines)

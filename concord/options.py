@@ -194,8 +194,8 @@ class Workers(OptionGroup):
         ]
         if not DEVICE.fullmatch(self.device):
             problems.append(f"--device is {self.device!r} but must be cpu, cuda or cuda:N")
-        known = {"implementation": IMPLEMENTATIONS, "execution": EXECUTIONS, "precision": PRECISION_MODES}
-        for name, allowed in known.items():
+        choices = {"implementation": IMPLEMENTATIONS, "execution": EXECUTIONS, "precision": PRECISION_MODES}
+        for name, allowed in choices.items():
             if name in values and not (name == "implementation" and ":" in values[name]):  # a backend's own
                 problems += unknowns(name, [values[name]], allowed)
         problems += outside(
@@ -211,17 +211,17 @@ class Workers(OptionGroup):
 
     def names(self) -> list[str]:
         """Return the backends to run: the requested ones, or all known ones."""
-        chosen, problems = list(self.backend or backends.names()), list[str]()
+        names, problems = list(self.backend or backends.names()), list[str]()
         placed = [value.partition("=")[0] for value in self.python or () if all(value.partition("="))]
-        for name in dict.fromkeys([*chosen, *placed]):
+        for name in dict.fromkeys([*names, *placed]):
             with collecting(problems):
                 backends.resolve(name)
-                if name not in chosen:
+                if name not in names:
                     problems.append(
                         f"{name!r} is given an interpreter but does not run; add --backend {name}"
                     )
         refuse(problems)
-        return chosen
+        return names
 
     def one(self, why: str) -> str:
         """Return the single backend to run; ``why`` explains in a refusal why there must be one."""

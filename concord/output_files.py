@@ -36,11 +36,11 @@ def output(text: str) -> Path:
 
 def check(*paths: Path | None) -> None:
     """Refuse files that cannot be written, are identical, or would replace what the command reads."""
-    named = [path for path in paths if path is not None]
-    problems = [problem for path in named if (problem := obstacle(path))]
-    problems += [f"{b}: is named twice" for a, b in combinations(named, 2) if same_file(a, b)]
+    files = [path for path in paths if path is not None]
+    problems = [problem for path in files if (problem := obstacle(path))]
+    problems += [f"{b}: is named twice" for a, b in combinations(files, 2) if same_file(a, b)]
     refuse(problems)
-    refuse([f"{path}: is read; name another file to write" for path in named if _is_read(path)])
+    refuse([f"{path}: is read; name another file to write" for path in files if _is_read(path)])
 
 
 def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: Sequence[str] = ()) -> None:
@@ -111,8 +111,8 @@ def check_apart(folder: Path) -> None:
     """Refuse to replace a folder that is, contains or is inside what the command reads."""
     target = folder.resolve()
     for read in READ:
-        held = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))
-        if held or target.is_relative_to(read.resolve()):
+        contains = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))
+        if contains or target.is_relative_to(read.resolve()):
             raise SpecError(
                 f"{folder}: is, holds or lies in {read}, which is read; name another folder to write"
             )
@@ -120,8 +120,8 @@ def check_apart(folder: Path) -> None:
 
 def check_folder(folder: Path, empty: bool = True) -> None:
     """Refuse a folder that cannot be written, or that must be empty but is not."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if problem := obstacle(there / "one"):
+    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if problem := obstacle(ancestor / "one"):
         raise SpecError(f"{folder}: cannot be written: {problem.rpartition(': ')[2]}")
     if empty and folder.is_dir() and any(folder.iterdir()):
         raise SpecError(f"{folder.absolute()}: holds something already; export into an empty folder")

@@ -113,14 +113,14 @@ class OwnModel(OptionGroup):
             )
         drawn, cases = set[str](), dict[str, Batch]()
         for case, batch in batches.items():
-            cases[f"{name}-{case}"] = whole = completed(config, batch, part, drawn=gradients)
+            cases[f"{name}-{case}"] = full_batch = completed(config, batch, part, drawn=gradients)
             with located(str(self.texts or self.inputs or self.checkpoint)):
-                validate_batch(config, whole, part)
-            drawn |= whole.arrays().keys() - batch.arrays().keys()
+                validate_batch(config, full_batch, part)
+            drawn |= full_batch.arrays().keys() - batch.arrays().keys()
         if gradients and drawn:
-            are = "are" if len(drawn) > 1 or "labels" in drawn else "is"
+            verb = "are" if len(drawn) > 1 or "labels" in drawn else "is"
             remarks.append(
-                f"{' and '.join(sorted(drawn))} {are} drawn, since nobody gave any: "
+                f"{' and '.join(sorted(drawn))} {verb} drawn, since nobody gave any: "
                 "gradients are those of the loss that follows"
             )
         return Own(name, config, part, weights_of(checkpoint, part), cases, remarks)
@@ -131,9 +131,9 @@ class OwnModel(OptionGroup):
         own = self.load(part, gradients)
         for line in own.remarks:
             Terminal(stderr=True).tell(line)
-        about = (own.part, own.config, own.weights)
+        arguments = (own.part, own.config, own.weights)
         return [
-            Job(own.name, case, dtype, *about, batch, gradients=gradients)
+            Job(own.name, case, dtype, *arguments, batch, gradients=gradients)
             for case, batch in own.batches.items()
             for dtype in dtypes
         ]
@@ -199,8 +199,8 @@ def legible(text: str) -> str:
 
 def weights_of(checkpoint: Checkpoint, part: str) -> dict[str, NDArray[Any]]:
     """Return the parameters of a part."""
-    known = parameters(checkpoint.config, part)
-    return {name: array for name, array in checkpoint.weights().items() if name in known}
+    names = parameters(checkpoint.config, part)
+    return {name: array for name, array in checkpoint.weights().items() if name in names}
 
 
 def _read_batch(path: Path, config: EncoderConfig, part: str, remarks: list[str]) -> Batch:
@@ -232,24 +232,24 @@ def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
     # The family masks by id: any other mask would be silently ignored.
     if mask.shape != ids.shape:
         raise SpecError(f"the mask has shape {mask.shape} but must be {ids.shape}, as 'input_ids' is")
-    apart = np.argwhere(mask.astype(bool) != (ids != pad_id))
-    if len(apart):
-        at = tuple(apart[0].tolist())
+    differences = np.argwhere(mask.astype(bool) != (ids != pad_id))
+    if len(differences):
+        at = tuple(differences[0].tolist())
         raise SpecError(
             f"the mask is {mask[at].item()} at {at}, where 'input_ids' is {ids[at]}, but must hide "
             f"{pad_id} ('pad_id') and nothing else [clause=MSK-1]"
         )
 
 
-def _part(checkpoint: Checkpoint, asked: str, remarks: list[str]) -> str:
-    if asked not in PARTS:
-        raise SpecError(f"--part is {asked!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
-    part = checkpoint.part if asked == "model" else asked
+def _part(checkpoint: Checkpoint, option: str, remarks: list[str]) -> str:
+    if option not in PARTS:
+        raise SpecError(f"--part is {option!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
+    part = checkpoint.part if option == "model" else option
     # A checkpoint may run as a smaller part, not as a larger one.
     lacking = [name for name in parameters(checkpoint.config, part) if name not in checkpoint.tensors]
     if lacking:
         raise SpecError(
-            f"--part is {asked!r} but the checkpoint is the part {checkpoint.part!r}, "
+            f"--part is {option!r} but the checkpoint is the part {checkpoint.part!r}, "
             f"without {', '.join(lacking[:5])}"
         )
     if checkpoint.part != "model":

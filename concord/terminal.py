@@ -42,8 +42,8 @@ class Terminal(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Escape a text."""
-        if isinstance(renderable, Text) and (seen := shown(renderable.plain)) != renderable.plain:
-            renderable = Text(seen, renderable.style, end=renderable.end)
+        if isinstance(renderable, Text) and (text := shown(renderable.plain)) != renderable.plain:
+            renderable = Text(text, renderable.style, end=renderable.end)
         return super().render(renderable, options)
 
     def tell(self, text: str, style: str | None = None) -> None:
@@ -84,9 +84,9 @@ def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Ad
         TimeElapsedColumn(),
         _text("{task.fields[now]}"),
     )
-    with Progress(*columns, console=console, transient=True) as shown:
-        tasks = {name: shown.add_task(name, total=total, now=unit) for name in names}
-        yield lambda name, done, now: shown.update(tasks[name], completed=done, now=now or unit)
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks = {name: progress.add_task(name, total=total, now=unit) for name in names}
+        yield lambda name, done, now: progress.update(tasks[name], completed=done, now=now or unit)
 
 
 @contextmanager
@@ -94,12 +94,12 @@ def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], 
     """Count the finished jobs of each name; ``"started"`` does not count."""
     from concord.conformance.progress import Underway  # imports the judge, which a refusal does not need
 
-    done = dict.fromkeys(names, 0)
+    counts = dict.fromkeys(names, 0)
     with bars(names, total) as advance:
 
         def progress(name: str, now: str) -> None:
-            done[name] += now != "started" and not isinstance(now, Underway)
-            advance(name, done[name], now)
+            counts[name] += now != "started" and not isinstance(now, Underway)
+            advance(name, counts[name], now)
 
         yield progress
 

@@ -137,18 +137,18 @@ def tables() -> str:
     roots = {"Every record": Record}
     for kind, name in KINDS.items():
         root = pkgutil.resolve_name(name)
-        known = next((title for title, other in roots.items() if other is root), "")
-        roots.pop(known, None)
-        roots[f"{known}, `{kind}`" if known else f"`{kind}`"] = root
-    done, parts = set[Any](), list[str]()
+        section = next((title for title, other in roots.items() if other is root), "")
+        roots.pop(section, None)
+        roots[f"{section}, `{kind}`" if section else f"`{kind}`"] = root
+    visited, parts = set[Any](), list[str]()
     for title, root in roots.items():
         parts.append(f"## {title}")
         waiting = [root]
         while waiting:
             kind = waiting.pop(0)
-            if kind in done:
+            if kind in visited:
                 continue
-            done.add(kind)
+            visited.add(kind)
             parts.append(table(kind))
             hints = get_type_hints(kind).values()
             waiting += [inner for hint in hints for inner in inner_classes(hint)]

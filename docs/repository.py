@@ -45,12 +45,12 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Point links into the repository to their places on the site."""
     here = page.file.src_uri
-    known = targets(markdown, here)
+    places = targets(markdown, here)
 
     def turned(match: re.Match[str]) -> str:
-        if match[2] not in known:
+        if match[2] not in places:
             return match[0]
-        place = known[match[2]].removeprefix(OURS)
+        place = places[match[2]].removeprefix(OURS)
         return match[1] + posixpath.relpath(place, posixpath.dirname(here) or ".") + match[3]
 
     return LINK.sub(turned, markdown)

@@ -48,7 +48,7 @@ def words(line: str) -> list[str]:
 def units(path: Path) -> dict[str, list[Cell]]:
     """Return the lines of a file by function, class head or method."""
     text = path.read_text()
-    tree, lines, found, before = ast.parse(text), text.splitlines(), dict[str, list[Cell]](), 0
+    tree, lines, cells, before = ast.parse(text), text.splitlines(), dict[str, list[Cell]](), 0
     prose = {
         number
         for node in ast.walk(tree)
@@ -60,7 +60,7 @@ def units(path: Path) -> dict[str, list[Cell]]:
 
     def add(name: str, end: int) -> None:
         nonlocal before
-        found.setdefault(name, []).extend(
+        cells.setdefault(name, []).extend(
             (number, lines[number - 1], number in prose)
             for number in range(before + 1, end + 1)
             if lines[number - 1].strip()
@@ -70,7 +70,10 @@ def units(path: Path) -> dict[str, list[Cell]]:
     for node in tree.body:
         end = node.end_lineno or node.lineno
         if isinstance(node, ast.ClassDef):
-            add(node.name, min([node.body[0].lineno, *(one.lineno for one in decorators(node.body[0]))]) - 1)
+            add(
+                node.name,
+                min([node.body[0].lineno, *(decorator.lineno for decorator in decorators(node.body[0]))]) - 1,
+            )
             for inner in node.body:
                 method = isinstance(inner, ast.FunctionDef)
                 name = (
@@ -84,7 +87,7 @@ def units(path: Path) -> dict[str, list[Cell]]:
             add(ast.unparse(target), end)
         else:
             add("Imports" if isinstance(node, (ast.Import, ast.ImportFrom)) else "About", end)
-    return found
+    return cells
 
 
 def decorators(node: ast.stmt) -> list[ast.expr]:
@@ -92,10 +95,10 @@ def decorators(node: ast.stmt) -> list[ast.expr]:
     return getattr(node, "decorator_list", [])
 
 
-def in_order(named: list[list[str]]) -> list[str]:
+def in_order(lists: list[list[str]]) -> list[str]:
     """Merge lists of names into one that keeps each list's order."""
     order: list[str] = []
-    for names in named:
+    for names in lists:
         place = 0
         for name in names:
             if name in order:
@@ -125,33 +128,33 @@ def joined(rows: list[Row], lines: list[Cell], column: int) -> list[Row]:
         for j in range(len(lines) - 1, -1, -1):
             both = near[i][j] + score[i + 1][j + 1] if near[i][j] >= LEAST else 0.0
             score[i][j] = max(both, score[i + 1][j], score[i][j + 1])
-    made, i, j = list[Row](), 0, 0
+    result, i, j = list[Row](), 0, 0
     while i < len(rows) or j < len(lines):
         row = rows[i] if i < len(rows) else empty
         pair = i < len(rows) and j < len(lines) and near[i][j] >= LEAST
         if pair and score[i][j] == near[i][j] + score[i + 1][j + 1]:
-            made.append([*row[:column], lines[j], *row[column + 1 :]])
+            result.append([*row[:column], lines[j], *row[column + 1 :]])
             i, j = i + 1, j + 1
             continue
         if j == len(lines) or (i < len(rows) and score[i][j] == score[i + 1][j]):
-            made.append(row)
+            result.append(row)
             i += 1
         else:
-            made.append([*empty[:column], lines[j], *empty[column + 1 :]])
+            result.append([*empty[:column], lines[j], *empty[column + 1 :]])
             j += 1
-    return made
+    return result
 
 
 def sections(pattern: str) -> list[tuple[str, list[Row]]]:
     """Return the parts of a file in four frameworks, each with its rows."""
     parts = [units(ROOT / pattern.format(name)) for name in FRAMEWORKS]
-    found = []
+    result = []
     for name in in_order([list(part) for part in parts]):
         rows: list[Row] = []
         for column, part in enumerate(parts):
             rows = joined(rows, part.get(name, []), column)
-        found.append((name, rows))
-    return found
+        result.append((name, rows))
+    return result
 
 
 def clauses() -> dict[str, str]:
@@ -159,26 +162,28 @@ def clauses() -> dict[str, str]:
     return dict(re.findall(rf"^\| \*\*({CLAUSE})\*\* \| (.*) \|$", (ROOT / "spec/SPEC.md").read_text(), re.M))
 
 
-def marked(line: str, common: set[str], known: dict[str, str]) -> str:
+def marked(line: str, common: set[str], definitions: dict[str, str]) -> str:
     """Return a line as HTML, with uncommon words marked and clauses linked to the specification."""
-    made = []
+    parts = []
     for piece in re.split(f"({CLAUSE})", line.strip()):
-        if piece in known:
-            about = html.escape(known[piece], quote=True)
-            made.append(f'<a href="#{piece}" title="{about}">{piece}</a>')
+        if piece in definitions:
+            definition = html.escape(definitions[piece], quote=True)
+            parts.append(f'<a href="#{piece}" title="{definition}">{piece}</a>')
             continue
         for word in WORDS.findall(piece):
             text = html.escape(word)
             plain = word.isspace() or SYNONYMS.get(word, word) in common
-            made.append(text if plain else f"<mark>{text}</mark>")
-    return "".join(made).replace("</mark><mark>", "")
+            parts.append(text if plain else f"<mark>{text}</mark>")
+    return "".join(parts).replace("</mark><mark>", "")
 
 
-def table_row(row: Row, known: dict[str, str]) -> str:
+def table_row(row: Row, definitions: dict[str, str]) -> str:
     """Return a row as HTML."""
-    there = [set(words(cell[1])) for cell in row if cell is not None]
-    common = set.intersection(*there) if len(there) > 1 else set.union(*there)
-    same = len(there) == len(row) and len({tuple(words(cell[1])) for cell in row if cell is not None}) == 1
+    word_sets = [set(words(cell[1])) for cell in row if cell is not None]
+    common = set.intersection(*word_sets) if len(word_sets) > 1 else set.union(*word_sets)
+    same = (
+        len(word_sets) == len(row) and len({tuple(words(cell[1])) for cell in row if cell is not None}) == 1
+    )
     cells = []
     for cell in row:
         if cell is None:
@@ -186,16 +191,16 @@ def table_row(row: Row, known: dict[str, str]) -> str:
             continue
         number, line, prose = cell
         indent = len(line) - len(line.lstrip())
-        kind = "line" + " alone" * (len(there) == 1) + " prose" * prose
+        kind = "line" + " alone" * (len(word_sets) == 1) + " prose" * prose
         place = f'class="{kind}" data-line="{number}" style="--in:{indent}"'
-        cells.append(f"<td {place}>{marked(line, common, known)}</td>")
+        cells.append(f"<td {place}>{marked(line, common, definitions)}</td>")
     return f"<tr{' class=same' if same else ''}>{''.join(cells)}</tr>"
 
 
 def page(name: str) -> str:
     """Return a page as HTML."""
     title, lead, patterns = PAGES[name]
-    known, body, contents, named = clauses(), list[str](), list[str](), set[str]()
+    definitions, body, contents, citations = clauses(), list[str](), list[str](), set[str]()
     for pattern in patterns:
         file = pattern.rpartition("/")[2].format("…")
         for part, rows in sections(pattern):
@@ -205,10 +210,10 @@ def page(name: str) -> str:
             body.append(
                 f'<tbody id="{anchor}"><tr><th colspan="4">{html.escape(part)} '
                 f"<small>{pattern.format('…')}</small></th></tr>"
-                f"{''.join(table_row(row, known) for row in rows)}</tbody>"
+                f"{''.join(table_row(row, definitions) for row in rows)}</tbody>"
             )
-            named |= {one for row in rows for cell in row if cell for one in re.findall(CLAUSE, cell[1])}
-    others = " ".join(f'<a href="{one}.html">{PAGES[one][0]}</a>.' for one in PAGES if one != name)
+            citations |= {key for row in rows for cell in row if cell for key in re.findall(CLAUSE, cell[1])}
+    others = " ".join(f'<a href="{key}.html">{PAGES[key][0]}</a>.' for key in PAGES if key != name)
     tabs = "".join(
         f'<label><input type="radio" name="framework" value="{short}"{" checked" * (short == "torch")}>'
         f"{long}</label>"
@@ -221,7 +226,8 @@ def page(name: str) -> str:
         for place, short in enumerate(FRAMEWORKS, start=1)
     )
     texts = "".join(
-        f'<dt id="{one}">{one}</dt><dd>{html.escape(known[one])}</dd>' for one in sorted(named & set(known))
+        f'<dt id="{key}">{key}</dt><dd>{html.escape(definitions[key])}</dd>'
+        for key in sorted(citations & set(definitions))
     )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'

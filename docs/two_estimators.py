@@ -62,8 +62,8 @@ def ratios(variant: str) -> dict[str, np.ndarray]:
     case = build_case(variant, "ragged")
     model = TextClassifier(case.config).eval()
     Adapter().load(model, case.config, case.weights, "model")
-    given = {"input_ids", "segment_ids"} & set(spec.inputs(case.config))
-    inputs = {name: torch.from_numpy(case.batch.required(name)) for name in sorted(given)}
+    names = {"input_ids", "segment_ids"} & set(spec.inputs(case.config))
+    inputs = {name: torch.from_numpy(case.batch.required(name)) for name in sorted(names)}
     parameters = {name: computed(parameter) for name, parameter in model.named_parameters()}
 
     def compute(arithmetic, observer):
@@ -82,10 +82,10 @@ def ratios(variant: str) -> dict[str, np.ndarray]:
     return {name: sigma / family[name] for name, sigma in sigmas.items()}
 
 
-def figures(found: dict[str, np.ndarray]) -> tuple[float, list[float]]:
+def figures(by_activation: dict[str, np.ndarray]) -> tuple[float, list[float]]:
     """Return the median ratio over all elements, and the sorted medians of the activations."""
-    everything = np.concatenate([ratio.reshape(-1) for ratio in found.values()])
-    return float(np.median(everything)), sorted(float(np.median(ratio)) for ratio in found.values())
+    values = np.concatenate([ratio.reshape(-1) for ratio in by_activation.values()])
+    return float(np.median(values)), sorted(float(np.median(ratio)) for ratio in by_activation.values())
 
 
 if __name__ == "__main__":

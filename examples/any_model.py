@@ -36,8 +36,8 @@ def decoder(tokens, heads, groups, **sizes):
 
 
 def ids(*shape):
-    drawn = torch.randint(1, 1000, shape, generator=torch.Generator("cpu").manual_seed(1), device="cpu")
-    return {"input_ids": drawn, "attention_mask": torch.ones_like(drawn)}
+    tokens = torch.randint(1, 1000, shape, generator=torch.Generator("cpu").manual_seed(1), device="cpu")
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
 
 def mlp():
@@ -100,13 +100,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=float, default=600, help="seconds of one model")
     parser.add_argument("--alone", action="store_true", help="judge one model in this process; print JSON")
-    asked = parser.parse_args()
-    if asked.alone:
-        print(json.dumps(judge(asked.model[0], asked.device)))
+    arguments = parser.parse_args()
+    if arguments.alone:
+        print(json.dumps(judge(arguments.model[0], arguments.device)))
         return
     print("| model | verdict | worst | seconds | of the processor | GB | of the GPU |\n|" + "---|" * 7)
-    for name in asked.model or [name for name in MODELS if name != LARGE or asked.device != "cpu"]:
-        print(f"| {name} | {' | '.join(cells(name, asked.device, asked.limit))} |", flush=True)
+    for name in arguments.model or [name for name in MODELS if name != LARGE or arguments.device != "cpu"]:
+        print(f"| {name} | {' | '.join(cells(name, arguments.device, arguments.limit))} |", flush=True)
 
 
 def cells(name: str, device: str, limit: float) -> list[str]:
@@ -114,12 +114,14 @@ def cells(name: str, device: str, limit: float) -> list[str]:
     command = [sys.executable, "-m", "examples.any_model", "--alone", "--device", device, name]
     here = Path(__file__).parents[1]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit, cwd=here)
+        process = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=limit, cwd=here
+        )
     except subprocess.TimeoutExpired:
         return [f"none within {limit:.0f} s", *[""] * 5]
-    if done.returncode:
-        return [f"failed: {done.stderr.strip().splitlines()[-1]}", *[""] * 5]
-    row = json.loads(done.stdout.strip().splitlines()[-1])
+    if process.returncode:
+        return [f"failed: {process.stderr.strip().splitlines()[-1]}", *[""] * 5]
+    row = json.loads(process.stdout.strip().splitlines()[-1])
     numbers = (f"{row[key]:.1f}" for key in ("seconds", "processor", "host", "device"))
     return [row["status"], f"{row['worst']:.2f}", *numbers]
 

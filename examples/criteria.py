@@ -94,7 +94,7 @@ def passes(criterion, actual, value):
 def flags_of(job, run):
     """For each criterion, return whether it flags the output of a run, and whether it flags any tensor."""
     truth = reference(job.config, job.weights, job.batch, True, job.part, job.dtype)
-    wanted = {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
+    expected = {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
     actual = {**run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
     flags = {}
     for name, criterion in CRITERIA.items():
@@ -103,7 +103,7 @@ def flags_of(job, run):
             continue
         flags[name] = (
             not passes(criterion, run.output, truth.output),
-            any(not passes(criterion, actual.get(tensor), wanted[tensor]) for tensor in wanted),
+            any(not passes(criterion, actual.get(tensor), expected[tensor]) for tensor in expected),
         )
     verdict = job.judge(run)
     row = verdict.row(output_name(job.config, job.part))
@@ -113,9 +113,9 @@ def flags_of(job, run):
 
 
 def random_jobs(dtype, count, seed):
-    drawn = sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count))
+    cases = sample(Plan(names=(), dtypes=(dtype,), seed=seed), range(count))
     # Judged end to end too, like the usual criteria.
-    return [replace(case.job(f"random {i}"), end_to_end=True) for i, case in enumerate(drawn)]
+    return [replace(case.job(f"random {i}"), end_to_end=True) for i, case in enumerate(cases)]
 
 
 def run_of(worker, job, implementation="explicit"):
@@ -139,18 +139,18 @@ def of_bug(worker, bug):
 def of_backend(place, names):
     # Each run is made once, by one of the backends.
     mutants = [*BUGS.values()]
-    drawn = {
+    groups = {
         SINGLE: random_jobs("float32", SINGLE_CASES, SEED),
         HALF: random_jobs("bfloat16", HALF_CASES, SEED),
     }
     with backends.open(plugin(names[place])) as worker:
-        asked = [(BUGGY, bug.name, partial(of_bug, worker, bug)) for bug in mutants[place :: len(names)]]
-        for group, jobs in drawn.items():
-            asked += [
+        tasks = [(BUGGY, bug.name, partial(of_bug, worker, bug)) for bug in mutants[place :: len(names)]]
+        for group, jobs in groups.items():
+            tasks += [
                 (group, job.name, lambda job=job: flags_of(job, run_of(worker, job)))
                 for job in jobs[place :: len(names)]
             ]
-        for group, name, flagged in asked:
+        for group, name, flagged in tasks:
             try:
                 yield group, f"{name} {names[place]}", flagged()
             except Unsupported:  # the backend has no kernels for it

@@ -62,7 +62,7 @@ class Attention:
 
     def largest(self) -> dict[str, Array]:
         """Return each backend's largest error (L, H), and that of the first two's difference."""
-        errors = {one.backend: one.errors for one in self.maps}
+        errors = {attention_map.backend: attention_map.errors for attention_map in self.maps}
         if len(self.maps) > 1:
             # The tolerance of a difference of two results is the root of 2 times each one's.
             errors["difference"] = (self.maps[0].errors - self.maps[1].errors) / math.sqrt(2)
@@ -116,20 +116,20 @@ def look(
     case = (config, model.weights, batch)
     large = family.is_large(JudgedProblem(*case, part, dtype=dtype, gradients=False))
     # The expectation of a large case is not cached: judging end to end would derive it again.
-    about = ("text", "text", dtype, part, *case)
-    job = _Looking(*about, end_to_end=not large, gradients=False, names=tuple(tensors))
+    problem = ("text", "text", dtype, part, *case)
+    job = _Looking(*problem, end_to_end=not large, gradients=False, names=tuple(tensors))
     report = conduct([job], names, settings, progress)
-    maps = [job.seen[id(one.verdict)] for one in report.results if id(one.verdict) in job.seen]
-    tails = [tail(one.backend) for one in maps]
+    maps = [job.seen[id(entry.verdict)] for entry in report.results if id(entry.verdict) in job.seen]
+    tails = [tail(entry.backend) for entry in maps]
     return Attention(
         f"{model.name}: {text.text_a}{'' if text.text_b is None else f' | {text.text_b}'}",
         [*encoded.tokens, *["padding"] * (len(real) - len(encoded.ids))],
-        [int(place >= second) if there else -1 for place, there in enumerate(real.tolist())],
+        [int(place >= second) if is_real else -1 for place, is_real in enumerate(real.tolist())],
         np.asarray(visible_keys(config, real[None], config.num_heads)[0, 0, 0]),
         report.explained(),
         [
-            replace(one, backend=short) if tails.count(short) == 1 else one
-            for one, short in zip(maps, tails, strict=True)
+            replace(entry, backend=short) if tails.count(short) == 1 else entry
+            for entry, short in zip(maps, tails, strict=True)
         ],
     )
 
@@ -141,22 +141,22 @@ def attention_page(attention: Attention) -> str:
     worst = [*largest.values()][-1] if maps else np.zeros((0, 0))
     # The page opens at the worst head of the first layer beyond a tolerance.
     beyond = np.flatnonzero((worst > 1).any(-1)).tolist() if maps else []
-    about = {
+    contents = {
         "tokens": attention.tokens,
         "segments": attention.segments,
-        "visible": [int(one) for one in attention.visible],
+        "visible": [int(entry) for entry in attention.visible],
         "layers": layers,
         "heads": heads,
-        "sides": [one.backend for one in maps],
+        "sides": [entry.backend for entry in maps],
         "leak": LEAK,
         "start": (beyond[0], int(np.nanargmax(worst[beyond[0]]))) if beyond else (0, 0),
     }
     wrong = [tail(result.backend) for result in attention.report.results if result.status == "diverges"]
-    what = f"Attention of {joined([one.backend for one in maps]) or 'no backend'}"
+    subject = f"Attention of {joined([entry.backend for entry in maps]) or 'no backend'}"
     size = f"{counted(layers, 'layer')} of {counted(heads, 'head')} over {len(attention.tokens)} tokens"
     diverge = f" {joined(wrong)} diverge{'s' * (len(wrong) == 1)}." if wrong else ""
     numbers = {
-        f"{layer}.{head}": [number(float(of[layer, head])) for of in largest.values()]
+        f"{layer}.{head}": [number(float(error[layer, head])) for error in largest.values()]
         for layer, head in np.ndindex(layers, heads)
     }
     return render(
@@ -164,10 +164,10 @@ def attention_page(attention: Attention) -> str:
         record.made(attention.report, "attention", attention.title),
         TEMPLATES,
         script=(TEMPLATES / "attention.js").read_text(encoding="utf-8") if maps else "",
-        headline=f"{what}: {size}.{diverge}",
+        headline=f"{subject}: {size}.{diverge}",
         compared=[],
         letters=string.ascii_lowercase[: max(attention.segments, default=0) + 1],
-        about=about,
+        about=contents,
         coded=_coded(maps),
         headings=[*largest],
         numbers=numbers,
@@ -177,11 +177,11 @@ def attention_page(attention: Attention) -> str:
 
 def _coded(maps: Sequence[AttentionMap]) -> list[tuple[list[str], list[str]]]:
     coded = []
-    for place, one in enumerate(maps):
-        weights = _halves(one.weights)
+    for place, attention_map in enumerate(maps):
+        weights = _halves(attention_map.weights)
         # Backends agree in most bits: XOR with the first yields zeros, which compress well.
         weights = weights ^ _halves(maps[0].weights) if place else weights
-        coded.append(([*map(_packed, weights)], [*map(_packed, _halves(one.errors))]))
+        coded.append(([*map(_packed, weights)], [*map(_packed, _halves(attention_map.errors))]))
     return coded
 
 

@@ -146,12 +146,12 @@ class Certificate:
         if self.problems:
             return f"The port is wrong: {'; '.join(self.problems)}."
         if self.exit_code:
-            lost = [f"{_run(run)}: {run.status}" for run in self.report.results if run.status != "agrees"]
-            return f"Nothing is known to be wrong, but not all was judged: {'; '.join(lost)}."
-        found, runs = sum(bug.found for bug in self.bugs), len(self.report.results)
+            failures = [f"{_run(run)}: {run.status}" for run in self.report.results if run.status != "agrees"]
+            return f"Nothing is known to be wrong, but not all was judged: {'; '.join(failures)}."
+        detections, runs = sum(bug.found for bug in self.bugs), len(self.report.results)
         return (
             f"The target is the source: {self.comparison.summary}; all {runs} runs agree; the judge finds "
-            f"{found} of {counted(len(self.bugs), 'bug')} that were put into its weights."
+            f"{detections} of {counted(len(self.bugs), 'bug')} that were put into its weights."
         )
 
 
@@ -318,8 +318,8 @@ def _trial(model: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
 
     # End to end, all bugs share one expectation; a local judgement would need one for each.
     def expected(deviations: Deviations) -> Expectation:
-        about = (model.config, model.weights, model.batch, model.part, model.dtype, deviations)
-        return family.end_to_end(JudgedProblem(*about, gradients=False))
+        case = (model.config, model.weights, model.batch, model.part, model.dtype, deviations)
+        return family.end_to_end(JudgedProblem(*case, gradients=False))
 
     return _ported(replace(model, gradients=False, expectation=expected), config, weights)
 
@@ -348,30 +348,27 @@ def verify(
     paths = source or Path(stated.source.path), target or Path(stated.target.path)
     if altered := [*_altered(stated.source, paths[0]), *_altered(stated.target, paths[1])]:
         return altered, None
-    how = {key: getattr(stated.report.settings, key) for key in STATED}
-    again = certify(
+    options = {key: getattr(stated.report.settings, key) for key in STATED}
+    new = certify(
         *paths,
         stated.source.format,
         stated.target.format,
         stated.table,
         stated.backends,
         stated.texts,
-        replace(settings or Setup(), **how),
+        replace(settings or Setup(), **options),
         tell,
     )
-    return list(_differing(stated, again)), again
+    return list(_differing(stated, new)), new
 
 
-def _differing(stated: Certificate, again: Certificate) -> Iterator[str]:
+def _differing(old: Certificate, new: Certificate) -> Iterator[str]:
     # Statuses must be equal; measured errors may differ between machines.
-    if stated.comparison != again.comparison:
-        yield f"the comparison said: {stated.comparison.summary}; now: {again.comparison.summary}"
+    if old.comparison != new.comparison:
+        yield f"the comparison said: {old.comparison.summary}; now: {new.comparison.summary}"
     for before, now in (
-        ({_run(run): run.status for run in side.report.results} for side in (stated, again)),
-        (
-            {f"bug: {bug.bug}": ("missed", "found")[bug.found] for bug in side.bugs}
-            for side in (stated, again)
-        ),
+        ({_run(run): run.status for run in side.report.results} for side in (old, new)),
+        ({f"bug: {bug.bug}": ("missed", "found")[bug.found] for bug in side.bugs} for side in (old, new)),
     ):
         for key in {**before, **now}:
             if before.get(key) != now.get(key):

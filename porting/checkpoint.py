@@ -95,15 +95,15 @@ class Checkpoint:
         Raises:
             WeightsError: listing parameters with NaN or infinity (SPEC WGT-3).
         """
-        wrong = [name for name, tensor in self.tensors.items() if not np.isfinite(tensor.read()).all()]
-        if wrong:
+        names = [name for name, tensor in self.tensors.items() if not np.isfinite(tensor.read()).all()]
+        if names:
             raise WeightsError(
                 [
                     (
                         f"{self.tensors[name].foreign!r} holds NaN or infinity but must be finite "
                         f"[parameter={name}, clause=WGT-3]"
                     )
-                    for name in wrong
+                    for name in names
                 ]
             )
 

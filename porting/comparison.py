@@ -59,14 +59,14 @@ def _entries(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
         yield place, json.dumps(value)
 
 
-def _apart(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
-    apart = [
-        f"{shown(place, LONGEST) or 'all of it'} is {shown(mine.get(place, 'absent'), LONGEST)} in A and "
-        f"{shown(other.get(place, 'absent'), LONGEST)} in B"
-        for place in {**mine, **other}
-        if mine.get(place) != other.get(place)
+def _apart(first: Mapping[str, str], second: Mapping[str, str]) -> str:
+    differences = [
+        f"{shown(place, LONGEST) or 'all of it'} is {shown(first.get(place, 'absent'), LONGEST)} in A and "
+        f"{shown(second.get(place, 'absent'), LONGEST)} in B"
+        for place in {**first, **second}
+        if first.get(place) != second.get(place)
     ]
-    return first_of(apart, MOST, "; ")
+    return first_of(differences, MOST, "; ")
 
 
 # Whether a head uses the embeddings instead of its own table.
@@ -76,9 +76,9 @@ TIED = "tie_word_embeddings"
 def _tied(checkpoint: Checkpoint) -> bool | None:
     for name, content in checkpoint.files.items():
         if name in CONFIGS or name.endswith(FOREIGN):
-            stated = parse_json(content, name)
+            settings = parse_json(content, name)
             # transformers ties unless the configuration says otherwise.
-            return bool(stated.get(TIED, True)) if isinstance(stated, dict) else None
+            return bool(settings.get(TIED, True)) if isinstance(settings, dict) else None
     return None
 
 
@@ -110,8 +110,8 @@ class Comparison:
     def exit_code(self) -> int:
         """0 if everything that both have is equal, else 1."""
         # Files of one side alone do not count: some formats have no place for a tokenizer.
-        apart = (self.pairs, self.missing, self.extra, self.config, self.files, self.others.pairs)
-        return int(any(apart))
+        differences = (self.pairs, self.missing, self.extra, self.config, self.files, self.others.pairs)
+        return int(any(differences))
 
     @property
     def summary(self) -> str:
@@ -138,28 +138,28 @@ class Comparison:
 
 def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
     """Compare checkpoints A and B."""
-    mine, theirs = ({"part": side.part, **side.config.as_dict()} for side in (first, second))
+    config_a, config_b = ({"part": side.part, **side.config.as_dict()} for side in (first, second))
     # Only a head that outputs tokens can be tied; for a bare model the option has no effect.
     if any(_is_of_head(name, tensor) for side in (first, second) for name, tensor in side.others.items()):
         ties = _tied(first), _tied(second)
         if None not in ties:
-            mine[TIED], theirs[TIED] = ties
+            config_a[TIED], config_b[TIED] = ties
     files, others = _beside(first), _beside(second)
-    apart = {name: _apart(files[name], others[name]) for name in files if name in others}
-    held = {name: tensor.held for name, tensor in first.tensors.items()}
+    differences = {name: _apart(files[name], others[name]) for name in files if name in others}
+    digests = {name: tensor.held for name, tensor in first.tensors.items()}
     common = [name for name in first.tensors if name in second.tensors]
-    pairs = [_difference(name, first.tensors, second.tensors, first.config, held) for name in common]
+    pairs = [_difference(name, first.tensors, second.tensors, first.config, digests) for name in common]
     return Comparison(
         pairs.count(None),
         tuple(filter(None, pairs)),
         tuple(name for name in first.tensors if name not in second.tensors),
         tuple(name for name in second.tensors if name not in first.tensors),
         {
-            key: (str(mine.get(key)), str(theirs.get(key)))
-            for key in {**mine, **theirs}
-            if mine.get(key) != theirs.get(key)
+            key: (str(config_a.get(key)), str(config_b.get(key)))
+            for key in {**config_a, **config_b}
+            if config_a.get(key) != config_b.get(key)
         },
-        {name: words for name, words in apart.items() if words},
+        {name: words for name, words in differences.items() if words},
         (tuple(a for a in files if a not in others), tuple(b for b in others if b not in files)),
         _compare_others(first, second),
     )
@@ -170,34 +170,36 @@ def _is_of_head(name: str, tensor: LazyTensor) -> bool:
 
 
 def _compare_others(first: Checkpoint, second: Checkpoint) -> Others:
-    pairs, apart, same = list[TensorDifference](), dict[str, str](), 0
+    pairs, reasons, same = list[TensorDifference](), dict[str, str](), 0
     for name in {**first.others, **second.others}:
-        there = {
+        tensor_by_side = {
             side: checkpoint.others[name]
             for side, checkpoint in (("A", first), ("B", second))
             if name in checkpoint.others
         }
-        tensor, *_ = tensors = [*there.values()]
+        tensor, *_ = tensors = [*tensor_by_side.values()]
         if all(tensor.redundant for tensor in tensors):
             continue
         if len(tensors) == 1:
-            (here,) = there
-            other, lacking = ("B", second) if here == "A" else ("A", first)
+            (letter,) = tensor_by_side
+            other, lacking = ("B", second) if letter == "A" else ("A", first)
             # A side that has the rest of this head would silently use the embeddings instead. A side without
             # the whole head is not affected.
-            if tensor.owner and any(one.startswith(name.rsplit(".", 2)[0]) for one in lacking.others):
-                words = f"is in {here} alone, where it is no copy of {tensor.owner!r}"
+            if tensor.owner and any(
+                candidate.startswith(name.rsplit(".", 2)[0]) for candidate in lacking.others
+            ):
+                words = f"is in {letter} alone, where it is no copy of {tensor.owner!r}"
                 words += f"; {TIED} is {_tied(lacking)} in {other}"
                 pairs.append(TensorDifference("untied", words, f"{TIED} was not heeded", tensor.foreign))
             else:
-                apart[tensor.foreign] = f"is in {here} alone"
+                reasons[tensor.foreign] = f"is in {letter} alone"
         elif not (difference := _difference(name, first.others, second.others, first.config)):
             same += 1
         elif first.source != second.source and UNKNOWN in [tensor.transform for tensor in tensors]:
-            apart[tensor.foreign] = "no table says how it is laid out in files of both kinds"
+            reasons[tensor.foreign] = "no table says how it is laid out in files of both kinds"
         else:
             pairs.append(replace(difference, name=tensor.foreign))
-    return Others(same, tuple(pairs), apart)
+    return Others(same, tuple(pairs), reasons)
 
 
 def _difference(
@@ -205,20 +207,22 @@ def _difference(
     first: Mapping[str, LazyTensor],
     second: Mapping[str, LazyTensor],
     config: EncoderConfig,
-    held: Mapping[str, tuple[str, str]] | None = None,
+    digests: Mapping[str, tuple[str, str]] | None = None,
 ) -> TensorDifference | None:
-    mine, theirs, held = first[name], second[name], held or {}
-    bits = theirs.held
-    if mine.shape == theirs.shape and bits == (held.get(name) or mine.held):
+    tensor_a, tensor_b, digests = first[name], second[name], digests or {}
+    bits = tensor_b.held
+    if tensor_a.shape == tensor_b.shape and bits == (digests.get(name) or tensor_a.held):
         return None
-    others = [other for other in held if held[other] == bits and first[other].shape == theirs.shape]
+    others = [other for other in digests if digests[other] == bits and first[other].shape == tensor_b.shape]
     if not others:
-        difference = classify(mine.read(), theirs.read(), name, config)
-        words = "" if mine.dtype == theirs.dtype else f" ({mine.dtype} in A, {theirs.dtype} in B)"
+        difference = classify(tensor_a.read(), tensor_b.read(), name, config)
+        words = "" if tensor_a.dtype == tensor_b.dtype else f" ({tensor_a.dtype} in A, {tensor_b.dtype} in B)"
         return replace(difference, words=difference.words + words)
     leaf = name.rpartition(".")[2]
-    other = next((one for one in others if one.endswith(f".{leaf}")), others[0])
-    layers = {one.split(".")[1] if one.startswith("layers.") else "" for one in (name, other)}
+    other = next((parameter for parameter in others if parameter.endswith(f".{leaf}")), others[0])
+    layers = {
+        parameter.split(".")[1] if parameter.startswith("layers.") else "" for parameter in (name, other)
+    }
     cause = "names were mapped to each other the wrong way"
     if len(layers) > 1:
         cause = "tensors of one layer were taken for those of another"

@@ -78,7 +78,7 @@ Look = Callable[[_Both], Iterator[Finding]]
 
 def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> TensorDifference:
     """Classify the difference between tensors whose bits or dtypes differ."""
-    both, alike = _Both(first, second, name, config), first.dtype == second.dtype
+    pair, alike = _Both(first, second, name, config), first.dtype == second.dtype
     with np.errstate(all="ignore"):
         if first.shape != second.shape:
             looks: tuple[Look, ...] = (_transposed, _longer)
@@ -89,48 +89,48 @@ def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> T
         else:
             looks = LOOKS if first.dtype.kind == second.dtype.kind == "f" else ()
             last = ("different", "different:", "")
-        kind, words, cause = next((finding for look in looks for finding in look(both)), last)
-        words += f" {_sizes(both)}" if words.endswith(":") else ""
+        kind, words, cause = next((finding for look in looks for finding in look(pair)), last)
+        words += f" {_sizes(pair)}" if words.endswith(":") else ""
     return TensorDifference(kind, words, cause, name)
 
 
-def _not_finite(both: _Both) -> Iterator[Finding]:
-    for one, other, which in both.sides:
-        places = np.argwhere(~np.isfinite(one) & np.isfinite(other))
-        fewer = np.isfinite(one).sum() < np.isfinite(other).sum()
+def _not_finite(pair: _Both) -> Iterator[Finding]:
+    for array, other, label in pair.sides:
+        places = np.argwhere(~np.isfinite(array) & np.isfinite(other))
+        fewer = np.isfinite(array).sum() < np.isfinite(other).sum()
         # Unless one has more of them, they have only moved; if all of one are non-finite, _constant applies.
-        if not fewer or not np.isfinite(one).any():
+        if not fewer or not np.isfinite(array).any():
             continue
         place = tuple(places[0].tolist())
-        value, there = one[place], float(other[place])
+        value, other_value = array[place], float(other[place])
         more = f", and {len(places) - 1} more that are not finite" if len(places) > 1 else ""
-        narrow = np.isinf(value) and abs(there) > np.finfo(one.dtype).max
+        narrow = np.isinf(value) and abs(other_value) > np.finfo(array.dtype).max
         yield (
             "not finite",
-            f"{which} is {value} at {place}, where the other is {there:g}{more}:",
-            f"{there:g} is out of the range of {one.dtype}" if narrow else "",
+            f"{label} is {value} at {place}, where the other is {other_value:g}{more}:",
+            f"{other_value:g} is out of the range of {array.dtype}" if narrow else "",
         )
 
 
-def _transposed(both: _Both) -> Iterator[Finding]:
-    if both.first.ndim == 2 and _equal(both.first.T, both.second):
-        square = "; no shape shows it, since it is square" if len(set(both.first.shape)) == 1 else ""
+def _transposed(pair: _Both) -> Iterator[Finding]:
+    if pair.first.ndim == 2 and _equal(pair.first.T, pair.second):
+        square = "; no shape shows it, since it is square" if len(set(pair.first.shape)) == 1 else ""
         cause = f"a kernel of (out, in) was taken for one of (in, out), or the other way about{square}"
         yield "transposed", "transposed", cause
 
 
-def _longer(both: _Both) -> Iterator[Finding]:
-    (shorter, _, _), (longer, _, which) = sorted(both.sides, key=lambda side: side[0].shape[:1])
+def _longer(pair: _Both) -> Iterator[Finding]:
+    (shorter, _, _), (longer, _, label) = sorted(pair.sides, key=lambda side: side[0].shape[:1])
     if shorter.ndim == 0 or shorter.shape[1:] != longer.shape[1:]:
         return
     rows, more = len(shorter), len(longer) - len(shorter)
     if rows and _equal(longer[:rows], shorter):
         padded = "the table was padded to a round number of rows, or tokens were added"
-        cause = padded if "token" in both.name else "the table was cut off or made longer"
-        yield "rows missing", f"{which} has {more} more rows; all others are the same", cause
+        cause = padded if "token" in pair.name else "the table was cut off or made longer"
+        yield "rows missing", f"{label} has {more} more rows; all others are the same", cause
     for shift in range(1, min(FARTHEST, rows - 1, more) + 1):
         if _equal(longer[shift : shift + rows], shorter):
-            yield _of_shift(both.name, "+" if which == "A" else "-", shift)
+            yield _of_shift(pair.name, "+" if label == "A" else "-", shift)
 
 
 def _head_axis(name: str) -> int | None:
@@ -143,12 +143,12 @@ def _head_axis(name: str) -> int | None:
     return 1 if leaf == "weight" else 0
 
 
-def _shifted(both: _Both) -> Iterator[Finding]:
-    first, second = both.first, both.second
+def _shifted(pair: _Both) -> Iterator[Finding]:
+    first, second = pair.first, pair.second
     for shift in range(1, min(FARTHEST, len(first) - 2) + 1) if first.ndim == 2 else ():
         for sign, above, below in (("-", first, second), ("+", second, first)):
             if _equal(above[:-shift], below[shift:]):
-                yield _of_shift(both.name, sign, shift)
+                yield _of_shift(pair.name, sign, shift)
 
 
 def _of_shift(name: str, sign: str, shift: int) -> Finding:
@@ -171,37 +171,37 @@ HIDDEN = (
 )
 
 
-def _reordered(both: _Both) -> Iterator[Finding]:
-    shape, heads, of_heads = both.first.shape, both.config.num_heads, _head_axis(both.name)
+def _reordered(pair: _Both) -> Iterator[Finding]:
+    shape, heads, of_heads = pair.first.shape, pair.config.num_heads, _head_axis(pair.name)
     ways = [] if of_heads is None or shape[of_heads] % heads else [("heads", of_heads, heads)]
-    ways += [(what, axis, shape[axis]) for axis, what in enumerate(PERMUTED.get(len(shape), ()))]
-    for what, axis, count in ways if both.first.dtype == both.second.dtype else ():
-        turned = (contiguous(np.moveaxis(array, axis, 0)) for array in (both.first, both.second))
-        mine, other = ([digest(part) for part in array.reshape(count, -1)] for array in turned)
-        if sorted(mine) == sorted(other):
-            moved = [place for place in range(count) if mine[place] != other[place]]
-            words = f"{len(moved)} {what} stand in another order, the first at {_listed(moved)}"
-            cause = _of_order(both.name, what)
-            if axis == of_heads and what != "heads" and _in_turns(mine, other, heads):
+    ways += [(unit, axis, shape[axis]) for axis, unit in enumerate(PERMUTED.get(len(shape), ()))]
+    for unit, axis, count in ways if pair.first.dtype == pair.second.dtype else ():
+        arrays = (contiguous(np.moveaxis(array, axis, 0)) for array in (pair.first, pair.second))
+        digests_a, digests_b = ([digest(part) for part in array.reshape(count, -1)] for array in arrays)
+        if sorted(digests_a) == sorted(digests_b):
+            positions = [place for place in range(count) if digests_a[place] != digests_b[place]]
+            words = f"{len(positions)} {unit} stand in another order, the first at {_listed(positions)}"
+            cause = _of_order(pair.name, unit)
+            if axis == of_heads and unit != "heads" and _in_turns(digests_a, digests_b, heads):
                 cause = "the width was split as (head_dim, heads) where it is (heads, head_dim)"
-            yield f"{what} permuted", words, cause
+            yield f"{unit} permuted", words, cause
 
 
-def _in_turns(mine: Sequence[str], other: Sequence[str], heads: int) -> bool:
+def _in_turns(first: Sequence[str], second: Sequence[str], heads: int) -> bool:
     return any(
-        [part for place in range(heads) for part in one[place::heads]] == [*two]
-        for one, two in ((mine, other), (other, mine))
+        [part for place in range(heads) for part in a[place::heads]] == [*b]
+        for a, b in ((first, second), (second, first))
     )
 
 
-def _of_order(name: str, what: str) -> str:
-    if what == "heads":
+def _of_order(name: str, unit: str) -> str:
+    if unit == "heads":
         return "heads were reordered: the model computes the same if all of the layer's tensors were"
-    if "token" in name and what == "rows":
+    if "token" in name and unit == "rows":
         return "the vocabulary was reordered"
-    if name.startswith("classifier") and what != "rows":
+    if name.startswith("classifier") and unit != "rows":
         return "the classes were reordered"
-    if any(name.endswith(end) and what == along for end, along in HIDDEN):
+    if any(name.endswith(end) and unit == along for end, along in HIDDEN):
         return "hidden units were reordered: the model computes the same if all of the layer's tensors were"
     return "they were sorted or mapped anew"
 
@@ -210,57 +210,57 @@ def _listed(places: Iterable[object]) -> str:
     return ", ".join(map(str, [*places][:5]))
 
 
-def _rounded(both: _Both) -> Iterator[Finding]:
+def _rounded(pair: _Both) -> Iterator[Finding]:
     for name in LOWER:
-        for low, high, which in both.sides:
+        for low, high, label in pair.sides:
             if _equal(precision(name).round(high), low) and np.isfinite(low).all():
                 cause = f"the file was saved in, or went through, {name}"
-                yield "rounded", f"{which} is rounded to {name}:", cause
+                yield "rounded", f"{label} is rounded to {name}:", cause
 
 
-def _constant(both: _Both) -> Iterator[Finding]:
-    for one, _, which in both.sides:
-        if one.size > 1 and _equal(one, np.full_like(one, one.flat[0])):
-            number = float(one.flat[0])
+def _constant(pair: _Both) -> Iterator[Finding]:
+    for array, _, label in pair.sides:
+        if array.size > 1 and _equal(array, np.full_like(array, array.flat[0])):
+            number = float(array.flat[0])
             new = number in (0.0, 1.0)
             cause = "it was never loaded: a new model begins so" if new else "it was filled, not loaded"
-            yield "all the same", f"all numbers of {which} are {number:g}", cause
+            yield "all the same", f"all numbers of {label} are {number:g}", cause
 
 
-def _scaled(both: _Both) -> Iterator[Finding]:
+def _scaled(pair: _Both) -> Iterator[Finding]:
     products = squares = 0.0
-    for one, other in _strips(both.first, both.second):
-        mine, theirs = (array.astype(np.float64).reshape(-1) for array in (one, other))
-        products, squares = products + float(mine @ theirs), squares + float(mine @ mine)
-    by = products / squares if squares else 0.0
+    for first, second in _strips(pair.first, pair.second):
+        a, b = (array.astype(np.float64).reshape(-1) for array in (first, second))
+        products, squares = products + float(a @ b), squares + float(a @ a)
+    ratio = products / squares if squares else 0.0
     # A factor this close to 1 is rounding, which the next look names.
-    if both.first.size > 1 and by and abs(by - 1) > 1e-6 and _near(both, by):
-        yield "scaled", f"B is A times {by:.9g}", _of_scale(by, both.config)
+    if pair.first.size > 1 and ratio and abs(ratio - 1) > 1e-6 and _near(pair, ratio):
+        yield "scaled", f"B is A times {ratio:.9g}", _of_scale(ratio, pair.config)
 
 
-def _of_scale(by: float, config: EncoderConfig) -> str:
+def _of_scale(ratio: float, config: EncoderConfig) -> str:
     causes = {-1.0: "its sign is the other one"}
-    for what, number, scaled in (
+    for dimension, number, scaled in (
         ("d_model", config.d_model, "embeddings"),
         ("head_dim", config.head_dim, "scores"),
     ):
-        cause = f"the root of {what}: the scale of {scaled} is multiplied into it"
+        cause = f"the root of {dimension}: the scale of {scaled} is multiplied into it"
         causes |= {number**0.5: cause, number**-0.5: f"1 / {cause}"}
-    return next((cause for one, cause in causes.items() if math.isclose(by, one, rel_tol=1e-5)), "")
+    return next((cause for factor, cause in causes.items() if math.isclose(ratio, factor, rel_tol=1e-5)), "")
 
 
-def _rounding(both: _Both) -> Iterator[Finding]:
-    if _near(both):
+def _rounding(pair: _Both) -> Iterator[Finding]:
+    if _near(pair):
         cause = "it was computed again, or went through another precision and back"
         yield "rounding", "the same but for the last digits:", cause
 
 
-def _rows(both: _Both) -> Iterator[Finding]:
-    apart = np.flatnonzero(~_alike(both.first, both.second).all(1)) if both.first.ndim == 2 else ()
-    if 0 < len(apart) <= FEW_ROWS * len(both.first):
-        words = f"{len(apart)} rows differ, the first at {_listed(apart)}:"
-        zeroed = [which for one, _, which in both.sides if not one[apart].any()]
-        padding = zeroed and [*apart] == [both.config.pad_id]
+def _rows(pair: _Both) -> Iterator[Finding]:
+    rows = np.flatnonzero(~_alike(pair.first, pair.second).all(1)) if pair.first.ndim == 2 else ()
+    if 0 < len(rows) <= FEW_ROWS * len(pair.first):
+        words = f"{len(rows)} rows differ, the first at {_listed(rows)}:"
+        zeroed = [label for array, _, label in pair.sides if not array[rows].any()]
+        padding = zeroed and [*rows] == [pair.config.pad_id]
         yield "some rows", words, f"the row of padding is zeroed in {zeroed[0]}" if padding else ""
 
 
@@ -280,17 +280,15 @@ LOOKS: tuple[Look, ...] = (
 
 
 def _equal(first: Array, second: Array) -> bool:
-    return first.shape == second.shape and all(
-        _alike(one, other).all() for one, other in _strips(first, second)
-    )
+    return first.shape == second.shape and all(_alike(a, b).all() for a, b in _strips(first, second))
 
 
-def _alike(one: Array, other: Array) -> NDArray[np.bool_]:
-    if one.dtype == other.dtype:
+def _alike(first: Array, second: Array) -> NDArray[np.bool_]:
+    if first.dtype == second.dtype:
         # Bits, not values: NaN is equal to itself, and -0.0 is not 0.0.
-        bits = f"u{one.dtype.itemsize}"
-        return np.asarray(one.view(bits) == other.view(bits))
-    return np.asarray((one == other) | ((one != one) & (other != other)))
+        bits = f"u{first.dtype.itemsize}"
+        return np.asarray(first.view(bits) == second.view(bits))
+    return np.asarray((first == second) | ((first != first) & (second != second)))
 
 
 def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
@@ -301,30 +299,30 @@ def _strips(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
         yield first[begin : begin + step], second[begin : begin + step]
 
 
-def _near(both: _Both, factor: float = 1.0) -> bool:
-    digits = max(precision(array.dtype.name).unit_roundoff for array in (both.first, both.second))
-    for one, other in _strips(both.first, both.second):
-        mine, theirs = one.astype(np.float64) * factor, other.astype(np.float64)
-        size = np.maximum(abs(mine), abs(theirs))
-        close = abs(mine - theirs) <= LAST_DIGITS * digits * size
-        if not np.where(np.isfinite(size), close, (mine == theirs) | _alike(one, other)).all():
+def _near(pair: _Both, factor: float = 1.0) -> bool:
+    digits = max(precision(array.dtype.name).unit_roundoff for array in (pair.first, pair.second))
+    for first, second in _strips(pair.first, pair.second):
+        a, b = first.astype(np.float64) * factor, second.astype(np.float64)
+        size = np.maximum(abs(a), abs(b))
+        close = abs(a - b) <= LAST_DIGITS * digits * size
+        if not np.where(np.isfinite(size), close, (a == b) | _alike(first, second)).all():
             return False
     return True
 
 
-def _sizes(both: _Both) -> str:
-    count, odd, largest, squares, whole = 0, 0, 0.0, 0.0, 0.0
-    for one, other in _strips(both.first, both.second):
-        differ, mine, theirs = ~_alike(one, other), one.astype(np.float64), other.astype(np.float64)
-        finite = np.isfinite(mine) & np.isfinite(theirs)
-        gaps = abs(theirs - mine)[finite]
+def _sizes(pair: _Both) -> str:
+    count, odd, largest, squares, total = 0, 0, 0.0, 0.0, 0.0
+    for first, second in _strips(pair.first, pair.second):
+        differ, a, b = ~_alike(first, second), first.astype(np.float64), second.astype(np.float64)
+        finite = np.isfinite(a) & np.isfinite(b)
+        gaps = abs(b - a)[finite]
         count += int(np.count_nonzero(differ))
         odd += int(np.count_nonzero(differ & ~finite))
         largest = max(largest, float(np.max(gaps, initial=0.0)))
         squares += float(gaps @ gaps)
-        whole += float(mine[finite] @ mine[finite])
-    relative = math.sqrt(squares / whole) if whole else math.inf if squares else 0.0
-    words = f"{count} of {both.first.size} numbers differ"
+        total += float(a[finite] @ a[finite])
+    relative = math.sqrt(squares / total) if total else math.inf if squares else 0.0
+    words = f"{count} of {pair.first.size} numbers differ"
     words += f", by at most {largest:.3g}" if largest else ""
     if largest and math.isfinite(relative):
         words += f", {relative:.2g} of their size (root mean square)"

@@ -61,16 +61,16 @@ def is_weights(path: Path) -> bool:
 def carried(folder: Path) -> dict[str, bytes]:
     """Return the files to copy unchanged, by name."""
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
-    there = {name: folder / name for name in (*CARRIED, *SENTENCES, *foreign) if (folder / name).exists()}
+    paths = {name: folder / name for name in (*CARRIED, *SENTENCES, *foreign) if (folder / name).exists()}
     refuse(
         [
             # A checkpoint from elsewhere could link to a private file, which a port would then publish.
             f"{path}: is a link that leads out of the folder: what it leads to would be written into others"
-            for path in there.values()
+            for path in paths.values()
             if not stays(path, folder)
         ]
     )
-    return {name: read_bytes(path, LARGEST) for name, path in there.items()}
+    return {name: read_bytes(path, LARGEST) for name, path in paths.items()}
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:

@@ -69,9 +69,13 @@ def _lines(problems: Sequence[tuple[str, str, str]]) -> Iterator[str]:
         # One line for many tensors with the same problem.
         few = len(group) <= FEW
         more = (
-            "" if few else f", likewise {len(group) - 1} more: {first_of([one[0] for one in group[1:]], FEW)}"
+            ""
+            if few
+            else f", likewise {len(group) - 1} more: {first_of([problem[0] for problem in group[1:]], FEW)}"
         )
-        yield from (f"{name} {said}{more} [{about}]" for name, said, about in group[: FEW if few else 1])
+        yield from (
+            f"{name} {message}{more} [{context}]" for name, message, context in group[: FEW if few else 1]
+        )
 
 
 class _Matching:
@@ -81,12 +85,12 @@ class _Matching:
         self.file_tensors, self.config, self.part, self.rules = file_tensors, config, part, form.rules(part)
         self.context = f"source={form.title}, part={part}"
         self.places = form.places(config, part)
-        wanted = [name for place in self.places.values() for name in place.names]
+        names = [name for place in self.places.values() for name in place.names]
         # A model may be bare or inside another; take the prefix that fits most names.
         self.prefix = max(
             self.rules.prefixes,
             key=lambda prefix: sum(
-                renamed(name, self.rules.prefixes, prefix) in file_tensors for name in wanted
+                renamed(name, self.rules.prefixes, prefix) in file_tensors for name in names
             ),
             default="",
         )
@@ -97,7 +101,7 @@ class _Matching:
         self.problems: list[tuple[str, str, str]] = []
         for name, parameter in parameters(config, part).items():
             self._take(name, shape_of(config, parameter))
-        carried = {self._spelled(kept.name): name for name, kept in self.rules.carried.items()}
+        carried = {self._spelled(entry.name): name for name, entry in self.rules.carried.items()}
         for native in file_tensors:
             if native not in self.owner:
                 self._leave(native, carried.get(native, ""))
@@ -115,23 +119,23 @@ class _Matching:
                 return old
         return name
 
-    def _problem(self, name: str, said: str, about: str = "") -> None:
-        self.problems.append((repr(name), said, about + self.context))
+    def _problem(self, name: str, message: str, context: str = "") -> None:
+        self.problems.append((repr(name), message, context + self.context))
 
     def _bind(
         self, name: str, natives: Sequence[str], layout: str, shape: tuple[int, ...]
     ) -> dict[str, LazyTensor]:
         """Join tensors into one of canonical shape; empty if they do not fit."""
-        wanted, before = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
+        expected, count = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
         for native in natives:
-            stored, about = self.file_tensors.get(native), f"parameter={name}, "
+            stored, context = self.file_tensors.get(native), f"parameter={name}, "
             if stored is None:
-                self._problem(native, "is missing but is required", about)
+                self._problem(native, "is missing but is required", context)
             elif stored.dtype not in FLOATS:
-                self._problem(native, f"has dtype {stored.dtype} but must be a floating-point type", about)
-            elif stored.shape != wanted:
-                self._problem(native, f"has shape {stored.shape} but must be {wanted}", about)
-        if len(self.problems) > before:
+                self._problem(native, f"has dtype {stored.dtype} but must be a floating-point type", context)
+            elif stored.shape != expected:
+                self._problem(native, f"has shape {stored.shape} but must be {expected}", context)
+        if len(self.problems) > count:
             return {}
         pieces = [self.file_tensors[native] for native in natives]
 
@@ -143,12 +147,12 @@ class _Matching:
         return {name: LazyTensor(pieces[0].dtype, shape, bits, foreign, layout, name, reason=reason)}
 
     def _take(self, name: str, shape: tuple[int, ...]) -> None:
-        place, kept = self.places.get(name), self.rules.positions if name == POSITIONS else None
+        place, buffer = self.places.get(name), self.rules.positions if name == POSITIONS else None
         natives = [self._spelled(native) for native in place.names] if place else []
         layout = place.layout if place else ""
         # Fixed positions are not weights of the source, but some files keep them as a buffer.
-        if not place and kept and (native := self._named(kept.name)) in self.file_tensors:
-            natives, layout = [native], kept.layout
+        if not place and buffer and (native := self._named(buffer.name)) in self.file_tensors:
+            natives, layout = [native], buffer.layout
         if natives:
             self.owner |= dict.fromkeys([native for native in natives if native in self.file_tensors], name)
             self.tensors |= self._bind(name, natives, layout, shape)
@@ -170,18 +174,18 @@ class _Matching:
         # Heads are outside the bare model, and never have its prefix.
         return next(
             (
-                why
-                for pattern, why in self.rules.ignored.items()
-                if any(fnmatchcase(native, one) for one in (self._named(pattern), pattern))
+                rule
+                for pattern, rule in self.rules.ignored.items()
+                if any(fnmatchcase(native, glob) for glob in (self._named(pattern), pattern))
             ),
             None,
         )
 
     def _leave(self, native: str, name: str) -> None:
         """Account for a tensor outside this part."""
-        stored, whole = self.file_tensors[native], parameters(self.config)
+        stored, all_parameters = self.file_tensors[native], parameters(self.config)
         layout = self.rules.carried[name].layout if name else UNKNOWN
-        if name and name not in whole and len(stored.shape) != WEIGHT_LAYOUTS[layout].rank:
+        if name and name not in all_parameters and len(stored.shape) != WEIGHT_LAYOUTS[layout].rank:
             name = ""
         original, ignored = self._original(native), self._ignored(native)
         owner = self.file_tensors.get(original, stored)
@@ -200,13 +204,13 @@ class _Matching:
             reason += "; it is carried over to files that have a place for it"
             # Heads unknown to the family keep the file's shapes.
             shape = WEIGHT_LAYOUTS[layout].shape(stored.shape, self.config.num_heads)
-            shape = shape_of(self.config, whole[name]) if name in whole else shape
-            left = self._bind(name, [native], layout, shape)
+            shape = shape_of(self.config, all_parameters[name]) if name in all_parameters else shape
+            tensors = self._bind(name, [native], layout, shape)
         else:
             plain = native.removeprefix(self.prefix)
             plain = native if plain in self.file_tensors or plain in self.others else plain
-            left = {plain: LazyTensor(stored.dtype, stored.shape, stored.bits, native, UNKNOWN)}
-        for shared, tensor in left.items():
+            tensors = {plain: LazyTensor(stored.dtype, stored.shape, stored.bits, native, UNKNOWN)}
+        for shared, tensor in tensors.items():
             self.others[shared] = replace(
                 tensor,
                 name=self.owner.get(original, "") if copied else "",

@@ -52,35 +52,37 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
 
 
 def _of_source(
-    found: dict[str, StoredTensor], form: Format, table: Table, folder: Path, more: dict[str, Any]
+    tensors: dict[str, StoredTensor], form: Format, table: Table, folder: Path, more: dict[str, Any]
 ) -> Checkpoint:
-    path, stated = folders.stated(folder, table.source)
+    path, settings = folders.stated(folder, table.source)
     configs: dict[str, EncoderConfig] = {}
-    refused: list[SpecError] = []
+    errors: list[SpecError] = []
     for part, entry in table.parts.items():
         try:
             configs[part] = tables.configure(
-                table, {**_sized(stated, found, entry.checkpoint), **more}, part, str(path)
+                table, {**_sized(settings, tensors, entry.checkpoint), **more}, part, str(path)
             )
         except SpecError as error:  # parts of a source may have their own configurations
-            refused.append(error)
+            errors.append(error)
     if not configs:
-        raise refused[0]
-    matched = match(found, configs, form)
+        raise errors[0]
+    checkpoint = match(tensors, configs, form)
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
-    labels, words = folders.labels(files, stated), tables.words(table)
-    return replace(matched, files=files, labels=labels, source=table.source, words=words)
+    labels, words = folders.labels(files, settings), tables.words(table)
+    return replace(checkpoint, files=files, labels=labels, source=table.source, words=words)
 
 
-def _sized(stated: dict[str, Any], found: dict[str, StoredTensor], rules: CheckpointTable) -> dict[str, Any]:
+def _sized(
+    settings: dict[str, Any], tensors: dict[str, StoredTensor], rules: CheckpointTable
+) -> dict[str, Any]:
     # Google's BERT does not state its number of classes; the shape of its classifier does.
-    places = {key: place.rpartition(":") for key, place in rules.sizes.items() if stated.get(key) is None}
+    places = {key: place.rpartition(":") for key, place in rules.sizes.items() if settings.get(key) is None}
     sizes = {
-        key: found[name].shape[int(axis)]
+        key: tensors[name].shape[int(axis)]
         for key, (name, _, axis) in places.items()
-        if name in found and len(found[name].shape) > int(axis)
+        if name in tensors and len(tensors[name].shape) > int(axis)
     }
-    return {**stated, **sizes}
+    return {**settings, **sizes}
 
 
 def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
@@ -89,7 +91,7 @@ def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
         # Our own checkpoints list the SHA-256 of every file, which must match.
         contents = checkpoints.read_contents(folder)
         weights, part = folder / checkpoints.WEIGHTS, contents.part
-        lacking = [one.name for one in (path, weights) if one.name not in contents.sha256]
+        lacking = [file.name for file in (path, weights) if file.name not in contents.sha256]
         refuse([*checkpoints.corrupt(folder, contents), *(f"{folder}: lacks {name}" for name in lacking)])
     elif not path.exists():
         raise SpecError(

@@ -56,34 +56,34 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
         SpecError: if nothing known is there.
     """
     folder, marks = folders.folder_of(path), (checkpoints.CONTENTS, checkpoints.CONFIG)
-    chosen = known(format) if format != AUTO else None
-    if not (chosen or table) and all((folder / mark).exists() for mark in marks):
-        why = f"{' and '.join(marks)} are those of this project's own checkpoints"
-        return Recognition(OWN, why, folder, path)
-    modules = not table and (chosen.modules if chosen else (folder / sentences.MODULES).exists())
+    choice = known(format) if format != AUTO else None
+    if not (choice or table) and all((folder / mark).exists() for mark in marks):
+        reason = f"{' and '.join(marks)} are those of this project's own checkpoints"
+        return Recognition(OWN, reason, folder, path)
+    modules = not table and (choice.modules if choice else (folder / sentences.MODULES).exists())
     inner = sentences.places(folder)[0] if modules else folder
-    if chosen:
-        whole = folders.is_weights(path) or chosen.name == OWN
-        weights = path if whole else _weights([chosen], path, inner)
-        return Recognition(chosen.name, "it was said with --from", inner, weights)
+    if choice:
+        exact = folders.is_weights(path) or choice.name == OWN
+        weights = path if exact else _weights([choice], path, inner)
+        return Recognition(choice.name, "it was said with --from", inner, weights)
     candidates = [form for form in FORMATS.values() if form.modules == modules and form.name != OWN]
     candidates = [form for form in candidates if form.source or not table]
     weights = _weights(candidates, path, inner)
     fitting = [form for form in candidates if form.container.is_one(weights)]
     native = next((form for form in fitting if form.backend), None)
     if table:
-        form, why = fitting[0], f"it is such a file; {table.name} says names and layouts"
+        form, reason = fitting[0], f"it is such a file; {table.name} says names and layouts"
     elif native and (folder / checkpoints.CONFIG).exists():
-        why = f"{checkpoints.CONFIG} states a configuration of the family"
-        form, why = native, f"{why}, and {weights.name} holds {native.meaning}"
+        reason = f"{checkpoints.CONFIG} states a configuration of the family"
+        form, reason = native, f"{reason}, and {weights.name} holds {native.meaning}"
     else:
-        form, why = _by_names(weights, [form for form in fitting if form.source], inner)
+        form, reason = _by_names(weights, [form for form in fitting if form.source], inner)
     if modules:
-        why = f"{sentences.MODULES} lists modules of sentence-transformers"
+        reason = f"{sentences.MODULES} lists modules of sentence-transformers"
     beside = [name for kind in HUB if weights.name not in kind for name in kind if (inner / name).exists()]
     if beside and not folders.is_weights(path):
-        why += f"; {', '.join(beside)} beside it {'is' if len(beside) == 1 else 'are'} not read"
-    return Recognition(form.name, why, inner, weights)
+        reason += f"; {', '.join(beside)} beside it {'is' if len(beside) == 1 else 'are'} not read"
+    return Recognition(form.name, reason, inner, weights)
 
 
 def _weights(candidates: Sequence[Format], path: Path, folder: Path) -> Path:
@@ -95,18 +95,18 @@ def _weights(candidates: Sequence[Format], path: Path, folder: Path) -> Path:
             return path
         raise SpecError(f"{path}: is no file of weights that is known")
     names = dict.fromkeys(name for form in candidates for name in form.weights if (folder / name).exists())
-    there = [folder / name for name in names] or sorted(entry for entry in folder.iterdir() if is_one(entry))
+    files = [folder / name for name in names] or sorted(entry for entry in folder.iterdir() if is_one(entry))
     of_hub = [[folder / name for name in kind if name in names] for kind in HUB]
     if names and sum(map(len, of_hub)) == len(names):  # the hub's files hold the same weights
-        there = next(filter(None, of_hub))
-    if not there:
+        files = next(filter(None, of_hub))
+    if not files:
         raise SpecError(f"{folder}: has no file of weights that is known")
-    if len(there) > 1:
+    if len(files) > 1:
         raise SpecError(
-            f"{folder}: has {', '.join(entry.name for entry in there[:5])}; name the one to read, or its "
+            f"{folder}: has {', '.join(entry.name for entry in files[:5])}; name the one to read, or its "
             "format with --from"
         )
-    return there[0]
+    return files[0]
 
 
 def _by_names(weights: Path, fitting: Sequence[Format], folder: Path) -> tuple[Format, str]:
@@ -122,25 +122,27 @@ def _by_names(weights: Path, fitting: Sequence[Format], folder: Path) -> tuple[F
     share, best = max(alike, key=lambda pair: pair[0], default=(0.0, None))
     if best and share >= ALIKE:
         return best, f"{weights.name} has {share:.0%} of the names in the table of {best.source}"
-    stated, own = _stated(folder), (folder / checkpoints.CONFIG).exists()
-    few = "" if stated else f", such as {', '.join(repr(name[:80]) for name in list(tensors)[:3]) or 'none'},"
+    settings, has_config = _stated(folder), (folder / checkpoints.CONFIG).exists()
+    few = (
+        "" if settings else f", such as {', '.join(repr(name[:80]) for name in list(tensors)[:3]) or 'none'},"
+    )
     lines = [f"{weights}: its {len(tensors)} tensors{few} have names of no format that is known"]
-    if kind := {key: stated[key] for key in (KIND, CLASSES) if key in stated}:
+    if kind := {key: settings[key] for key in (KIND, CLASSES) if key in settings}:
         lines.append(f"{folders.CONFIG} says {shown(json.dumps(kind), LONGEST)}")
-    elif not own:
+    elif not has_config:
         lines.append(f"one of a backend's own needs {checkpoints.CONFIG} beside it")
     raise SpecError("; ".join(lines))
 
 
 def _stated(folder: Path, name: str = folders.CONFIG) -> dict[str, Any]:
-    stated = read_json(folder / name) if (folder / name).exists() else {}
-    return stated if isinstance(stated, dict) else {}
+    settings = read_json(folder / name) if (folder / name).exists() else {}
+    return settings if isinstance(settings, dict) else {}
 
 
-def _of_this_kind(table: Table, stated: Mapping[str, Any]) -> bool:
-    kind = stated.get(KIND)
-    wanted = [part.checkpoint.requires.get(KIND) for part in table.parts.values()]
-    return kind is None or any(words is None or kind in words for words in wanted)
+def _of_this_kind(table: Table, settings: Mapping[str, Any]) -> bool:
+    kind = settings.get(KIND)
+    kinds = [part.checkpoint.requires.get(KIND) for part in table.parts.values()]
+    return kind is None or any(words is None or kind in words for words in kinds)
 
 
 def _nearness(table: Table, names: Collection[str]) -> float:
@@ -148,5 +150,7 @@ def _nearness(table: Table, names: Collection[str]) -> float:
     part = table.parts.get("encoder") or part_of(table)
     prefixes = part.checkpoint.prefixes or [""]
     own = (fill(native.name, {"i": 0, "h": 0, "n": 1}) for native in part.weights.values())
-    wanted = {renamed(name, prefixes, "") for name in own}
-    return max(sum(prefix + name in names for name in wanted) for prefix in prefixes) / max(len(wanted), 1)
+    expected = {renamed(name, prefixes, "") for name in own}
+    return max(sum(prefix + name in names for name in expected) for prefix in prefixes) / max(
+        len(expected), 1
+    )

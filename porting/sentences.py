@@ -72,26 +72,26 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
     """Return the settings of modules after the model; ``poolings`` are the family's."""
     _, *behind = places(folder)
     problems, where = list[str](), behind[0] / folders.CONFIG
-    stated = folders.json_object(read_json(where), where)
-    modes = _modes(stated)
+    settings = folders.json_object(read_json(where), where)
+    modes = _modes(settings)
     if len(modes) != 1 or modes[0] not in list(poolings):
         problems.append(
             f"{where}: pools by {' and '.join(_brief(mode) for mode in modes)} but the family by one of "
             f"{', '.join(poolings)}; {NOT_REFUSED}"
         )
-    if stated.get("include_prompt", True) is not True:
+    if settings.get("include_prompt", True) is not True:
         problems.append(
-            f"{where}: 'include_prompt' is {_brief(stated['include_prompt'])} but must be true: the family "
+            f"{where}: 'include_prompt' is {_brief(settings['include_prompt'])} but must be true: the family "
             f"pools every token; {NOT_REFUSED}"
         )
     for place in behind[1:]:
         # A Normalize of anything else would leave the pooled vector as it is.
         path = place / folders.CONFIG
-        named = folders.json_object(read_json(path), path) if path.exists() else {}
+        options = folders.json_object(read_json(path), path) if path.exists() else {}
         problems += [
-            f'{path}: {key!r} is {_brief(named[key])} but must be "sentence_embedding"'
+            f'{path}: {key!r} is {_brief(options[key])} but must be "sentence_embedding"'
             for key in ("module_input_name", "module_output_name")
-            if named.get(key, "sentence_embedding") != "sentence_embedding"
+            if options.get(key, "sentence_embedding") != "sentence_embedding"
         ]
     refuse(problems)
     return {POOLING: modes[0], NORMALIZE: len(behind) > 1}
@@ -124,17 +124,20 @@ def files(
     )
     if bare and isinstance(lengths, dict):
         # Otherwise the library adds a random pooler, with a warning.
-        before = lengths.get(ARGUMENTS)
-        lengths[ARGUMENTS] = {**(before if isinstance(before, dict) else {}), "add_pooling_layer": False}
+        arguments = lengths.get(ARGUMENTS)
+        lengths[ARGUMENTS] = {
+            **(arguments if isinstance(arguments, dict) else {}),
+            "add_pooling_layer": False,
+        }
     contents = {MODULES: modules, f"{paths[1]}/{folders.CONFIG}": pooling, folders.LENGTHS: lengths}
     return {name: folders.json_file(content) for name, content in contents.items()}
 
 
-def _modes(said: Mapping[str, Any]) -> list[Any]:
-    if POOLING in said:
-        return said[POOLING] if isinstance(said[POOLING], list) else [said[POOLING]]
+def _modes(settings: Mapping[str, Any]) -> list[Any]:
+    if POOLING in settings:
+        return settings[POOLING] if isinstance(settings[POOLING], list) else [settings[POOLING]]
     # Several flags concatenate the poolings; without a flag the library takes the mean.
-    return [mode for key, mode in OLDER.items() if said.get(key)] or ["mean"]
+    return [mode for key, mode in OLDER.items() if settings.get(key)] or ["mean"]
 
 
 def _brief(value: Any) -> str:

@@ -31,9 +31,9 @@ class Text:
     label: str | None = None
 
     def __post_init__(self) -> None:
-        named = {"text_a": self.text_a, "text_b": self.text_b}
+        texts = {"text_a": self.text_a, "text_b": self.text_b}
         refuse(
-            [f"{name!r} is empty" for name, text in named.items() if text is not None and not text.strip()]
+            [f"{name!r} is empty" for name, text in texts.items() if text is not None and not text.strip()]
         )
 
 
@@ -107,11 +107,11 @@ class TextEncoder:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         if sentences.get("do_lower_case") is True:
-            before = [] if self.tokenizer.normalizer is None else [self.tokenizer.normalizer]
-            self.tokenizer.normalizer = Sequence([Lowercase(), *before])
+            normalizers = [] if self.tokenizer.normalizer is None else [self.tokenizer.normalizer]
+            self.tokenizer.normalizer = Sequence([Lowercase(), *normalizers])
         # Like sentence-transformers, prefer the length in its own file to the tokenizer's.
-        stated = (sentences.get("max_seq_length"), settings.get("model_max_length"))
-        self.max_tokens = min(room, next((n for n in stated if type(n) is int and n > 0), room))
+        lengths = (sentences.get("max_seq_length"), settings.get("model_max_length"))
+        self.max_tokens = min(room, next((n for n in lengths if type(n) is int and n > 0), room))
         self.prompt = _prompt(prompts)
 
     def encode(self, texts: Sequence[Text]) -> list[EncodedText]:
@@ -120,7 +120,7 @@ class TextEncoder:
         inputs = [a if b is None else (a, b) for a, b in rows]
         try:
             # Encode without truncation too: the difference is the number of truncated tokens.
-            whole = self.tokenizer.encode_batch(inputs)
+            full = self.tokenizer.encode_batch(inputs)
             self.tokenizer.enable_truncation(self.max_tokens, strategy="longest_first")
             cut = self.tokenizer.encode_batch(inputs)
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
@@ -131,7 +131,7 @@ class TextEncoder:
             EncodedText(
                 short.ids, short.type_ids, short.tokens, short.sequence_ids, len(long.ids) - len(short.ids)
             )
-            for long, short in zip(whole, cut, strict=True)
+            for long, short in zip(full, cut, strict=True)
         ]
 
 
@@ -189,9 +189,9 @@ def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
     return tokenizer
 
 
-def _prompt(stated: Mapping[str, Any]) -> str:
+def _prompt(settings: Mapping[str, Any]) -> str:
     # sentence-transformers puts this before every text, unless the caller selects another prompt.
-    name, prompts = stated.get("default_prompt_name"), stated.get("prompts")
+    name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
     prompt = "" if name is None else prompts.get(name) if isinstance(prompts, dict) else None
     if not isinstance(prompt, str):
         raise SpecError(

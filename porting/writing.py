@@ -45,10 +45,10 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
         raise SpecError(problem)
     _check_part(checkpoint, form)
     files, tensors = _files(checkpoint, form), prepared(checkpoint, form)
-    about = _graph(checkpoint, taps) if form.name == ONNX else {}
-    about |= {"members": _keras_members(checkpoint)} if form.name == KERAS else {}
+    extra = _graph(checkpoint, taps) if form.name == ONNX else {}
+    extra |= {"members": _keras_members(checkpoint)} if form.name == KERAS else {}
     with new_folder(path, replace=force) as folder:
-        form.container.write(folder / form.weights[0], tensors, **about)
+        form.container.write(folder / form.weights[0], tensors, **extra)
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(folder / name, content)
@@ -109,9 +109,9 @@ def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
         raise SpecError([f"{name!r} has no place in {form.name}: it would be lost" for name in homeless])
     others = {name: tensor for name, tensor in checkpoint.others.items() if not tensor.redundant}
     every = {**others, **checkpoint.tensors}
-    for name, kept in rules.carried.items():
+    for name, entry in rules.carried.items():
         if name in others:
-            places[name] = _placed(kept, others[name].shape, heads)
+            places[name] = _placed(entry, others[name].shape, heads)
     return {
         native: piece(every[name], place, number, heads)
         for name, place in places.items()
@@ -145,9 +145,9 @@ def _follows(checkpoint: Checkpoint, name: str) -> bool:
 
 def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     if form.table is not None:
-        stated = configuration(checkpoint, form.table)
-        modules = _modules(checkpoint, form.table, stated) if form.modules else {}
-        return {**_carried(checkpoint, form), **modules, form.configuration: folders.json_file(stated)}
+        settings = configuration(checkpoint, form.table)
+        modules = _modules(checkpoint, form.table, settings) if form.modules else {}
+        return {**_carried(checkpoint, form), **modules, form.configuration: folders.json_file(settings)}
     files = {checkpoints.CONFIG: checkpoint.config.to_toml().encode(), **_carried(checkpoint, form)}
     if form.backend:
         part = checkpoints.Part(checkpoints.PART_FORMAT, checkpoint.part)
@@ -160,9 +160,9 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
     return files
 
 
-def _modules(checkpoint: Checkpoint, table: Table, stated: dict[str, Any]) -> dict[str, bytes]:
+def _modules(checkpoint: Checkpoint, table: Table, settings: dict[str, Any]) -> dict[str, bytes]:
     # Pooling and normalisation have their own modules; transformers does not know these keys.
-    behind = {key: stated.pop(key) for key in (sentences.POOLING, sentences.NORMALIZE)}
+    behind = {key: settings.pop(key) for key in (sentences.POOLING, sentences.NORMALIZE)}
     bare = (
         checkpoint.source != table.source
         and sentences.POOLER in tables.part_of(table, checkpoint.part).checkpoint.ignored
@@ -205,8 +205,8 @@ def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
         "registered_name": f"{module}>{name}",
         "build_config": {"shapes_dict": {}},
     }
-    about = {"keras_version": "3.15.1", "date_saved": ""}
-    return {"metadata.json": json.dumps(about), "config.json": json.dumps(model)}
+    metadata = {"keras_version": "3.15.1", "date_saved": ""}
+    return {"metadata.json": json.dumps(metadata), "config.json": json.dumps(model)}
 
 
 def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
@@ -217,14 +217,14 @@ def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
     """Return a configuration in a source's terms, keeping every valid key of the checkpoint."""
     entry = tables.part_of(table, checkpoint.part)
-    stated = tables.stated(table, checkpoint.config, checkpoint.part)
-    before = _before(checkpoint, tables.words(table))
-    keys = {**before, **{key: value for key, value in stated.items() if before.get(key) != value}}
-    keys |= entry.checkpoint.writes if not before else {}
+    settings = tables.stated(table, checkpoint.config, checkpoint.part)
+    original = _before(checkpoint, tables.words(table))
+    keys = {**original, **{key: value for key, value in settings.items() if original.get(key) != value}}
+    keys |= entry.checkpoint.writes if not original else {}
     for key, other in entry.checkpoint.counts.items():
-        names = checkpoint.labels or folders.unnamed(int(stated[key]))
+        names = checkpoint.labels or folders.unnamed(int(settings[key]))
         keys.pop(key, None)  # the number of classes follows from their names
-        if other not in before:
+        if other not in original:
             keys |= {
                 other: {str(number): name for number, name in enumerate(names)},
                 "label2id": {name: number for number, name in enumerate(names)},

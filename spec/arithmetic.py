@@ -619,11 +619,11 @@ class Arithmetic:
     def _pulls(
         self, subscripts: str, a: Node, b: Node
     ) -> tuple[tuple[Node, Pullback], tuple[Node, Pullback]]:
-        left, result = subscripts.split("->")
-        index_a, index_b = left.split(",")
+        operands, result = subscripts.split("->")
+        index_a, index_b = operands.split(",")
 
-        def pull(wanted: str, other: Node, index: str) -> Pullback:
-            return lambda g: self._product(f"{result},{index}->{wanted}", g, other.value)
+        def pull(target: str, other: Node, index: str) -> Pullback:
+            return lambda g: self._product(f"{result},{index}->{target}", g, other.value)
 
         return (a, pull(index_a, b, index_b)), (b, pull(index_b, a, index_a))
 
@@ -647,8 +647,8 @@ class Arithmetic:
 
     def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
         if self._generator:
-            left, result = subscripts.split("->")
-            index_a, index_b = left.split(",")
+            operands, result = subscripts.split("->")
+            index_a, index_b = operands.split(",")
             for index in sorted((set(index_a) & set(index_b)) - set(result)):
                 # Both operands move together along a summed index: the products stay the same, their order
                 # does not.

@@ -68,10 +68,10 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
     Raises:
         UnknownNameError: for an unknown input.
     """
-    known = [field.name for field in dataclasses.fields(Batch)]
+    names = [field.name for field in dataclasses.fields(Batch)]
     for name in arrays:
-        if name not in known:
-            raise unknown("input", name, known)
+        if name not in names:
+            raise unknown("input", name, names)
     return Batch(**arrays)
 
 
@@ -213,9 +213,9 @@ def example_batch(
     generator = np.random.default_rng([seed, batch])
     tokens = config.max_positions - config.position_start if tokens is None else tokens
     real = _real_tokens(batch, tokens, padding)
-    drawn = Batch(**_draw(config, generator, real, part))
-    validate_batch(config, drawn, part)
-    return drawn
+    example = Batch(**_draw(config, generator, real, part))
+    validate_batch(config, example, part)
+    return example
 
 
 def completed(
@@ -272,7 +272,7 @@ def _real_tokens(batch: int, tokens: int, padding: str | Sequence[int]) -> Mask:
 def _draw(config: EncoderConfig, generator: np.random.Generator, real: Mask, part: str) -> Arrays:
     batch, tokens = real.shape
     sizes = axis_sizes(config, batch=batch, tokens=tokens, key=tokens, query=tokens // 2 + 1)
-    drawn: Arrays = {}
+    arrays: Arrays = {}
     for name, tensor in inputs(config, part).items():
         shape = resolve(tensor.shape, sizes)
         if name == "input_ids":
@@ -282,24 +282,24 @@ def _draw(config: EncoderConfig, generator: np.random.Generator, real: Mask, par
                 else np.zeros(shape, np.int64)
             )
             words += words >= config.pad_id  # skip pad_id
-            drawn[name] = np.where(real, np.minimum(words, config.vocab_size - 1), config.pad_id)
+            arrays[name] = np.where(real, np.minimum(words, config.vocab_size - 1), config.pad_id)
         elif name == "segment_ids":
             border = generator.integers(1, tokens + 1, (batch, 1))
-            drawn[name] = (
+            arrays[name] = (
                 np.where(real, (np.arange(tokens) >= border) + max(0, config.num_segments - 2), 0)
                 % config.num_segments
             )
         elif name == "labels":
-            drawn[name] = (np.arange(batch) + 1) % max(config.num_classes, 2)
+            arrays[name] = (np.arange(batch) + 1) % max(config.num_classes, 2)
         elif name == "key_mask":
-            drawn[name] = real
+            arrays[name] = real
         elif name == "query_mask":
-            drawn[name] = real[:, : shape[1]]
+            arrays[name] = real[:, : shape[1]]
         else:
             # float32 numbers stored as float64, so that runs in both precisions get the same input (SPEC
             # WGT-5).
-            drawn[name] = generator.standard_normal(shape).astype(np.float32).astype(np.float64)
-    return drawn
+            arrays[name] = generator.standard_normal(shape).astype(np.float32).astype(np.float64)
+    return arrays
 
 
 def round_inputs(weights: Weights, batch: Batch, dtype: str) -> tuple[Arrays, Batch]:

@@ -133,10 +133,10 @@ def _parts(values: Array, axis: int, bits: int, count: int) -> list[NDArray[np.f
 
 @functools.lru_cache(maxsize=256)
 def _plan(subscripts: str) -> tuple[list[int], list[int], tuple[str, str, str, str], list[int]]:
-    left, result = subscripts.split("->")
-    index_a, index_b = left.split(",")
-    both = [i for i in index_a if i in index_b]
-    batch, inner = ("".join(i for i in both if (i in result) == kept) for kept in (True, False))
+    operands, result = subscripts.split("->")
+    index_a, index_b = operands.split(",")
+    shared = [i for i in index_a if i in index_b]
+    batch, inner = ("".join(i for i in shared if (i in result) == in_result) for in_result in (True, False))
     rows = "".join(i for i in index_a if i not in index_b)
     columns = "".join(i for i in index_b if i not in index_a)
     order_a, order_b = (
@@ -160,7 +160,7 @@ def _comes_out_turned(subscripts: str) -> bool:
 
 def count_terms(subscripts: str, shape_a: tuple[int, ...]) -> int:
     """Return how many products each element of a contraction sums."""
-    left, result = subscripts.split("->")
+    operands, result = subscripts.split("->")
     return math.prod(
-        size for index, size in zip(left.split(",")[0], shape_a, strict=True) if index not in result
+        size for index, size in zip(operands.split(",")[0], shape_a, strict=True) if index not in result
     )

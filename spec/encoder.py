@@ -131,9 +131,9 @@ class Model:
         """Return the gradient of a table with all rows, used or not."""
         if name not in self.rows:
             return gradient
-        whole = np.zeros((*gradient.shape[: self.a.lead], *self.weights.shape(name)), gradient.dtype)
-        whole[..., self.rows[name], :] = gradient
-        return whole
+        table = np.zeros((*gradient.shape[: self.a.lead], *self.weights.shape(name)), gradient.dtype)
+        table[..., self.rows[name], :] = gradient
+        return table
 
     def active(self, name: str) -> Mask | None:
         """Return where a ReLU had slope 1 according to its pinned result."""
@@ -367,8 +367,8 @@ class Model:
         if floor is None or key_mask is None or not self.deviations.get("padding_left_out"):
             return floor
         # Keys that a kernel leaves out get no weight, so no bound; it always keeps the first of each sample.
-        kept = key_mask | (np.arange(key_mask.shape[-1]) == 0)  # (B, S)
-        return np.where(kept, floor, -np.inf)[:, None, None, :]
+        keys = key_mask | (np.arange(key_mask.shape[-1]) == 0)  # (B, S)
+        return np.where(keys, floor, -np.inf)[:, None, None, :]
 
     def scores(self, q: Node, k: Node) -> Node:
         """Scaled products of queries and keys: (B, H, Q, S)."""
@@ -432,10 +432,10 @@ class Model:
             )
             losses = a.scale(a.index(log_probabilities, (np.arange(len(labels)), labels)), -1.0)
         losses = self.tap("losses", losses)  # (B,)
-        counted = (
+        mask = (
             labels != config.ignore_label if config.ignore_label is not None else np.ones(len(labels), bool)
         )
-        loss = a.divide_by(a.sum(a.replace(losses, counted, 0.0)), float(counted.sum()))
+        loss = a.divide_by(a.sum(a.replace(losses, mask, 0.0)), float(mask.sum()))
         if config.l2_weight:
             for name in ("classifier.weight", "classifier.bias"):
                 square = a.multiply(self.weights[name], self.weights[name])

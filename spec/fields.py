@@ -24,9 +24,13 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
     Raises:
         ConfigError: listing all unknown, missing and wrong fields.
     """
-    known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
-    problems = [f"{where}: {unknown('field', name, list(known))}" for name in fields if name not in known]
+    field_by_name = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    required = [name for name, field in field_by_name.items() if field.default is dataclasses.MISSING]
+    problems = [
+        f"{where}: {unknown('field', name, list(field_by_name))}"
+        for name in fields
+        if name not in field_by_name
+    ]
     problems += [
         f"{where}: field {name!r} is missing but is required [clause={clause}]"
         for name in required
@@ -44,7 +48,7 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
             ]
         )
     try:
-        return kind(**{name: _plain(value, str(known[name].type)) for name, value in fields.items()})
+        return kind(**{name: _plain(value, str(field_by_name[name].type)) for name, value in fields.items()})
     except ConfigError as error:
         raise ConfigError([f"{where}: {problem}" for problem in error.problems]) from None
 
@@ -69,10 +73,10 @@ def replaced(data: Kind, noun: str, fields: Mapping[str, Any]) -> Kind:
         UnknownNameError: for an unknown field.
         ConfigError: if the result is invalid.
     """
-    known = [field.name for field in dataclasses.fields(data)]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(data)]  # type: ignore[arg-type]
     for name in fields:
-        if name not in known:
-            raise unknown(noun, name, known)
+        if name not in names:
+            raise unknown(noun, name, names)
     return dataclasses.replace(data, **fields)  # type: ignore[type-var]
 
 

@@ -144,16 +144,16 @@ def parse_json(content: str | bytes, where: str) -> Any:
     """
     try:
         text = content if isinstance(content, str) else content.decode("utf-8")
-        data = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
+        value = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
         # Only an escaped surrogate, half of a character, can make this fail.
         if re.search(r"\\u[dD][89a-fA-F]", text):
-            json.dumps(data, ensure_ascii=False).encode("utf-8")
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
         # Level by level, since a recursive walk would need the depth that it must reject.
-        level = [data]
+        level = [value]
         for _ in range(DEEPEST + 1):
             level = [inner for outer in level for inner in _within(outer)]
         if not level:
-            return data
+            return value
         raise RecursionError
     except RecursionError:
         raise SpecError(f"{where}: not valid JSON: nested too deeply") from None
@@ -185,10 +185,10 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         SpecError: if it is invalid or has an integer of more than 64 bits.
     """
     try:
-        data = tomllib.loads(text)
-        if _has_wide(data):
+        content = tomllib.loads(text)
+        if _has_wide(content):
             raise ValueError("a whole number has more than 64 bits")
-        return data
+        return content
     except RecursionError:
         raise SpecError(f"{where}: not valid TOML: nested too deeply") from None
     except ValueError as error:
@@ -244,10 +244,10 @@ def typed(
     raise SpecError([f"{line}{hint}" for line in _lines(other or problems)][:MOST_PROBLEMS])
 
 
-def _lines(found: Iterable[ErrorDetails]) -> Iterator[str]:
+def _lines(errors: Iterable[ErrorDetails]) -> Iterator[str]:
     # Everything missing in one place shares a line.
     missing: dict[str, list[str]] = {}
-    for problem in found:
+    for problem in errors:
         *outer, last = ("", *problem["loc"])
         if problem["type"] == "missing":
             missing.setdefault(_place(outer[1:]), []).append(repr(last))

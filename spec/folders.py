@@ -58,40 +58,40 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
 HERE, NOT_OVER, BOTH = -100, 1, 2
 
 
-def _renamed(one: Path, other: Path, how: int) -> bool:
+def _renamed(source: Path, target: Path, how: int) -> bool:
     # One system call, so a kill leaves the old folder or the new one (decision 0027). Python's os module
     # lacks it.
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         return False
-    if library.renameat2(HERE, os.fsencode(one), HERE, os.fsencode(other), how) == 0:
+    if library.renameat2(HERE, os.fsencode(source), HERE, os.fsencode(target), how) == 0:
         return True
     if ctypes.get_errno() == errno.EEXIST:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(other))
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
     return False
 
 
-def _place(one: Path, other: Path) -> None:
-    if _renamed(one, other, NOT_OVER):
+def _place(source: Path, target: Path) -> None:
+    if _renamed(source, target, NOT_OVER):
         return
     # rename() silently replaces an empty folder. Making it first fails if another writer was faster.
-    other.mkdir()
+    target.mkdir()
     try:
-        one.rename(other)
+        source.rename(target)
     except BaseException:
-        other.rmdir()
+        target.rmdir()
         raise
 
 
-def _exchange(one: Path, other: Path) -> None:
-    if _renamed(one, other, BOTH):
+def _exchange(source: Path, target: Path) -> None:
+    if _renamed(source, target, BOTH):
         return
     # Without renameat2 there is a moment in which neither folder has the name.
-    aside = new_beside(other)
-    other.rename(aside)
+    aside = new_beside(target)
+    target.rename(aside)
     try:
-        one.rename(other)
+        source.rename(target)
     except BaseException:
-        aside.rename(other)
+        aside.rename(target)
         raise
-    aside.rename(one)
+    aside.rename(source)

@@ -37,8 +37,8 @@ EQUAL = 1e-5
 
 @functools.cache
 def _uniform(storage: np.dtype) -> Array:
-    drawn = np.random.Generator(np.random.SFC64(0x5EED)).random(PERIOD)
-    uniform: Array = (2 * drawn - 1).astype(storage)
+    numbers = np.random.Generator(np.random.SFC64(0x5EED)).random(PERIOD)
+    uniform: Array = (2 * numbers - 1).astype(storage)
     return uniform
 
 
@@ -287,10 +287,10 @@ class MonteCarlo(Arithmetic):
         return pullback
 
     def _contract(self, subscripts: str, a: Array, b: Array) -> Array:
-        left, result = subscripts.split("->")
+        operands, result = subscripts.split("->")
         # An operand shared by all samples is contracted once.
         indices = [
-            f"z{index}" if len(x) > 1 else index for index, x in zip(left.split(","), (a, b), strict=True)
+            f"z{index}" if len(x) > 1 else index for index, x in zip(operands.split(","), (a, b), strict=True)
         ]
         sampled = "z" if len(a) > 1 or len(b) > 1 else ""
         contracted = contract(

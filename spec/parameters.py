@@ -40,8 +40,8 @@ def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Paramete
 
 def trainable(config: EncoderConfig, part: str = "model") -> list[str]:
     """Return the parameters and ``inputs.<name>`` that get a gradient (SPEC GRD-1, GRD-3, GRD-5)."""
-    named = [name for name, parameter in parameters(config, part).items() if parameter.trainable]
-    return named + [f"inputs.{name}" for name in differentiable_inputs(part)]
+    names = [name for name, parameter in parameters(config, part).items() if parameter.trainable]
+    return names + [f"inputs.{name}" for name in differentiable_inputs(part)]
 
 
 def shape_of(config: EncoderConfig, parameter: Parameter) -> tuple[int, ...]:
@@ -120,15 +120,15 @@ def initialize(
     """
     if profile not in PROFILES:
         raise unknown("weights profile", profile, list(PROFILES))
-    drawn = {}
+    weights = {}
     for name, parameter in parameters(config, part).items():
         # A separate stream per parameter: adding one leaves all others unchanged.
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         shape = shape_of(config, parameter)
         values = _profiled(config, name, _draw(config, parameter, generator.standard_normal(shape)), profile)
         # float32 numbers, so that float64 and float32 runs get one model (SPEC WGT-5).
-        drawn[name] = values.astype(np.float32).astype(np.float64)
-    return drawn
+        weights[name] = values.astype(np.float32).astype(np.float64)
+    return weights
 
 
 def _draw(config: EncoderConfig, parameter: Parameter, normal: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -147,8 +147,8 @@ def _draw(config: EncoderConfig, parameter: Parameter, normal: NDArray[np.float6
         "bias": (0.4, 0.0),
         "beta": (0.4, 0.0),
     }[parameter.kind]
-    drawn: NDArray[np.float64] = center + scale * normal
-    return drawn
+    values: NDArray[np.float64] = center + scale * normal
+    return values
 
 
 def _profiled(

@@ -71,9 +71,9 @@ def round_to_bits(values: Array, bits: int) -> Array:
 
 def cut_to_bits(values: Array, bits: int) -> Array:
     """Truncate float32 numbers to a number of significant bits."""
-    kept = np.uint32(0xFFFFFFFF >> (24 - bits) << (24 - bits))
+    mask = np.uint32(0xFFFFFFFF >> (24 - bits) << (24 - bits))
     single = np.atleast_1d(values.astype(np.float32))
-    return np.where(np.isfinite(single), (single.view(np.uint32) & kept).view(np.float32), single).reshape(
+    return np.where(np.isfinite(single), (single.view(np.uint32) & mask).view(np.float32), single).reshape(
         values.shape
     )
 

@@ -11,7 +11,7 @@ LONGEST, LONGEST_WORD = 8000, 500
 
 def legible(text: str) -> str:
     """Escape invisible characters: control characters, direction marks, lone surrogates."""
-    return re.sub(r"[^\n\t -~]", lambda found: _seen(found[0]), text)
+    return re.sub(r"[^\n\t -~]", lambda match: _seen(match[0]), text)
 
 
 def _seen(char: str) -> str:
@@ -25,7 +25,7 @@ def _seen(char: str) -> str:
 
 def shortened(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
     """Cut the middle out of long texts and words."""
-    return _cut(re.sub(rf"\S{{{word + 1},}}", lambda found: _cut(found[0], word), text), most)
+    return _cut(re.sub(rf"\S{{{word + 1},}}", lambda match: _cut(match[0], word), text), most)
 
 
 def _cut(text: str, most: int) -> str:
@@ -45,5 +45,5 @@ def first_line(said: object) -> str:
 
 def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
     """List the first words, and the number of the others."""
-    listed, more = between.join(words[:most]), len(words) - most
-    return f"{listed}{' ' if between == ', ' else between}and {more} more" if more > 0 else listed
+    text, more = between.join(words[:most]), len(words) - most
+    return f"{text}{' ' if between == ', ' else between}and {more} more" if more > 0 else text

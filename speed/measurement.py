@@ -236,10 +236,10 @@ class Team:
     def _prepare(self, member: Member, work: Workload) -> None:
         self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
         settings, checked = self.plan.settings, truth.probe(work)
-        how = {**asdict(self.mode), "device": settings.device, "precision": settings.precision}
+        options = {**asdict(self.mode), "device": settings.device, "precision": settings.precision}
         # Judge before timing: the speed of a wrong program is of no use (decision 0012).
         for part in dict.fromkeys((checked, work)):
-            answer = member.ask("prepare", request=part.request(**how), weights=self._weights(part))
+            answer = member.ask("prepare", request=part.request(**options), weights=self._weights(part))
             if answer is None:
                 return
             seconds, results = answer

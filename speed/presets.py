@@ -116,9 +116,9 @@ class Workload:
         """Return the request to a backend, without weights."""
         batches = self.batches
         training = Training(self.recipe, [[batch] for batch in batches]) if self.recipe else None
-        how: dict[str, Any] = {**settings, "dtype": self.dtype, "training": training}
+        options: dict[str, Any] = {**settings, "dtype": self.dtype, "training": training}
         trained = training is not None
-        return Request(self.preset.config, {}, batches[0], taps=False, gradients=trained, **how)
+        return Request(self.preset.config, {}, batches[0], taps=False, gradients=trained, **options)
 
 
 def ragged(batch: int, tokens: int) -> list[int]:
@@ -134,14 +134,14 @@ def presets() -> Mapping[str, Preset]:
     nndl, tf1 = variant("nndl-paddle-api", num_layers=1), variant("tf1-text-classifier")
     minilm = variant("bert", num_layers=6, d_model=384, num_heads=12, d_ff=1536)
     large = variant("bert", num_layers=24, d_model=1024, num_heads=16, d_ff=4096)
-    known = (
+    entries = (
         Preset("nndl", "NNDL practice 8.4: one layer, batches of 32 x 52", nndl, 32, 52),
         Preset("tf1", "TF1 text classifier: batches of 128 x 100", tf1, 128, 100),
         Preset("minilm", "MiniLM, 6 layers of width 384", minilm, 8, 128),
         Preset("bert-base", "BERT base", variant("bert"), 8, 128),
         Preset("bert-large", "BERT large, at a size for accelerators", large, 64, 512),
     )
-    return {preset.name: preset for preset in known}
+    return {preset.name: preset for preset in entries}
 
 
 BATCH, TOKENS = 8, 128  # of a model that is no preset
@@ -170,10 +170,10 @@ def named(name: str) -> Preset:
         return own(Path(name).stem, name, from_toml(read_text(Path(name)), name))
     if name in variants():
         return own(name, "as published", variant(name))
-    known = presets()
-    if name not in known:
-        raise unknown("preset", name, [*known, *variants()])
-    return known[name]
+    table = presets()
+    if name not in table:
+        raise unknown("preset", name, [*table, *variants()])
+    return table[name]
 
 
 def workload(preset: str, kind: str = "inference", padding: str = "full") -> Workload:

@@ -70,8 +70,10 @@ def _compared(data: Entry) -> str:
 
 
 def _headline(data: Entry) -> str:
-    measured = sum(bool(entry["summary"]) for entry in data["entries"])
+    measurements = sum(bool(entry["summary"]) for entry in data["entries"])
     wrong = sum(entry["status"] == "withheld" for entry in data["entries"])
     busy = f"{busy}, so these times say little: " if (busy := busy_before(data)) else ""
-    text = f"{busy}{measured} measurement{'' if measured == 1 else 's'}, all of programs that conformed"
+    text = (
+        f"{busy}{measurements} measurement{'' if measurements == 1 else 's'}, all of programs that conformed"
+    )
     return text + (f"; {wrong} withheld, because what they computed is wrong" if wrong else "")

@@ -79,11 +79,11 @@ def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, 
 
 def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tuple[float | None, str]]]]:
     """Return a workload's measurements with their figures, fastest first."""
-    measured = [entry for entry in data["entries"] if entry["workload"] == workload and entry["summary"]]
-    measured.sort(key=lambda entry: float(entry["summary"]["median_seconds"]))
-    peers = (entry["summary"]["median_seconds"] for entry in measured if entry["backend"] in PEERS)
+    entries = [entry for entry in data["entries"] if entry["workload"] == workload and entry["summary"]]
+    entries.sort(key=lambda entry: float(entry["summary"]["median_seconds"]))
+    peers = (entry["summary"]["median_seconds"] for entry in entries if entry["backend"] in PEERS)
     peer = next(peers, None)
-    return [(entry, _figures(entry, peer)) for entry in measured]
+    return [(entry, _figures(entry, peer)) for entry in entries]
 
 
 def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]:
@@ -193,12 +193,12 @@ def markdown(data: Entry) -> str:
         lines = [f"| {' | '.join(row)} |" for row in rows(data, name, headings)]
         if lines:
             head = f"| backend | mode | {' | '.join(headings)} |\n|---|---|{'---:|' * len(headings)}"
-            about = f"**{name}**: {work['source']}; {size_of(work)}"
-            parts.append("\n".join([about, "", head, *lines]))
+            caption = f"**{name}**: {work['source']}; {size_of(work)}"
+            parts.append("\n".join([caption, "", head, *lines]))
     machine = data["machine"]
     versions = (f"{name} {version}" for name, version in versions_of(data).items() if version)
-    about = (
+    caption = (
         f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; best bare matrix "
         f"product {limits(data)}; {data['written'][:10]}; {', '.join(versions)}."
     )
-    return "\n\n".join([*parts, *to_deploy(data).values(), about]) + "\n"
+    return "\n\n".join([*parts, *to_deploy(data).values(), caption]) + "\n"

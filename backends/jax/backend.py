@@ -127,8 +127,8 @@ class Adapter(FrameworkAdapter):
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
         place = self.device(device)
         # JAX cannot reset its peak.
-        held = place.memory_stats()
-        return int(held["peak_bytes_in_use"]) if held else None
+        statistics = place.memory_stats()
+        return int(statistics["peak_bytes_in_use"]) if statistics else None
 
     def event(self) -> Any:
         return None

@@ -110,14 +110,14 @@ def unsupported_reasons(request: Request) -> list[str]:
 # Without padding, everything but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
-def unpad(x: Array, kept: KeptRows) -> Array:
+def unpad(x: Array, selection: KeptRows) -> Array:
     """Select the kept rows: (B, T, ...) to (1, N, ...)."""
-    return jnp.reshape(x, (-1, *x.shape[2:])).at[kept.rows].get(mode="promise_in_bounds")[None]
+    return jnp.reshape(x, (-1, *x.shape[2:])).at[selection.rows].get(mode="promise_in_bounds")[None]
 
 
-def pad(x: Array, kept: KeptRows) -> Array:
+def pad(x: Array, selection: KeptRows) -> Array:
     """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
-    return x[0].at[kept.places].get(mode="promise_in_bounds")
+    return x[0].at[selection.places].get(mode="promise_in_bounds")
 
 
 class UnpaddedAttention(FusedAttention):
@@ -134,9 +134,9 @@ class UnpaddedClassifier(TextClassifier):
     def __call__(
         self, input_ids: Array, segment_ids: Array | None = None, *, rows: Array, places: Array
     ) -> Array:
-        kept = KeptRows(self.real_tokens(input_ids), rows, places)
-        x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
-        return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
+        selection = KeptRows(self.real_tokens(input_ids), rows, places)
+        x = unpad(self.embeddings(input_ids, segment_ids, selection.real), selection)  # (1, N, D)
+        return self.classify(self.pool(pad(self.encode(x, selection), selection), selection.real))
 
 
 UNPADDED_LAYERS = replace(LIBRARY, dot_product=dict.fromkeys(LIBRARY.dot_product, UnpaddedAttention))

@@ -107,10 +107,10 @@ class OwnOptimizer(Optimizer):
                 for key, moment in MOMENTS.items()
                 if hasattr(part, key)
             }
-            counted = (
+            counts = (
                 {"count": jnp.full_like(part.count, steps)} if "count" in part._fields else {}
             )  # hasattr would find tuple.count
-            return part._replace(**moments, **counted)
+            return part._replace(**moments, **counts)
 
         self.state = jax.tree.map(resumed, self.state, is_leaf=_keeps)
 

@@ -44,8 +44,8 @@ class ClassificationLoss(Tapped):
             loss = jnp.mean(losses)
         else:
             # Ignored samples leave both sum and count (LOS-3).
-            counted = labels != self.ignore_label
-            loss = jnp.sum(jnp.where(counted, losses, jnp.zeros_like(losses))) / jnp.sum(counted).astype(
+            mask = labels != self.ignore_label
+            loss = jnp.sum(jnp.where(mask, losses, jnp.zeros_like(losses))) / jnp.sum(mask).astype(
                 losses.dtype
             )
         if self.l2_weight:
@@ -73,20 +73,20 @@ def differentiate(
     recorded: bool,
 ) -> Observation:
     """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
-    wanted = {name: inputs[name] for name in differentiable_inputs(part)}
+    sources = {name: inputs[name] for name in differentiable_inputs(part)}
 
     def loss_of(
-        model: nnx.Module, wanted: Mapping[str, Array], zeros: Mapping[str, Array]
+        model: nnx.Module, sources: Mapping[str, Array], zeros: Mapping[str, Array]
     ) -> tuple[Array, tuple[Array, dict[str, Array]]]:
-        output, loss, taps = evaluate(model, {**inputs, **wanted}, zeros, recorded)
+        output, loss, taps = evaluate(model, {**inputs, **sources}, zeros, recorded)
         return loss, (output, taps)
 
-    by = (nnx.DiffState(0, nnx.Param), 1, 2)
-    (loss, (output, taps)), (of_model, wanted, of_taps) = nnx.value_and_grad(
-        loss_of, argnums=by, has_aux=True
-    )(model, wanted, zeros)
-    wanted = {f"inputs.{name}": gradient for name, gradient in wanted.items()}
+    argnums = (nnx.DiffState(0, nnx.Param), 1, 2)
+    (loss, (output, taps)), (of_model, sources, of_taps) = nnx.value_and_grad(
+        loss_of, argnums=argnums, has_aux=True
+    )(model, sources, zeros)
+    sources = {f"inputs.{name}": gradient for name, gradient in sources.items()}
     # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in of_taps.items() if name in taps}
     gradients = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(of_model)}
-    return Observation(output, loss, taps, gradients | wanted | of_taps)
+    return Observation(output, loss, taps, gradients | sources | of_taps)

@@ -121,9 +121,9 @@ class LayerNorm(nn.Layer):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        one, zero = (nn.initializer.Constant(value) for value in (1.0, 0.0))
-        self.weight = self.create_parameter([config.d_model], default_initializer=one)
-        self.bias = self.create_parameter([config.d_model], default_initializer=zero)
+        ones, zeros = (nn.initializer.Constant(value) for value in (1.0, 0.0))
+        self.weight = self.create_parameter([config.d_model], default_initializer=ones)
+        self.bias = self.create_parameter([config.d_model], default_initializer=zeros)
         self.epsilon = config.norm_epsilon
         self.count = config.d_model - (1 if config.norm_variance == "unbiased" else 0)
         self.denominator = DENOMINATORS[config.norm_epsilon_placement]

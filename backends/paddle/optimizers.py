@@ -88,12 +88,12 @@ class OwnOptimizer(Optimizer):
         self.native.step()
 
     def kept(self) -> dict[str, Tensor]:
-        kept = {
+        names = {
             f"{variable.name}_{key}": f"{moment}.{name}"
             for name, variable in self.variables.items()
             for key, moment in MOMENTS.items()
         }
-        return {kept[key]: tensor for key, tensor in self.native.state_dict().items() if key in kept}
+        return {names[key]: tensor for key, tensor in self.native.state_dict().items() if key in names}
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
         native_state = {

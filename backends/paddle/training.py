@@ -40,9 +40,9 @@ class ClassificationLoss(Tapped):
             loss = paddle.mean(losses)
         else:
             # Ignored samples leave both sum and count (LOS-3).
-            counted = labels != self.ignore_label
-            loss = paddle.sum(paddle.where(counted, losses, paddle.zeros_like(losses))) / paddle.sum(
-                counted, dtype=losses.dtype
+            mask = labels != self.ignore_label
+            loss = paddle.sum(paddle.where(mask, losses, paddle.zeros_like(losses))) / paddle.sum(
+                mask, dtype=losses.dtype
             )
         if self.l2_weight:
             weight, bias = model.classifier.weight, model.classifier.bias
@@ -71,23 +71,23 @@ def differentiate(
     recorded: bool,
 ) -> Observation:
     """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
-    wanted = {name: parameter for name, parameter in named(model).items() if not parameter.stop_gradient}
-    wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
+    sources = {name: parameter for name, parameter in named(model).items() if not parameter.stop_gradient}
+    sources |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
-    for tensor in (*wanted.values(), *of_taps.values()):
+    for tensor in (*sources.values(), *of_taps.values()):
         tensor.stop_gradient = False
         tensor.clear_gradient(set_to_zero=False)
     output, loss, taps = evaluate(model, inputs, zeros, recorded)
-    if wanted:
+    if sources:
         loss.backward()
-    wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
+    sources |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
     return Observation(
         output,
         loss,
         taps,
         {
             name: paddle.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for name, tensor in wanted.items()
+            for name, tensor in sources.items()
         },
     )

@@ -60,9 +60,9 @@ class OwnOptimizer(Optimizer):
         self.native.apply([gradients[name] for name in self.variables], list(self.variables.values()))
 
     def _held(self) -> dict[str, keras.Variable]:
-        kept = iter(self.native.variables[2:])  # the first two are the step count and the learning rate
+        variables = iter(self.native.variables[2:])  # the first two are the step count and the learning rate
         return {
-            f"{moment}.{name}": next(kept)
+            f"{moment}.{name}": next(variables)
             for group in ORDER[self.recipe.algorithm]
             for name in self.variables
             for moment in group

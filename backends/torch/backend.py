@@ -46,10 +46,10 @@ class ModelSession(FrameworkSession):
             return self.evaluate
         program = torch.compile(self.evaluate, fullgraph=True, dynamic=False, mode=MODES[captured])
 
-        def begun(*given: Any) -> Any:
+        def begun(*arguments: Any) -> Any:
             # Otherwise the graph would overwrite outputs of the previous step that are still in use.
             torch.compiler.cudagraph_mark_step_begin()
-            return program(*given)
+            return program(*arguments)
 
         return begun if captured else program
 

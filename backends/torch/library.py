@@ -175,14 +175,14 @@ def onednn_reasons(request: Request) -> list[str]:
 # Without padding, everything but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
-def unpad(x: Tensor, kept: KeptRows) -> Tensor:
+def unpad(x: Tensor, selection: KeptRows) -> Tensor:
     """Select the kept rows: (B, T, ...) to (1, N, ...)."""
-    return torch.flatten(x, start_dim=0, end_dim=1)[kept.rows][None]
+    return torch.flatten(x, start_dim=0, end_dim=1)[selection.rows][None]
 
 
-def pad(x: Tensor, kept: KeptRows) -> Tensor:
+def pad(x: Tensor, selection: KeptRows) -> Tensor:
     """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
-    return x[0][kept.places]
+    return x[0][selection.places]
 
 
 class UnpaddedAttention(FusedAttention):
@@ -199,9 +199,9 @@ class UnpaddedClassifier(TextClassifier):
     def forward(
         self, input_ids: Tensor, segment_ids: Tensor | None = None, *, rows: Tensor, places: Tensor
     ) -> Tensor:
-        kept = KeptRows(self.real_tokens(input_ids), rows, places)
-        x = unpad(self.embeddings(input_ids, segment_ids, kept.real), kept)  # (1, N, D)
-        return self.classify(self.pool(pad(self.encode(x, kept), kept), kept.real))
+        selection = KeptRows(self.real_tokens(input_ids), rows, places)
+        x = unpad(self.embeddings(input_ids, segment_ids, selection.real), selection)  # (1, N, D)
+        return self.classify(self.pool(pad(self.encode(x, selection), selection), selection.real))
 
 
 UNPADDED_LAYERS = replace(LIBRARY, dot_product=dict.fromkeys(LIBRARY.dot_product, UnpaddedAttention))

@@ -84,26 +84,26 @@ class OwnOptimizer(Optimizer):
         self.native.step()
 
     def kept(self) -> dict[str, Tensor]:
-        kept = {name: self.native.state[variable] for name, variable in self.variables.items()}
+        states = {name: self.native.state[variable] for name, variable in self.variables.items()}
         return {
-            f"{moment}.{name}": found[key]
-            for name, found in kept.items()
+            f"{moment}.{name}": moments[key]
+            for name, moments in states.items()
             for moment, key in MOMENTS[self.recipe.algorithm].items()
-            if key in found
+            if key in moments
         }
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
         self.native.state.clear()
         if steps == 0 and self.recipe.algorithm == "sgd":
             return  # SGD has no buffer before its first step, which is not dampened
-        counted = {} if self.recipe.algorithm == "sgd" else {"step": torch.tensor(float(steps))}
+        counts = {} if self.recipe.algorithm == "sgd" else {"step": torch.tensor(float(steps))}
         for name, variable in self.variables.items():
             moments = {
                 key: kept[f"{moment}.{name}"]
                 for moment, key in MOMENTS[self.recipe.algorithm].items()
                 if f"{moment}.{name}" in kept
             }
-            self.native.state[variable] = {key: tensor.clone() for key, tensor in (counted | moments).items()}
+            self.native.state[variable] = {key: tensor.clone() for key, tensor in (counts | moments).items()}
 
 
 def optimizer(recipe: Recipe, variables: Mapping[str, nn.Parameter], kinds: Mapping[str, str]) -> Optimizer:

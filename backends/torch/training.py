@@ -39,8 +39,8 @@ class ClassificationLoss(Tapped):
             loss = torch.mean(losses)
         else:
             # Ignored samples leave both sum and count (LOS-3).
-            counted = labels != self.ignore_label
-            loss = torch.sum(torch.where(counted, losses, torch.zeros_like(losses))) / torch.sum(counted)
+            mask = labels != self.ignore_label
+            loss = torch.sum(torch.where(mask, losses, torch.zeros_like(losses))) / torch.sum(mask)
         if self.l2_weight:
             weight, bias = model.classifier.weight, model.classifier.bias
             loss = loss + 0.5 * self.l2_weight * (torch.sum(weight * weight) + torch.sum(bias * bias))
@@ -66,21 +66,21 @@ def differentiate(
     recorded: bool,
 ) -> Observation:
     """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
-    wanted: dict[str, Tensor] = {
+    sources: dict[str, Tensor] = {
         name: parameter for name, parameter in named(model).items() if parameter.requires_grad
     }
-    wanted |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
+    sources |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
-    for tensor in (*wanted.values(), *of_taps.values()):
+    for tensor in (*sources.values(), *of_taps.values()):
         tensor.requires_grad_()
         tensor.grad = None
     output, loss, taps = evaluate(model, inputs, zeros, recorded)
-    if wanted:
+    if sources:
         loss.backward()
-    wanted |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
+    sources |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
     gradients = {
         name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-        for name, tensor in wanted.items()
+        for name, tensor in sources.items()
     }
     return Observation(output, loss, taps, gradients)

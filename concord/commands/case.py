@@ -28,12 +28,12 @@ def export(
     """
     output_files.check_folder(directory)
     jobs = cases.jobs(model)
-    usable = [left for job in jobs if (left := job.independent() if uncomputed_padding else job)]
-    written, without = dump.export_cases(directory, usable), ""
+    usable = [usable_job for job in jobs if (usable_job := job.independent() if uncomputed_padding else job)]
+    paths, without = dump.export_cases(directory, usable), ""
     if left_out := len(jobs) - len(usable):
         without = f"; {left_out} left out, since padding decides each sample"
     Terminal().tell(
-        f"{len(written)} cases written to {directory}; put run.safetensors beside each case.json{without}"
+        f"{len(paths)} cases written to {directory}; put run.safetensors beside each case.json{without}"
     )
 
 

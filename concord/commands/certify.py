@@ -49,10 +49,10 @@ def certify(
     workers.names()  # an unknown one is refused
     output_files.check(certificate, html)
     if verify is not None:
-        stated = {"from": form != "auto", "to": to != "auto", "table": table, "texts": texts}
+        inputs = {"from": form != "auto", "to": to != "auto", "table": table, "texts": texts}
         # With other inputs or another device it would not be the same proof.
-        beside = [name for name, value in {**stated, "device": workers.device != "cpu"}.items() if value]
-        refuse([f"--{name} is given beside --verify, whose certificate states it itself" for name in beside])
+        extra = [name for name, value in {**inputs, "device": workers.device != "cpu"}.items() if value]
+        refuse([f"--{name} is given beside --verify, whose certificate states it itself" for name in extra])
         certified = record.read(verify, output_files.KINDS).outcome
         problems, proof = certificates.verify(certified, source, target, settings, telling(), names)
     else:
@@ -87,8 +87,8 @@ def certify(
 
 
 def _show(proof: Certificate, console: Terminal) -> None:
-    for side, what in ((proof.source, "source"), (proof.target, "target")):
-        console.tell(f"{what}: {side.path} ({side.format}), {len(side.files)} files")
+    for side, role in ((proof.source, "source"), (proof.target, "target")):
+        console.tell(f"{role}: {side.path} ({side.format}), {len(side.files)} files")
     console.tell(f"diff: {proof.comparison.summary}")
     for run in proof.report.results:
         worst = f", at most {run.worst:.2g} of a tolerance" if run.verdict else f": {run.detail}"

@@ -77,19 +77,23 @@ def compare(
         device (D): cpu, cuda or cuda:N: where the reference stands, and is computed exactly too.
     """
     outputs.check()
-    chosen, proposing = [*(candidate or ()), *(way or ())], names is not None and not names.exists()
-    several = len(chosen) > 1
-    alone = {"prove": prove, "alone-and-batched": alone_and_batched, "repro": repro, "list": listing}
-    given = {
+    selection, proposing = [*(candidate or ()), *(way or ())], names is not None and not names.exists()
+    several = len(selection) > 1
+    flags = {"prove": prove, "alone-and-batched": alone_and_batched, "repro": repro, "list": listing}
+    arguments = {
         **{"as": way, "inputs": inputs, "text": text, "gradients": gradients, "names": names},
-        **{"declare": declare, "seed": seed, "python": python, **alone},
+        **{"declare": declare, "seed": seed, "python": python, **flags},
     }
     refuse(
-        [f"--{name} is given but needs a REFERENCE" for name in given if given[name] and reference is None]
-        + [f"--{name} is given but is about one candidate alone" for name in alone if alone[name] and several]
+        [
+            f"--{name} is given but needs a REFERENCE"
+            for name in arguments
+            if arguments[name] and reference is None
+        ]
+        + [f"--{name} is given but is about one candidate alone" for name in flags if flags[name] and several]
         + ["--text and --inputs are both given but one of them alone may be"] * bool(text and inputs)
         + [f"--device is {device!r} but must be cpu, cuda or cuda:N"] * (not options.DEVICE.fullmatch(device))
-        + ["--list is given but is about the reference alone"] * (listing and len(chosen) == 1)
+        + ["--list is given but is about the reference alone"] * (listing and len(selection) == 1)
         + ["--repro is given but is about one candidate, not --alone-and-batched"]
         * bool(repro and alone_and_batched)
         + [f"--names: {names} does not exist, but names are proposed for one candidate alone"]
@@ -108,7 +112,7 @@ def compare(
     started, milliseconds = time.perf_counter(), 0.0
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
         if reference is None or several:
-            kept = (
+            comparison_file = (
                 read_comparison_file()
                 if reference is None
                 else ComparisonFile(
@@ -120,12 +124,12 @@ def compare(
                     candidates=entries,
                 )
             )
-            reference, chosen = kept.reference, [*kept.candidates]
-            results, notes, milliseconds = judge_all(kept, device)
+            reference, selection = comparison_file.reference, [*comparison_file.candidates]
+            results, notes, milliseconds = judge_all(comparison_file, device)
         else:
             model = candidates.placed(candidates.load(reference), device)
             ((name, entry),) = entries.items() or [("again", KeptCandidate(**own_options))]
-            arrays, what = kept_inputs(str(inputs or ""), text or [], reference)
+            arrays, label = kept_inputs(str(inputs or ""), text or [], reference)
             comparison = prepare(
                 model,
                 candidates.loaded(entry.candidate) if entry.candidate else None,
@@ -144,7 +148,7 @@ def compare(
                 Terminal().tell(f"{lines}written: {names}; look at it, and run the same again")
                 raise typer.Exit(3)  # nothing was judged
             verdicts = (
-                proof.batched(comparison.reference) if alone_and_batched else [(what, comparison.verdict())]
+                proof.batched(comparison.reference) if alone_and_batched else [(label, comparison.verdict())]
             )
             dtype = comparison.reference.precision
             results = [
@@ -156,11 +160,11 @@ def compare(
                 notes |= proof.said(proof.prove(comparison))
             if repro and results[0].verdict:
                 notes["reproduction"] = reproduction.told(comparison, results[0].verdict, repro)
-    versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in chosen or ["again"]}
+    versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in selection or ["again"]}
     seconds = time.perf_counter() - started
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=milliseconds)
-    what = results[0].backend if len(chosen) < 2 else counted(len(chosen), "candidate")
-    title = f"{what} compared with {reference}"
+    label = results[0].backend if len(selection) < 2 else counted(len(selection), "candidate")
+    title = f"{label} compared with {reference}"
     raise typer.Exit(outputs.show_report(report, "compare", title, "reference"))
 
 

@@ -59,23 +59,23 @@ def demo(
             label: worker.run(job.config, job.weights, job.batch, job.part, job.dtype, how)
             for label, how in ((name, "explicit"), (buggy, f"mutant:{PLANTED.name}"))
         }
-        about = environment_of(worker, [])
+        environment = environment_of(worker, [])
     verdicts = {label: job.judge(run).explained() for label, run in runs.items()}
     results = [
         Result(label, job.group, job.case, job.dtype, verdict.status, verdict=verdict)
         for label, verdict in verdicts.items()
     ]
-    off = np.abs(runs[buggy].output - runs[name].output).max()
+    difference = np.abs(runs[buggy].output - runs[name].output).max()
     console.print()
     console.tell(f"{name}: {verdict_lines(verdicts[name])[0]}", style="green")
     console.print()
-    console.tell(f"The bug: {PLANTED.text} It moves the logits by {off:.1e}. Rounding, or a bug?")
+    console.tell(f"The bug: {PLANTED.text} It moves the logits by {difference:.1e}. Rounding, or a bug?")
     console.print()
     for line in divergence_lines(results[1]):
         console.tell(line, style=None if line.startswith(" ") else "red")
     console.print()
     title = f"Demonstration: {PLANTED.text}"
-    written = record.made(Report(results, dict.fromkeys(runs, about), Setup()), "check", title)
+    written = record.made(Report(results, dict.fromkeys(runs, environment), Setup()), "check", title)
     output_files.write((html, lambda: output_files.page(written)))
     for line in NEXT:
         console.tell(line)
@@ -88,11 +88,11 @@ def demo(
 
 def _first(names: list[str]) -> tuple[str, Worker]:
     """Return the first installed backend, and a worker of it that accepts bugs."""
-    why = ""
+    reason = ""
     for name in names:
         try:
             return name, Setup().open(plugin(name))
         except WorkerFailure as failure:
-            why = f"{name}: {failure.detail}"
-    complain(f"{why}; 'concord doctor' says how to install a framework")
+            reason = f"{name}: {failure.detail}"
+    complain(f"{reason}; 'concord doctor' says how to install a framework")
     raise typer.Exit(3)

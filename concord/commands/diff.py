@@ -62,14 +62,16 @@ def _show(comparison: Comparison, console: Terminal) -> None:
         console.tell(line, style=None if line.startswith(" ") else "red")
     if len(lines) > MOST:
         console.tell(f"and {len(lines) - MOST} lines more (--json)")
-    apart = comparison.others.apart.items()
-    for line in once((name, f"is no parameter, and was not compared: {why}", why) for name, why in apart):
+    reasons = comparison.others.apart.items()
+    for line in once(
+        (name, f"is no parameter, and was not compared: {reason}", reason) for name, reason in reasons
+    ):
         console.tell(line, style="magenta")
     console.tell(comparison.summary, style="bold")
 
 
-def _differences(pairs: Iterable[TensorDifference], what: str = "") -> list[str]:
+def _differences(pairs: Iterable[TensorDifference], suffix: str = "") -> list[str]:
     return once(
-        (f"{pair.name}{what}", pair.words + f"\n  likely: {pair.cause}" * bool(pair.cause), pair.reason)
+        (f"{pair.name}{suffix}", pair.words + f"\n  likely: {pair.cause}" * bool(pair.cause), pair.reason)
         for pair in pairs
     )

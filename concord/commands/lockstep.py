@@ -55,32 +55,36 @@ def lockstep(
         free_running: Let each backend go on from its own step: curves only, which are not judged.
     """
     outputs.check()
-    wrong = options.outside(
+    problems = options.outside(
         *((name, size, 1, inf) for name, size in (("steps", steps), ("batch", batch), ("tokens", tokens))),
         ("seed", seed, 0, inf),
     ) + unknowns("dtype", [dtype], PRECISIONS)
 
     def case() -> JudgedTraining:
-        refuse(wrong)
+        refuse(problems)
         if checkpoint is None and variant is None:
-            chosen = {"recipe": recipe, "batch": batch, "tokens": tokens}
-            why = "neither --variant nor CHECKPOINT is: the standard case has batches and a recipe of its own"
-            refuse([f"--{name} is given but {why}" for name, value in chosen.items() if value is not None])
+            choices = {"recipe": recipe, "batch": batch, "tokens": tokens}
+            reason = (
+                "neither --variant nor CHECKPOINT is: the standard case has batches and a recipe of its own"
+            )
+            refuse(
+                [f"--{name} is given but {reason}" for name, value in choices.items() if value is not None]
+            )
             return training_cases.standard(steps or training_cases.STEPS, seed, dtype)
-        drawn, how = _model(checkpoint, variant), _recipe(recipe or "adamw")
-        longest = drawn["config"].max_positions - drawn["config"].position_start
+        model, training_recipe = _model(checkpoint, variant), _recipe(recipe or "adamw")
+        longest = model["config"].max_positions - model["config"].position_start
         if tokens is not None and tokens > longest:
             raise SpecError(
                 f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more"
             )
         size = (steps or STEPS, batch or BATCH, tokens or min(TOKENS, longest))
-        return training_cases.example(drawn.pop("config"), how, *size, seed, dtype, **drawn)
+        return training_cases.example(model.pop("config"), training_recipe, *size, seed, dtype, **model)
 
     settings, names, training = collect(workers.settings, workers.names, case)
     mode, count = MODES[free_running], len(training.training.steps)
     # For example, a beta2 of 0.999 is 1 in bfloat16, which shows in the curves.
-    for lost in rounded_hyperparameters(training.training.recipe, dtype):
-        Terminal(stderr=True).tell(f"warning: {lost}", style="yellow")
+    for warning in rounded_hyperparameters(training.training.recipe, dtype):
+        Terminal(stderr=True).tell(f"warning: {warning}", style="yellow")
     with bars(names, count, "steps") as advance:
         outcome = conduct(
             training, names, settings, mode, callback=lambda name, done: advance(name, done, "")

@@ -28,18 +28,18 @@ def mutants(
         every: Put each mutant into every backend.
     """
     outputs.check()
-    settings, names, chosen = collect(
+    settings, names, bugs = collect(
         workers.settings,
         lambda: matrix.mutable(workers.backend),
         lambda: matrix.chosen(mutant),
     )
-    elsewhere = {matrix.plugin(name): path for name, path in settings.python.items()}
-    settings = replace(settings, python=elsewhere)
-    title = f"{len(chosen)} mutant{'' if len(chosen) == 1 else 's'}"
+    interpreters = {matrix.plugin(name): path for name, path in settings.python.items()}
+    settings = replace(settings, python=interpreters)
+    title = f"{len(bugs)} mutant{'' if len(bugs) == 1 else 's'}"
     with halting() as stopped:  # after the first signal, findings so far are written and shown
-        asked = matrix.turns(chosen, names, every)
-        with counting(names, max(map(len, asked.values()))) as progress:
-            outcome = matrix.conduct(asked, settings, progress, stopped)
+        turns = matrix.turns(bugs, names, every)
+        with counting(names, max(map(len, turns.values()))) as progress:
+            outcome = matrix.conduct(turns, settings, progress, stopped)
         code = outcome.exit_code
         if outcome.findings or not stopped():
             code = outputs.finish(

@@ -139,11 +139,11 @@ class Modes(options.OptionGroup):
         """Return the modes that the options describe, or the default ones."""
         refuse(options.outside(("budget", self.budget, 0, options.MOST_SECONDS)))
         if self.implementation or self.execution:
-            chosen = itertools.product(
+            pairs = itertools.product(
                 self.implementation or ("explicit", "library"),
                 self.execution or ("eager", "compiled"),
             )
-            return tuple(Mode(*names) for names in chosen)
+            return tuple(Mode(*names) for names in pairs)
         usual = MODES[:2] if self.quick else MODES if device == "cpu" else ON_DEVICES
         return (*usual, *(UNPADDED if ragged else ()))
 
@@ -167,7 +167,7 @@ def speed(
     sizes = {"batch": models.batch, "tokens": models.tokens} if texts else {}
     own_preset = _own(own_model, models) if own_model.check(preset=models.preset, **sizes) else None
     device = workers.device
-    settings, names, works, chosen = collect(
+    settings, names, works, selection = collect(
         workers.settings,
         workers.names,
         lambda: models.workloads(device, own_preset),
@@ -180,7 +180,7 @@ def speed(
     plan = SpeedPlan(
         tuple(names),
         tuple(works),
-        tuple(chosen),
+        tuple(selection),
         replace(settings, threads=settings.threads or os.cpu_count() or 1),
         budget=BUDGET if usual else modes.budget,
     )
@@ -189,12 +189,12 @@ def speed(
     raise typer.Exit(_measure(plan, outputs))
 
 
-def _own(model: OwnModel, asked: Models) -> Preset:
+def _own(model: OwnModel, models: Models) -> Preset:
     loaded = model.load(gradients=False, size=MOST)
     (batch,) = loaded.batches.values()
     preset = own(loaded.name, str(model.checkpoint), loaded.config)
     if model.texts is None:
-        return of_size(preset, asked.batch, asked.tokens)
+        return of_size(preset, models.batch, models.tokens)
     ids = batch.required("input_ids")
     padding = (ids[:, ::-1] != loaded.config.pad_id).argmax(axis=1)  # at the end of each row
     ragged = tuple((ids.shape[1] - padding).tolist())
@@ -207,9 +207,9 @@ def _known(work: Workload) -> bool:
     return (config.pooler, config.positions, config.position_of_padding) == ("tanh", "learned", "counted")
 
 
-def _measure(chosen: SpeedPlan, outputs: options.Outputs) -> int:
-    kept = SpeedRecord(chosen)
-    kept.settings["cores_busy_before"] = busy = machine.cores_busy()
+def _measure(plan: SpeedPlan, outputs: options.Outputs) -> int:
+    record = SpeedRecord(plan)
+    record.settings["cores_busy_before"] = busy = machine.cores_busy()
     if busy > NOISE:
         Terminal(stderr=True).tell(
             f"warning: other processes keep {busy:.1f} of {os.cpu_count()} cores busy; "
@@ -219,20 +219,20 @@ def _measure(chosen: SpeedPlan, outputs: options.Outputs) -> int:
     json, began = outputs.json, time.perf_counter()
 
     def keep(entry: dict[str, Any]) -> None:
-        kept.add(entry)
-        kept.seconds = time.perf_counter() - began
+        record.add(entry)
+        record.seconds = time.perf_counter() - began
         if json is not None:  # after each entry: an interrupted run keeps what it has
-            files.write(json, kept.record())
+            files.write(json, record.record())
 
     try:
-        kept.complete = measure(chosen, keep, telling())
+        record.complete = measure(plan, keep, telling())
     finally:
-        kept.seconds = time.perf_counter() - began
-        last = kept.record()
+        record.seconds = time.perf_counter() - began
+        last = record.record()
         data = files.data(last)
         output_files.write(
             (json, lambda: files.text(last)),
             (outputs.html, lambda: output_files.page(last)),
-            show=lambda: show(data, Terminal()) if kept.entries else None,
+            show=lambda: show(data, Terminal()) if record.entries else None,
         )
     return last.exit_code

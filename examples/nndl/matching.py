@@ -33,7 +33,7 @@ def read(folder: Path) -> dict[str, list[dict[str, str]]]:
         first = file.readline().rstrip("\r\n").split("\t")
     header = "label" in first
     columns = first if header else [*["text_a", "text_b"][: len(first) - 1], "label"]
-    data = load_dataset(
+    datasets = load_dataset(
         "csv",
         data_files=files,
         sep="\t",
@@ -43,7 +43,7 @@ def read(folder: Path) -> dict[str, list[dict[str, str]]]:
         quoting=CSV_WITHOUT_QUOTES,
         keep_default_na=False,  # otherwise a text such as "NA" would be missing
     )
-    return {split: rows.to_list() for split, rows in data.items()}
+    return {split: rows.to_list() for split, rows in datasets.items()}
 
 
 def learn_tokenizer(samples: list[dict[str, str]], vocabulary: int, tokens: int) -> Tokenizer:
@@ -95,11 +95,11 @@ def batches(data: Encoded, size: int, seed: int | None = None, epoch: int = 0) -
     indices = np.arange(len(lengths)) if seed is None else order(len(lengths), seed, epoch)
     buckets = np.split(indices, range(64 * size, len(indices), 64 * size))
     indices = np.concatenate([bucket[np.argsort(-lengths[bucket], kind="stable")] for bucket in buckets])
-    chosen = np.split(indices, range(size, len(indices), size))
+    groups = np.split(indices, range(size, len(indices), size))
     if seed is not None:
-        whole = len(lengths) // size  # a short batch stays the last
-        chosen = [chosen[number] for number in order(whole, seed, epoch)] + chosen[whole:]
-    for rows in chosen:
+        full = len(lengths) // size  # a short batch stays the last
+        groups = [groups[number] for number in order(full, seed, epoch)] + groups[full:]
+    for rows in groups:
         # Widths are multiples of 16, because frameworks compile for each width.
         width = -(-lengths[rows].max() // 16) * 16
         ids, segments = (np.zeros((len(rows), width), np.int64) for _ in range(2))

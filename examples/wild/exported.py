@@ -26,7 +26,7 @@ def in_openvino(path: str, model: Any, **settings: str) -> tuple[str, Callable[.
 
     graph = onnx.load(path)
     # The exporter records the module of each node, so that results of modules can become outputs.
-    shown = show(graph.graph, [name for name, _ in model.named_modules() if name])
+    names = show(graph.graph, [name for name, _ in model.named_modules() if name])
     core = openvino.Core()
     compiled = core.compile_model(core.read_model(graph.SerializeToString()), "CPU", settings)
 
@@ -34,7 +34,7 @@ def in_openvino(path: str, model: Any, **settings: str) -> tuple[str, Callable[.
         results = compiled(inputs)
         hidden, pooled = (results[place] for place in range(2))
         outputs = {"output[last_hidden_state]": hidden, "output[pooler_output]": pooled}
-        return {path: results[name] for path, name in shown.items()} | outputs
+        return {path: results[name] for path, name in names.items()} | outputs
 
     return compiled.get_property("INFERENCE_PRECISION_HINT").to_string(), run
 

@@ -56,7 +56,7 @@ def keras_bert(activation: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.n
     row("position_embedding", "position_embeddings")
     row("segment_embedding", "token_type_embeddings")
     give(backbone.get_layer("embeddings_layer_norm"), "embeddings.LayerNorm", False)
-    shown = {"embeddings.LayerNorm": backbone.get_layer("embeddings_layer_norm").output}
+    outputs = {"embeddings.LayerNorm": backbone.get_layer("embeddings_layer_norm").output}
     for i in range(layers):
         layer, path = backbone.get_layer(f"transformer_layer_{i}"), f"encoder.layer.{i}"
         attention = layer._self_attention_layer
@@ -69,16 +69,16 @@ def keras_bert(activation: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.n
         give(layer._feedforward_layer_norm, f"{path}.output.LayerNorm", False)
         if activation:
             layer._feedforward_intermediate_dense.activation = activation
-        shown[f"{path}.output.LayerNorm"] = layer.output
+        outputs[f"{path}.output.LayerNorm"] = layer.output
     give(backbone.get_layer("pooled_dense"), "pooler.dense")
-    shown["output[last_hidden_state]"] = backbone.output["sequence_output"]
-    shown["output[pooler_output]"] = backbone.output["pooled_output"]
+    outputs["output[last_hidden_state]"] = backbone.output["sequence_output"]
+    outputs["output[pooler_output]"] = backbone.output["pooled_output"]
     features = {
         "token_ids": inputs["input_ids"],
         "segment_ids": inputs["token_type_ids"],
         "padding_mask": inputs["attention_mask"],
     }
-    results = keras.Model(backbone.input, shown)(features)
+    results = keras.Model(backbone.input, outputs)(features)
     return {name: np.asarray(array) for name, array in results.items()}
 
 

@@ -34,9 +34,9 @@ torch.set_num_threads(1)
 def lacking(requirements: tuple[str, ...]) -> list[str]:
     missing = []
     for text in requirements:
-        wanted = Requirement(text)
+        requirement = Requirement(text)
         try:
-            fits = wanted.specifier.contains(version(wanted.name), prereleases=True)
+            fits = requirement.specifier.contains(version(requirement.name), prereleases=True)
         except PackageNotFoundError:
             fits = False
         missing += [] if fits else [text]

@@ -20,9 +20,9 @@ def test_a_program_gives_the_verdicts_that_the_guide_shows(name, monkeypatch):
     missing = runpy.run_path(str(HERE / "small.py"))["lacking"](runpy.run_path(str(path))["REQUIREMENTS"])
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     page = (HERE.parents[1] / "docs/guides/found-in-the-wild.md").read_text()
-    verdicts = re.findall(r"^\| ([^|]*) \| (\w+) \|", done.stdout, re.MULTILINE)
+    verdicts = re.findall(r"^\| ([^|]*) \| (\w+) \|", process.stdout, re.MULTILINE)
     assert verdicts
-    assert all(f"| {what} | {verdict} |" in page for what, verdict in verdicts)
+    assert all(f"| {candidate} | {verdict} |" in page for candidate, verdict in verdicts)

@@ -40,10 +40,10 @@ def stays(path: Path, folder: Path) -> bool:
     """Whether a file is in its folder, or links to the folder's cache."""
     try:
         path.exists()
-        here, there = folder.resolve(), path.resolve()
+        root, target = folder.resolve(), path.resolve()
     except (OSError, RuntimeError):  # a name that is too long; links in a circle
         return False
-    return there.is_relative_to(here) or there.parent == here.parent.parent / BLOBS
+    return target.is_relative_to(root) or target.parent == root.parent.parent / BLOBS
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
@@ -121,14 +121,14 @@ class Container:
         problems: list[str] = []
         for name, file in files.items():
             shard = self._one(file)
-            listed = {tensor for tensor, place in places.items() if place == name}
+            names = {tensor for tensor, place in places.items() if place == name}
             problems += [
                 f"{path}: says that {tensor!r} is in {name} but it is not"
-                for tensor in sorted(listed - set(shard))
+                for tensor in sorted(names - set(shard))
             ]
             problems += [
                 f"{file}: has {tensor!r} but the index does not say so"
-                for tensor in sorted(set(shard) - listed)
+                for tensor in sorted(set(shard) - names)
             ]
             tensors.update(shard)
         refuse(problems[:MOST_PROBLEMS])

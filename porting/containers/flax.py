@@ -54,20 +54,20 @@ def _entries(pairs: list[tuple[Any, Any]]) -> Any:
     return _joined(entries) if CHUNKED in entries else entries
 
 
-def _extension(code: int, data: bytes) -> StoredTensor | None:
+def _extension(code: int, payload: bytes) -> StoredTensor | None:
     import msgpack
 
     if code not in (NDARRAY, SCALAR):
         return None
-    shape, dtype, content = msgpack.unpackb(data)
+    shape, dtype, content = msgpack.unpackb(payload)
     return _array(shape, dtype, content)
 
 
 def _array(shape: Any, dtype: str, content: bytes) -> StoredTensor:
     shape = shape_of(shape)
     if dtype not in NUMPY or size(dtype, shape) != len(content):
-        stated = f"shape {shape} and dtype {str(dtype)[:20]!r}"
-        raise SpecError(f"an array has {stated}, and not the bytes for them")
+        description = f"shape {shape} and dtype {str(dtype)[:20]!r}"
+        raise SpecError(f"an array has {description}, and not the bytes for them")
     return sliced(content, 0, dtype, shape)
 
 

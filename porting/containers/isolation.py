@@ -75,17 +75,17 @@ def _ask(
     method: str, act: Load | Save, path: Path, between: Path, source: Path, framework: str, **about: Any
 ) -> Any:
     # The size of the input sets the limits; TensorFlow's data are in files next to its index.
-    data = source.parent.glob(f"{glob.escape(source.stem)}.data-*")
-    files = [file for file in source.rglob("*") if file.is_file()] if source.is_dir() else [source, *data]
+    shards = source.parent.glob(f"{glob.escape(source.stem)}.data-*")
+    files = [file for file in source.rglob("*") if file.is_file()] if source.is_dir() else [source, *shards]
     length, factor = sum(file.stat().st_size for file in files), 4 if framework else 1
     key, function = (os.getpid(), framework), f"{act.__module__}:{act.__name__}"
-    kept = _processes.pop(key, None)  # after an interrupt, the answer to an earlier call must not be read
-    process = kept or Process(time_limit=0, memory_limit=1)
+    previous = _processes.pop(key, None)  # after an interrupt, the answer to an earlier call must not be read
+    process = previous or Process(time_limit=0, memory_limit=1)
     process.time_limit = TIME_LIMIT * factor + length / BYTES_A_SECOND
     process.memory_limit = MEMORY_LIMIT * factor + GROWTH * length
     answer, problems = None, list[str]()
     try:
-        if not kept:
+        if not previous:
             process.start(f"{__name__}:Library", environment("cpu", None))
         answer = process.call(0, method, function, str(path.absolute()), str(between), **about)
     except SpecError as error:

@@ -70,7 +70,7 @@ def save(
         ) as folder,  # beyond 2 GB the exporter writes a file per tensor
     ):
         model(**example)  # says which taps there are
-        shown = {**inputs(family, part), **taps(family, part)}
+        descriptions = {**inputs(family, part), **taps(family, part)}
         torch.onnx.export(
             model,
             tuple(example.values()),
@@ -79,7 +79,9 @@ def save(
             output_names=list(tapped),
             dynamic_axes={
                 name: {
-                    place: AXES[axis] for place, axis in enumerate(shown[name].shape.split()) if axis in AXES
+                    place: AXES[axis]
+                    for place, axis in enumerate(descriptions[name].shape.split())
+                    if axis in AXES
                 }
                 for name in (*example, *tapped)
             },

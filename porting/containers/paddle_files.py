@@ -50,12 +50,12 @@ ALLOWED: Mapping[str, Any] = {
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        asked = f"{module}.{name}"
-        if asked not in ALLOWED:
+        path = f"{module}.{name}"
+        if path not in ALLOWED:
             raise SpecError(
-                f"it asks for {asked[:100]!r}, which no file of weights needs; nothing of it was run"
+                f"it asks for {path[:100]!r}, which no file of weights needs; nothing of it was run"
             )
-        return ALLOWED[asked]
+        return ALLOWED[path]
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:

@@ -17,8 +17,8 @@ SUFFIX, TF2 = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"  # the latter ends every k
 
 def is_index(path: Path) -> bool:
     """Whether a file is an index, by name and data files."""
-    data = f"{glob.escape(path.name.removesuffix(SUFFIX))}.data-*-of-*"
-    return path.name.endswith(SUFFIX) and path.is_file() and any(path.parent.glob(data))
+    pattern = f"{glob.escape(path.name.removesuffix(SUFFIX))}.data-*-of-*"
+    return path.name.endswith(SUFFIX) and path.is_file() and any(path.parent.glob(pattern))
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:

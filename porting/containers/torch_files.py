@@ -44,8 +44,8 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
         # Cut PyTorch's advice to load with weights_only=False, which would run the file.
         reason = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
         reason = reason.partition(" Check the documentation")[0]
-        if named := GLOBAL.search(str(error)):
-            reason = f"it asks for {named[1][:100]!r}, which no file of weights needs; nothing of it was run"
+        if match := GLOBAL.search(str(error)):
+            reason = f"it asks for {match[1][:100]!r}, which no file of weights needs; nothing of it was run"
         raise SpecError(reason[:300] or "it is no pickle of tensors; nothing of it was run") from None
     except RuntimeError as error:
         if "TorchScript" in str(error):

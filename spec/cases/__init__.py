@@ -212,8 +212,8 @@ def standard_cases(
     only: list[str] | None = None, part: str = "model", options: dict[str, Any] | None = None
 ) -> list[Case]:
     """Return the standard cases."""
-    chosen = variants() if only is None else only
-    return [build_case(name, scenario, part, options) for name in chosen for scenario in scenarios_of(name)]
+    names = variants() if only is None else only
+    return [build_case(name, scenario, part, options) for name in names for scenario in scenarios_of(name)]
 
 
 def build_case(name: str, scenario: str, part: str = "model", options: dict[str, Any] | None = None) -> Case:

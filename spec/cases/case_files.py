@@ -36,14 +36,14 @@ def contents(case: Case) -> tuple[dict[str, Any], Arrays]:
     """
     truth = reference(case.config, case.weights, case.batch, gradients=True, part=case.part)
     single = reference(case.config, case.weights, case.batch, part=case.part, dtype="float32")
-    whole = {
+    full = {
         **{f"weights/{name}": array for name, array in case.weights.items()},
         **{f"inputs/{name}": array for name, array in case.batch.arrays().items()},
         **{f"float64/{name}": array for name, array in expected(truth).items()},
         "float32/output": single.output,
         "float32/loss": single.loss,
     }
-    arrays, stored = {name: np.asarray(array, order="C") for name, array in whole.items()}, dict[str, Any]()
+    arrays, stored = {name: np.asarray(array, order="C") for name, array in full.items()}, dict[str, Any]()
     for name, array in arrays.items():
         if array.size > LARGE:
             rows = np.flatnonzero(array.reshape(len(array), -1).any(1))
@@ -51,7 +51,7 @@ def contents(case: Case) -> tuple[dict[str, Any], Arrays]:
             arrays[name] = array[rows] if few else array.reshape(-1)[::EVERY].copy()
             part = {"rows": rows.tolist()} if few else {"every": EVERY}
             stored[name] = {"shape": list(array.shape), **part}
-    about = {
+    description = {
         "format": FORMAT,
         "name": case.name,
         "variant": case.variant,
@@ -62,16 +62,17 @@ def contents(case: Case) -> tuple[dict[str, Any], Arrays]:
         "arrays": f"{case.name}.safetensors",
         **({"stored": stored} if stored else {}),
     }
-    return about, arrays
+    return description, arrays
 
 
 def write_case(case: Case, folder: Path = FOLDER) -> None:
     """Write ``NAME.json`` and ``NAME.safetensors``."""
-    about, arrays = contents(case)
-    beside = folder / about["arrays"]
-    write_bytes(beside, save(arrays))
+    description, arrays = contents(case)
+    arrays_path = folder / description["arrays"]
+    write_bytes(arrays_path, save(arrays))
     write_text(
-        folder / f"{case.name}.json", json.dumps({**about, "sha256": sha256_of(beside)}, indent=2) + "\n"
+        folder / f"{case.name}.json",
+        json.dumps({**description, "sha256": sha256_of(arrays_path)}, indent=2) + "\n",
     )
 
 
@@ -82,15 +83,19 @@ def drift(folder: Path = FOLDER) -> list[str]:
     problems = [f"{name}.json: is missing" for name in current if name not in stored]
     problems += [f"{name}.json: belongs to no standard case" for name in stored if name not in current]
     for name in current.keys() & stored.keys():
-        beside = stored[name].with_suffix(".safetensors")
+        arrays_path = stored[name].with_suffix(".safetensors")
         with collecting(problems):
-            description, arrays = read_json(stored[name]), read_arrays(beside)
-            about, wanted = contents(current[name])
-            about["sha256"] = sha256_of(beside)
+            description, arrays = read_json(stored[name]), read_arrays(arrays_path)
+            current_description, reference_arrays = contents(current[name])
+            current_description["sha256"] = sha256_of(arrays_path)
             problems += [
-                f"{name}.json: {key!r} differs" for key in about if description.get(key) != about[key]
+                f"{name}.json: {key!r} differs"
+                for key in current_description
+                if description.get(key) != current_description[key]
             ]
-            problems += [f"{beside.name}: {problem}" for problem in _differences(arrays, wanted)]
+            problems += [
+                f"{arrays_path.name}: {problem}" for problem in _differences(arrays, reference_arrays)
+            ]
     return sorted(problems)
 
 

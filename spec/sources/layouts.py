@@ -72,10 +72,10 @@ def contiguous(array: Array) -> Array:
     """Return an array in C order; a scalar stays one."""
     if array.ndim != 2 or array.flags.c_contiguous or array.shape[1] <= STRIP:
         return np.asarray(array, order="C")
-    copied = np.empty(array.shape, array.dtype)
+    copy = np.empty(array.shape, array.dtype)
     for begin in range(0, array.shape[1], STRIP):
-        copied[:, begin : begin + STRIP] = array[:, begin : begin + STRIP]
-    return copied
+        copy[:, begin : begin + STRIP] = array[:, begin : begin + STRIP]
+    return copy
 
 
 Sizes = Mapping[str, int]

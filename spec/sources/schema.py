@@ -22,10 +22,10 @@ def _pattern(name: str) -> str:
     return name
 
 
-def _one_of(known: Mapping[str, Any]) -> Callable[[str], str]:
+def _one_of(choices: Mapping[str, Any]) -> Callable[[str], str]:
     def check(name: str) -> str:
-        if name not in known:
-            raise ValueError(f"is {name!r} but must be one of {', '.join(known)}")
+        if name not in choices:
+            raise ValueError(f"is {name!r} but must be one of {', '.join(choices)}")
         return name
 
     return check

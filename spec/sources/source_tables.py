@@ -51,37 +51,39 @@ def read(path: Path) -> Table:
     Raises:
         SpecError: listing all problems by file and key.
     """
-    data = _stated(path)
-    parts = data["parts"]
+    content = _stated(path)
+    parts = content["parts"]
     # Parts of another table come first: a part of this one may refer to them.
-    if data.get("like") in sources():
-        others = _stated(TABLES / f"{data['like']}.toml")["parts"]
+    if content.get("like") in sources():
+        others = _stated(TABLES / f"{content['like']}.toml")["parts"]
         parts = {name: _like(others.get(name, {}), parts.get(name, {})) for name in {**others, **parts}}
     for name, part in parts.items():
         part["name"] = name
         if model := parts.get(part.get("like")):
-            left = part.get("without", ())
-            weights = {key: native for key, native in model.get("weights", {}).items() if key not in left}
+            exclusions = part.get("without", ())
+            weights = {
+                key: native for key, native in model.get("weights", {}).items() if key not in exclusions
+            }
             ignored = [entry.get("checkpoint", {}).get("ignored", {}) for entry in (model, part)]
             parts[name] = _like({**model, "weights": weights}, part)
             parts[name]["checkpoint"]["ignored"] = {**ignored[0], **ignored[1]}
     with located(path.name):
-        table = typed(Table, {**data, "parts": parts})
+        table = typed(Table, {**content, "parts": parts})
     refuse(check(table, path.name))
     return table
 
 
 def _stated(path: Path) -> dict[str, Any]:
-    data = parse_toml(read_text(path), str(path))
+    content = parse_toml(read_text(path), str(path))
     with located(path.name):
         # Also checked before merging, so that an error is reported in its own file.
-        typed(Table, data)
-    return data
+        typed(Table, content)
+    return content
 
 
 def _like(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in model.items() if key not in RUN}
-    return {**kept, **own, "checkpoint": {**model.get("checkpoint", {}), **own.get("checkpoint", {})}}
+    base = {key: value for key, value in model.items() if key not in RUN}
+    return {**base, **own, "checkpoint": {**model.get("checkpoint", {}), **own.get("checkpoint", {})}}
 
 
 def words(table: Table) -> str:
@@ -112,14 +114,14 @@ def configure(
     """
     entry, problems = part_of(table, part), []
     rules = entry.checkpoint
-    counted = {
+    counts = {
         key: len(stated[other])
         for key, other in rules.counts.items()
         if isinstance(stated.get(other), (dict, list))
     }
     stated = {
         **stated,
-        **{key: value for key, value in {**rules.defaults, **counted}.items() if stated.get(key) is None},
+        **{key: value for key, value in {**rules.defaults, **counts}.items() if stated.get(key) is None},
     }
     for key, allowed in rules.requires.items():
         if stated.get(key) is not None and stated[key] not in allowed:
@@ -144,14 +146,15 @@ def configure(
         fields[field] = stated.get(key)
     for field, option in entry.options.items():
         word = stated.get(option.key)
-        spelled = word if isinstance(word, str) else json.dumps(word)
-        if option.key in stated and spelled not in option.words:
-            known = ", ".join(option.words)
+        spelling = word if isinstance(word, str) else json.dumps(word)
+        if option.key in stated and spelling not in option.words:
+            choices = ", ".join(option.words)
             problems.append(
-                f"{where}: key {option.key!r} is {word!r} but must be one of {known} [source={table.source}]"
+                f"{where}: key {option.key!r} is {word!r} but must be one of {choices} "
+                f"[source={table.source}]"
             )
         elif option.key in stated:
-            fields[field] = option.words[spelled]
+            fields[field] = option.words[spelling]
     if problems:
         raise SpecError(problems)
     return from_mapping(fields, where)
@@ -259,19 +262,21 @@ def canonical(
     entry, context = part_of(table, part), f"source={table.source}"
     places, required = bindings(entry, config), parameters(config, entry.name)
     converted, problems = gather(places, native, context)
-    known = {name for place in places.values() for name in place.names}
+    names = {name for place in places.values() for name in place.names}
     for name, array in native.items():
-        wrong = (
+        problem = (
             not_finite(name, array)
-            if name in known
+            if name in names
             else (f"{name!r} is unexpected: the source has no such weight in this configuration")
         )
-        problems += [f"{wrong} [{context}]"] if wrong else []
+        problems += [f"{problem} [{context}]"] if problem else []
     problems += _homeless(required, places, config, table)
     if not problems and POSITIONS in required and POSITIONS not in places:
         converted[POSITIONS] = contiguous(sinusoid(config) if positions is None else positions)
-        wrong = wrong_shape("the position table", converted[POSITIONS], shape_of(config, required[POSITIONS]))
-        problems += [f"{wrong} [{context}]"] if wrong else []
+        problem = wrong_shape(
+            "the position table", converted[POSITIONS], shape_of(config, required[POSITIONS])
+        )
+        problems += [f"{problem} [{context}]"] if problem else []
     if problems:
         raise WeightsError(problems)
     return {name: converted[name] for name in required}

@@ -55,9 +55,9 @@ def _part_problems(part: PartTable, config: EncoderConfig) -> Iterator[str]:
         [name for name in part.checkpoint.carried if not name.startswith(HEADS)],
         parameters(config),
     )
-    known = inputs(config, part.name)
-    yield from _unknown("inputs", part.inputs, known)
-    for name, tensor in known.items():
+    tensors = inputs(config, part.name)
+    yield from _unknown("inputs", part.inputs, tensors)
+    for name, tensor in tensors.items():
         if tensor.required and name not in part.inputs:
             yield f"inputs' lacks {name!r}, which the part requires"
     yield from _output_problems("outputs", part.outputs, part, config)
@@ -71,48 +71,48 @@ def _part_problems(part: PartTable, config: EncoderConfig) -> Iterator[str]:
         yield from _weight_problems("runs.gradients", {**part.weights, **run.gradients}, part, config)
 
 
-def _unknown(key: str, names: Iterable[str], known: Iterable[str]) -> Iterator[str]:
-    known = list(known)
+def _unknown(key: str, names: Iterable[str], choices: Iterable[str]) -> Iterator[str]:
+    choices = list(choices)
     for name in names:
-        if name not in known:
-            yield f"{key}' names {name!r} but must name one of {', '.join(known)}"
+        if name not in choices:
+            yield f"{key}' names {name!r} but must name one of {', '.join(choices)}"
 
 
 def _weight_problems(
     key: str, weights: Mapping[str, Native], part: PartTable, config: EncoderConfig
 ) -> Iterator[str]:
     required = parameters(config, part.name)
-    taken: dict[str, str] = {}
-    filled = {
+    owners: dict[str, str] = {}
+    bindings = {
         fill(pattern, {"i": i}): (fill(native.name, {"i": i}), native)
         for pattern, native in weights.items()
         for i in range(config.num_layers)
     }
-    for name, (source_name, native) in filled.items():
+    for name, (source_name, native) in bindings.items():
         if name not in required:
             yield f"{key}' names {name!r}, which is no parameter of the part"
             continue
-        if taken.setdefault(source_name, name) != name:
+        if owners.setdefault(source_name, name) != name:
             yield (
-                f"{key}' gives {source_name!r} to both {taken[source_name]!r} and {name!r}; it must "
+                f"{key}' gives {source_name!r} to both {owners[source_name]!r} and {name!r}; it must "
                 f"belong to one"
             )
-        rank, wanted = len(required[name].shape.split()), WEIGHT_LAYOUTS[native.layout].rank
-        if rank != wanted:
+        rank, layout_rank = len(required[name].shape.split()), WEIGHT_LAYOUTS[native.layout].rank
+        if rank != layout_rank:
             yield (
-                f"{key}' gives {name!r} the layout {native.layout!r} for rank {wanted}; it must be one "
+                f"{key}' gives {name!r} the layout {native.layout!r} for rank {layout_rank}; it must be one "
                 f"for rank {rank}"
             )
     for name, parameter in required.items():
-        if name not in filled and (parameter.kind != "positions" or part.positions.output is None):
+        if name not in bindings and (parameter.kind != "positions" or part.positions.output is None):
             yield f"{key}' lacks {name!r}, which the part requires"
 
 
 def _output_problems(
     key: str, outputs: Mapping[str, Output], part: PartTable, config: EncoderConfig
 ) -> Iterator[str]:
-    known = taps(config, part.name)
+    tensors = taps(config, part.name)
     for name, output in outputs.items():
         tap = fill(output.tap, {"i": 0, "n": config.num_layers})
-        if tap not in known and tap != "predictions":
+        if tap not in tensors and tap != "predictions":
             yield f"{key}' maps {name!r} to {tap!r}, which is no tap of the part"

@@ -52,8 +52,8 @@ def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ..
         seed: of the training, below 2^64.
         micro_batch: index of the batch within the step.
     """
-    drawn = _drawn if math.prod(shape) > SMALL else _drawn_once
-    return drawn(seed, step, micro_batch, site, shape, rate)
+    draw = _drawn if math.prod(shape) > SMALL else _drawn_once
+    return draw(seed, step, micro_batch, site, shape, rate)
 
 
 def _drawn(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:

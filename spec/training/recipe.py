@@ -159,12 +159,12 @@ def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
     averages = {"beta1": recipe.algorithm == "adam", "beta2": adaptive, "momentum": recipe.momentum > 0}
     warnings = []
     for name in ("learning_rate", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "clip_epsilon"):
-        stated = float(getattr(recipe, name))
-        rounded = float(target.round(np.asarray(stated)))
+        value = float(getattr(recipe, name))
+        rounded = float(target.round(np.asarray(value)))
         consequence = None
         if averages.get(name) and rounded == 1.0:
             consequence = "what is kept is never forgotten, and only grows"
-        elif name == "epsilon" and adaptive and stated and not rounded:
+        elif name == "epsilon" and adaptive and value and not rounded:
             consequence = "a step divides by zero where a gradient is zero, or its square is"
         elif name == "epsilon" and adaptive and 0 < rounded < target.smallest_normal:
             consequence = "a device that flushes subnormal numbers divides by zero"
@@ -175,10 +175,10 @@ def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
             and 0 < share < target.unit_roundoff / 2
         ):
             consequence = f"no weight decays: a share of {share:g} is below half of its last place"
-        elif name in ("learning_rate", "weight_decay", "clip_epsilon") and stated and not rounded:
+        elif name in ("learning_rate", "weight_decay", "clip_epsilon") and value and not rounded:
             consequence = "it has no effect"
         if consequence:
-            change = f"{name} is {stated:g} but {rounded:.6g} in {dtype}"
+            change = f"{name} is {value:g} but {rounded:.6g} in {dtype}"
             warnings.append(f"{change}: {consequence} [clause=OPT-11]")
     return warnings
 

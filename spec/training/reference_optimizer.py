@@ -25,13 +25,13 @@ MOMENTS: dict[str, tuple[str, ...]] = {
 
 def moments(recipe: Recipe) -> tuple[str, ...]:
     """Return the moments of a recipe, which start at zero."""
-    kept = {
+    conditions = {
         "momentum": recipe.momentum > 0,
         "first_moment": recipe.algorithm == "adam" or recipe.centered,
         "second_moment": True,
         "largest_second_moment": recipe.amsgrad,
     }
-    return tuple(moment for moment in MOMENTS[recipe.algorithm] if kept[moment])
+    return tuple(moment for moment in MOMENTS[recipe.algorithm] if conditions[moment])
 
 
 class ReferenceOptimizer:
@@ -154,23 +154,27 @@ class ReferenceOptimizer:
     def with_momentum(self, name: str, gradient: Node, rate: float) -> Node:
         """Apply momentum to a gradient, or to RMSProp's quotient (SPEC OPT-2)."""
         a, recipe, factor = self.a, self.recipe, self.held(self.recipe.momentum)
-        kept = self.moment("momentum", name, gradient)
+        momentum = self.moment("momentum", name, gradient)
         if recipe.momentum_form == "displacement":
-            moved = a.add(a.scale(kept, factor), a.scale(gradient, rate))
-            self.state[f"momentum.{name}"] = moved
-            return a.add(a.scale(moved, factor), a.scale(gradient, rate)) if recipe.nesterov else moved
+            displacement = a.add(a.scale(momentum, factor), a.scale(gradient, rate))
+            self.state[f"momentum.{name}"] = displacement
+            return (
+                a.add(a.scale(displacement, factor), a.scale(gradient, rate))
+                if recipe.nesterov
+                else displacement
+            )
         # PyTorch's dampening begins with the second step (SPEC OPT-2).
         damped = a.scale(gradient, 1 - recipe.dampening) if recipe.dampening and self.steps > 1 else gradient
-        velocity = a.add(a.scale(kept, factor), damped)
+        velocity = a.add(a.scale(momentum, factor), damped)
         self.state[f"momentum.{name}"] = velocity
         return a.scale(a.add(gradient, a.scale(velocity, factor)) if recipe.nesterov else velocity, rate)
 
     def average(self, moment: str, name: str, value: Node, beta: float) -> Node:
         """Update an exponential average."""
         a, beta = self.a, self.held(beta)
-        moved = a.add(a.scale(self.moment(moment, name, value), beta), a.scale(value, 1 - beta))
-        self.state[f"{moment}.{name}"] = moved
-        return moved
+        average = a.add(a.scale(self.moment(moment, name, value), beta), a.scale(value, 1 - beta))
+        self.state[f"{moment}.{name}"] = average
+        return average
 
     def adam(self, name: str, gradient: Node, rate: float) -> Node:
         """Adam and AMSGrad (SPEC OPT-3, OPT-4)."""
@@ -203,10 +207,10 @@ class ReferenceOptimizer:
             second = a.subtract(second, a.multiply(first, first))
         epsilon = self.held(recipe.epsilon)
         inside = recipe.epsilon_placement == "inside"
-        moved = a.divide(
+        quotient = a.divide(
             gradient, a.sqrt(a.shift(second, epsilon)) if inside else a.shift(a.sqrt(second), epsilon)
         )
-        return self.with_momentum(name, moved, rate) if recipe.momentum else a.scale(moved, rate)
+        return self.with_momentum(name, quotient, rate) if recipe.momentum else a.scale(quotient, rate)
 
 
 def clipped(

@@ -139,14 +139,14 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
         Unsupported: for a model other than BERT.
     """
     try:
-        stated = source_tables.stated(TABLE, config)
+        settings = source_tables.stated(TABLE, config)
     except SpecError as error:
         raise Unsupported(f"this BERT cannot express the model: {'; '.join(error.problems)}") from None
-    described = BertConfig(
-        **stated, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa"
+    hf_config = BertConfig(
+        **settings, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa"
     )
     with no_init_weights():  # they are loaded below
-        model = BertForSequenceClassification(described).eval()
+        model = BertForSequenceClassification(hf_config).eval()
     arrays = source_tables.native(TABLE, config, weights)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     return model
