@@ -30,4 +30,4 @@ def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
             yield Result("the run", title, case, "as it ran", explained.status, verdict=explained)
 
     report = Report([*results()], {"the run": {}}, Setup())
-    return Page(results_page(record.made(report, "compare", title)))
+    return Page(results_page(record.make_record(report, "compare", title)))

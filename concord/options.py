@@ -283,7 +283,7 @@ class Outputs(OptionGroup):
         others: Sequence[output_files.Output] = (),
     ) -> int:
         """Write the result of a command, show it, and return its exit code."""
-        written = record.made(outcome, kind, title)
+        written = record.make_record(outcome, kind, title)
         json = self.json, lambda: record.text(written)
         html = self.html, lambda: output_files.page(written)
         output_files.write(json, html, *others, show=show, problems=problems)

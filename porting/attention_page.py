@@ -161,7 +161,7 @@ def attention_page(attention: Attention) -> str:
     }
     return render(
         "attention.html",
-        record.made(attention.report, "attention", attention.title),
+        record.make_record(attention.report, "attention", attention.title),
         TEMPLATES,
         script=(TEMPLATES / "attention.js").read_text(encoding="utf-8") if maps else "",
         headline=f"{subject}: {size}.{diverge}",

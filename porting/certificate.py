@@ -23,7 +23,7 @@ from concord.porting.comparison import Comparison, compare
 from concord.porting.folder import folder_of
 from concord.porting.reading import read
 from concord.porting.recognition import AUTO
-from concord.porting.registry import known
+from concord.porting.registry import find_format
 from concord.porting.texts import Text, TextEncoder, batch_of
 from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
@@ -116,7 +116,7 @@ class Certificate:
             *(
                 f"{name} is missing in the target"
                 for name in lacking
-                if name in known(self.target.format).carried
+                if name in find_format(self.target.format).carried
             ),
             *(
                 f"{_run(result)} diverges, first at {result.first_divergence.tensor}"
@@ -200,7 +200,7 @@ def certify(
     tell("comparing every tensor")
     comparison = compare(source, target)
     batches, meanings = inputs_of(source, texts)
-    homes = [names or (known(side.format).home,) for side in (source, target)]
+    homes = [names or (find_format(side.format).home,) for side in (source, target)]
     # A backend that was requested by name must fail the run if it is not installed, not be skipped.
     settings = replace(settings or Setup(), asked=(*homes[0], *homes[1]))
 
@@ -305,13 +305,13 @@ def _wrong_weights(model: Job, source: Checkpoint, target: Checkpoint) -> Iterat
     draw = random.Random(0)  # --verify has to plant the same bugs
     for of_kind in kinds.values():
         # A bug in a small bias alone may rightly stay within tolerance.
-        most = max(len(wrong.made) for wrong in of_kind)
-        _, words, _, arrays = draw.choice([wrong for wrong in of_kind if len(wrong.made) == most])
+        most = max(len(wrong.arrays) for wrong in of_kind)
+        _, words, _, arrays = draw.choice([wrong for wrong in of_kind if len(wrong.arrays) == most])
         changed = {name: make().astype(model.weights[name].dtype) for name, make in arrays.items()}
         if any((array != model.weights[name]).any() for name, array in changed.items()):
             tensors = {name: in_canonical_layout(name, array) for name, array in changed.items()}
             pairs = compare(source, replace(target, tensors=tensors, others={}, files={})).pairs
-            yield words, pairs[0].said if pairs else "", changed
+            yield words, pairs[0].sentence if pairs else "", changed
 
 
 def _trial(model: Job, config: EncoderConfig, weights: Weights) -> PortedJob:

@@ -53,7 +53,7 @@ class TensorDifference:
         return self.kind, self.cause, self.other
 
     @property
-    def said(self) -> str:
+    def sentence(self) -> str:
         """The difference and its likely cause, in words."""
         return f"{self.words}; likely: {self.cause}" if self.cause else self.words
 

@@ -15,7 +15,7 @@ from concord.conformance.run.campaign import Setup
 from concord.porting import reading
 from concord.porting.folder import name_of
 from concord.porting.recognition import recognise
-from concord.porting.registry import known
+from concord.porting.registry import find_format
 from concord.porting.texts import Text, TextEncoder, batch_of
 from concord.spec.arrays import Array
 from concord.spec.batch import completed
@@ -142,4 +142,4 @@ def load(path: str | Path, backend: str | None = None, dtype: str = "float32", *
 
 def framework_of(path: Path) -> str:
     """Return the backend of a checkpoint's format."""
-    return known(recognise(path).format).home
+    return find_format(recognise(path).format).home

@@ -12,7 +12,7 @@ from concord.porting.checkpoint import Checkpoint
 from concord.porting.file_tensors import StoredTensor
 from concord.porting.matching import match
 from concord.porting.recognition import AUTO, recognise
-from concord.porting.registry import OWN, PARTS, Format, known
+from concord.porting.registry import OWN, PARTS, Format, find_format
 from concord.spec import checkpoints
 from concord.spec.config import EncoderConfig, from_toml
 from concord.spec.errors import SpecError, refuse
@@ -35,7 +35,7 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
     """
     own = tables.read(table) if table else None
     recognition = recognise(path, table, format)
-    form = known(recognition.format)
+    form = find_format(recognition.format)
     form = replace(form, own=own, modules=False) if own else form
     if form.table is None:
         checkpoint = _native(recognition.folder, form, recognition.weights)

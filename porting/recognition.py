@@ -11,7 +11,7 @@ from typing import Any
 from concord.porting import folder as folders
 from concord.porting import sentences
 from concord.porting.matching import renamed
-from concord.porting.registry import FORMATS, OWN, Format, known
+from concord.porting.registry import FORMATS, OWN, Format, find_format
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import read_json
@@ -56,7 +56,7 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
         SpecError: if nothing known is there.
     """
     folder, marks = folders.folder_of(path), (checkpoints.CONTENTS, checkpoints.CONFIG)
-    choice = known(format) if format != AUTO else None
+    choice = find_format(format) if format != AUTO else None
     if not (choice or table) and all((folder / mark).exists() for mark in marks):
         reason = f"{' and '.join(marks)} are those of this project's own checkpoints"
         return Recognition(OWN, reason, folder, path)

@@ -157,7 +157,7 @@ def formats() -> tuple[str, ...]:
     return tuple(FORMATS)
 
 
-def known(name: str) -> Format:
+def find_format(name: str) -> Format:
     """Return a format by its name or that of its framework.
 
     Raises:

@@ -15,7 +15,7 @@ from concord.porting.checkpoint import Checkpoint
 from concord.porting.containers import onnx
 from concord.porting.file_tensors import StoredTensor
 from concord.porting.matching import piece
-from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, known
+from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, find_format
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
 from concord.spec.files import parse_json, sha256_of, write_bytes
@@ -38,7 +38,7 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
         UnknownNameError: for an unknown format.
         SpecError: if something is in the way, the format cannot express the checkpoint, or writing fails.
     """
-    form = known(format)
+    form = find_format(format)
     if taps and form.name != ONNX:
         raise SpecError(f"taps are outputs of {ONNX} alone; {form.name} holds weights")
     if problem := _in_the_way(path, force):
@@ -123,7 +123,7 @@ def _check_part(checkpoint: Checkpoint, form: Format) -> None:
     if checkpoint.part in form.parts:
         return
     hint = ""
-    if checkpoint.format and known(checkpoint.format).modules:
+    if checkpoint.format and find_format(checkpoint.format).modules:
         bare = next(other.name for other in FORMATS.values() if other.source == checkpoint.words)
         hint = f"; read with --from {bare} it is an encoder, without its pooling"
     raise SpecError(
@@ -183,7 +183,7 @@ CLASSES = {
 def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
     """Return Python lines that load the folder in its framework; none if only this project reads it."""
     head = "ForSequenceClassification" if checkpoint.part == "model" else ""
-    code = known(format).loading
+    code = find_format(format).loading
     lines = FORMATS[code].loading if code in FORMATS else code
     return lines.format(folder=folder, name=CLASSES[checkpoint.part], head=head).splitlines()
 

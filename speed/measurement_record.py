@@ -52,7 +52,7 @@ class SpeedRecord:
                 for entry in self.entries
             ],
         }
-        return record.made(body, "speed", "Speed, side by side")
+        return record.make_record(body, "speed", "Speed, side by side")
 
 
 def described(work: Workload) -> dict[str, Any]:

@@ -42,4 +42,4 @@ def test_all_cases_together_say_what_comes_only_with_another_run():
     words = "diverges only when it is run again: run 2 of 2; the first agrees"
     assert conclusion.text.endswith(f"bert-ragged {words}")
     assert next(result for result in report.results if result.case == "bert-ragged").attribution == words
-    record.parsed(record.text(record.made(report, "check")).encode())
+    record.parsed(record.text(record.make_record(report, "check")).encode())

@@ -87,7 +87,7 @@ def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
     assert certificate.summary.startswith(
         "The port is wrong: 40 of 41 parameters have the same bits; 1 transposed"
     )
-    assert "1 transposed" in certificate_page(record.made(certificate, certificates.KIND))
+    assert "1 transposed" in certificate_page(record.make_record(certificate, certificates.KIND))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_verifying_names_files_that_were_altered(right, tmp_path, entered):
     side = dataclasses.replace(right.target, path=str(target), files=hashes(target))
     path = target / "certificate.json"
     stated = dataclasses.replace(right, target=side, backends=())
-    record.write(path, record.made(stated, certificates.KIND))
+    record.write(path, record.make_record(stated, certificates.KIND))
     assert "certificate.json" not in hashes(target)
     weights = target / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")

@@ -108,7 +108,7 @@ def test_an_untied_output_that_is_missing_is_a_difference(tied, order, tmp_path)
     assert comparison.config == ({} if tied is False else {"tie_word_embeddings": ("False", "True")[::order]})
     (pair,) = comparison.others.pairs
     have, lack = "AB"[::order]
-    assert pair.said == (
+    assert pair.sentence == (
         f"is in {have} alone, where it is no copy of 'bert.embeddings.word_embeddings.weight'; "
         f"tie_word_embeddings is {tied is not False} in {lack}; likely: tie_word_embeddings was not heeded"
     )

@@ -265,7 +265,7 @@ def right(tmp_path_factory):
 
 def edited(right, folder, edit, words, form="hugging-face"):
     shutil.copytree(right(form), folder / "wrong")
-    edit(folder / "wrong", registry.known(form))
+    edit(folder / "wrong", registry.find_format(form))
     return right(form), folder / "wrong"
 
 
@@ -283,7 +283,7 @@ def test_a_wrong_checkpoint_is_refused_in_lines(right, tmp_path, name):
 @pytest.mark.parametrize("name", NAMED)
 def test_what_is_wrong_is_named_by_the_difference(right, tmp_path, name):
     comparison = compare(*map(porting.read, edited(right, tmp_path, *NAMED[name])))
-    lines = [f"{pair.name}: {pair.said}" for pair in comparison.pairs]
+    lines = [f"{pair.name}: {pair.sentence}" for pair in comparison.pairs]
     lines += [f"{key} is {mine} in A and {other} in B" for key, (mine, other) in comparison.config.items()]
     lines += [f"{file}: {words}" for file, words in comparison.files.items()]
     lines += [f"{file} is in A alone" for file in comparison.alone[0]]

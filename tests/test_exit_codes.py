@@ -65,7 +65,7 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(monke
     assert (agreeing.status, unjudged.status, report.exit_code) == ("agrees", "not judged", 3)
     assert unjudged.detail == "a bug in Concord while judging: AssertionError: of the judge"
     assert "in judge" in unjudged.stderr
-    document = record.made(report, "check")
+    document = record.make_record(report, "check")
     record.parsed(record.text(document).encode())
     assert "could not be judged, by a fault of Concord, in 1 of 2 runs" in page(document)
 
@@ -120,7 +120,7 @@ def test_no_cause_is_looked_for_once_a_campaign_is_stopped():
 
 
 def test_mutants_that_are_stopped_keep_what_was_found(monkeypatch):
-    mutants, done = matrix.chosen(None)[:7], []
+    mutants, done = matrix.select_mutants(None)[:7], []
     monkeypatch.setattr(
         matrix.Hunt, "find", lambda hunt, mutant: matrix.Finding(mutant.name, hunt.backend, "found")
     )

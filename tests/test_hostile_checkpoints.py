@@ -111,7 +111,7 @@ def source(tmp_path):
 def test_what_was_made_to_do_harm_is_refused_in_a_line(what, source, tmp_path, invoke, monkeypatch):
     format, make, message = MADE[what]
     folder = source(format)
-    (folder / registry.known(format).weights[0]).write_bytes(make())
+    (folder / registry.find_format(format).weights[0]).write_bytes(make())
     if message == "no answer within":
         monkeypatch.setattr(isolation, "TIME_LIMIT", 5.0)
     with bounded():

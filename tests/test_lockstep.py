@@ -144,7 +144,7 @@ def test_free_running_draws_curves_and_judges_nothing():
     assert all(other > own for own, other in zip(right[3:], drifting[3:], strict=True))
     report = Lockstep(MODES[1], "float32", about(problem, Setup()), tuple(tracks))
     assert report.exit_code == 3
-    assert "Nothing was judged." in page(record.made(report, "lockstep", "six steps"))
+    assert "Nothing was judged." in page(record.make_record(report, "lockstep", "six steps"))
 
 
 def test_backends_with_and_without_deviations_are_each_judged_by_their_own(unexplained):
@@ -270,7 +270,7 @@ def test_record_of_lockstep_is_read_back_and_makes_a_page(tmp_path):
     tracks = resynchronised(problem, [Candidate("wrong", Stepping(wrong, late=1, usual=problem))])
     report = Lockstep("resynchronised", "float32", about(problem, Setup()), tuple(tracks), {}, 3.0)
     assert report.exit_code == 1
-    record.write(tmp_path / "lockstep.json", record.made(report, "lockstep", "four steps"))
+    record.write(tmp_path / "lockstep.json", record.make_record(report, "lockstep", "four steps"))
     data = record.read(tmp_path / "lockstep.json")
     assert data.outcome == report
     text = page(data)
@@ -291,7 +291,7 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing():
     assert report.exit_code == 3
     console = Console(width=200, file=io.StringIO())
     show(report, console, "two steps")
-    for text in (console.file.getvalue(), page(record.made(report, "lockstep", "two steps"))):
+    for text in (console.file.getvalue(), page(record.make_record(report, "lockstep", "two steps"))):
         assert (
             "not judged: parameters at 2 of 2 steps: bfloat16 does not hold the recipe's beta2, "
             "weight_decay (OPT-11); train with numbers" in " ".join(unescape(text).split())

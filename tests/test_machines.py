@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from concord.conformance.mutants.matrix import chosen
+from concord.conformance.mutants.matrix import select_mutants
 from tests.toys.surroundings import ROOT, options, python
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ PROCESSORS = {
 COMMANDS = {
     "check": [],
     "golden": [],
-    "mutants": options("--mutant", (mutant.name for mutant in chosen(None)[::12])),
+    "mutants": options("--mutant", (mutant.name for mutant in select_mutants(None)[::12])),
 }
 
 

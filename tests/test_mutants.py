@@ -9,7 +9,7 @@ from concord.backends.interface import Unsupported
 from concord.backends.wire import WorkerFailure
 from concord.conformance.bugs.catalogue import BUGS, KNOWN
 from concord.conformance.bugs.rounding import EMULATIONS
-from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, chosen, plugin, turns
+from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, plugin, select_mutants, turns
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
 from tests.toys.rounded import verdict_of
@@ -141,7 +141,7 @@ def test_a_mutant_is_looked_for_in_each_precision(tensors, status, monkeypatch):
 
 
 def test_each_mutant_has_one_backend_in_turn_or_all():
-    mutants, names = chosen(["last_batch_dropped", "data", "mask_missing"]), ["torch", "jax"]
+    mutants, names = select_mutants(["last_batch_dropped", "data", "mask_missing"]), ["torch", "jax"]
     data = [bug.name for bug in KNOWN.values() if bug.operation == "data"]
     assert [mutant.name for mutant in mutants] == ["mask_missing", *data]
     in_turn = turns(mutants, names)

@@ -49,7 +49,7 @@ def said(text):
 
 
 def page_of(report, kind="check"):
-    return page(record.made(report, kind, "what was run"))
+    return page(record.make_record(report, kind, "what was run"))
 
 
 def assert_whole(text):
@@ -147,7 +147,7 @@ def free(entry, *keys):
 
 
 def test_whatever_a_backend_says_is_only_text():
-    data = json.loads(record.text(record.made(reports.mixed(), "check", "title")))
+    data = json.loads(record.text(record.make_record(reports.mixed(), "check", "title")))
     free(data, "title", "machine", "settings", "written", "conclusions")
     data["notes"], data["environments"] = poisoned(data["notes"], True), poisoned(data["environments"], True)
     for result in data["results"]:

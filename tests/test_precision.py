@@ -35,7 +35,7 @@ def statuses(report):
 
 def said_of(report):
     # In the terminal, and on the page of the record after a round trip.
-    text, document = io.StringIO(), record.made(report, "check")
+    text, document = io.StringIO(), record.make_record(report, "check")
     show(report, Console(width=200, file=text), "title")
     record.parsed(record.text(document).encode())
     return text.getvalue(), said(page(document))

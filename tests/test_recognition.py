@@ -109,7 +109,7 @@ def test_other_heads_are_left_out_or_refused(tmp_path, variant, end, pretraining
 
 def test_formats_are_asked_for_by_their_frameworks_too():
     called = {"flax": "jax-msgpack", "pytorch": "torch-safetensors", "hf": "hugging-face", "tf": "keras"}
-    assert {name: registry.known(name).name for name in called} == called
+    assert {name: registry.find_format(name).name for name in called} == called
 
 
 # Models outside of the family.

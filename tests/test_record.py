@@ -14,7 +14,7 @@ from tests.toys.surroundings import ROOT, concord, refusal, toy
 
 
 def test_what_was_written_is_read_back(tmp_path):
-    document, path = record.made(reports.mixed(), "check", "everything"), tmp_path / "out.json"
+    document, path = record.make_record(reports.mixed(), "check", "everything"), tmp_path / "out.json"
     record.write(path, document)
     json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
     read = record.read(path)
@@ -75,7 +75,7 @@ def test_a_machine_without_pydantic_writes_records(tmp_path):
     ],
 )
 def test_what_cannot_be_is_refused_and_named(tmp_path, path, value, problem):
-    data = entry = json.loads(record.text(record.made(reports.mixed(), "check")))
+    data = entry = json.loads(record.text(record.make_record(reports.mixed(), "check")))
     *keys, last = (int(key) if key.isdigit() else key for key in path.split("."))
     for key in keys:
         entry = entry[key]
@@ -87,7 +87,7 @@ def test_what_cannot_be_is_refused_and_named(tmp_path, path, value, problem):
 
 def test_runs_of_a_record_are_lines_with_their_largest_error_and_where(entered, tmp_path):
     path, table = tmp_path / "check.json", tmp_path / "runs.tsv"
-    document = record.made(reports.mixed(), "check")
+    document = record.make_record(reports.mixed(), "check")
     record.write(path, document)
     entered(f"show report {path} --runs {table}", ends=document.exit_code)
     heading, *lines = (line.split("\t") for line in table.read_text().splitlines())
@@ -102,7 +102,7 @@ def test_runs_of_a_record_are_lines_with_their_largest_error_and_where(entered, 
 
 def test_a_table_is_left_as_it_is_if_runs_are_missing(refused, tmp_path):
     path, page = tmp_path / "check.json", tmp_path / "README.md"
-    record.write(path, record.made(replace(reports.mixed(), unfinished=1), "check"))
+    record.write(path, record.make_record(replace(reports.mixed(), unfinished=1), "check"))
     page.write_text("<!-- begin check -->\nas before\n<!-- end check -->\n")
     assert refused(f"show report {path} --markdown {page}") == [
         f"{path}: is not complete: runs are missing in the table of --markdown"

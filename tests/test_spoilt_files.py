@@ -64,7 +64,7 @@ def quietly():
 def show_dumps(folder):
     result = dump.judge_dumps(folder)
     report.show(result, quietly(), "title")
-    page(record.made(result, "check", "title"))
+    page(record.make_record(result, "check", "title"))
 
 
 def show_speed(folder):
@@ -167,4 +167,4 @@ def test_the_page_of_what_has_the_same_bits_counts_no_errors():
     # Comparing bits counts no errors, but the bins exist.
     row = Row("outputs", "", "agrees", Judgement("agrees", size=7), size=7)
     result = Result("again", "model", "inputs", "float32", "agrees", verdict=Verdict([row]))
-    assert "again" in page(record.made(Report([result], {}, Setup()), "compare", "title"))
+    assert "again" in page(record.make_record(Report([result], {}, Setup()), "compare", "title"))

@@ -73,7 +73,7 @@ def certify(
         )
     console = Terminal()
     if proof is not None:
-        written = record.made(proof, certificates.KIND, f"{proof.source.path} as {proof.target.path}")
+        written = record.make_record(proof, certificates.KIND, f"{proof.source.path} as {proof.target.path}")
         output_files.write(
             (certificate, lambda: record.text(written)),
             (html, lambda: output_files.page(written)),

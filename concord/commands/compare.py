@@ -157,9 +157,9 @@ def compare(
             ]
             notes = comparison.notes
             if prove:
-                notes |= proof.said(proof.prove(comparison))
+                notes |= proof.summary(proof.prove(comparison))
             if repro and results[0].verdict:
-                notes["reproduction"] = reproduction.told(comparison, results[0].verdict, repro)
+                notes["reproduction"] = reproduction.attempt(comparison, results[0].verdict, repro)
     versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in selection or ["again"]}
     seconds = time.perf_counter() - started
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=milliseconds)

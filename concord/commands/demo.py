@@ -75,7 +75,7 @@ def demo(
         console.tell(line, style=None if line.startswith(" ") else "red")
     console.print()
     title = f"Demonstration: {PLANTED.text}"
-    written = record.made(Report(results, dict.fromkeys(runs, environment), Setup()), "check", title)
+    written = record.make_record(Report(results, dict.fromkeys(runs, environment), Setup()), "check", title)
     output_files.write((html, lambda: output_files.page(written)))
     for line in NEXT:
         console.tell(line)

@@ -31,7 +31,7 @@ def mutants(
     settings, names, bugs = collect(
         workers.settings,
         lambda: matrix.mutable(workers.backend),
-        lambda: matrix.chosen(mutant),
+        lambda: matrix.select_mutants(mutant),
     )
     interpreters = {matrix.plugin(name): path for name, path in settings.python.items()}
     settings = replace(settings, python=interpreters)

@@ -135,7 +135,7 @@ def prepare(
             device = right.device
             # Way tf32 is also a declaration.
             declared = [*declared, *({TF32} & {*parts})]
-            right = replace(right, declared=declared, **right.given(lambda x: x.to(device)))
+            right = replace(right, declared=declared, **right.map_inputs(lambda x: x.to(device)))
             candidates.refuse_values(right.model, right.role)
             candidates.refuse_kinds(right.model)
             candidates.refuse_modes(right.model, seed)

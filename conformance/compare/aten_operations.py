@@ -38,7 +38,7 @@ class Operation:
         return str(self.func.overloadpacket.__name__).rstrip("_")
 
     @functools.cached_property
-    def given(self) -> dict[str, Any]:
+    def operands(self) -> dict[str, Any]:
         """Operands by name, defaults included."""
         arguments = self.func._schema.arguments  # noqa: SLF001 – nothing else names them
         defaults = {
@@ -49,7 +49,7 @@ class Operation:
 
     def having(self, /, **others: Any) -> Any:
         """Compute it with some operands replaced."""
-        arguments, operands = self.func._schema.arguments, {**self.given, **others}  # noqa: SLF001
+        arguments, operands = self.func._schema.arguments, {**self.operands, **others}  # noqa: SLF001
         keywords = {argument.name: operands[argument.name] for argument in arguments if argument.kwarg_only}
         return self.func(
             *(operands[argument.name] for argument in arguments if not argument.kwarg_only), **keywords
@@ -57,18 +57,20 @@ class Operation:
 
     def changed(self, name: str, function: Callable[[Any], Any]) -> Any:
         """Compute it with a function applied to one operand."""
-        return self.having(**{name: function(self.given[name])})
+        return self.having(**{name: function(self.operands[name])})
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Operands that are tensors, or lists of one."""
-        alone = {name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in self.given.items()}
+        alone = {
+            name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in self.operands.items()
+        }
         return {name: x for name, x in alone.items() if isinstance(x, Tensor)}
 
     @property
     def floats(self) -> dict[str, Tensor]:
         """Floating-point operands."""
-        return {name: x for name, x in self.given.items() if is_float(x)}
+        return {name: x for name, x in self.operands.items() if is_float(x)}
 
     @property
     def optional(self) -> list[str]:
@@ -77,7 +79,7 @@ class Operation:
         return [
             argument.name
             for argument in arguments
-            if str(argument.type) == "Optional[Tensor]" and is_float(self.given[argument.name])
+            if str(argument.type) == "Optional[Tensor]" and is_float(self.operands[argument.name])
         ]
 
     @functools.cached_property

@@ -88,11 +88,10 @@ def _builds_module(candidate: str) -> bool:
     # Its source is read: what imports another framework is imported in a process of its own.
     module, _, name = candidate.partition(":")
     sys.path.insert(0, os.getcwd())
-    with contextlib.suppress(ImportError, ValueError, OSError, TypeError):
-        spec = importlib.util.find_spec(module)
-        nodes = ast.parse(Path(spec.origin).read_bytes()).body if spec and spec.origin else []
-        functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name]
-        return any(not ast.unparse(node.args) for node in functions)
+    with contextlib.suppress(ImportError, ValueError, OSError, TypeError, AttributeError):
+        source = importlib.util.find_spec(module).loader.get_source(module)  # type: ignore[union-attr]
+        functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+        return any(node.name == name and not ast.unparse(node.args) for node in functions)
     return False
 
 
@@ -387,7 +386,7 @@ def run_graph(reference: ModelReference, path: Path) -> Arrays:
 def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | None:
     """Return a call of the candidate for timing, if it runs here."""
     if isinstance(candidate, ModuleReference):
-        inputs = candidate.given(lambda x: x.to(candidate.device))
+        inputs = candidate.map_inputs(lambda x: x.to(candidate.device))
 
         def forward() -> None:
             with torch.inference_mode():

@@ -46,10 +46,10 @@ LEAST_MOVED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made(Hypothesis):
+class Predicted(Hypothesis):
     """A hypothesis with its prediction; ``own_sigma`` recomputes sigma."""
 
-    made: Callable[[], Prediction]
+    predict: Callable[[], Prediction]
     own_sigma: Callable[[], Array] | None = None
 
 
@@ -61,18 +61,18 @@ class StretchComputation(Computation):
 
     def values(self, hypothesis: Hypothesis) -> Array:
         """Return the prediction where it is finite."""
-        return self._made(hypothesis).value
+        return self._prediction(hypothesis).value
 
-    def _made(self, hypothesis: Hypothesis) -> Prediction:
-        assert isinstance(hypothesis, Made)
-        prediction = hypothesis.made()
+    def _prediction(self, hypothesis: Hypothesis) -> Prediction:
+        assert isinstance(hypothesis, Predicted)
+        prediction = hypothesis.predict()
         is_finite = np.isfinite(prediction.value) & np.isfinite(self.right.value)
         return Prediction(np.where(is_finite, prediction.value, self.right.value), prediction.sigma)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
         """Return the prediction, with its own sigma if necessary."""
-        prediction = self._made(hypothesis)
-        assert isinstance(hypothesis, Made)
+        prediction = self._prediction(hypothesis)
+        assert isinstance(hypothesis, Predicted)
         if hypothesis.own_sigma is None or self.judged(self.actual, prediction).status == "agrees":
             return prediction
         return Prediction(prediction.value, hypothesis.own_sigma())
@@ -117,7 +117,7 @@ def cause(
 
 def of_differences(
     stretch: Stretch, right: Prediction, differing: Iterable[Sequence[Difference]]
-) -> Iterator[Made]:
+) -> Iterator[Predicted]:
     """Yield the reference with the candidate's values."""
 
     def made(group: Sequence[Difference]) -> Prediction:
@@ -130,7 +130,7 @@ def of_differences(
 
     for group in differing:
         text = f"what the modules differ in: {few((difference.text for difference in group), 3)}"
-        yield Made("modules_differ", text, "", made=partial(made, group))
+        yield Predicted("modules_differ", text, "", predict=partial(made, group))
 
 
 def changed(
@@ -139,7 +139,7 @@ def changed(
     possible: Callable[[], Mapping[OperationBug, list[int]]],
     tried: Callable[[OperationBug], bool] = lambda bug: True,
     once: bool = False,
-) -> Iterator[Made]:
+) -> Iterator[Predicted]:
     """Yield each bug in all operations, then in those of one source location.
 
     Args:
@@ -157,11 +157,11 @@ def changed(
                 else place_of([stretch.steps[number] for number in selection], stretch, once)
             )
             make = injected(bug, selection, bugs)
-            yield Made(
+            yield Predicted(
                 bug.name,
                 bug.text + location,
                 bug.clause,
-                made=partial(replay, stretch, right, make, selection),
+                predict=partial(replay, stretch, right, make, selection),
                 own_sigma=partial(sigma_of, stretch, make),
             )
 
@@ -202,7 +202,7 @@ def replay(
     return Prediction(tensors[stretch.end], right.sigma)
 
 
-def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
+def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
     """Yield parameters of other modules of equal shapes."""
     within, parameters = dict(stretch.module.model.named_modules()), stretch.module.parameters
     own = re.split(r"[#\[]", stretch.end)[0]
@@ -212,17 +212,17 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Made]:
         if shapes and shapes == {name: tensor.shape for name, tensor in other.named_parameters()}:
             others = {id(parameters[f"{own}.{name}"]): parameters[f"{path}.{name}"] for name in shapes}
             prediction = partial(replay, stretch, right, Operation.__call__, (), others)
-            yield Made("parameters_exchanged", f"the parameters of {path}", "", made=prediction)
+            yield Predicted("parameters_exchanged", f"the parameters of {path}", "", predict=prediction)
 
 
 # Numbers among the operands.
 
 
-def fitted(stretch: Stretch, computation: StretchComputation) -> Iterator[Made]:
+def fitted(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
     """Yield numbers fitted by Newton's method."""
     groups = defaultdict[tuple[str, str, str, float], list[int]](list)
     for number, step in enumerate(stretch.steps):
-        for place, value in step.operation.given.items() if step.computes else ():
+        for place, value in step.operation.operands.items() if step.computes else ():
             kinds = (float, int) if place in ("other", "exponent", "beta") else (float,)
             if type(value) in kinds and math.isfinite(value):
                 groups[step.operation.name, step.line, place, float(value)].append(number)
@@ -237,8 +237,11 @@ def fitted(stretch: Stretch, computation: StretchComputation) -> Iterator[Made]:
         other = fit(predict, value, computation)
         if other is not None:
             text = f"{name} with {instead(other, value)} ({line})"
-            yield Made(
-                "another_number", text, "", made=partial(_replaced, predict, other, computation.right.sigma)
+            yield Predicted(
+                "another_number",
+                text,
+                "",
+                predict=partial(_replaced, predict, other, computation.right.sigma),
             )
 
 
@@ -284,7 +287,7 @@ def fit(predict: Callable[[float], Array], value: float, computation: StretchCom
     return number(u)
 
 
-def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Made]:
+def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
     """Yield multiples of the expected value."""
     right, is_finite = (
         computation.right,
@@ -295,15 +298,15 @@ def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Made]:
         factor = float((base * actual).sum() / max((base * base).sum(), 1e-300))
         text = f"numbers that are multiplied by {factor:.6g}{under}"
         sigma = right.sigma * max(abs(factor), 1.0)
-        yield Made(
-            "multiplied", text, "", made=partial(Prediction, (right.value - bias) * factor + bias, sigma)
+        yield Predicted(
+            "multiplied", text, "", predict=partial(Prediction, (right.value - bias) * factor + bias, sigma)
         )
 
 
-def entering(stretch: Stretch, right: Prediction) -> Iterator[Made]:
+def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
     """Yield centred and half-precision tensors."""
     tensors = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
-    tensors |= {f"what {step} gives": step.made for step in stretch.steps if step.computes}
+    tensors |= {f"what {step} gives": step.result for step in stretch.steps if step.computes}
     for name, x in tensors.items():
         for text, other in (
             ("without its mean", lambda x: x - x.mean(-1, keepdim=True)),
@@ -312,11 +315,11 @@ def entering(stretch: Stretch, right: Prediction) -> Iterator[Made]:
         ):
             others = {id(x): other(x)} if is_float(x) else {}
             make = Operation.__call__
-            yield Made(
+            yield Predicted(
                 "another_input",
                 f"{name} {text}",
                 "",
-                made=partial(replay, stretch, right, make, (), others),
+                predict=partial(replay, stretch, right, make, (), others),
                 own_sigma=partial(sigma_of, stretch, make, others),
             )
 
@@ -328,22 +331,22 @@ MOST_SUBSTITUTED = 200
 TERMS = {"self": "first term", "other": "second term"}
 
 
-def substituted(stretch: Stretch, right: Prediction) -> Iterator[Made]:
+def substituted(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
     """Yield another tensor as an operand or result."""
     tensors = {f"`{name}`": result for _, name, result in stretch.taken.values()}
     for number, step in enumerate(stretch.steps):
-        result = {"result": step.made} if isinstance(step.made, Tensor) else {}
+        result = {"result": step.result} if isinstance(step.result, Tensor) else {}
         places = {**step.operation.tensors, **result} if step.computes else {}
         for place, name in product(places, tensors):
             tensor, x = tensors[name], places[place]
             if tensor is not x and (tensor.shape, tensor.dtype) == (x.shape, x.dtype):
                 role = TERMS.get(place, place) if step.operation.name == "add" else place
                 make = partial(_with_another, number, place, tensor)
-                yield Made(
+                yield Predicted(
                     "another_operand",
                     f"{name} in the place of the {role} of {step}",
                     "",
-                    made=partial(replay, stretch, right, make, (number,)),
+                    predict=partial(replay, stretch, right, make, (number,)),
                     own_sigma=partial(sigma_of, stretch, make),
                 )
         tensors |= {f"what {step} gives": output for output in result.values()}
@@ -354,14 +357,14 @@ def _with_another(number: int, place: str, tensor: Tensor, operation: Operation)
         return operation()
     if place == "result":
         return operation.giving(tensor)
-    several = isinstance(operation.given[place], list)
+    several = isinstance(operation.operands[place], list)
     return operation.having(**{place: [tensor] if several else tensor})
 
 
 # The order of elements.
 
 
-def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Made]:
+def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
     """Yield other orders along an axis."""
     is_finite = np.isfinite(computation.actual)
     for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
@@ -380,7 +383,7 @@ def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Mad
             value = np.take(computation.right.value - bias, order, axis) + bias
             sigma = np.take(np.broadcast_to(computation.right.sigma, value.shape), order, axis)
             text = f"another order of axis {axis}{under}: {description}"
-            yield Made("elements_reordered", text, "", made=partial(Prediction, value, sigma))
+            yield Predicted("elements_reordered", text, "", predict=partial(Prediction, value, sigma))
 
 
 def of_bias(stretch: Stretch) -> Iterator[Array]:
@@ -398,7 +401,7 @@ def of_bias(stretch: Stretch) -> Iterator[Array]:
         yield numbers(bias).astype(np.float64).reshape(size)
 
 
-def shifted(computation: StretchComputation) -> Iterator[Made]:
+def shifted(computation: StretchComputation) -> Iterator[Predicted]:
     """Yield shifts along an axis, with the candidate's free edge."""
     for axis, size in enumerate(computation.actual.shape):
         if size < 3 or computation.actual.size // size < LEAST_MOVED:
@@ -414,4 +417,4 @@ def shifted(computation: StretchComputation) -> Iterator[Made]:
             value[tuple(free)] = np.where(np.isfinite(edge), edge, value[tuple(free)])
             first, second = (0, 1) if by > 0 else (1, 0)
             text = f"a shift by one along axis {axis}: position {second} holds what belongs to {first}"
-            yield Made("shifted", text, "", made=partial(Prediction, value, sigma))
+            yield Predicted("shifted", text, "", predict=partial(Prediction, value, sigma))

@@ -42,7 +42,7 @@ def kernels(candidate: ModuleReference, end: str, starts: Collection[str]) -> li
             stack.callback(module.register_forward_pre_hook(partial(_enter, entered, path)).remove)
             stack.callback(module.register_forward_hook(partial(_leave, entered)).remove)
         stack.enter_context(candidate.untouched())
-        inputs = candidate.given(lambda x: x.to(candidate.device))
+        inputs = candidate.map_inputs(lambda x: x.to(candidate.device))
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             candidate.model(*inputs["args"], **inputs["kwargs"])
             torch.cuda.synchronize()

@@ -76,7 +76,7 @@ def left_out(it: Operation) -> Found:
     for name in it.optional:
         text = f"{it.name} without its {name}"
         yield LEFT_OUT.get(name, "step_left_out"), text, partial(it.having, **{name: None})
-    if is_float(it.given.get("running_mean")):
+    if is_float(it.operands.get("running_mean")):
         yield (
             "step_left_out",
             f"{it.name} without its mean",
@@ -91,7 +91,7 @@ def left_out(it: Operation) -> Found:
 
 def _besides(it: Operation, kept: str) -> str:
     """Name the operation's other part."""
-    other = it.given.get("self" if kept == "other" else "other")
+    other = it.operands.get("self" if kept == "other" else "other")
     if it.name in ("mul", "div", "sub"):
         words = {"mul": "factor", "div": "division", "sub": "subtraction"}
         return words[it.name] if isinstance(other, Tensor) else "scale"
@@ -99,7 +99,7 @@ def _besides(it: Operation, kept: str) -> str:
         return it.name.strip("_")
     if not isinstance(other, Tensor):
         return "constant"
-    if other.ndim == 1 < it.given[kept].ndim:
+    if other.ndim == 1 < it.operands[kept].ndim:
         return "bias"
     return "second term" if kept == "self" else "first term"
 
@@ -118,28 +118,28 @@ OF_NUMBERS = {"eps": "norm_epsilon", "other": "norm_epsilon", "correction": "nor
 def of_numbers(it: Operation) -> Found:
     """Yield other arguments; arbitrary values are fitted elsewhere."""
     softmax = it.name in SOFTMAXES
-    for name, value in it.given.items():
+    for name, value in it.operands.items():
         for other in _others(it, name, value):
             if other != value:
                 word = "epsilon" if name in ("eps", "other") else name
                 last = ", the last," * (
-                    name == "index" and other == it.given["self"].shape[it.given["dim"]] - 1
+                    name == "index" and other == it.operands["self"].shape[it.operands["dim"]] - 1
                 )
                 text = f"{it.name.strip('_')} with {word} {other}{last} in place of {value}"
                 kind = "softmax_axis" if softmax else OF_NUMBERS.get(name, "another_number")
                 yield kind, text, partial(it.having, **{name: other})
-    if it.name == "slice" and isinstance(it.given["start"], int):
-        size = it.given["self"].shape[it.given["dim"]]
-        start, end = it.given["start"], min(size, it.given["end"] or size)
+    if it.name == "slice" and isinstance(it.operands["start"], int):
+        size = it.operands["self"].shape[it.operands["dim"]]
+        start, end = it.operands["start"], min(size, it.operands["end"] or size)
         for by in (1, -1):
             if start + by >= 0 and end + by <= size:
-                text = f"a slice of axis {it.given['dim']} that starts at {start + by} in place of {start}"
+                text = f"a slice of axis {it.operands['dim']} that starts at {start + by} in place of {start}"
                 yield "another_number", text, partial(it.having, start=start + by, end=end + by)
 
 
 def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
     """Return alternatives to a number."""
-    x = next((x for x in it.given.values() if isinstance(x, Tensor)), None)
+    x = next((x for x in it.operands.values() if isinstance(x, Tensor)), None)
     if name == "eps" or (it.name == "add" and type(value) is float and 0 < value <= 1e-2):
         return EPSILONS if value is not None else ()
     if name in ("align_corners", "count_include_pad"):
@@ -147,7 +147,7 @@ def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
     if name == "correction":
         return (0, 1)
     if name == "group":
-        return (n for n in range(1, it.given["C"] + 1) if it.given["C"] % n == 0)
+        return (n for n in range(1, it.operands["C"] + 1) if it.operands["C"] % n == 0)
     if x is None or (it.func.is_view and name != "index"):
         return ()
     if name == "dim" and isinstance(value, int):
@@ -155,7 +155,7 @@ def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
     if name == "dim" and isinstance(value, list) and len(value) == 1:
         return ([axis] for axis in range(x.ndim) if axis != value[0] % x.ndim)
     if name == "index" and isinstance(value, int):
-        size = x.shape[it.given["dim"]]
+        size = x.shape[it.operands["dim"]]
         near = (value % size - 1, value % size + 1, 0, size - 1)
         return [n for n in dict.fromkeys(near) if 0 <= n < size <= MOST_PLACES and n != value % size]
     return ()
@@ -198,7 +198,7 @@ PARTS = 4
 def of_factors(it: Operation) -> Found:
     """Yield transposed, reversed or shifted factors."""
     for place, name in enumerate(FACTORS.get(it.name, ())):
-        x, ordinal = it.given[name], ("first", "second")[place]
+        x, ordinal = it.operands[name], ("first", "second")[place]
         if place and x.shape[-1] == x.shape[-2] > 1:
             transposed = partial(torch.transpose, dim0=-1, dim1=-2)
             yield (
@@ -222,7 +222,7 @@ def of_indices(it: Operation) -> Found:
     for by in (1, -1, 2, -2) if it.name in INDICES else ():
         indices, table = INDICES[it.name]
         far = f"{'one' if abs(by) == 1 else 'two'} too {'far' if by > 0 else 'early'}"
-        rows = (it.given[indices] + by).clamp(0, it.given[table].shape[it.given.get("dim", 0)] - 1)
+        rows = (it.operands[indices] + by).clamp(0, it.operands[table].shape[it.operands.get("dim", 0)] - 1)
         kind = "other_rows" if abs(by) == 1 else "rows_off"
         yield kind, f"rows that are looked up {far}", partial(it.having, **{indices: rows})
     for by in (1, -1, 2) if it.name == "arange" else ():
@@ -232,8 +232,8 @@ def of_indices(it: Operation) -> Found:
 
 def of_operations(it: Operation) -> Found:
     """Yield other operations, operands and parts."""
-    operand: Any = it.given.get("self")
-    other: Any = it.given.get("other")
+    operand: Any = it.operands.get("self")
+    other: Any = it.operands.get("other")
     pair = isinstance(operand, Tensor) and isinstance(other, Tensor)
     alike = pair and operand.shape == other.shape
     if it.name in IN_PLACE_OF and (alike or it.name != "mul") and not mask_of(it):
@@ -244,7 +244,7 @@ def of_operations(it: Operation) -> Found:
     if it.name in ("sub", "div", "where") and alike:
         text = f"the operands of {it.name} exchanged"
         yield "operands_exchanged", text, partial(it.having, self=other, other=operand)
-    for name, x in it.given.items() if it.name == "mul" and pair else ():
+    for name, x in it.operands.items() if it.name == "mul" and pair else ():
         for by in (1.0, -1.0) if x.ndim == 1 < it.result.ndim else ():
             text = "a weight to which 1 is added" if by > 0 else "a weight of which 1 is taken"
             yield "weight_plus_one", text, partial(it.having, **{name: x + by})
@@ -285,8 +285,8 @@ CONSTANTS = (-10.0, -100.0, -1e3, -1e4)
 
 def of_masks(it: Operation) -> Found:
     """Yield other masks, constants, and rows that see no key."""
-    if it.name in SOFTMAXES and (rows := blind_rows(it.given["self"], it.given["dim"])) is not None:
-        for value, fill in ((1 / it.result.shape[it.given["dim"]], "uniform"), (0.0, "zero")):
+    if it.name in SOFTMAXES and (rows := blind_rows(it.operands["self"], it.operands["dim"])) is not None:
+        for value, fill in ((1 / it.result.shape[it.operands["dim"]], "uniform"), (0.0, "zero")):
             filled = partial(torch.masked_fill, it.result, rows, value)
             yield "blind_rows", f"rows that see no key being {fill}", filled
     if (mask := mask_of(it)) is None or mask.hidden.ndim < 2:
@@ -327,7 +327,7 @@ def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
 
 def of_statistics(it: Operation) -> Found:
     """Yield other counts and places of an epsilon."""
-    x, epsilon = it.given.get("self"), it.given.get("other")
+    x, epsilon = it.operands.get("self"), it.operands.get("other")
     if not is_float(x):
         return
     if it.name == "mean" and (count := x.numel() / max(it.result.numel(), 1)) > 1:
@@ -382,7 +382,7 @@ def of_formats(it: Operation) -> Found:
 
 
 def _with(it: Operation, names: Iterable[str], function: Callable[[Tensor], Tensor]) -> Any:
-    return it.having(**{name: function(it.given[name]) for name in names})
+    return it.having(**{name: function(it.operands[name]) for name in names})
 
 
 def _result_in(
@@ -402,7 +402,7 @@ MOST_JOINED = 3
 
 def of_layouts(it: Operation) -> Found:
     """Yield split heads and joined axes in other orders."""
-    x: Any = it.given.get("self")
+    x: Any = it.operands.get("self")
     if it.name not in ("view", "_unsafe_view", "reshape") or not is_float(x):
         return
     result = it.result
@@ -442,8 +442,8 @@ BORDERS = {
 
 def of_borders(it: Operation) -> Found:
     """Yield other padding values and sides."""
-    pads = [*(it.given.get("pad") or it.given.get("padding") or ())]
-    if it.name == "convolution" and not it.given["transposed"] and any(pads):
+    pads = [*(it.operands.get("pad") or it.operands.get("padding") or ())]
+    if it.name == "convolution" and not it.operands["transposed"] and any(pads):
         pads = [n for n in pads[::-1] for _ in range(2)]
     elif not it.name.startswith(("constant_pad", "reflection_pad", "replication_pad")):
         return
@@ -462,8 +462,8 @@ def of_borders(it: Operation) -> Found:
 
 
 def _bordered(it: Operation, pads: list[int], mode: str) -> Any:
-    x = F.pad(first(tuple(it.given.values())), pads, mode)
-    return it.having(input=x, padding=[0] * len(it.given["padding"])) if it.name == "convolution" else x
+    x = F.pad(first(tuple(it.operands.values())), pads, mode)
+    return it.having(input=x, padding=[0] * len(it.operands["padding"])) if it.name == "convolution" else x
 
 
 MECHANISMS = (

@@ -285,15 +285,15 @@ class ModelReference:
         """Return the reference in another dtype."""
         raise NotImplementedError
 
-    def given(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
+    def map_inputs(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
         """Map a function over input tensors."""
         arguments = {"args": self.args, "kwargs": dict(self.kwargs)}
         inputs: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, arguments)
         return inputs
 
-    def given_in(self, dtype: torch.dtype) -> dict[str, Any]:
+    def inputs_in(self, dtype: torch.dtype) -> dict[str, Any]:
         """Return the inputs in a dtype."""
-        return self.given(lambda x: x.to(dtype) if x.is_floating_point() else x)
+        return self.map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     @property
     def values(self) -> dict[str, Tensor]:
@@ -346,7 +346,7 @@ class ModuleReference(ModelReference):
         if dtype in (dtype_of(self.model), torch.float64):
             return self
         with running(self.role, f"cannot be copied, to run in {dtype_name(dtype)} as the candidate does"):
-            return replace(self, model=copy.deepcopy(self.model).to(dtype), **self.given_in(dtype))
+            return replace(self, model=copy.deepcopy(self.model).to(dtype), **self.inputs_in(dtype))
 
     @property
     def device(self) -> torch.device:
@@ -364,7 +364,7 @@ class ModuleReference(ModelReference):
         """Return a copy on the CPU."""
         if self.in_host_memory:
             return self
-        moved = replace(self, model=copy.deepcopy(self.model).cpu(), **self.given(Tensor.cpu))
+        moved = replace(self, model=copy.deepcopy(self.model).cpu(), **self.map_inputs(Tensor.cpu))
         plain = {name: tensor.cpu() for name, tensor in self.plain.items()}
         vars(moved)["_as_it_is"] = plain, self.state
         return moved

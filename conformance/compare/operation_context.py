@@ -107,7 +107,7 @@ class Mask:
 
 def mask_of(it: Operation) -> Mask | None:
     """Return an operation's mask, if it hides anything."""
-    operands = it.given
+    operands = it.operands
     with _disable_current_modes():
         if (
             it.name == "masked_fill"
@@ -128,14 +128,14 @@ def mask_of(it: Operation) -> Mask | None:
 
 
 def _as_weights(it: Operation) -> OperationContext:
-    x, axis = it.given["self"], it.given["dim"]
+    x, axis = it.operands["self"], it.operands["dim"]
     if axis % x.ndim != x.ndim - 1:
         raise ValueError("the family's softmax is taken along the last axis")
     return OperationContext(x, it.result)
 
 
 def _as_norm(it: Operation) -> OperationContext:
-    operands, x = it.given, it.given["input"]
+    operands, x = it.operands, it.operands["input"]
     if it.name == "native_group_norm":
         rows = x.reshape(x.shape[0], operands["group"], -1)
         gain, offset = (
@@ -168,14 +168,14 @@ def _as_norm(it: Operation) -> OperationContext:
 
 
 def _as_lookup(it: Operation) -> OperationContext:
-    table = it.given["weight"]
+    table = it.operands["weight"]
     context = OperationContext(table, it.result, vocab_size=len(table))
-    context.ids = it.given["indices"].numpy()
+    context.ids = it.operands["indices"].numpy()
     return context
 
 
 def _as_function(it: Operation) -> OperationContext:
-    return OperationContext(it.given["self"], it.result)
+    return OperationContext(it.operands["self"], it.result)
 
 
 def _as_mask(it: Operation) -> OperationContext:
@@ -239,7 +239,7 @@ def of_catalogue(it: Operation) -> Iterator[OperationBug]:
         for name, text, edit in OF_NORMS:
             yield OperationBug(name, text, partial(edited, it, show, edit))
     own = ACTIVATIONS.get(it.name, "")
-    own = f"{own} tanh" if it.given.get("approximate") == "tanh" else own
+    own = f"{own} tanh" if it.operands.get("approximate") == "tanh" else own
     functions = [*FUNCTIONS] if own else ["sigmoid"] if it.name in SOFTMAXES else []
     for name in functions:
         if name != own:

@@ -56,7 +56,7 @@ def prove(comparison: ModelComparison) -> Proof:
     return proof
 
 
-def said(proof: Proof) -> dict[str, str]:
+def summary(proof: Proof) -> dict[str, str]:
     """Describe which bugs the comparison finds and misses."""
     total = sum(proof.values(), Counter[str]())
     effective = total["tried"] - total["silent"]
@@ -91,7 +91,7 @@ def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
             return entry
 
         absent = [name for name in reference.declared if is_output(name)]
-        alone = replace(reference, **reference.given(cut), cotangents=None, declared=absent)
+        alone = replace(reference, **reference.map_inputs(cut), cotangents=None, declared=absent)
         tensors = {name: numbers(cut(tensor)) for name, tensor in reference.values.items()}
         fitting = {
             name: array

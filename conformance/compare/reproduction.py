@@ -89,7 +89,7 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
     )
 
 
-def told(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
+def attempt(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
     """Write a script; return a message about it."""
     try:
         write(comparison, verdict, path)
@@ -114,7 +114,7 @@ def steps(stretch: Stretch) -> tuple[str, list[Tensor]]:
         return names[id(x)]
 
     for number, step in enumerate(stretch.steps):
-        operation, result = step.operation, step.made
+        operation, result = step.operation, step.result
         operands = [
             *(written(x, name_of) for x in operation.args),
             *(f"{key}={written(x, name_of)}" for key, x in operation.kwargs.items()),

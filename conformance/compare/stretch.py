@@ -38,14 +38,14 @@ class Recorded:
 
     Attributes:
         line: ``file:line``.
-        made: its result.
+        result: of the operation.
         tensors: copies, because later operations may work in place.
         owners: identities of calling modules.
     """
 
     operation: Operation
     line: str
-    made: Any
+    result: Any
     tensors: Mapping[str, Tensor]
     owners: Sequence[int] = ()
 
@@ -143,7 +143,7 @@ class Stretch:
         """Return the operations back to earlier activations."""
         steps, sources = list[Recorded](), {id(self.result)}
         for place, step in reversed([*enumerate(self.steps)]):
-            hit = sources & set(map(id, tree_leaves(step.made)))
+            hit = sources & set(map(id, tree_leaves(step.result)))
             activations = {key for key in hit if self.taken.get(key, (-1,))[0] > place}
             self.starts += [self.taken[key][1] for key in activations]
             sources -= hit
@@ -188,7 +188,7 @@ class Stretch:
                 result = make(Operation(step.operation.func, args, kwargs, number))
                 for name, tensor in named(result, str(number)).items() if changed is None else ():
                     observe(name, tensor)
-                replacements |= zip(map(id, tree_leaves(step.made)), tree_leaves(result), strict=True)
+                replacements |= zip(map(id, tree_leaves(step.result)), tree_leaves(result), strict=True)
         observe(self.end, present(self.result))
 
     @functools.cached_property
@@ -203,7 +203,7 @@ class Stretch:
     @functools.cached_property
     def last(self) -> Recorded | None:
         """The operation that returns the last activation."""
-        candidates = [step for step in self.steps if id(self.result) in map(id, tree_leaves(step.made))]
+        candidates = [step for step in self.steps if id(self.result) in map(id, tree_leaves(step.result))]
         return candidates[-1] if candidates else None
 
     def before_end(self, ends: Callable[[Recorded], bool]) -> list[Recorded]:
@@ -213,7 +213,7 @@ class Stretch:
         steps, sources = list[Recorded](), set(self.last.operands)
         steps.append(self.last)
         for step in reversed(self.steps[: self.steps.index(self.last)]):
-            own = set(map(id, tree_leaves(step.made)))
+            own = set(map(id, tree_leaves(step.result)))
             if own & sources:
                 sources -= own
                 if not ends(step):

@@ -80,7 +80,7 @@ class Written(ModelReference):
 
     def cast(self, dtype: torch.dtype) -> Written:
         """Return the reference in another dtype."""
-        return replace(self, dtype=dtype_name(dtype), **self.given_in(dtype))
+        return replace(self, dtype=dtype_name(dtype), **self.inputs_in(dtype))
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:

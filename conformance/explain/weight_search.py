@@ -24,7 +24,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, parameters
 
 # Replacement arrays by parameter name, computed on demand: memory does not hold all of a large model's.
-Made = Mapping[str, Callable[[], Array]]
+WrongArrays = Mapping[str, Callable[[], Array]]
 
 LEAVES = ("weight", "bias")
 PROJECTED = (".query", ".key", ".value")
@@ -36,7 +36,7 @@ class WrongWeights(NamedTuple):
     name: str
     text: str
     clause: str
-    made: Made
+    arrays: WrongArrays
 
 
 def of_weights(question: Question, tap: str) -> Iterator[Hypothesis]:
@@ -56,7 +56,7 @@ def wrong_weights(case: JudgedProblem, tap: str) -> Iterator[WrongWeights]:
         yield from _each(f"weight_in_{storage}", f"rounded to {storage}", "PRC-2", rounded)
 
 
-def _each(name: str, text: str, clause: str, arrays: Made) -> Iterator[WrongWeights]:
+def _each(name: str, text: str, clause: str, arrays: WrongArrays) -> Iterator[WrongWeights]:
     for subset in dict.fromkeys(((*arrays,), *((key,) for key in arrays))):
         if subset:
             names = " and ".join(f"`{key}`" for key in subset)
@@ -67,7 +67,7 @@ def _shorter(name: str, array: Array) -> Array:
     return rounding(name)(array.astype(np.float64))
 
 
-def _of_another(case: JudgedProblem, module: str, other: str) -> Made:
+def _of_another(case: JudgedProblem, module: str, other: str) -> WrongArrays:
     weights = case.weights
     pairs = [(f"{module}.{leaf}", f"{other}.{leaf}") for leaf in LEAVES]
     return {
@@ -170,11 +170,11 @@ def _orders(heads: int) -> list[tuple[int, ...]]:
 
 def _of_norm(case: JudgedProblem, module: str) -> Iterator[WrongWeights]:
     weights, gain, offset = case.weights, f"{module}.weight", f"{module}.bias"
-    defaults: Made = {
+    defaults: WrongArrays = {
         gain: lambda: np.ones_like(weights[gain]),
         offset: lambda: np.zeros_like(weights[offset]),
     }
-    swapped: Made = {gain: lambda: weights[offset], offset: lambda: weights[gain]}
+    swapped: WrongArrays = {gain: lambda: weights[offset], offset: lambda: weights[gain]}
     yield WrongWeights("norm_gain_and_offset_missing", "gain 1 and offset 0", "NRM-2", defaults)
     yield WrongWeights(
         "norm_gain_and_offset_swapped", "gain and offset in each other's place", "NRM-2", swapped

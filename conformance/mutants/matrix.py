@@ -101,7 +101,7 @@ def mutable(names: Sequence[str] | None) -> list[str]:
     return list(names or backends.BUILT_IN)
 
 
-def chosen(names: Sequence[str] | None) -> list[Bug]:
+def select_mutants(names: Sequence[str] | None) -> list[Bug]:
     """Return mutants by name or operation; all by default."""
     selection = set(names or OPERATIONS)
     problems = unknowns("mutant", names or [], [*KNOWN, *OPERATIONS])

@@ -54,7 +54,7 @@ class Record:
     outcome: Unwritten = None
 
 
-def made(outcome: Any, kind: str, title: str = "") -> Record:
+def make_record(outcome: Any, kind: str, title: str = "") -> Record:
     """Return a record of an outcome."""
     if isinstance(outcome, Report):
         outcome = outcome.explained()

@@ -54,7 +54,7 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 def shards(folder, form="hugging-face"):
     """Split the tensors of a file into two files with an index."""
-    path, container = folder / registry.known(form).weights[0], registry.known(form).container
+    path, container = folder / registry.find_format(form).weights[0], registry.find_format(form).container
     tensors = {name: in_memory(np.array(stored.array())) for name, stored in container.read(path).items()}
     names = [f"{path.stem}-0000{number}-of-00002{path.suffix}" for number in (1, 2)]
     places = {name: names[number % 2] for number, name in enumerate(tensors, 1)}
@@ -88,7 +88,7 @@ SENTENCES = "sentence-transformers"
 
 def written(format, folder, carried=False):
     """Write a right checkpoint, with `carried` also labels and tokenizer files."""
-    form = registry.known("hugging-face" if format == SHARDS else format)
+    form = registry.find_format("hugging-face" if format == SHARDS else format)
     model = (
         (dataclasses.replace(CONFIG, pooler="none"), POOLED, "pooled")
         if form.modules

@@ -33,7 +33,7 @@ def cut(result):
 def check():
     """A record with every outcome of a run."""
     report = reports.mixed()
-    document = record.made(replace(report, results=[*map(cut, report.results)]), "check", "a check")
+    document = record.make_record(replace(report, results=[*map(cut, report.results)]), "check", "a check")
     return replace(document, written="2026-01-01T00:00:00+00:00", machine={"system": "Linux", "cores": 2})
 
 
