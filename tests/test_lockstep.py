@@ -413,7 +413,7 @@ def test_a_checkpoint_is_trained(entered, refused, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_standard_case_raises_no_false_alarm(dtype, seed):
     names = backends.BUILT_IN
