@@ -34,3 +34,21 @@ def test_names_are_proposed_by_what_tensors_hold():
     assert compare(MODEL, foreign, X, names=comparison.proposed).first == "4"
     with pytest.raises(SpecError, match=r"'q' has shape .* of which '0 1' makes no \(3, 7, 12\)"):
         prepare(MODEL, foreign, X, names={"q": "0 : 0 1"})
+
+
+class Attention(nn.Module):
+    def __init__(self, weights):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer, self.weights = nn.Linear(12, 12), weights
+
+    def forward(self, x):
+        y = self.layer(x) if self.weights else self.layer.double()(x.double()).float()
+        return y, (y.softmax(-1) if self.weights else None)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_pair_has_the_names_of_a_pair_whose_second_is_none(weights):
+    one, other = (nn.Sequential(Attention(given)).eval() for given in (weights, not weights))
+    verdict = compare(one, other, X, declared=["output[1]"] if weights else [])
+    assert verdict.row("output[0]" if weights else "output").status == "agrees"

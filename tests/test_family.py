@@ -143,7 +143,7 @@ def test_what_nothing_was_said_of_is_not_checked(case, run):
     assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",))
     assert verdict.row(WEIGHTS).status == "not exposed"
     gradients = f"all {len(spec.trainable(case.config))} gradients"
-    assert verdict.unchecked == f"not checked, since not returned: {WEIGHTS}; {gradients}"
+    assert verdict.unchecked == f"not checked: the run does not return {WEIGHTS}; {gradients}"
 
 
 def test_what_was_not_requested_or_is_declared_not_to_be_exposed_is_not_judged(case, run):

@@ -196,7 +196,7 @@ def test_what_lacks_in_a_dump_is_said_and_the_others_are_judged(entered, dumps):
     (dumps / ONE / "run.json").unlink()  # only names the backend
     checked(4, "dump")
     leave(dumps / ONE / "run.safetensors", "output", "loss")
-    checked(3, "not checked, since not returned: ", ends=3)
+    checked(3, "not checked: the run does not return ", ends=3)
     edit(gradients=False)(dumps / ONE / "case.json")  # without gradients, taps alone need no loss
     checked(4, "")
     (dumps / ONE / "run.safetensors").unlink()

@@ -58,7 +58,7 @@ def copied(path):
 
 
 def quietly():
-    return Console(file=io.StringIO(), width=200)
+    return Console(file=io.StringIO(), width=200, markup=False)  # as a Terminal
 
 
 def show_dumps(folder):

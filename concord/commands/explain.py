@@ -26,7 +26,7 @@ def explain(name: str) -> None:
         raise unknown("name", name, [*meanings])
     console = Terminal()
     for line in meanings[name]:
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
 
 
 def known_meanings() -> dict[str, list[str]]:

@@ -55,6 +55,11 @@ def renamed(
             except (ValueError, IndexError):
                 problems.append(f"{match[0]!r} has shape {array.shape}, of which {layout!r} makes no {shape}")
     refuse(problems)
+    for own in [name for name in given if name in arrays and name not in plain]:
+        # A module that returns (x, None) has `name` where one that returns (x, weights) has `name[0]`.
+        name = own.removesuffix("[0]") if own.endswith("[0]") else f"{own}[0]"
+        if name not in arrays and name in plain and plain[name].shape == arrays[own].shape:
+            arrays[name], own_names[name] = arrays.pop(own), own
     return arrays, own_names
 
 

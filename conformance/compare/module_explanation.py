@@ -57,7 +57,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
         if row.status == "agrees" and is_gradient(row.tensor) == is_gradient(end)
     ]
     start = agreeing[-1] if agreeing else beginning
-    notes = [APART if end in comparison.whole else f"made between {start} and {end}"]
+    notes = [APART if end in comparison.whole else f"in the code between {start} and {end}"]
     if comparison.theirs and not is_gradient(end):
         with effort.attempt("naming the kernels"):
             notes += kernels(comparison.theirs, comparison.own.get(end, end), agreeing)
@@ -70,7 +70,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
             if isinstance(reference, ModuleReference) and end not in comparison.whole:
                 forward = dataclasses.replace(reference.on_host(), cotangents=None)
                 right = Stretch(forward, end, comparison.tensors, comparison.pin, effort.check)
-                notes[0] = f"made between {first_of(right.starts[::-1] or [beginning], 3)} and {end}"
+                notes[0] = f"in the code between {first_of(right.starts[::-1] or [beginning], 3)} and {end}"
                 notes += [f"computed by {right.lines}"] if right.lines else []
             undeclared = find_declaration(comparison, end, right, effort, notes)
             if right and end in comparison.local_expected and not undeclared:

@@ -187,6 +187,7 @@ class ModelReference:
             name: Activation(
                 tuple(tensor.shape),
                 dtype_name(tensor.dtype),
+                axes=tuple(f"axis {place}" for place in range(tensor.ndim)),
                 absent=ABSENT if name in self.absent else NOT_EXPOSED,
                 wider=True,
             )

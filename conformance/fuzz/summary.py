@@ -56,7 +56,6 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
     console.print(
         f"An element may err by {Z:g} sigma, a tensor by {R:g} RMS sigma; what happens at its step decides.",
         style="dim",
-        highlight=False,
     )
     for failure in findings.failures:
         head, *rest = result_lines(failure.result)
@@ -72,7 +71,6 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
     console.print(
         f"{counted(findings.cases, 'random case')} in {findings.seconds:.0f} s: {outcome}",
         style="bold",
-        highlight=False,
     )
 
 

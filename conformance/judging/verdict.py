@@ -326,7 +326,7 @@ class Verdict:
             elif missing:
                 few = f"{len(missing)} of {len(rows)} {kind}"
                 phrases.append(", ".join(missing) if len(missing) <= 3 else few)
-        parts = [f"not checked, since not returned: {'; '.join(phrases)}"] if phrases else []
+        parts = [f"not checked: the run does not return {'; '.join(phrases)}"] if phrases else []
         notes = [row.note for row in self.table if row.status == "not exposed"]
         odd = [note for note in notes if note not in (NOT_EXPOSED, DECLARED, UNUSED)]
         return "; ".join([*parts, *([f"left out: {first_of(odd, 3, '; ')}"] if odd else [])])

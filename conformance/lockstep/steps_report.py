@@ -13,13 +13,13 @@ from concord.conformance.run.report import STYLES, indented
 
 def show(found: Lockstep, console: Console, title: str) -> None:
     """Print table and divergences."""
-    console.print(title, style="bold", highlight=False, markup=False)
+    console.print(title, style="bold")
     console.print(table(found))
     console.print(explanation(found), style="dim")
     for track in found.tracks:
         for line, style in lines(track, found):
             console.print(indented(line, style))
-    console.print(f"{found.seconds:.0f} s in all", highlight=False)
+    console.print(f"{found.seconds:.0f} s in all")
 
 
 def table(found: Lockstep) -> Table:

@@ -84,6 +84,6 @@ def show(matrix: Matrix, console: Console) -> None:
                 Text(f"{finding.backend}: {finding.mutant} is explained by {finding.said}", style="yellow")
             )
     for backend in ordered(finding.backend for finding in matrix.findings):
-        console.print(summary(matrix, backend), highlight=False)
+        console.print(summary(matrix, backend))
     if matrix.unfinished:
         console.print(f"ended before {matrix.unfinished} more", style="bold")

@@ -340,7 +340,7 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
     """Print table, failures and summary."""
     report = report.explained()
     if group == "reference":
-        console.print(title, style="bold", highlight=False)
+        console.print(title, style="bold")
         console.print(candidates_table(report.results, report.milliseconds))
         meaning = "Worst: the largest error of any tensor, in tolerances: up to 1 is rounding."
     else:
@@ -349,10 +349,10 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
     console.print(meaning, style="dim")
     for result in report.results if group == "reference" else ():
         for note in result.verdict.notes if result.verdict else ():
-            console.print(f"{result.backend}: {note}", style="dim", highlight=False)
+            console.print(f"{result.backend}: {note}", style="dim")
     console.print(failures(report))
     for line in [*repetitions(report), *declarations(report)]:
-        console.print(line, style="dim", highlight=False)
+        console.print(line, style="dim")
     for name, note in report.notes.items():
-        console.print(f"{name}: {note}", style="dim", highlight=False)
-    console.print(summary(report), style="bold", highlight=False)
+        console.print(f"{name}: {note}", style="dim")
+    console.print(summary(report), style="bold")
