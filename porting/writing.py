@@ -183,9 +183,13 @@ CLASSES = {
 def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
     """Return Python lines that load the folder in its framework; none if only this project reads it."""
     head = "ForSequenceClassification" if checkpoint.part == "model" else ""
-    code = find_format(format).loading
-    lines = FORMATS[code].loading if code in FORMATS else code
-    return lines.format(folder=folder, name=CLASSES[checkpoint.part], head=head).splitlines()
+    form, config = find_format(format), checkpoint.config
+    code = FORMATS[form.loading].loading if form.loading in FORMATS else form.loading
+    lines = code.format(folder=folder, name=CLASSES[checkpoint.part], head=head).splitlines()
+    if lines and form.backend and checkpoint.part not in ("stack", "attention"):
+        segments = ", segment_ids" * bool(config.num_segments)
+        lines.append(f"# model(input_ids{segments}): ids of shape (B, T), where padding is {config.pad_id}")
+    return lines
 
 
 def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:

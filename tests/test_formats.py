@@ -115,5 +115,6 @@ def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path,
     hugging_face(tmp_path / "bert")
     output, _ = entered("port", tmp_path / "bert", "-o", tmp_path / "out", "--to", form)
     lines = re.findall("^  (.*)", output.partition("load it with\n")[2], re.MULTILINE)
+    assert lines[-1].startswith("# model(input_ids, segment_ids): ")
     done = python("-c", "\n".join([*lines, "assert type(model).__name__ == 'TextClassifier'"]))
     assert done.returncode == 0, done.stderr
