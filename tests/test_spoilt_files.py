@@ -131,7 +131,7 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_spoilt_file_is_read_or_refused(reader, many, tmp_path):
-    most = 10_000 if reader in CHECKPOINTS else 500
+    most = 2000 if reader in CHECKPOINTS else 500
     seeds = range(1000, 1000 + most) if many else range(15)
     refused, wrong = campaign(*READERS[reader], seeds, tmp_path)
     assert wrong == []
