@@ -99,7 +99,8 @@ def test_examples_run_and_pass(open_worker, capsys):
     }
     for example in blocks(README, "python"):
         exec(example, namespace)
-    assert capsys.readouterr().out.startswith("agrees")
+    rows = re.findall(r"│ (port|onnx|half) +│ (\w+) ", capsys.readouterr().out)
+    assert {"port": "agrees", "half": "agrees"}.items() <= dict(rows).items(), "ONNX Runtime may be missing"
     assert namespace["verdict"].passed, namespace["verdict"].first_divergence
     assert len(namespace["verdict"].table) > 50
 
