@@ -174,8 +174,8 @@ def test_guides_to_a_verdict_and_to_speed_say_what_the_programs_say(folder, caps
     (folder / "timed.py").write_text(timed)
     monkeypatch.setattr(sys, "argv", ["verdict.py"])
     shown = [block for block in blocks(GUIDE) if block.startswith("generic: ")]
-    for output, mend in zip(shown, ["", *blocks(GUIDE, "diff")], strict=True):
-        model = mended(model, mend)
+    for output, patch in zip(shown, ["", *blocks(GUIDE, "diff")], strict=True):
+        model = fixed(model, patch)
         (folder / "mine.py").write_text(model)
         sys.modules.pop("mine", None)
         importlib.invalidate_caches()
@@ -190,9 +190,9 @@ def test_guides_to_a_verdict_and_to_speed_say_what_the_programs_say(folder, caps
     assert (entry["status"], entry["checked_samples"]) == ("measured", 8)
 
 
-def mended(program, mend):
+def fixed(program, patch):
     for wrong, right in zip(
-        re.findall(r"^-(.*)", mend, re.MULTILINE), re.findall(r"^\+(.*)", mend, re.MULTILINE), strict=True
+        re.findall(r"^-(.*)", patch, re.MULTILINE), re.findall(r"^\+(.*)", patch, re.MULTILINE), strict=True
     ):
         assert wrong in program
         program = program.replace(wrong, right)
