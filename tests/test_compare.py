@@ -148,7 +148,7 @@ def test_an_output_that_is_not_delivered_is_not_judged_and_may_be_declared(names
     result = verdict(names)
     lacking = {"output[scale]", "output[y]"} - {*names}
     assert (result.status, {*result.unjudged}) == ("undetermined", lacking)
-    assert all(f"{name} not judged (not returned): deliver it; if" in str(result) for name in lacking)
+    assert all(f"{name} not judged (not returned): return it; if" in str(result) for name in lacking)
     declared, depending = verdict(names, *lacking), {"inner", "output[y]"} & {*names}
     assert (declared.passed, verdict(names, "output").passed) == (bool(depending), bool(depending))
     assert {row.note for row in declared.table if row.tensor in lacking} == {ABSENT}

@@ -427,8 +427,8 @@ def lines_of(tensor, *missing):
 def test_the_next_step_is_named():
     missing = ("layers.1.attention.output", "layers.1.residual1", "layers.0.norm1")
     assert lines_of("layers.1.norm1", *missing)[-1].endswith(
-        "deliver layers.1.attention.output, the first of 2 missing between "
-        "layers.1.attention.context (right) and layers.1.norm1 (wrong)"
+        "return layers.1.attention.output too (2 activations missing between "
+        "layers.1.attention.context (right) and layers.1.norm1, which is wrong)"
     )
     lines = lines_of("layers.1.norm1")
     assert lines[-1].startswith("  next: compare this step with SPEC ")

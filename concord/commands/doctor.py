@@ -33,7 +33,7 @@ def doctor(*, workers: options.Workers) -> None:
             console.print(_facts(entry.facts))
     else:
         console.print(_summary(installed))
-        console.tell("concord doctor --backend NAME shows all that a backend says of itself")
+        console.tell("concord doctor --backend NAME shows full details of a backend")
     ready = all(
         entry.status == "ready" or (entry.status == "absent" and not workers.backend) for entry in installed
     )

@@ -16,7 +16,7 @@ from concord.conformance.judging.exemptions import ABSENT, CONSTANT, DECLARED, N
 from concord.conformance.judging.expectation import is_gradient, is_tap_gradient
 from concord.conformance.judging.explanation import DECLARABLE, Explanation
 from concord.conformance.record_fields import Count, Field, Number, Unwritten, also, among, short
-from concord.conformance.wording import distinct, gather
+from concord.conformance.wording import counted, distinct, gather
 from concord.spec.text import first_of, shown
 
 # Maximum lengths of a line and of a name in it: names come from outside and may be of any length.
@@ -450,9 +450,9 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
         if all(row.status == "not exposed" for row in rows):
             without = "leave them out with --forward-only" if _of_family(verdict) else "ask for none"
             absent = "; if the candidate has none on purpose, declare it" if is_output else ""
-            advice = f"deliver them, or {without}" if section == "gradients" else f"deliver it{absent}"
+            advice = f"return them, or {without}" if section == "gradients" else f"return it{absent}"
         elif all(row.local is None for row in (verdict.table if is_output else rows)):
-            advice = "deliver activations: each step is then judged by itself"
+            advice = "return activations: each step is then judged by itself"
         else:
             advice = "the precision does not determine it with these weights and inputs"
         lines.append(f"{section} not judged{f' ({why})' if why else ''}: {advice}")
@@ -508,8 +508,8 @@ def _next_step(verdict: Verdict) -> list[str]:
     if between:
         start = f"{earlier[last_right].tensor} (right)" if last_right >= 0 else "the inputs"
         return [
-            f"{prefix}deliver {between[0]}, the first of {len(between)} missing "
-            f"between {start} and {row.tensor} (wrong)"
+            f"{prefix}return {between[0]} too ({counted(len(between), 'activation')} missing "
+            f"between {start} and {row.tensor}, which is wrong)"
         ]
     with_what = f"SPEC {verdict.clause}" if verdict.clause else "the code of the reference"
     return [f"{prefix}compare this step with {with_what}"]
