@@ -129,6 +129,24 @@ def test_wrong_numbers_are_followed_back_to_right_ones(kind):
     assert re.search(words, text)
 
 
+def mixed(m, x, scores=lambda y: y, weights=lambda y: y):
+    return weights(torch.softmax(scores(torch.tanh(m.a(x)) + x * x), -1)) @ m.a.weight[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scores": lambda y: 0.9 * y}, "what add gives, times 0.9 "),
+        ({"weights": lambda y: y + 0.01}, "what _softmax gives, plus 0.01 "),
+        ({"scores": lambda y: y.roll(1, 1)}, "gives moved by 1 along axis 1"),
+        ({"weights": lambda y: y[:1].expand_as(y)}, "gives with its first sample everywhere"),
+    ],
+)
+def test_a_result_within_a_stretch_that_is_changed_by_a_number_or_moved_is_named(change, words):
+    verdict = explained(mixed, partial(mixed, **change), TEXT, arrays=True)
+    assert words in verdict.cause.text, verdict
+
+
 def test_positions_that_are_wrong_and_few_elements_are_no_other_order():
     def looked_up(m, x, by=0):
         return x + m.table(torch.arange(TOKENS) + by)

@@ -13,6 +13,7 @@ from itertools import islice, product
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from concord.conformance.compare import module_reference as modules
@@ -20,6 +21,7 @@ from concord.conformance.compare.aten_operations import (
     Make,
     Operation,
     OperationBug,
+    first,
     injected,
     is_float,
     sites,
@@ -110,6 +112,7 @@ def cause(
         changed(stretch, asked.right, cached_sites, once=True),
         entering(stretch, asked.right),
         islice(substituted(stretch, asked.right), MOST_SUBSTITUTED),
+        fitted(stretch, asked, of_results=True),
         of_differences(stretch, asked.right, [[difference] for difference in layers]),
     ]
     return Search(asked, effort).explain(stages, active)
@@ -218,28 +221,44 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
 # Numbers among the operands.
 
 
-def fitted(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
-    """Yield numbers fitted by Newton's method."""
-    groups = defaultdict[tuple[str, str, str, float], list[int]](list)
+# Changes of an operation's result by a number, and the number that changes nothing.
+CHANGES = {"times": (torch.mul, 1.0), "plus": (torch.add, 0.0)}
+
+
+def fitted(
+    stretch: Stretch, computation: StretchComputation, of_results: bool = False
+) -> Iterator[Predicted]:
+    """Yield numbers fitted by Newton's method: operands, or what changes results."""
+    groups = defaultdict[tuple[str, tuple[str, int], str, float], list[int]](list)
     for number, step in enumerate(stretch.steps):
-        for place, value in step.operation.operands.items() if step.computes else ():
+        neutral = {name: number for name, (_, number) in CHANGES.items() if is_float(first(step.result))}
+        for place, value in (neutral if of_results else step.operation.operands).items():
             kinds = (float, int) if place in ("other", "exponent", "beta") else (float,)
-            if type(value) in kinds and math.isfinite(value):
-                groups[step.operation.name, step.line, place, float(value)].append(number)
-    for (name, line, place, value), group in groups.items():
+            if step.computes and type(value) in kinds and math.isfinite(value):
+                source = stretch.places[number] if of_results else (step.line, 0)
+                groups[step.operation.name, source, place, float(value)].append(number)
+    for (name, (line, _), place, value), group in groups.items():
 
         def predict(other: float, place: str = place, group: list[int] = group) -> Array:
             def make(operation: Operation) -> object:
-                return operation.having(**{place: other}) if operation.number in group else operation()
+                if operation.number not in group:
+                    return operation()
+                if of_results:
+                    return operation.giving(CHANGES[place][0](first(operation()), other))
+                return operation.having(**{place: other})
 
             return replay(stretch, computation.right, make, group).value
 
         other = fit(predict, value, computation)
         if other is not None:
-            text = f"{name} with {instead(other, value)} ({line})"
+            text = (
+                f"what {name} gives, {place} {other:.6g}"
+                if of_results
+                else f"{name} with {instead(other, value)}"
+            )
             yield Predicted(
-                "another_number",
-                text,
+                "result_changed" if of_results else "another_number",
+                f"{text} ({line})",
                 "",
                 predict=partial(_replaced, predict, other, computation.right.sigma),
             )
@@ -304,14 +323,20 @@ def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
 
 
 def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
-    """Yield centred and half-precision tensors."""
+    """Yield centred, half-precision and moved tensors."""
     tensors = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
     tensors |= {f"what {step} gives": step.result for step in stretch.steps if step.computes}
     for name, x in tensors.items():
+        axes = [axis for axis, size in enumerate(x.shape) if size > 1] if is_float(x) else []
         for text, other in (
             ("without its mean", lambda x: x - x.mean(-1, keepdim=True)),
             ("in bfloat16", partial(rounded, rounding=FORMATS["bfloat16"])),
             ("in float16", partial(rounded, rounding=FORMATS["float16"])),
+            *(
+                (f"moved by {by} along axis {axis}", partial(torch.roll, shifts=by, dims=axis))
+                for axis, by in product(axes, (1, -1))
+            ),
+            *([("with its first sample everywhere", lambda x: x[:1].expand_as(x))] * (0 in axes)),
         ):
             others = {id(x): other(x)} if is_float(x) else {}
             make = Operation.__call__
