@@ -218,11 +218,13 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
             yield Predicted("parameters_exchanged", f"the parameters of {path}", "", predict=prediction)
 
 
-# Numbers among the operands.
+# Numbers among the operands, and numbers that change results.
 
-
-# Changes of an operation's result by a number, and the number that changes nothing.
-CHANGES = {"times": (torch.mul, 1.0), "plus": (torch.add, 0.0)}
+# Each change with the number that changes nothing.
+CHANGES: dict[str, tuple[Callable[[Tensor, float], Tensor], float]] = {
+    "times": (torch.mul, 1.0),
+    "plus": (torch.add, 0.0),
+}
 
 
 def fitted(
@@ -328,7 +330,7 @@ def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
     tensors |= {f"what {step} gives": step.result for step in stretch.steps if step.computes}
     for name, x in tensors.items():
         axes = [axis for axis, size in enumerate(x.shape) if size > 1] if is_float(x) else []
-        for text, other in (
+        changes: list[tuple[str, Callable[[Tensor], Tensor]]] = [
             ("without its mean", lambda x: x - x.mean(-1, keepdim=True)),
             ("in bfloat16", partial(rounded, rounding=FORMATS["bfloat16"])),
             ("in float16", partial(rounded, rounding=FORMATS["float16"])),
@@ -337,7 +339,8 @@ def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
                 for axis, by in product(axes, (1, -1))
             ),
             *([("with its first sample everywhere", lambda x: x[:1].expand_as(x))] * (0 in axes)),
-        ):
+        ]
+        for text, other in changes:
             others = {id(x): other(x)} if is_float(x) else {}
             make = Operation.__call__
             yield Predicted(
