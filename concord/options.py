@@ -269,9 +269,9 @@ class Outputs(OptionGroup):
     json: Written | None = None
     html: Written | None = None
 
-    def check(self) -> None:
+    def check(self, *others: Path | None) -> None:
         """Refuse files that cannot be written, before anything runs."""
-        output_files.check(*(getattr(self, field.name) for field in dataclasses.fields(self)))
+        output_files.check(self.json, self.html, *others)
 
     def finish(
         self,
@@ -289,18 +289,9 @@ class Outputs(OptionGroup):
         output_files.write(json, html, *others, show=show, problems=problems)
         return written.exit_code
 
-
-@dataclass(frozen=True)
-class Reports(Outputs):
-    """The files that hold a report.
-
-    Attributes:
-        junit: Write the results as JUnit's XML, a test for each run.
-    """
-
-    junit: Written | None = None
-
-    def show_report(self, outcome: Report, kind: str, title: str, group: str) -> int:
+    def show_report(
+        self, outcome: Report, kind: str, title: str, group: str, others: Sequence[output_files.Output] = ()
+    ) -> int:
         """Write and show a report; ``group`` heads the lines of its table."""
 
         def show() -> None:
@@ -308,5 +299,4 @@ class Reports(Outputs):
             if os.environ.get("GITHUB_ACTIONS") == "true":
                 print(*junit.github_annotations(outcome), sep="\n")
 
-        file = self.junit, lambda: junit.junit(outcome, title)
-        return self.finish(outcome, kind, title, show, others=[file])
+        return self.finish(outcome, kind, title, show, others=others)

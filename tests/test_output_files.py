@@ -173,7 +173,17 @@ def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path, entered):
         entered(f"show attention {source} cat --backend {toy('NumpyBackend')} --html {source / 'page.html'}")
 
 
-WRITTEN = {"--json", "--html", "--markdown", "--certificate", "--out", "--output", "--runs"}
+WRITTEN = {
+    "--json",
+    "--html",
+    "--markdown",
+    "--certificate",
+    "--out",
+    "--output",
+    "--runs",
+    "--junit",
+    "--repro",
+}
 
 
 @pytest.mark.parametrize("command", commands().values(), ids=commands())

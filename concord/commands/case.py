@@ -41,7 +41,7 @@ def run(
     directory: Path,
     *,
     workers: options.Runs,
-    outputs: options.Reports,
+    outputs: options.Outputs,
 ) -> None:
     """Run exported cases on every backend, and judge them.
 

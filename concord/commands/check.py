@@ -74,7 +74,7 @@ def check(
     cases: Selection,
     model: OwnModel,
     workers: Checked,
-    outputs: options.Reports,
+    outputs: options.Outputs,
 ) -> None:
     """Judge every backend on standard cases, or on a model of your own.
 
@@ -96,7 +96,7 @@ def judge_jobs(
     jobs: Sequence[Job],
     names: Sequence[str],
     settings: Setup,
-    outputs: options.Reports,
+    outputs: options.Outputs,
     group: str,
     what: str,
     kind: str = "check",

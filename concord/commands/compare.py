@@ -11,18 +11,12 @@ from typing import Any
 import typer
 
 from concord import options
-from concord.comparison_file import (
-    ComparisonFile,
-    KeptCandidate,
-    judge_all,
-    kept_inputs,
-    read_comparison_file,
-)
 from concord.conformance.compare import prepare
 from concord.conformance.judging.verdict import Result
 from concord.conformance.progress import listening
 from concord.conformance.run.campaign import Report, Setup
 from concord.conformance.wording import counted
+from concord.junit import junit as junit_of
 from concord.spec.errors import optional, refuse
 from concord.spec.files import write_text
 from concord.terminal import Terminal, bars
@@ -44,8 +38,9 @@ def compare(
     alone_and_batched: bool = False,
     python: str | None = None,
     device: str = "cpu",
-    repro: Path | None = None,
-    outputs: options.Reports,
+    repro: options.Written | None = None,
+    junit: options.Written | None = None,
+    outputs: options.Outputs,
 ) -> None:
     """Judge whether a candidate computes what a PyTorch model computes.
 
@@ -74,9 +69,10 @@ def compare(
         alone_and_batched: Judge each sample of a batch by the same sample run alone, without padding.
         python (PATH): The interpreter in which the candidate's function is called.
         repro: A script, and tensors beside it, that compute the diverging stretch by PyTorch alone.
+        junit: Write the results as JUnit's XML, a test for each candidate.
         device (D): cpu, cuda or cuda:N: where the reference stands, and is computed exactly too.
     """
-    outputs.check()
+    outputs.check(repro, junit)
     selection, proposing = [*(candidate or ()), *(way or ())], names is not None and not names.exists()
     several = len(selection) > 1
     flags = {"prove": prove, "alone-and-batched": alone_and_batched, "repro": repro, "list": listing}
@@ -103,6 +99,13 @@ def compare(
     with optional("concord compare", "torch"):
         import torch
 
+        from concord.comparison_file import (
+            ComparisonFile,
+            KeptCandidate,
+            judge_all,
+            kept_inputs,
+            read_comparison_file,
+        )
         from concord.conformance.compare import candidates, proof, reproduction, ways
     for name in way or ():
         ways.parts_of(name)
@@ -165,7 +168,8 @@ def compare(
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=milliseconds)
     label = results[0].backend if len(selection) < 2 else counted(len(selection), "candidate")
     title = f"{label} compared with {reference}"
-    raise typer.Exit(outputs.show_report(report, "compare", title, "reference"))
+    file = junit, lambda: junit_of(report, title)
+    raise typer.Exit(outputs.show_report(report, "compare", title, "reference", [file]))
 
 
 def silence_libraries() -> None:

@@ -13,7 +13,7 @@ def golden(
     directory: Path | None = None,
     *,
     workers: options.Runs,
-    outputs: options.Reports,
+    outputs: options.Outputs,
 ) -> None:
     """Compare backends with tensors of the published sources.
 
