@@ -13,7 +13,7 @@ import pytest
 
 from concord import backends
 from concord.conformance import Setup, check_jobs, conduct
-from tests.toys.surroundings import EACH_BACKEND, ROOT, python
+from tests.toys.surroundings import EACH_BACKEND_ANEW, ROOT, python
 
 EXAMPLES = ROOT / "examples"
 
@@ -96,7 +96,7 @@ def test_an_experiment_trains_every_model_with_every_seed(experiment, course, op
     assert (tmp_path / "accuracy.svg").read_text().startswith("<?xml")
 
 
-@pytest.mark.parametrize("name", EACH_BACKEND)
+@pytest.mark.parametrize("name", EACH_BACKEND_ANEW)
 def test_plain_berts_conform(name, open_worker):
     # Outputs and gradients, in both precisions, with the weights that the backends get.
     open_worker(name)  # skips where it is not installed

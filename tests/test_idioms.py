@@ -6,7 +6,7 @@ import json
 import pytest
 
 from concord.backends.worker import environment
-from tests.toys.surroundings import EACH_BACKEND, ROOT, python
+from tests.toys.surroundings import EACH_BACKEND_ANEW, ROOT, python
 
 GIVEN = """
 import json, sys
@@ -126,7 +126,7 @@ found["param_dtype reaches each weight"] = dtypes == {"bfloat16"}
 }
 
 
-@pytest.mark.parametrize("backend", EACH_BACKEND)
+@pytest.mark.parametrize("backend", EACH_BACKEND_ANEW)
 def test_model_lives_outside_the_harness(backend, tmp_path):
     if importlib.util.find_spec({"tf": "tensorflow"}.get(backend, backend)) is None:
         pytest.skip(f"{backend} is not installed")

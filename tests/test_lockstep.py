@@ -368,7 +368,7 @@ class OneWorker(Setup):
 
 @pytest.mark.clause("DRP-2")
 @pytest.mark.in_turn
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
 def test_backend_agrees_in_lockstep(worker, dtype):
     problem = example(IN_WORKERS, Recipe(**ADAMW), 4, batch=2, tokens=5, seed=1, dtype=dtype)
     report = conduct(problem, [worker.name], OneWorker(worker))

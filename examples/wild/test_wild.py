@@ -12,7 +12,11 @@ HERE = Path(__file__).parent
 PROGRAMS = "attention", "exported", "fastpath", "kerashub", "older", "quantized", "translated"
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+# Exports and quantization take a quarter of a minute each.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("exported", "quantized"))) for name in PROGRAMS],
+)
 def test_a_program_gives_the_verdicts_that_the_guide_shows(name, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(HERE)

@@ -19,6 +19,14 @@ T = TypeVar("T")
 # All tests of a backend run in one process, so that its worker starts once.
 EACH_BACKEND = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(backends.BUILT_IN)]
 
+# The same for tests that start a process of their own, where JAX and TensorFlow take ten times as long.
+EACH_BACKEND_ANEW = [
+    pytest.param(
+        *entry.values, marks=[*entry.marks, *[pytest.mark.slow] * (entry.values[0] in ("jax", "tf"))]
+    )
+    for entry in EACH_BACKEND
+]
+
 
 def sample_of(entries, sampled):
     """Parameters of a test, of which a sample is quick and the others are slow."""
