@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import importlib.metadata
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ class _Table(BaseModel):
 class AcceptedFinding(_Table):
     """Divergences that a project accepts: of tensors, for a reason, with a version of a package."""
 
-    tensor: str  # a name, or a pattern such as "layers.*.mlp"
+    tensor: str  # a name, in which * stands for anything: "layers.*.mlp"
     reason: str = Field(min_length=1)
     version: str = Field("", pattern=r"^(\S+ \S+)?$")  # "onnxruntime 1.22.0"; empty: any
 
@@ -38,6 +38,11 @@ class AcceptedFinding(_Table):
         except importlib.metadata.PackageNotFoundError:
             installed = "none"
         return "" if installed == accepted else f"{package} {installed}"
+
+    def named(self, tensors: Sequence[str]) -> list[str]:
+        """Return those tensors that it names."""
+        pattern = re.compile(re.escape(self.tensor).replace(r"\*", ".*"))  # brackets belong to names
+        return [name for name in tensors if pattern.fullmatch(name)]
 
 
 class KeptCandidate(_Table):
@@ -110,8 +115,12 @@ def judge_all(kept: ComparisonFile, device: str) -> tuple[list[Result], dict[str
     Raises:
         SpecError: if none of those with the same inputs can be compared.
     """
-    from concord.conformance.compare import candidates
+    from concord.conformance.compare import candidates, ways
     from concord.conformance.compare.comparisons import compare_several
+
+    for entry in kept.candidates.values():
+        if entry.way:
+            ways.parts_of(entry.way)
 
     results, notes, milliseconds = list[Result](), dict[str, str](), 0.0
     model = candidates.placed(candidates.load(kept.reference), device)
@@ -143,9 +152,7 @@ def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
     if result.status != "diverges" or not findings:
         return result
     tensors = [row.tensor for row in result.table if row.status == "diverges"]
-    finding_by_tensor = {
-        name: finding for finding in findings for name in fnmatch.filter(tensors, finding.tensor)
-    }
+    finding_by_tensor = {name: finding for finding in findings for name in finding.named(tensors)}
     outdated = [
         f"{finding.version} was accepted, not {finding.outdated}"
         for finding in finding_by_tensor.values()
@@ -163,11 +170,7 @@ def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
 def unneeded(result: Result, findings: Sequence[AcceptedFinding]) -> str:
     """Name the findings that a result no longer has; empty if there are none."""
     tensors = [row.tensor for row in result.table if row.status == "diverges"]
-    names = [
-        finding.tensor
-        for finding in findings
-        if result.verdict and not fnmatch.filter(tensors, finding.tensor)
-    ]
+    names = [finding.tensor for finding in findings if result.verdict and not finding.named(tensors)]
     return f"accepted, but does not diverge any more: {', '.join(names)}" if names else ""
 
 

@@ -112,6 +112,11 @@ def test_a_finding_holds_for_its_version_alone(result):
     assert absent.attribution.endswith("not no-such-package none")
 
 
+def test_brackets_of_a_finding_belong_to_the_name():
+    finding = AcceptedFinding(tensor="layers.*.attention[0]", reason="why")
+    assert finding.named(["layers.1.attention[0]", "layers.1.attention0"]) == ["layers.1.attention[0]"]
+
+
 def test_a_finding_that_is_gone_is_named(result):
     there, gone = AcceptedFinding(tensor="1", reason="why"), AcceptedFinding(tensor="0", reason="why")
     assert unneeded(result, [there, gone]) == "accepted, but does not diverge any more: 0"
