@@ -26,7 +26,7 @@ PLANTED = BUGS["gelu_tanh_for_erf"]
 
 NEXT = (
     "next, with your own model:",
-    "  concord compare my_package.model:build port.onnx    a PyTorch model beside any port of it",
+    "  concord compare my_package.model:build port.onnx    a PyTorch model compared with any port",
     "  concord check --backend my_package.model:Backend    a backend of your own on the standard cases",
     "  concord port SRC -o DST --to FORMAT                 a checkpoint for another framework",
 )
