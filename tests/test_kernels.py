@@ -238,3 +238,14 @@ def test_a_gradient_of_weights_of_a_gpu_agrees(file, layer, fast):
     assert (judged.note == FAST) is fast
     run[f"gradients.{kind}.weight"] *= 1 + 2**-11
     assert compare(model, run, inputs, gradients=True).row(f"gradients.{kind}.weight").status == "diverges"
+
+
+def test_a_small_bug_in_arrays_is_not_taken_for_a_kernel():
+    # TF32 allows 4,096 times the error of float32, so that it explains a tanh GELU behind a product too.
+    def net(form):
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(24, 37), nn.GELU(form), nn.Linear(37, 11)).eval()
+
+    x = drawn(5, 24)
+    verdict = compare(net("none"), {"output": net("tanh")(x).detach().numpy()}, x).explained()
+    assert "gelu tanh" in verdict.cause.text
