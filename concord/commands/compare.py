@@ -46,7 +46,7 @@ def compare(
 
     Args:
         reference (REFERENCE): package.module:function that returns a torch.nn.Module, or a folder
-            of transformers. Default: what concord.toml, or [tool.concord] of pyproject.toml, compares.
+            of transformers. Default: what concord.toml, or tool.concord in pyproject.toml, compares.
         candidate (CANDIDATE): A graph (.onnx), arrays by name (.safetensors),
             package.module:function of any framework that takes and returns arrays by name, one
             without parameters that returns a module, or a folder; may be repeated. Default: the
