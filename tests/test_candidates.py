@@ -15,7 +15,7 @@ from torch import nn
 
 from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import assert_same, compare, prepare
-from concord.conformance.compare.candidates import SCOPES
+from concord.conformance.compare.candidates import SCOPES, loaded
 from concord.conformance.compare.model_comparison import ModelComparison
 from concord.spec.errors import SpecError
 from concord.spec.precision import cut_to_bits, round_to_bits
@@ -84,6 +84,19 @@ def test_a_candidate_that_ends_its_process_or_fails_is_refused(candidate, error,
     candidate = f"tests.toys.called:{candidate}" if isinstance(candidate, str) else candidate
     with pytest.raises(error, match=words):
         compare(net(), candidate, {"input": X})
+
+
+def test_whether_a_function_builds_a_module_is_read_and_nothing_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "ports").mkdir()
+    (tmp_path / "ports/__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "ports/arrays.py").write_text("def port(x):\n    return x\n")
+    (tmp_path / "ports/broken.py").write_text("def port(:\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("ports.arrays:port", "ports.broken:port", "ports.missing:port", "ports.onnx"):
+        assert loaded(name) == name
+    (tmp_path / "ports/modules.py").write_text("def port():\n    return None\n")
+    with pytest.raises(SpecError, match="SystemExit: imported"):
+        loaded("ports.modules:port")
 
 
 # Compiled candidates.

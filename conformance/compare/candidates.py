@@ -6,7 +6,6 @@ import ast
 import contextlib
 import copy
 import functools
-import importlib.util
 import inspect
 import os
 import pkgutil
@@ -18,6 +17,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,17 @@ def loaded(candidate: str) -> Any:
 
 
 def _builds_module(candidate: str) -> bool:
-    # Its source is read: what imports another framework is imported in a process of its own.
+    # Only sources are read, and no package is imported: a port in another framework has a process of its own.
     module, _, name = candidate.partition(":")
-    sys.path.insert(0, os.getcwd())
-    with contextlib.suppress(ImportError, ValueError, OSError, TypeError, AttributeError):
-        source = importlib.util.find_spec(module).loader.get_source(module)  # type: ignore[union-attr]
-        functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-        return any(node.name == name and not ast.unparse(node.args) for node in functions)
+    place: Any = [os.getcwd(), *sys.path]
+    with contextlib.suppress(AttributeError, OSError, SyntaxError, ValueError):
+        for part in module.split("."):
+            spec: Any = PathFinder.find_spec(part, place)
+            place = spec.submodule_search_locations
+        return any(
+            isinstance(node, ast.FunctionDef) and node.name == name and not ast.unparse(node.args)
+            for node in ast.parse(Path(spec.origin).read_bytes()).body
+        )
     return False
 
 
