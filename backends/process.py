@@ -48,7 +48,7 @@ class Process:
         self.memory_limit = memory_limit or int(0.8 * machine.memory()[0])
         self.peak_memory = 0
         self.dead: WorkerFailure | None = None
-        self._stderr = tempfile.TemporaryFile(prefix="concord-")  # noqa: SIM115 - it lives as long as the process
+        self._stderr = tempfile.TemporaryFile(prefix="concord-")  # noqa: SIM115 - lives as the process does
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped_for: tuple[str, str] | None = None
 

@@ -9,20 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from concord.conformance.judging.verdict import ACCEPTED, Result
 from concord.conformance.wording import gather
 from concord.spec.errors import SpecError, located, refuse
 from concord.spec.files import parse_toml, read_arrays, read_text, typed
+from concord.spec.sources.schema import StrictTable
 
 
-class _Table(BaseModel):
-    # A misspelt key is an error, never a silent default.
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class AcceptedFinding(_Table):
+class AcceptedFinding(StrictTable):
     """Divergences that a project accepts: of tensors, for a reason, with a version of a package."""
 
     tensor: str  # a name, in which * stands for anything: "layers.*.mlp"
@@ -45,7 +41,7 @@ class AcceptedFinding(_Table):
         return [name for name in tensors if pattern.fullmatch(name)]
 
 
-class KeptCandidate(_Table):
+class KeptCandidate(StrictTable):
     """A candidate: what it is, or how the reference runs again, with its own options."""
 
     candidate: str = ""
@@ -62,7 +58,7 @@ class KeptCandidate(_Table):
         return {"declared": self.declare, "names": names, "python": self.python}
 
 
-class ComparisonFile(_Table):
+class ComparisonFile(StrictTable):
     """A reference and its candidates; files are named from the folder of this one."""
 
     reference: str
@@ -71,6 +67,16 @@ class ComparisonFile(_Table):
     gradients: bool = False
     seed: int | None = None
     candidates: dict[str, KeptCandidate] = Field(min_length=1)
+
+    def arrays(self, inputs: str) -> tuple[Any, str]:
+        """Return the arrays of a file, or of the texts, and what they are in words; None: standard ones."""
+        if inputs:
+            return read_arrays(Path(inputs)), inputs
+        if not self.texts:
+            return None, "standard texts"
+        from concord.conformance.compare.candidates import tokens
+
+        return tokens(Path(self.reference), self.texts), "texts"
 
 
 def read_comparison_file() -> ComparisonFile:
@@ -87,46 +93,30 @@ def read_comparison_file() -> ComparisonFile:
             continue
         with located(str(path)):
             comparison_file = typed(ComparisonFile, content)
-            problems = [
-                f"'candidates.{name}' must have either 'candidate' or 'as'"
-                for name, entry in comparison_file.candidates.items()
-                if bool(entry.candidate) == bool(entry.way)
-            ]
-            if problems:
-                raise SpecError(problems)
+            refuse(
+                [
+                    f"'candidates.{name}' must have either 'candidate' or 'as'"
+                    for name, entry in comparison_file.candidates.items()
+                    if bool(entry.candidate) == bool(entry.way)
+                ]
+            )
         return comparison_file
     raise SpecError("a REFERENCE is required where neither concord.toml nor [tool.concord] holds comparisons")
 
 
-def kept_inputs(inputs: str, texts: list[str], reference: str) -> tuple[Any, str]:
-    """Return the inputs of a comparison, and what they are in words; None: standard ones."""
-    if inputs:
-        return read_arrays(Path(inputs)), inputs
-    if not texts:
-        return None, "standard texts"
-    from concord.conformance.compare.candidates import tokens
-
-    return tokens(Path(reference), texts), "texts"
-
-
-def judge_all(kept: ComparisonFile, device: str) -> tuple[list[Result], dict[str, str], float]:
+def judge_all(kept: ComparisonFile, model: Any) -> tuple[list[Result], dict[str, str], float]:
     """Judge every candidate; return results, notes and the milliseconds of the reference.
 
     Raises:
         SpecError: if none of those with the same inputs can be compared.
     """
-    from concord.conformance.compare import candidates, ways
+    from concord.conformance.compare import candidates
     from concord.conformance.compare.comparisons import compare_several
 
-    for entry in kept.candidates.values():
-        if entry.way:
-            ways.parts_of(entry.way)
-
     results, notes, milliseconds = list[Result](), dict[str, str](), 0.0
-    model = candidates.placed(candidates.load(kept.reference), device)
     by_inputs = gather(kept.candidates.items(), lambda item: item[1].inputs or kept.inputs)
     for inputs, entries in by_inputs.items():
-        arrays, case = kept_inputs(inputs, kept.texts, kept.reference)
+        arrays, case = kept.arrays(inputs)
         compared = compare_several(
             model,
             {name: entry.way or candidates.loaded(entry.candidate) for name, entry in entries},
@@ -147,11 +137,16 @@ def judge_all(kept: ComparisonFile, device: str) -> tuple[list[Result], dict[str
     return [accept(result, findings[result.backend]) for result in results], notes, milliseconds
 
 
+def divergent(result: Result) -> list[str]:
+    """Return the names of the tensors that diverge."""
+    return [row.tensor for row in result.table if row.status == "diverges"]
+
+
 def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
     """Return a result: accepted if findings name every tensor that diverges."""
     if result.status != "diverges" or not findings:
         return result
-    tensors = [row.tensor for row in result.table if row.status == "diverges"]
+    tensors = divergent(result)
     finding_by_tensor = {name: finding for finding in findings for name in finding.named(tensors)}
     outdated = [
         f"{finding.version} was accepted, not {finding.outdated}"
@@ -169,7 +164,7 @@ def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
 
 def unneeded(result: Result, findings: Sequence[AcceptedFinding]) -> str:
     """Name the findings that a result no longer has; empty if there are none."""
-    tensors = [row.tensor for row in result.table if row.status == "diverges"]
+    tensors = divergent(result)
     names = [finding.tensor for finding in findings if result.verdict and not finding.named(tensors)]
     return f"accepted, but does not diverge any more: {', '.join(names)}" if names else ""
 

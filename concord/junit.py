@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
-
 from concord.conformance.judging.verdict import ACCEPTED, FAILED_WORKER, NOT_JUDGED, Result, result_lines
 from concord.conformance.run.campaign import Report
 
@@ -14,8 +12,10 @@ OUTCOMES = {
 }
 
 
-def junit(report: Report, title: str) -> str:
+def junit_xml(report: Report, title: str) -> str:
     """Return a report as JUnit's XML: a test for each run."""
+    from xml.etree import ElementTree  # few commands need it
+
     suite = ElementTree.Element(
         "testsuite", name=title, tests=str(len(report.results)), time=f"{report.seconds:.3f}"
     )

@@ -16,7 +16,7 @@ from concord.conformance.judging.verdict import Result
 from concord.conformance.progress import listening
 from concord.conformance.run.campaign import Report, Setup
 from concord.conformance.wording import counted
-from concord.junit import junit as junit_of
+from concord.junit import junit_xml
 from concord.spec.errors import optional, refuse
 from concord.spec.files import write_text
 from concord.terminal import Terminal, bars
@@ -103,36 +103,34 @@ def compare(
             ComparisonFile,
             KeptCandidate,
             judge_all,
-            kept_inputs,
             read_comparison_file,
         )
         from concord.conformance.compare import candidates, proof, reproduction, ways
-    for name in way or ():
-        ways.parts_of(name)
-    own_options: dict[str, Any] = {"declare": declare or [], "names": str(names or ""), "python": python}
-    entries = {name: KeptCandidate(candidate=name, **own_options) for name in candidate or ()}
-    entries |= {name: KeptCandidate.model_validate({"as": name, **own_options}) for name in way or ()}
+    if reference is None:
+        kept = read_comparison_file()
+    else:
+        own_options: dict[str, Any] = {"declare": declare or [], "names": str(names or ""), "python": python}
+        entries = {name: KeptCandidate(candidate=name, **own_options) for name in candidate or ()}
+        entries |= {name: KeptCandidate.model_validate({"as": name, **own_options}) for name in way or ()}
+        kept = ComparisonFile(
+            reference=reference,
+            inputs=str(inputs or ""),
+            texts=text or [],
+            gradients=gradients,
+            seed=seed,
+            candidates=entries or {"again": KeptCandidate(**own_options)},
+        )
+    for entry in kept.candidates.values():
+        if entry.way:
+            ways.parts_of(entry.way)
     started, milliseconds = time.perf_counter(), 0.0
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
+        model = candidates.placed(candidates.load(kept.reference), device)
         if reference is None or several:
-            comparison_file = (
-                read_comparison_file()
-                if reference is None
-                else ComparisonFile(
-                    reference=reference,
-                    inputs=str(inputs or ""),
-                    texts=text or [],
-                    gradients=gradients,
-                    seed=seed,
-                    candidates=entries,
-                )
-            )
-            reference, selection = comparison_file.reference, [*comparison_file.candidates]
-            results, notes, milliseconds = judge_all(comparison_file, device)
+            results, notes, milliseconds = judge_all(kept, model)
         else:
-            model = candidates.placed(candidates.load(reference), device)
-            ((name, entry),) = entries.items() or [("again", KeptCandidate(**own_options))]
-            arrays, label = kept_inputs(str(inputs or ""), text or [], reference)
+            ((name, entry),) = kept.candidates.items()
+            arrays, label = kept.arrays(kept.inputs)
             comparison = prepare(
                 model,
                 candidates.loaded(entry.candidate) if entry.candidate else None,
@@ -155,7 +153,7 @@ def compare(
             )
             dtype = comparison.reference.precision
             results = [
-                Result(name, reference, case, dtype, verdict.status, verdict=verdict.explained())
+                Result(name, kept.reference, case, dtype, verdict.status, verdict=verdict.explained())
                 for case, verdict in verdicts
             ]
             notes = comparison.notes
@@ -163,12 +161,12 @@ def compare(
                 notes |= proof.summary(proof.prove(comparison))
             if repro and results[0].verdict:
                 notes["reproduction"] = reproduction.attempt(comparison, results[0].verdict, repro)
-    versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in selection or ["again"]}
+    versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in kept.candidates}
     seconds = time.perf_counter() - started
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=milliseconds)
-    label = results[0].backend if len(selection) < 2 else counted(len(selection), "candidate")
-    title = f"{label} compared with {reference}"
-    file = junit, lambda: junit_of(report, title)
+    label = counted(len(versions), "candidate") if len(versions) > 1 else results[0].backend
+    title = f"{label} compared with {kept.reference}"
+    file = junit, lambda: junit_xml(report, title)
     raise typer.Exit(outputs.show_report(report, "compare", title, "reference", [file]))
 
 

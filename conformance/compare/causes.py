@@ -112,7 +112,7 @@ def cause(
         changed(stretch, asked.right, cached_sites, once=True),
         entering(stretch, asked.right),
         islice(substituted(stretch, asked.right), MOST_SUBSTITUTED),
-        fitted(stretch, asked, of_results=True),
+        offset(stretch, asked),
         of_differences(stretch, asked.right, [[difference] for difference in layers]),
     ]
     return Search(asked, effort).explain(stages, active)
@@ -220,58 +220,66 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
 
 # Numbers among the operands, and numbers that change results.
 
-# Each change with the number that changes nothing.
-CHANGES: dict[str, tuple[Callable[[Tensor, float], Tensor], float]] = {
-    "times": (torch.mul, 1.0),
-    "plus": (torch.add, 0.0),
-}
+NumberChange = Callable[[Tensor, float], Tensor]
 
 
-def fitted(
-    stretch: Stretch, computation: StretchComputation, of_results: bool = False
-) -> Iterator[Predicted]:
-    """Yield numbers fitted by Newton's method: operands, or what changes results."""
-    groups = defaultdict[tuple[str, tuple[str, int], str, float], list[int]](list)
+def fitted(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
+    """Yield other numbers among the operands."""
+    groups = defaultdict[tuple[str, str, str, float], list[int]](list)
     for number, step in enumerate(stretch.steps):
-        neutral = {name: number for name, (_, number) in CHANGES.items() if is_float(first(step.result))}
-        for place, value in (neutral if of_results else step.operation.operands).items():
+        for place, value in step.operation.operands.items() if step.computes else ():
             kinds = (float, int) if place in ("other", "exponent", "beta") else (float,)
-            if step.computes and type(value) in kinds and math.isfinite(value):
-                source = stretch.places[number] if of_results else (step.line, 0)
-                groups[step.operation.name, source, place, float(value)].append(number)
-    for (name, (line, _), place, value), group in groups.items():
-
-        def predict(other: float, place: str = place, group: list[int] = group) -> Array:
-            def make(operation: Operation) -> object:
-                if operation.number not in group:
-                    return operation()
-                if of_results:
-                    return operation.giving(CHANGES[place][0](first(operation()), other))
-                return operation.having(**{place: other})
-
-            return replay(stretch, computation.right, make, group).value
-
-        other = fit(predict, value, computation)
-        if other is not None:
-            text = (
-                f"what {name} gives, {place} {other:.6g}"
-                if of_results
-                else f"{name} with {instead(other, value)}"
-            )
-            yield Predicted(
-                "result_changed" if of_results else "another_number",
-                f"{text} ({line})",
-                "",
-                predict=partial(_replaced, predict, other, computation.right.sigma),
-            )
+            if type(value) in kinds and math.isfinite(value):
+                groups[step.operation.name, step.line, place, float(value)].append(number)
+    for (name, line, place, value), group in groups.items():
+        for other, predict in fit(stretch, computation, group, partial(_having, place), value):
+            text = f"{name} with {instead(other, value)} ({line})"
+            yield Predicted("another_number", text, "", predict=predict)
 
 
-def _replaced(predict: Callable[[float], Array], number: float, sigma: Array) -> Prediction:
-    return Prediction(predict(number), sigma)
+def _having(place: str, operation: Operation, number: float) -> Any:
+    return operation.having(**{place: number})
 
 
-def fit(predict: Callable[[float], Array], value: float, computation: StretchComputation) -> float | None:
-    """Return the number that best predicts the actual value, if any."""
+# Changes of an operation's result by a number, each with the number that changes nothing.
+CHANGES: dict[str, tuple[NumberChange, float]] = {"times": (torch.mul, 1.0), "plus": (torch.add, 0.0)}
+
+
+def offset(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
+    """Yield results of operations, times or plus a number."""
+    steps = stretch.steps
+    numbers_of = [n for n, step in enumerate(steps) if step.computes and is_float(first(step.result))]
+    groups = gather(numbers_of, lambda n: (steps[n].operation.name, stretch.places[n]))
+    for ((name, (line, _)), group), (how, (change, neutral)) in product(groups.items(), CHANGES.items()):
+        for other, predict in fit(stretch, computation, group, partial(_giving, change), neutral):
+            text = f"what {name} gives, {how} {other:.6g} ({line})"
+            yield Predicted("result_changed", text, "", predict=predict)
+
+
+def _giving(change: NumberChange, operation: Operation, number: float) -> Any:
+    return operation.giving(change(first(operation()), number))
+
+
+def fit(
+    stretch: Stretch,
+    computation: StretchComputation,
+    group: Sequence[int],
+    change: Callable[[Operation, float], Any],
+    value: float,
+) -> Iterator[tuple[float, Callable[[], Prediction]]]:
+    """Yield the number with which changed operations best give the actual value, if any, and the prediction.
+
+    Args:
+        group: the changed operations.
+        value: the number with which nothing is changed.
+    """
+
+    def predict(other: float) -> Prediction:
+        def make(operation: Operation) -> Any:
+            return change(operation, other) if operation.number in group else operation()
+
+        return replay(stretch, computation.right, make, group)
+
     sigma, is_finite = (
         computation.right.sigma,
         np.isfinite(computation.actual) & np.isfinite(computation.right.value),
@@ -290,22 +298,23 @@ def fit(predict: Callable[[float], Array], value: float, computation: StretchCom
     before = float(np.linalg.norm(error))
     for turn in range(9):
         step = 1e-4 * (1.0 if positive else abs(u) or 1.0)
-        slope = weighed(predict(number(u + step)), predict(number(u - step))) / (2 * step)
+        slope = weighed(predict(number(u + step)).value, predict(number(u - step)).value) / (2 * step)
         power, along = float((slope * slope).sum()), float((slope * error).sum())
         if not power > 0 or not np.isfinite(along) or (not turn and along**2 < 0.2 * power * before**2):
-            return None  # this number does not change the wrong elements
+            return  # this number does not change the wrong elements
         move = float(np.clip(along / power, -3.0, 3.0)) if positive else along / power
         u += move
-        error = weighed(computation.actual, predict(number(u)))
+        error = weighed(computation.actual, predict(number(u)).value)
         if not np.isfinite(error).all() or abs(move) < 1e-9 * max(abs(u), 1e-3):
             break
     if not float(np.linalg.norm(error)) <= before / 5:
-        return None
+        return
     for digits in (2, 3, 4, 6):  # the shortest number that explains it
         candidate = float(f"{number(u):.{digits}g}")
-        if candidate != value and computation.explains(Prediction(predict(candidate), sigma)):
-            return candidate
-    return number(u)
+        if candidate != value and computation.explains(predict(candidate)):
+            yield candidate, partial(predict, candidate)
+            return
+    yield number(u), partial(predict, number(u))
 
 
 def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:

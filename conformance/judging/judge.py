@@ -55,7 +55,7 @@ class Judge:
         self.unused: frozenset[str] = frozenset()
         self.broken = {name: why for name in reference.activations if (why := self.unjudgeable(name))}
 
-    def explain(self, verdict: Verdict) -> Explanation | None:  # noqa: ARG002 - a judge that knows why says more
+    def explain(self, verdict: Verdict) -> Explanation | None:  # noqa: ARG002 - others know why
         """Return why the run diverges, if known."""
         return None
 

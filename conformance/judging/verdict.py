@@ -92,9 +92,8 @@ def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]
     sections: dict[str, set[str]] = {}
     for section, status in statuses:
         sections.setdefault(section, set()).add(status)
-    unjudged = tuple(
-        section for section, statuses_of in sections.items() if not statuses_of & {"agrees", "diverges"}
-    )
+    judged = {"agrees", "diverges", ACCEPTED}
+    unjudged = tuple(section for section, statuses_of in sections.items() if not statuses_of & judged)
     diverges = any("diverges" in statuses_of for statuses_of in sections.values())
     return "diverges" if diverges else "undetermined" if unjudged or not sections else "agrees", unjudged
 

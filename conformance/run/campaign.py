@@ -228,9 +228,7 @@ def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
     if present & {"diverges", "nondeterministic", "refused"}:
         return 1
     # A backend without a judged run has not agreed.
-    _, unjudged = verdicts.conclude(
-        (backend, "agrees" if status == verdicts.ACCEPTED else status) for backend, status in runs
-    )
+    _, unjudged = verdicts.conclude(runs)
     return 3 if unjudged or "undetermined" in present or not runs else 0
 
 

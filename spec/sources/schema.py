@@ -45,26 +45,28 @@ TensorLayoutName = Annotated[str, AfterValidator(_one_of(TENSOR_LAYOUTS))]
 Declared = Annotated[Deviations, BeforeValidator(_declared)]
 
 
-class _Section(BaseModel):
+class StrictTable(BaseModel):
+    """A table of a TOML file."""
+
     # A misspelt key or a number for a string is an error, never a silent default.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Native(_Section):
+class Native(StrictTable):
     """Name and layout of a source's weight."""
 
     name: Pattern
     layout: WeightLayoutName
 
 
-class NativeInput(_Section):
+class NativeInput(StrictTable):
     """Name and layout of a source's input."""
 
     name: Pattern
     layout: TensorLayoutName = "same"
 
 
-class Option(_Section):
+class Option(StrictTable):
     """A configuration key with other values in the source."""
 
     key: str
@@ -77,14 +79,14 @@ class Option(_Section):
         return {**self.values, **({} if self.absent is None else {self.absent: None})}
 
 
-class NoMask(_Section):
+class NoMask(StrictTable):
     """The configuration entry for a missing mask."""
 
     key: str
     value: str
 
 
-class MaskSource(_Section):
+class MaskSource(StrictTable):
     """Origin of the key mask: stored, computed from ids, or absent."""
 
     stored: str  # pattern of an input with the mask itself
@@ -92,7 +94,7 @@ class MaskSource(_Section):
     none: NoMask
 
 
-class Output(_Section):
+class Output(StrictTable):
     """The activation that a source's output corresponds to."""
 
     tap: Pattern
@@ -100,27 +102,27 @@ class Output(_Section):
     required: bool = False
 
 
-class InputGradient(_Section):
+class InputGradient(StrictTable):
     """Inputs whose gradients sum to one gradient of a source."""
 
     sum_of: list[str]
     layout: TensorLayoutName = "same"
 
 
-class Gradients(_Section):
+class Gradients(StrictTable):
     """Location of gradients in a source's file."""
 
     under: Pattern = ""  # prefix of all names
     inputs: dict[Pattern, InputGradient] = {}
 
 
-class Positions(_Section):
+class Positions(StrictTable):
     """Location of a position table that is no parameter of the source."""
 
     output: str | None = None
 
 
-class RunEntry(_Section):
+class RunEntry(StrictTable):
     """One run in a file, on the same weights and inputs; checkpoint formats have none."""
 
     label: str
@@ -130,7 +132,7 @@ class RunEntry(_Section):
     only: bool = False  # checks only its own outputs, and exists only in files that have them
 
 
-class Ignored(_Section):
+class Ignored(StrictTable):
     """Why a tensor that is no parameter can be ignored."""
 
     reason: str
@@ -145,7 +147,7 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-class CheckpointTable(_Section):
+class CheckpointTable(StrictTable):
     """Contents of weight files besides names and layouts of parameters."""
 
     prefixes: list[str] = []  # possible prefixes of all names; the table itself uses the first
@@ -167,7 +169,7 @@ class CheckpointTable(_Section):
     writes: dict[str, Any] = {}  # value to write
 
 
-class PartTable(_Section):
+class PartTable(StrictTable):
     """The entries for one part of the model."""
 
     name: str = ""
@@ -195,7 +197,7 @@ class PartTable(_Section):
         return self
 
 
-class TrainingTable(_Section):
+class TrainingTable(StrictTable):
     """A source's training, as a :class:`concord.spec.training.recipe.Recipe`."""
 
     constants: dict[str, Any] = {}  # value by recipe field
@@ -204,7 +206,7 @@ class TrainingTable(_Section):
     float32_positions: bool = False  # the position table was computed in float32 and is not stored
 
 
-class Table(_Section):
+class Table(StrictTable):
     """Names and layouts of the family's tensors in a published source."""
 
     source: str
