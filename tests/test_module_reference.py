@@ -1,6 +1,7 @@
 """Modules as references: what they may contain, take and return, and how they are refused."""
 
 import copy
+import gc
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from concord.conformance.compare import compare, prepare
 from concord.conformance.compare.module_reference import ModuleReference, is_output
+from concord.conformance.judging.estimate import Sigma
 from concord.spec.errors import SpecError
 from tests.toys.kinds import Of, drawn, linear, reordered
 
@@ -254,3 +256,14 @@ def test_a_weight_is_widened_where_it_is_used_and_put_back():
     value = prepare(model, None, x).reference.compute_exactly(lambda _: None)["output"]
     assert abs(value - right).max() < 2**-40
     assert torch.equal(model.weight, before)
+
+
+def test_a_comparison_with_gradients_leaves_nothing_in_memory():
+    def sigmas():
+        gc.collect()
+        return [entry for entry in gc.get_objects() if type(entry) is Sigma]
+
+    before = len(sigmas())
+    model = layer(lambda m, x: m.a(x).relu())
+    assert compare(model, reordered(model), drawn(3, 7), gradients=True).passed
+    assert len(sigmas()) == before  # the graph of a backward pass refers to them by its hooks

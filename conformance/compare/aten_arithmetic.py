@@ -301,6 +301,9 @@ class ExactMode(TorchDispatchMode):
     def remember(self, weights: Tensor, scores: Tensor) -> None:
         """Note the scores of weights for the backward pass."""
 
+    def finish(self) -> None:
+        """Drop what the backward pass needed."""
+
     def cancelled(self, product: Tensor) -> Tensor:
         """Return the sums of a product's absolute terms, if known."""
         return product.abs()
@@ -493,7 +496,6 @@ class Perturbed(ExactMode):
         # The last two matrix products with their factors; two, because a product has two gradients.
         self.products: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=2)
         self.generator = np.random.Generator(np.random.SFC64(seed))  # PyTorch's takes nine times as long
-        self.buffer = np.empty(0)
         self.seed, self.generators = seed, dict[torch.device, torch.Generator]()  # by device
 
     def noise(self, y: Tensor) -> Tensor:
@@ -501,10 +503,7 @@ class Perturbed(ExactMode):
         if y.is_complex():
             return torch.complex(self.noise(y.real), self.noise(y.imag))
         if y.device.type == "cpu":
-            if self.buffer.size < y.numel():
-                self.buffer = np.empty(y.numel())  # reused, because allocation costs as much as the draws
-            noise = self.generator.random(out=self.buffer[: y.numel()])
-            return torch.from_numpy(noise).view(y.shape).mul_(2).sub_(1)
+            return torch.from_numpy(self.generator.random(y.numel())).view(y.shape).mul_(2).sub_(1)
         if y.device not in self.generators:
             self.generators[y.device] = torch.Generator(y.device).manual_seed(self.seed)
         generator = self.generators[y.device]
@@ -554,6 +553,11 @@ class Perturbed(ExactMode):
         """Note the scores."""
         if torch.is_grad_enabled():
             self.weights[weights.untyped_storage().data_ptr()] = weights, scores
+
+    def finish(self) -> None:
+        """Drop the scores and products."""
+        self.weights.clear()
+        self.products.clear()
 
     def cancelled(self, product: Tensor) -> Tensor:
         """Use the factors, if it is one of the last two products."""

@@ -633,12 +633,12 @@ class Ties:
     def __init__(self, value: Array, sigma: Array) -> None:
         self.value, self.sigma = value, sigma
         self.allowed = list[Array]()
-        self.together, self.halves = np.zeros(value.shape), np.zeros(value.shape)
-        self.wholly: NDArray[np.bool_] = np.zeros(value.shape, bool)
-        self.affected: NDArray[np.bool_] = np.zeros(value.shape, bool)
+        # Arrays once a branch differs: of a large model nearly all tensors have no alternative.
+        self.together, self.halves = np.zeros(()), np.zeros(())
+        self.wholly: NDArray[np.bool_] = np.zeros((), bool)
+        self.affected, self.spoilt = self.wholly, self.wholly
         self.because = dict[str, None]()
         self.lost = ""  # why it cannot be judged
-        self.spoilt: NDArray[np.bool_] = np.zeros(value.shape, bool)
         self.nothing_of = ""
 
     def take(self, branch: Branch, array: Array) -> None:
@@ -658,13 +658,13 @@ class Ties:
             return
         distance = np.where(other, np.nan_to_num(distance, nan=np.inf), 0)
         self.allowed.append(array)
-        self.affected |= other
-        self.wholly |= other & branch.wholly
+        self.affected = self.affected | other
+        self.wholly = self.wholly | other & branch.wholly
         self.because[branch.because] = None
         if branch.share > 1:
             self.halves = np.maximum(self.halves, branch.share * distance)
         else:
-            self.together += distance
+            self.together = self.together + distance
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
         """Return the nearest allowed value, and sigma (NaN: undetermined)."""

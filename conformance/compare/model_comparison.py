@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from concord.backends import heaps
 from concord.conformance.compare.activation_names import proposed
 from concord.conformance.compare.aten_arithmetic import FOREIGN
 from concord.conformance.compare.draws import constants
@@ -159,7 +160,8 @@ class ModelComparison(Judge):
                 "the candidate has no activation by a name of the reference's; give names by a mapping"
                 + (f", such as {near}" if near else "")
             )
-        table = self.table()
+        with heaps.reused(sum(array.nbytes for array in self.tensors.values())):
+            table = self.table()
         outputs = (name for name in self.plain if is_output(name) and name not in self.reference.absent)
         verdict = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
         return dataclasses.replace(verdict, judge=self) if verdict.status == "diverges" else verdict
