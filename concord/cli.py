@@ -29,6 +29,7 @@ from concord.commands.port import port
 from concord.commands.predict import predict
 from concord.commands.speed import speed
 from concord.exit_codes import end
+from concord.help_screen import Command, examples
 from concord.options import command
 
 COMMANDS = {  # in the order of the help
@@ -84,12 +85,12 @@ def about(
 
 for panel, functions in COMMANDS.items():
     for function in functions:
-        app.command(rich_help_panel=panel)(command(function))
+        app.command(rich_help_panel=panel, cls=Command, epilog=examples(function))(command(function))
 for panel, name, words, members in GROUPS:
     group = new(help=words)
     app.add_typer(group, name=name, rich_help_panel=panel)
     for member in members:
-        group.command()(command(member))
+        group.command(cls=Command, epilog=examples(member))(command(member))
 
 
 run = partial(app, standalone_mode=False, prog_name="concord")

@@ -21,6 +21,7 @@ from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MO
 from concord.conformance.compare import DECLARATIONS
 from concord.conformance.run import record, report
 from concord.conformance.run.campaign import Report, Setup
+from concord.help_screen import print_all
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
 from concord.terminal import Terminal
 
@@ -107,6 +108,7 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(function)
     def run(**values: Any) -> T:
+        del values[HELP_ALL.name]
         for name, group in groups.items():
             options = {field.name: values.pop(field.name) for field in dataclasses.fields(group)}
             values[name] = group(
@@ -118,10 +120,20 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
         return function(**values)
 
     run.__doc__ = (function.__doc__ or "").partition("\n")[0]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature([*parameters, HELP_ALL])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, HELP_ALL]}
     return run
 
+
+HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option("--help-all", is_eager=True, callback=print_all, help="Explain every option."),
+    ],
+)
 
 Entry = tuple[list[str], str]  # the names in brackets, and the help
 
@@ -143,7 +155,8 @@ def _parameter(
 ) -> inspect.Parameter:
     (brackets, text), parser = entry, _parser(hint)
     names = [each for each in brackets if each.startswith("-")]
-    metavar = next((each for each in brackets if each not in names), "FILE" if parser else None)
+    usual = "FILE" if parser else "N" if {int, float} & {hint, *get_args(hint)} else None
+    metavar = next((each for each in brackets if each not in names), usual)
     about: dict[str, Any] = {"metavar": metavar, "help": text, "parser": parser, "rich_help_panel": panel}
     # A switch with an explicit name gets no --no- opposite.
     if hint is bool and not names:

@@ -110,13 +110,26 @@ def test_the_help_fits_a_screen(entered):
     assert "For maintainers" in output
 
 
+@pytest.mark.parametrize("line", [*commands()])
+def test_the_help_of_a_command_is_a_screen_and_names_every_option(entered, line):
+    screen, errors = entered(f"{line} --help", columns=80)
+    full, _ = entered(f"{line} --help-all", columns=80)
+    assert not errors
+    assert len(screen.splitlines()) <= 24
+    assert max(map(len, screen.splitlines())) <= 80
+    for option in commands()[line].params:
+        if option.param_type_name == "option" and option.name != "help":
+            assert option.opts[0] in screen
+            assert option.opts[0] in full
+
+
 def test_options_are_few_and_those_that_commands_share_stand_last():
     declared = set()
     for name, command in commands().items():
         parameters = [
             option
             for option in command.params
-            if option.param_type_name == "option" and option.name != "help"
+            if option.param_type_name == "option" and not option.name.startswith("help")
         ]
         shared = [option.rich_help_panel in ("Workers", "Output") for option in parameters]
         assert shared == sorted(shared), name
