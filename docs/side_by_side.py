@@ -16,8 +16,8 @@ FRAMEWORKS = {"torch": "PyTorch", "tf": "TensorFlow", "paddle": "PaddlePaddle", 
 PAGES = {
     "layers": (
         "Four frameworks side by side",
-        "The layers and the model of Concord: the same classes in the same order, and only calls of the "
-        "framework differ.",
+        "The layers and the model of Concord: the same classes in the same order. Only the framework "
+        "calls differ.",
         ("backends/{}/layers.py", "backends/{}/model.py"),
     ),
     "bert": (
@@ -233,11 +233,11 @@ def page(name: str) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}@media(max-width:900px){{{rules}}}</style>"
-        f"<h1>{title}</h1><p>{lead} Words that are not in every column are marked. A clause leads to the "
-        f"specification, below. {others}</p><nav>{' · '.join(contents)}</nav>"
+        f"<h1>{title}</h1><p>{lead} Words that are not in every column are marked. Each clause links to its "
+        f"definition below. {others}</p><nav>{' · '.join(contents)}</nav>"
         f'<form>{tabs}<label><input type="checkbox" id="differing">only lines that differ</label></form>'
         f"<table><thead><tr>{heads}</tr></thead>{''.join(body)}</table>"
-        f"<h2>The clauses that are named</h2><dl>{texts}</dl></html>"
+        f"<h2>Clauses named above</h2><dl>{texts}</dl></html>"
     )
 
 

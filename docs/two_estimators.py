@@ -33,22 +33,24 @@ PAGE = """# Sigma by two estimators
 A tolerance is a multiple of sigma, the standard deviation of correct results. Two estimators derive it.
 They share only the averaging of errors, and nothing that computes or perturbs:
 
-- the family's: the reference in NumPy under Monte Carlo arithmetic, and rounded in four admissible ways;
-- that of [any model](any-model.md): the model of `backends/torch` under a dispatch mode, and rounded once.
+- the family's estimator: the NumPy reference under Monte Carlo arithmetic, and rounded in four admissible
+  ways;
+- the estimator for [any model](any-model.md): the model in `backends/torch` under a dispatch mode, and
+  rounded once.
 
-Both computed the activations of five variants in float32, for the standard case `ragged`. The table has the
-sigma of any model divided by the family's, element by element. It gives the median over all elements, and the
+Both computed the activations of five variants in float32, for the standard case `ragged`. The table shows
+the second sigma divided by the first, element by element. It gives the median over all elements, and the
 smallest and largest median of an activation.
 
 | variant | activations | median | smallest of an activation | largest of an activation |
 | --- | ---: | ---: | ---: | ---: |
 {rows}
 
-The two agree within a factor of about two. The family's sigma is the larger, for it goes through every
+The two agree within a factor of about two. The family's sigma is larger, because it covers every
 admissible algorithm of the [specification](../../spec/SPEC.md). The ratio is 1 where only rows
 of a table are rounded.
 
-The test suite holds medians of variants to {medians}, and those of activations to {each}.
+The test suite requires medians of variants from {medians}, and medians of activations from {each}.
 `python docs/two_estimators.py` writes this page.
 
 ## What to do next

@@ -203,7 +203,7 @@ def main(readme):
                 flagged[group][name] = flags
     bugs, right, single, half = (len(flagged[group]) for group in GROUPS)
     text = (
-        f"{table(flagged)}\n\nShare of runs that are flagged, by their outputs alone / by any tensor. "
+        f"{table(flagged)}\n\nShare of runs that are flagged, by their outputs only / by any tensor. "
         f"{bugs} bugs, {right} runs of allowed alternatives, {single} correct runs in float32, {half} in "
         f"bfloat16; seed {SEED}.\n"
     )

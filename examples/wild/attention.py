@@ -11,7 +11,7 @@ def main() -> None:
     needs("transformers", *TRANSFORMERS)
     judge("transformers, sdpa", bert(), None, way="sdpa")
     judge("transformers, compiled by PyTorch", bert(), None, way="compile")
-    judge("transformers, bfloat16, sdpa beside eager", bert().bfloat16(), bert("sdpa").bfloat16())
+    judge("transformers, bfloat16, sdpa compared with eager", bert().bfloat16(), bert("sdpa").bfloat16())
 
 
 if __name__ == "__main__":

@@ -47,10 +47,10 @@ def main() -> None:
     torch.onnx.export(model, (), path, kwargs=texts(), dynamo=True, verbose=False)
     judge("ONNX Runtime", model, path)
     precision, run = in_openvino(path, model)
-    judge(f"OpenVINO as it comes: {precision}", model, run)
+    judge(f"OpenVINO with default settings: {precision}", model, run)
     judge("OpenVINO, float32", model, in_openvino(path, model, INFERENCE_PRECISION_HINT="f32")[1])
     if precision == "bf16":
-        judge("OpenVINO, bfloat16 by its own rules", copy.deepcopy(model).bfloat16(), run)
+        judge("OpenVINO in bfloat16, judged by bfloat16 rules", copy.deepcopy(model).bfloat16(), run)
 
 
 if __name__ == "__main__":

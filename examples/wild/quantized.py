@@ -35,10 +35,11 @@ def main() -> None:
     original, weights = bert(), bert()
     quantize_(weights, Int8WeightOnlyConfig())
     name = "torchao, int8 weights"
-    judge(f"{name}, beside the float32 weights", original, weights)
-    judge(f"{name}, beside what they say", dequantized(weights, original), weights)
+    judge(f"{name}, compared with the float32 weights", original, weights)
+    judge(f"{name}, compared with the dequantized weights", dequantized(weights, original), weights)
     dynamic = torch.ao.quantization.quantize_dynamic(bert(), {nn.Linear}, dtype=torch.qint8)
-    judge("PyTorch, dynamic int8, beside what its weights say", dequantized(dynamic, original), dynamic)
+    restored = dequantized(dynamic, original)
+    judge("PyTorch, dynamic int8, compared with its dequantized weights", restored, dynamic)
 
 
 if __name__ == "__main__":
