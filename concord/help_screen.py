@@ -37,7 +37,7 @@ class Command(TyperCommand):
             return
         width = formatter.width
         usage = " ".join(["Usage:", ctx.command_path, *self.collect_usage_pieces(ctx)])
-        head = [*textwrap.wrap(usage, width), "", self.help or "", ""]
+        head = [*textwrap.wrap(usage, width), "", *textwrap.wrap(self.help or "", width), ""]
         lines = [f"  {example}" for example in (self.epilog or "").split(SEPARATOR) if example]
         tail = ["", "Examples:", *lines] if lines else []
         parameters = [parameter for parameter in self.params if parameter.name != "help_all"]
