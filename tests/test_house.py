@@ -14,12 +14,12 @@ from tests.test_structure import ROOT, imports, sources, tree
 # one is a decision, with its reason in `docs/decisions`.
 SIZES = {
     "spec": (44_000, 42_000),
-    "backends": (53_500, 50_000),
+    "backends": (53_600, 50_000),
     "conformance": (169_500, 82_000),
     "porting": (28_600, 26_000),
     "speed": (11_500, 9_000),
-    "concord": (18_300, 13_000),
-    "tests": (147_600, 90_000),
+    "concord": (19_100, 13_000),
+    "tests": (147_800, 90_000),
 }
 
 UNCOUNTED = {

@@ -108,21 +108,6 @@ def seeded(seed: int | None) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-class Kept:
-    """Caches the items of an iterator."""
-
-    def __init__(self, rest: Iterator[Expectation]) -> None:
-        self.items, self.rest = list[Expectation](), rest
-
-    def __iter__(self) -> Iterator[Expectation]:
-        for place in itertools.count():
-            if place == len(self.items):
-                self.items += itertools.islice(self.rest, 1)
-            if place == len(self.items):
-                return
-            yield self.items[place]
-
-
 class Finished(Exception):
     """Stops a run when an observer has enough."""
 
@@ -208,11 +193,12 @@ class ModelReference:
 
     def expect(self, pin: Pin | None) -> Iterable[Expectation]:
         """Yield expectations: a first look, then in full."""
-        return self._from_inputs if self.keeps and pin is None else self._expect(pin)
+        return copy.copy(self._from_inputs) if self.keeps and pin is None else self._expect(pin)
 
     @functools.cached_property
-    def _from_inputs(self) -> Kept:
-        return Kept(self._expect(None))
+    def _from_inputs(self) -> Iterator[Expectation]:
+        # Never advanced itself, it keeps every expectation for its copies.
+        return itertools.tee(self._expect(None), 1)[0]
 
     def _expect(self, pin: Pin | None) -> Iterator[Expectation]:
         truth, where = self.exact(), "end to end" if pin is None else "each stretch"
