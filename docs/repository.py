@@ -8,7 +8,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parent.parent
-LINK = re.compile(r"(\]\()([^):#]+)((?:#[^)]*)?\))")
+LINK = re.compile(r"""(\]\(|(?:href|src|srcset)=")([^):#"]+)((?:#[^)"]*)?[)"])""")
 OURS = "docs/"
 
 
