@@ -39,6 +39,7 @@ def compare(
     python: str | None = None,
     device: str = "cpu",
     repro: options.Written | None = None,
+    node_values: options.Written | None = None,
     junit: options.Written | None = None,
     outputs: options.Outputs,
 ) -> None:
@@ -69,13 +70,17 @@ def compare(
         alone_and_batched: Judge each sample of a batch by the same sample run alone, without padding.
         python (PATH): The interpreter in which the candidate's function is called.
         repro: A script, and tensors beside it, that compute the diverging stretch by PyTorch alone.
+        node_values: Errors by node for Model Explorer (JSON), and the exported program beside it (.pt2).
         junit: Write the results as JUnit's XML, a test for each candidate.
         device (D): cpu, cuda or cuda:N: where the reference stands, and is computed exactly too.
     """
-    outputs.check(repro, junit)
+    outputs.check(repro, node_values, junit)
     selection, proposing = [*(candidate or ()), *(way or ())], names is not None and not names.exists()
     several = len(selection) > 1
-    flags = {"prove": prove, "alone-and-batched": alone_and_batched, "repro": repro, "list": listing}
+    flags = {
+        **{"prove": prove, "alone-and-batched": alone_and_batched},
+        **{"repro": repro, "node-values": node_values, "list": listing},
+    }
     arguments = {
         **{"as": way, "inputs": inputs, "text": text, "gradients": gradients, "names": names},
         **{"declare": declare, "seed": seed, "python": python, **flags},
@@ -106,6 +111,7 @@ def compare(
             read_comparison_file,
         )
         from concord.conformance.compare import candidates, proof, reproduction, ways
+        from concord.conformance.compare.node_values import write_node_values
     if reference is None:
         kept = read_comparison_file()
     else:
@@ -161,6 +167,8 @@ def compare(
                 notes |= proof.summary(proof.prove(comparison))
             if repro and results[0].verdict:
                 notes["reproduction"] = reproduction.attempt(comparison, results[0].verdict, repro)
+            if node_values and results[0].verdict:
+                write_node_values(comparison, results[0].verdict, node_values)
     versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in kept.candidates}
     seconds = time.perf_counter() - started
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=milliseconds)

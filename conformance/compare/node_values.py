@@ -1,0 +1,48 @@
+"""Errors by node of the exported program, as Model Explorer reads them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from concord.conformance.compare.module_reference import ModuleReference, is_output, running
+from concord.conformance.judging.verdict import Verdict
+from concord.spec.errors import SpecError
+from concord.spec.files import write_text
+
+if TYPE_CHECKING:
+    from concord.conformance.compare.model_comparison import ModelComparison
+
+# Errors are written up to this, in tolerances.
+LARGEST = 1e9
+
+# Up to each value, a node has this colour.
+COLOURS = [{"value": 1, "bgColor": "#b5e0c3"}, {"value": LARGEST, "bgColor": "#f5a79f"}]
+
+
+def write_node_values(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
+    """Write the error of each activation in tolerances, by node, and the exported program as ``.pt2``.
+
+    Raises:
+        SpecError: if the reference is no module, or cannot be exported.
+    """
+    reference, nodes, values = comparison.reference, dict[str, str](), dict[str, dict[str, Any]]()
+    if not isinstance(reference, ModuleReference):
+        raise SpecError("Model Explorer shows exported PyTorch modules, but the reference is in NumPy")
+    host = reference.on_host()
+    with running(reference.role, "cannot be exported"):
+        program = torch.export.export(copy.deepcopy(host.model), host.args, dict(host.kwargs), strict=False)
+    for node in program.graph.nodes:  # the last node within a module is its result
+        for module, _ in node.meta.get("nn_module_stack", {}).values():
+            nodes[module] = node.name
+    for row in verdict.table:
+        module = "" if is_output(row.tensor) else row.tensor.partition("[")[0].partition("#")[0]
+        if row.deciding and module in nodes:
+            values.setdefault(nodes[module], {"value": min(row.ratio, LARGEST)})
+    torch.export.save(program, path.with_suffix(".pt2"))
+    graph = {"name": "error in tolerances", "results": values, "thresholds": COLOURS}
+    write_text(path, json.dumps({"graph": graph}, indent=1))
