@@ -17,7 +17,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Write a new folder with all its files, or nothing.
 
     Raises:
-        FileExistsError: if the name is taken; of two simultaneous writers one gets this.
+        FileExistsError: if the name is taken, also by a simultaneous writer.
         SpecError: if it cannot be written.
     """
     with new_folder(path) as temporary, refusing(path):
@@ -30,13 +30,13 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     """Write a folder file by file; it appears once the block ends without an error.
 
     Args:
-        replace: whether to replace an existing folder; a kill leaves either the old or the new one.
+        replace: whether to replace an existing folder; if killed, either the old or the new one remains.
 
     Yields:
         The folder to write into.
 
     Raises:
-        FileExistsError: if the name is taken and not to be replaced.
+        FileExistsError: if the name is taken and ``replace`` is False.
         SpecError: if it cannot be written.
     """
     with refusing(path):
@@ -59,8 +59,8 @@ HERE, NOT_OVER, BOTH = -100, 1, 2
 
 
 def _renamed(source: Path, target: Path, how: int) -> bool:
-    # One system call, so a kill leaves the old folder or the new one (decision 0027). Python's os module
-    # lacks it.
+    # A single system call, so a kill leaves either the old or the new folder (decision 0027). Python's os
+    # module lacks it.
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         return False
@@ -74,7 +74,7 @@ def _renamed(source: Path, target: Path, how: int) -> bool:
 def _place(source: Path, target: Path) -> None:
     if _renamed(source, target, NOT_OVER):
         return
-    # rename() silently replaces an empty folder. Making it first fails if another writer was faster.
+    # rename() silently replaces an empty folder. Creating it first fails if another writer was faster.
     target.mkdir()
     try:
         source.rename(target)
@@ -86,7 +86,7 @@ def _place(source: Path, target: Path) -> None:
 def _exchange(source: Path, target: Path) -> None:
     if _renamed(source, target, BOTH):
         return
-    # Without renameat2 there is a moment in which neither folder has the name.
+    # Without renameat2 there is a moment when neither folder has the name.
     aside = new_beside(target)
     target.rename(aside)
     try:

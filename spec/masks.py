@@ -29,7 +29,7 @@ def visible_keys(config: EncoderConfig, key_mask: Mask, num_heads: int) -> Mask:
     if config.mask_assignment == "per_sample":
         return per_query[:, None]
     batch = len(key_mask)
-    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample (MSK-7).
+    # Keras' published bug: heads are stacked before samples, but masks are repeated sample by sample (MSK-7).
     place = np.arange(num_heads)[None, :] * batch + np.arange(batch)[:, None]  # (B, H)
     assigned: Mask = per_query[place // num_heads]
     return assigned
@@ -42,7 +42,7 @@ def sees_nothing(config: EncoderConfig, batch: Batch) -> bool:
 
 
 def mask_constant(config: EncoderConfig, dtype: str) -> float:
-    """Return ``mask_value``, clamped to the precision's lowest finite number (SPEC MSK-6)."""
+    """Return ``mask_value``, clamped to the precision's lowest finite value (SPEC MSK-6)."""
     # Converted naively, -1e9 is minus infinity in float16, and a row without a visible key becomes NaN
     # (decision 0005).
     target = precision(dtype)

@@ -12,8 +12,8 @@ from concord.spec.config import EncoderConfig
 def sinusoid(config: EncoderConfig) -> NDArray[np.float64]:
     """Return the fixed position table (SPEC POS-2 to POS-4, POS-6): (max_positions, d_model), float64.
 
-    All backends share it: four implementations of ``sin`` and ``pow`` differ most at large angles, which says
-    nothing about a model (decision 0002).
+    All backends share it: implementations of ``sin`` and ``pow`` differ at large angles, which says nothing
+    about a model (decision 0002).
     """
     column = columns(config)
     angle = angles(config)
@@ -54,6 +54,6 @@ def position_ids(config: EncoderConfig, real: Mask) -> Ids:
     """
     if config.position_of_padding == "pad_row":
         return np.where(real, np.cumsum(real, axis=1) - 1 + config.position_start, config.pad_id)
-    # Padding inside the text uses up its position here; with ``pad_row`` only real tokens count.
+    # Here padding inside the text occupies a position; with ``pad_row`` only real tokens count.
     numbers = np.broadcast_to(np.arange(real.shape[1]) + config.position_start, real.shape)
     return np.where(real, numbers, 0) if config.position_of_padding == "zero_row" else numbers.copy()

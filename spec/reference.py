@@ -28,9 +28,9 @@ class Truth:
         output: result of the part: (B, C), (B, D), (B, T, D) or (B, Q, D).
         loss: scalar (SPEC LOS-1 to LOS-5).
         taps: every intermediate tensor (:func:`concord.spec.tensors.taps`).
-        gradients: of the loss, by parameter and ``inputs.<name>``, in order of the backward pass (SPEC
-            GRD-1).
-        tap_gradients: by each tap that the loss depends on (SPEC GRD-6).
+        gradients: gradients of the loss by parameter and ``inputs.<name>``, in order of the backward pass
+            (SPEC GRD-1).
+        tap_gradients: gradients by tap that the loss depends on (SPEC GRD-6).
         backward: names of all gradients in order, with ``taps.<tap>`` for taps.
     """
 
@@ -58,7 +58,7 @@ def reference(
     pinned: Mapping[str, Array] | None = None,
     deviations: Deviations = NONE,
 ) -> Truth:
-    """Compute a part of the model with the reference that judges every backend.
+    """Compute a part of the model.
 
     Args:
         weights: exactly the parameters of the part, in any floating dtype (SPEC WGT-1, WGT-2).
@@ -67,8 +67,8 @@ def reference(
             MSK-5, MSK-6).
         arithmetic: precision of the *computation*. ``float64`` gives the truth, ``dtype`` one correct run of
             that precision.
-        pinned: arrays by tap name, which later steps continue from (SPEC PRT-2).
-        deviations: declared by a backend (:mod:`concord.spec.deviations`).
+        pinned: arrays by tap name; later steps continue from them (SPEC PRT-2).
+        deviations: deviations declared by a backend (:mod:`concord.spec.deviations`).
 
     Raises:
         WeightsError, BatchError: listing all problems of the input.
@@ -99,7 +99,7 @@ def compute(
     deviations: Deviations = NONE,
     model: Callable[..., Model] | None = None,
 ) -> Truth:
-    """Compute a part of the model in any arithmetic; for other arguments see :func:`reference`.
+    """Compute a part of the model in any arithmetic; see :func:`reference` for the other arguments.
 
     Args:
         arithmetic: :class:`concord.spec.montecarlo.MonteCarlo` adds a leading axis of samples, or of size 1.
@@ -153,13 +153,14 @@ def observe(
     slices: bool = False,
     dropout: Dropout = lambda site, shape: None,
 ) -> int:
-    """Compute a part of the model and report each tensor immediately, so that none is kept.
+    """Compute a part of the model, and report each tensor immediately instead of keeping it.
 
     Args:
         weights, batch: valid, and already rounded to ``dtype``.
-        pinned_gradients: gradients by tap name, which the backward pass continues from.
-        unrounded: whether later steps may have seen a pinned tap unrounded.
-        slices: whether to report ``gradients.slices.<table>`` (B, T, D), before rows of one id are summed.
+        pinned_gradients: gradients by tap name; the backward pass continues from them.
+        unrounded: returns whether later steps may have used a pinned tap's unrounded values.
+        slices: whether to report ``gradients.slices.<table>`` (B, T, D), before rows with the same id are
+            summed.
 
     Returns:
         The number of elements of the forward pass, to which a sample's memory is proportional.

@@ -17,8 +17,8 @@ class Node:
 
     Attributes:
         completed: called once the gradient is complete; it may replace the gradient.
-        constant: where a constant absorbed all digits of the value (SPEC MSK-5); None for nowhere.
-        hidden: where a mask hides a score; None for nowhere.
+        constant: where a constant absorbed all digits of the value (SPEC MSK-5), or None.
+        hidden: where a mask hides a score, or None.
     """
 
     __slots__ = ("completed", "constant", "gradient", "hidden", "operands", "shape", "taped", "value")
@@ -41,7 +41,7 @@ class Node:
 
 
 class RowSums:
-    """Products of output and gradient that a weighted sum leaves for its softmax.
+    """Products of output and gradient that a weighted sum passes to its softmax.
 
     Up to rounding, their row sums are those of weights times gradient (SPEC ALG-3).
     """

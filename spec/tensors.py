@@ -91,7 +91,7 @@ def taps(
     """Return every intermediate tensor of a part, in order of computation (SPEC PRT-1).
 
     Args:
-        given: names of the inputs, by default all; without masks, attention has no masked tensors.
+        given: names of the given inputs, by default all; without masks, attention has no masked tensors.
     """
     if given is None or part not in ("attention", "dot_product"):
         return dict(_listed(config, check_part(part), True, True))
@@ -99,7 +99,7 @@ def taps(
 
 
 def output_name(config: EncoderConfig, part: str = "model") -> str:
-    """Return the tap that is the result of a part (SPEC PRT-1)."""
+    """Return the name of a part's result (SPEC PRT-1)."""
     if part == "model":
         return "logits"
     # The output is the last tap before the loss; in the whole model other taps follow the logits.
@@ -107,7 +107,7 @@ def output_name(config: EncoderConfig, part: str = "model") -> str:
 
 
 def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the result of a part and later taps, which may be wider than the run."""
+    """Return a part's result and later taps, which may be wider than the run."""
     names = list(taps(config, part))
     return names[names.index(output_name(config, part)) :]
 
@@ -138,7 +138,7 @@ def sizes_of(config: EncoderConfig, given: Mapping[str, NDArray[Any]]) -> dict[s
 
 
 def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Turn a symbolic shape into numbers."""
+    """Turn a symbolic shape into a numeric one."""
     return tuple(sizes[axis] for axis in shape.split())
 
 
@@ -164,7 +164,7 @@ def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str =
     scope, _, leaf = tap.rpartition(".")
     if part in ALONE and leaf in ("query", "key", "value"):
         return f"inputs.{leaf}"
-    # Query, key and value have the same input: key and value do not follow from the preceding tap.
+    # Query, key and value share an input: key and value do not depend on the preceding tap.
     if leaf in ("key", "value"):
         tap = f"{scope}.query"
     elif leaf in ("residual1", "residual2") and which != "result":

@@ -1,4 +1,4 @@
-"""Conversion of configurations and weights through the tables of sources, both ways."""
+"""Conversion of configurations and weights from and to those of published sources."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def configure(
 
     Raises:
         SpecError: listing missing keys and unknown values.
-        ConfigError: if it describes no model.
+        ConfigError: if the result does not describe a model.
     """
     entry, problems = part_of(table, part), []
     rules = entry.checkpoint
@@ -161,7 +161,7 @@ def configure(
 
 
 def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict[str, Any]:
-    """Translate our configuration into the source's; the inverse of :func:`configure`.
+    """Translate our configuration into the source's (the inverse of :func:`configure`).
 
     Raises:
         SpecError: listing every option and parameter that the source lacks.
@@ -179,7 +179,7 @@ def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict
         for field, values in allowed.items()
         if getattr(config, field) not in values
     ]
-    # One layer stands for all: ``i`` is 0.
+    # One layer represents all: ``i`` is 0.
     required = parameters(config, entry.name)
     absent = [name for name in (fill(pattern, {"i": 0}) for pattern in entry.weights) if name not in required]
     problems += [f"{name!r} is required but the configuration has no such parameter {end}" for name in absent]
@@ -200,10 +200,10 @@ class Binding:
 def bindings(
     entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None
 ) -> dict[str, Binding]:
-    """Return the source's place of each parameter that it has, in order of computation.
+    """Return the source's place of each of its parameters, in order of computation.
 
     Args:
-        instead: other places for some parameters, as for gradients.
+        instead: different places for some parameters, as for gradients.
     """
     places = {}
     for pattern, native in {**entry.weights, **(instead or {})}.items():
@@ -249,10 +249,10 @@ def canonical(
     part: str | None = None,
     positions: NDArray[Any] | None = None,
 ) -> Arrays:
-    """Convert a source's weights to canonical names and layouts, keeping numbers and dtypes.
+    """Convert a source's weights to canonical names and layouts, keeping values and dtypes.
 
     Args:
-        positions: (max_positions, d_model), if the source has no parameter for it; by default the
+        positions: (max_positions, d_model), if the source has no such parameter; by default the
             configuration's sinusoid in float64.
 
     Raises:
@@ -283,7 +283,7 @@ def canonical(
 
 
 def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | None = None) -> Arrays:
-    """Convert canonical weights to a source's names and layouts, keeping numbers and dtypes.
+    """Convert canonical weights to a source's names and layouts, keeping values and dtypes.
 
     Raises:
         WeightsError: if the weights do not fit the configuration, or the source has no place for one.

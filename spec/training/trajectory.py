@@ -1,4 +1,4 @@
-"""Training in an arithmetic: forward and backward passes, accumulation, clipping, update."""
+"""Training in any arithmetic: forward and backward passes, accumulation, clipping, update."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Training:
     recipe: Recipe
     steps: Sequence[Sequence[Batch]]  # batches whose gradients each step accumulates
     seed: int = 0  # of dropout
-    # Steps that report everything, counted from 0; all others report only losses and norms.
+    # Steps that report all tensors, counted from 0; the others report only losses and norms.
     reported: tuple[int, ...] = ()
 
     def reports(self, step: int, name: str) -> bool:
@@ -65,7 +65,7 @@ def rows_of(config: EncoderConfig, batches: Sequence[Batch], part: str = "model"
 
 
 class Course:
-    """Learning rates, batch weights and dropout, which depend only on recipe, batches and step number."""
+    """Learning rates, batch weights and dropout, determined by recipe, batches and step number."""
 
     def __init__(self, config: EncoderConfig, training: Training, part: str = "model") -> None:
         self.config, self.training, self.part, self.steps = config, training, part, 0
@@ -97,7 +97,7 @@ class Course:
 
 
 class Trajectory(Course):
-    """Training in some arithmetic, step by step.
+    """Training in any arithmetic, step by step.
 
     Args:
         weights: valid, and already rounded to ``dtype``.
@@ -134,7 +134,7 @@ class Trajectory(Course):
         self.norm: Array | None = None
 
     def run(self, observer: Observer) -> None:
-        """Make every step, and report tensors as ``steps.<step>.<name>``."""
+        """Run every step, and report tensors as ``steps.<step>.<name>``."""
         for step, batches in enumerate(self.training.steps):
             self.step(
                 batches,
@@ -163,7 +163,7 @@ class Trajectory(Course):
         }
 
     def step(self, batches: Sequence[Batch], observer: Observer) -> None:
-        """Make one step, and report its tensors."""
+        """Run one step, and report its tensors."""
         with np.errstate(all="ignore"):  # infinities and NaN are results here
             total, slices = self.accumulated(batches, observer)
         for name, values in total.items():
@@ -177,10 +177,10 @@ class Trajectory(Course):
         batches: Sequence[Batch],
         observer: Observer,
     ) -> None:
-        """Clip and update by the gradients of a step.
+        """Clip the gradients of a step, and update.
 
         Args:
-            slices: gradients by looked-up rows, for a norm that uses them (SPEC OPT-7).
+            slices: gradients of looked-up rows, for a norm that uses them (SPEC OPT-7).
         """
         with np.errstate(all="ignore"):
             gradients = {name: self.node(values) for name, values in total.items()}
@@ -214,13 +214,13 @@ class Trajectory(Course):
         )
 
     def node(self, values: Array) -> Node:
-        """Turn values into a leaf, samples included."""
+        """Turn values into a leaf, including samples."""
         return Node(values, values.shape[self.a.lead :], taped=False)
 
     def accumulated(
         self, batches: Sequence[Batch], observer: Observer
     ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
-        """Return the gradients of a step, and those by looked-up rows."""
+        """Return the gradients of a step, and those of looked-up rows."""
         total: dict[str, Array] = {}
         slices: dict[str, list[Array]] = {}
         for number, weight in enumerate(self.batch_weights(batches)):
@@ -266,7 +266,7 @@ class Trajectory(Course):
                 name = name.removeprefix("gradients.")
                 gradients[name] = self.whole(name, values, rows[name]) if name in rows else values
 
-        # One tape per batch: weights are new leaves, which keep their samples from step to step.
+        # One tape per batch: its weights are new leaves that keep their samples between steps.
         leaves = Leaves(self.a, {name: node.value for name, node in self.parameters.items()}, carried=True)
         observe(
             self.config,
