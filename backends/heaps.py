@@ -1,4 +1,4 @@
-"""Controls memory that the C library keeps after it was freed."""
+"""Control of freed memory that the C library keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 # From malloc.h.
 M_ARENA_MAX = -8
 
-# Returning fewer bytes is not worth the call.
+# For fewer bytes, the call is not worthwhile.
 LARGE = 64 << 20
 
 
@@ -22,7 +22,7 @@ def share() -> None:
 
 def give_back(size: int = LARGE) -> None:
     """Return unused memory to the system."""
-    # Glibc keeps freed memory below anything that is still in use; messages of large models are gigabytes.
+    # Glibc keeps freed memory below any block that is still in use; messages of large models take gigabytes.
     if size >= LARGE:
         _call("malloc_trim", 0)
 

@@ -1,4 +1,4 @@
-"""The machine and Python behind a result."""
+"""The machine and Python version behind a result."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def cores_busy(seconds: float = 0.5) -> float:
 
 
 def wait_for_rest(pid: int, longest: float = REST) -> None:
-    """Wait until no thread of a process runs."""
-    # Thread pools spin for a while before they sleep, and would slow down the next measurement.
+    """Wait until all threads of a process are idle."""
+    # Thread pools spin for a while before they sleep, which would slow down the next measurement.
     tasks, end, resting = Path(f"/proc/{pid}/task"), time.perf_counter() + longest, 0
-    while resting < 2 and time.perf_counter() < end:  # twice: a thread may just be waiting for another one
+    while resting < 2 and time.perf_counter() < end:  # twice: a thread may just be waiting for another
         time.sleep(0.005)
         resting = resting + 1 if not any(_runs(task) for task in tasks.glob("*/stat")) else 0
 
@@ -80,7 +80,7 @@ def _runs(task: Path) -> bool:
 
 
 def gpus() -> list[str]:
-    """Return names of all NVIDIA GPUs, even if no framework sees them."""
+    """Return the names of all NVIDIA GPUs, including those that no framework sees."""
     descriptions = [
         path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     ]

@@ -1,6 +1,6 @@
-"""Optimizer updates of every recipe, shared by the four frameworks.
+"""Optimizer updates for every recipe, shared by the four frameworks.
 
-Operators are common to all; everything else is one of :class:`Operations`.
+Operators are the same in all; other functions are in :class:`Operations`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Operations(NamedTuple):
     zeros_like: Callable[[Tensor], Tensor]
     square_root: Callable[[Tensor], Tensor]
     larger: Callable[[Tensor, Tensor], Tensor]
-    bounded: Callable[[Tensor, float], Tensor]  # clips to plus and minus a limit
+    bounded: Callable[[Tensor, float], Tensor]  # clips to a limit in both directions
     total: Callable[[Tensor], Tensor]  # the sum of all elements
     chosen: Callable[[Tensor, Tensor, Tensor], Tensor]  # elementwise selection by a boolean tensor
 
@@ -36,10 +36,11 @@ class Optimizer:
         native: the framework's own optimizer, if it computes the recipe.
 
     Attributes:
-        state: ``<moment>.<native name>``, or the native optimizer's; operand and result of compiled steps.
+        state: ``<moment>.<native name>``, or the native optimizer's state; operand and result of compiled
+            steps.
     """
 
-    # Set where the framework's optimizer differs from the recipe (SPEC PRC-4).
+    # Set if the framework's optimizer differs from the recipe (SPEC PRC-4).
     known_deviations: Sequence[Mapping[str, Any]] = ()
 
     def __init__(
@@ -66,7 +67,7 @@ class Optimizer:
 
     def numbers(self, step: int, rate: float) -> dict[str, float]:
         """Return the step-dependent operands of :meth:`step`."""
-        # Computed on the host in float64: a compiled step takes them as operands and is not compiled again.
+        # Computed on the host in float64: a compiled step takes them as operands, without recompilation.
         recipe, (first, second) = self.recipe, self.corrections(step)
         height = (
             rate * math.sqrt(second) / first if recipe.epsilon_placement == "uncorrected" else rate / first
@@ -103,7 +104,7 @@ class Optimizer:
         return dict(self.state)
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:  # noqa: ARG002 - frameworks' own count
-        """Resume with all moments after a number of steps."""
+        """Resume with all moments after some steps."""
         self.state = dict(kept)
 
     def updated(
@@ -117,7 +118,7 @@ class Optimizer:
             return parameter - self.rule(name, gradient + recipe.weight_decay * parameter, numbers)
         return parameter - numbers["decay"] * parameter - self.rule(name, gradient, numbers)
 
-    # The amount by which a parameter moves.
+    # Each method returns the change of a parameter.
 
     def sgd(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
         """Gradient descent (SPEC OPT-2)."""
@@ -128,7 +129,7 @@ class Optimizer:
         )
 
     def with_momentum(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return the step of a gradient, or RMSProp's quotient, with momentum (SPEC OPT-2)."""
+        """Apply momentum to a gradient, or to RMSProp's quotient (SPEC OPT-2)."""
         recipe, key, rate = self.recipe, f"momentum.{name}", numbers["rate"]
         if recipe.momentum_form == "displacement":
             displacement = self.state[key] = recipe.momentum * self.state[key] + rate * gradient
