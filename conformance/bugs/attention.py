@@ -105,7 +105,7 @@ def softmax_least_weight(m: Context) -> Array:
 
 
 def softmax_exponential_approximate(m: Context) -> Array:
-    """Replace 2^f between whole powers by a parabola, with an error of 2e-3, via ten squarings."""
+    """Approximate 2^f between whole powers with a parabola, with an error of 2e-3, via ten squarings."""
 
     def exponential(x: Array) -> Array:
         root = m.where(x < -80.0, x * 0.0 - 80.0, x) / 1024.0

@@ -40,7 +40,7 @@ def count(m: Context) -> float:
 
 
 def reduced(m: Context, factor: float, penalised: Iterable[str] = ("weight", "bias")) -> Array:
-    """Scale the sum of the counted losses, and add the L2 term of some classifier parameters (SPEC LOS-2 to
+    """Scale the sum of counted losses, and add the L2 term of some classifier parameters (SPEC LOS-2 to
     LOS-4).
     """
     total = m.sum(m.x if m.config.ignore_label is None else m.where(m.counted, m.x, 0.0)) * factor

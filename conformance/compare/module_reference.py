@@ -1,7 +1,8 @@
-"""A PyTorch module as the reference: its activations by name, in any arithmetic.
+"""A PyTorch module as the reference, with activations by name, in any arithmetic.
 
-An activation has its submodule's path, ``encoder.layer.0.attention``. A second call is ``norm#2``; several
-results have keys, ``lstm[1]`` or ``decoder[logits]``. A tensor returned unchanged keeps its first name.
+An activation's name is its submodule's path, ``encoder.layer.0.attention``. A second call is ``norm#2``;
+several results have keys, as in ``lstm[1]`` or ``decoder[logits]``. A tensor returned unchanged keeps its
+first name.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPU
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line, shown
 
-# Receives each tensor as soon as it is computed; later operations may change it in place.
+# A function that receives each tensor once computed; later operations may change it in place.
 Take = Callable[[str, Tensor], None]
 
 # Name of the whole module's result.
@@ -69,7 +70,7 @@ SEED = 0xC0
 
 HALF = (torch.bfloat16, torch.float16)
 
-# Samples of a first look, which may only confirm agreement.
+# Number of samples of a first look, which may only confirm agreement.
 FEW = 6
 
 
@@ -108,7 +109,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 class Kept:
-    """Caches the items of an iterator."""
+    """A cache of an iterator's items."""
 
     def __init__(self, rest: Iterator[Expectation]) -> None:
         self.items, self.rest = list[Expectation](), rest
@@ -123,7 +124,7 @@ class Kept:
 
 
 class Finished(Exception):
-    """Stops a run when an observer has enough."""
+    """An observer needs no further tensors of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +133,12 @@ class ModelReference:
 
     args: tuple[Any, ...] = ()  # input tensors and other arguments
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    # Gradients are those of the sum of all outputs times these. None: no gradients.
+    # Gradients are those of the sum of all outputs times these tensors. None: no gradients.
     cotangents: Mapping[str, Tensor] | None = None
     declared: Collection[str] = ()  # names from DECLARATIONS, and absent outputs
     role: str = "the reference"  # name in errors
     seed: int | None = None  # seeds each run; None: no random draws allowed
-    keeps: bool = False  # whether to keep what is expected from the inputs, for the next candidate
+    keeps: bool = False  # whether to keep expectations from the inputs for the next candidate
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
@@ -167,7 +168,7 @@ class ModelReference:
         return []
 
     def lost(self, truth: Any) -> Mapping[str, str]:  # noqa: ARG002
-        """Return why runs lack tensors."""
+        """Return the reasons for missing tensors."""
         return {}
 
     def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
@@ -206,7 +207,7 @@ class ModelReference:
         return [name for name in outputs if {name, OUTPUT} & {*self.declared}]
 
     def expect(self, pin: Pin | None) -> Iterable[Expectation]:
-        """Yield expectations: a first look, then in full."""
+        """Yield expectations: a first look, then the full one."""
         return self._from_inputs if self.keeps and pin is None else self._expect(pin)
 
     @functools.cached_property
@@ -236,7 +237,7 @@ class ModelReference:
             independent, last = estimate.independent(), seeds.stop == SAMPLES
             sigmas, branches = estimate.sigmas(last=last), self.branches(truth)
             if branches and not last:
-                continue  # more samples may open more decisions
+                continue  # more samples may reveal more open decisions
             ties = {name: Ties(value, sigmas[name]) for name, value in estimate.values.items()}
             for place, branch in enumerate(branches):
                 say(f"{where}: decisions of rounding, {place + 1} of {len(branches)}")
@@ -268,7 +269,7 @@ class ModelReference:
         return ~self.real.cpu().numpy() if UNCOMPUTED_PADDING in self.declared else None
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return which elements are uncomputed padding."""
+        """Return the elements that are uncomputed padding."""
         if self.padding is None:
             return False
         uncomputed = spread(self.padding, self.activations[name].shape)
@@ -279,7 +280,7 @@ class ModelReference:
         return ""
 
     def untouched(self) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo a block's changes; yield their names."""
+        """Undo a block's state changes; yield their names."""
         return contextlib.nullcontext([])
 
     def cast(self, dtype: torch.dtype) -> Any:
@@ -308,7 +309,7 @@ class ModelReference:
 
     @property
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """Copies of input tensors; positional ones by number."""
+        """Copies of input tensors; positional inputs by number."""
         entries = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
         return {name: numbers(entry).copy() for name, entry in entries.items() if isinstance(entry, Tensor)}
 
@@ -339,7 +340,7 @@ class ModuleReference(ModelReference):
 
     model: nn.Module
     compiled: bool = False  # whether compiled parts stay compiled; exact runs are always eager
-    # Relative distance of quantized weights from the user's.
+    # Relative distance of quantized weights from the original weights.
     quantized: Mapping[str, float] = field(default_factory=dict)
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
@@ -351,7 +352,7 @@ class ModuleReference(ModelReference):
 
     @property
     def device(self) -> torch.device:
-        """Device of its parameters, else of its inputs."""
+        """Device of its parameters, or else of its inputs."""
         arguments = tree_leaves((self.args, dict(self.kwargs)))
         tensors = itertools.chain(self.model.parameters(), self.model.buffers(), arguments)
         return next((x.device for x in tensors if isinstance(x, Tensor)), torch.device("cpu"))
@@ -398,7 +399,7 @@ class ModuleReference(ModelReference):
 
     @functools.cached_property
     def parameters(self) -> dict[str, Tensor]:
-        """Parameters with float64 values; shared ones once."""
+        """Parameters with float64 values; shared parameters appear once."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         by_identity = {
             id(x): Weight(x) if x.layout == torch.strided else computed(x) for x in parameters.values()
@@ -414,7 +415,7 @@ class ModuleReference(ModelReference):
         return Copies(wrap, modules | {id(tensor): used[name] for name, tensor in parameters})
 
     def untouched(self, copied: Copies | None = None) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo a block's changes; yield their names."""
+        """Undo a block's state changes; yield their names."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         fixed = parameters | dict(self.model.named_buffers())
         return untouched(self.model, copied or self._copies(parameters, lambda x: x), fixed)
@@ -424,7 +425,7 @@ class ModuleReference(ModelReference):
         return ExactMode(Decisions())
 
     def runs(self, seeds: range, truth: ExactMode) -> list[ExactMode]:
-        """Return samples, and at first a low-precision run."""
+        """Return samples, initially with a low-precision run."""
         samples = [Perturbed(seed, Followed(truth.recorded)) for seed in seeds]
         return [*samples, *([] if seeds.start else [Rounded(Followed(truth.recorded, rounded=True))])]
 
@@ -437,7 +438,7 @@ class ModuleReference(ModelReference):
         return [ExactMode(branch) for branch in truth.recorded.branches()]
 
     def lost(self, truth: ExactMode) -> Mapping[str, str]:
-        """Return why runs lack tensors."""
+        """Return the reasons for missing tensors."""
         return truth.recorded.lost
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
@@ -473,7 +474,7 @@ class ModuleReference(ModelReference):
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         used = self.parameters if arithmetic else parameters
         trained = {name: used[name] for name, _ in self.model.named_parameters() if used[name].requires_grad}
-        # Copied outside the modes: an arithmetic would compute the copies too.
+        # Copied outside the modes, since an arithmetic would also compute the copies.
         copied = self._copies(used, computed if arithmetic else lambda x: x)
         for name, weight in used.items() if arithmetic else ():
             if isinstance(weight, Weight):
@@ -523,7 +524,7 @@ class ModuleReference(ModelReference):
             stack.enter_context(without_fast_paths())  # hooks disable most of them, but not all
             if self.compiled and DYNAMO in sys.modules:
                 stack.enter_context(recompiling())
-                hook = torch.compiler.disable(hook)  # else it is recompiled for each name
+                hook = torch.compiler.disable(hook)  # otherwise it is recompiled for each name
             for path, module in submodules(self.model).items():
                 stack.callback(module.register_forward_hook(partial(hook, path)).remove)
             yield
@@ -531,8 +532,8 @@ class ModuleReference(ModelReference):
     def _hook(
         self, take: Take, pin: Pin, arithmetic: ExactMode | None, outputs: Mapping[str, Tensor]
     ) -> Callable[..., None]:
-        # Outputs exist once the forward pass is over: an earlier gradient belongs to a backward pass within
-        # the model.
+        # Outputs exist once the forward pass ends: an earlier gradient belongs to a backward pass within the
+        # model.
         calls, visited = Counter[str](), WeakIdKeyDictionary()
 
         def pinned(name: str, tensor: Computed) -> Tensor:
@@ -543,12 +544,12 @@ class ModuleReference(ModelReference):
                 value = torch.empty_like(tensor.value)
                 parts(value).copy_(torch.from_numpy(array))
                 if arithmetic and tensor.dtype in HALF and not is_gradient(name):
-                    # The candidate may have used it before rounding it.
+                    # The candidate may have used its unrounded value.
                     value = arithmetic.varied(value, lambda value: ROUNDOFF[tensor.dtype] * value.abs())
                 return value
 
         def back(name: str, gradient: Tensor | None) -> Tensor | None:
-            # None: nothing depends on it, though another result of its operation is used.
+            # None: it is unused, although another result of its operation is used.
             if gradient is None or not outputs:
                 return None
             take(name, gradient)
@@ -560,7 +561,7 @@ class ModuleReference(ModelReference):
             calls[path] += 1
             stem = path if calls[path] == 1 else f"{path}#{calls[path]}"
             for name, tensor in named(result, stem).items():
-                # Tensors in a transformation such as vmap cannot be taken out.
+                # Tensors cannot be extracted from a transformation such as vmap.
                 if tensor in visited or is_functorch_wrapped_tensor(tensor):
                     continue
                 visited[tensor] = True
@@ -637,7 +638,7 @@ def joined(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.view_as_complex(tensor) if dtype.is_complex else tensor
 
 
-# PyTorch's compiler. Nothing is compiled before it is imported, which takes seconds, so it is never imported
+# PyTorch's compiler. Nothing is compiled before its import, which takes seconds, so it is never imported
 # here.
 DYNAMO = "torch._dynamo"
 
@@ -657,7 +658,7 @@ def submodules(model: nn.Module) -> dict[str, nn.Module]:
         if not isinstance(module, torch.jit.ScriptModule):
             modules.setdefault(without_wrappers(path), module)
     modules.pop("", None)
-    modules.pop(OUTPUT, None)  # else its activation would be mistaken for the model's output
+    modules.pop(OUTPUT, None)  # otherwise its activation would be mistaken for the model's output
     return modules
 
 
@@ -676,7 +677,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def recompiling() -> Iterator[None]:
     """Recompile before and after a block."""
-    torch.compiler.reset()  # compiled code ignores hooks that are added or removed
+    torch.compiler.reset()  # compiled code ignores added or removed hooks
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
@@ -706,7 +707,7 @@ def handing(
 ) -> Callable[[str, Tensor | None], None]:
     """Return a function that passes tensors to an observer as arrays.
 
-    Tensors of other shapes than in ``plain`` become NaN.
+    Tensors whose shapes differ from ``plain`` become NaN.
     """
     names = set[str]()
 
@@ -715,13 +716,13 @@ def handing(
             return
         names.add(name)
         decisions, right = arithmetic.decisions, plain[name]
-        with _disable_current_modes():  # else an arithmetic would intercept the observer
+        with _disable_current_modes():  # otherwise an arithmetic would intercept the observer
             array = None if tensor is None else read(tensor)
             if array is None or array.shape != right.shape or (decisions and decisions.parted):
                 array = read(torch.full_like(right, math.nan, dtype=torch.float64))
                 if decisions:
                     decisions.lose(name)
-            if not arithmetic.samples:  # it may be kept while later operations work in place
+            if not arithmetic.samples:  # it may be kept during later in-place operations
                 array = namespace_of(array).asarray(array, copy=True)
             observer(name, array[None] if arithmetic.samples else array)
 
@@ -783,12 +784,12 @@ def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def running(what: str, why: str = "cannot be run with these inputs") -> Iterator[None]:
-    """Turn errors and exits of a block into a one-line :class:`SpecError`."""
+    """Convert errors and exits of a block to a one-line :class:`SpecError`."""
     try:
         yield
     except SpecError:
         raise
-    except SystemExit as error:  # else it would end the command silently
+    except SystemExit as error:  # otherwise it would end the command silently
         raise SpecError(f"{what} ends the process: {described(error)}") from None
     except Exception as error:
         raise SpecError(f"{what} {why}: {described(error)}") from error

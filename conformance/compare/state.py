@@ -1,4 +1,4 @@
-"""Give each run copies of a module's state."""
+"""Copies of a module's state for each run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIXED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.M
 
 
 class Copies:
-    """Copies of objects, shared ones once.
+    """Copies of objects; a shared object is copied once.
 
     Args:
         wrap: converts copied tensors.

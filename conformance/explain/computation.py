@@ -16,10 +16,10 @@ from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.judging.verdict import Judgement
 from concord.spec.arrays import Array
 
-# An explanation must reduce the error by this factor, more than chance would.
+# An explanation must reduce the error by this factor, to exclude chance.
 CLEAR = 5.0
 
-# Least error, in sigma of the arithmetic that explains it: a wide sigma covers any smaller error.
+# Minimum error, in sigma of the explaining arithmetic: a wide sigma covers any smaller error.
 LEAST = 0.1
 
 # Results of two hypotheses this close, in tolerances, are the same.
@@ -28,7 +28,9 @@ SAME = 0.01
 
 @dataclass(frozen=True)
 class Prediction:
-    """A tensor under a hypothesis, with its standard deviation; ``beside``: other tensors of the same run."""
+    """A tensor under a hypothesis, with its standard deviation; ``beside`` has other tensors of the same
+    run.
+    """
 
     value: Array
     sigma: Array
@@ -50,7 +52,7 @@ class Computation(ABC):
 
     @property
     def subject(self) -> str:
-        """Subject of the explanation's sentence; empty where the tensor's name already stands before it."""
+        """Subject of the explanation's sentence; empty if the tensor's name already precedes it."""
         return self.tensor
 
     @abstractmethod
@@ -92,8 +94,8 @@ class Computation(ABC):
             return False
         if not same_infinities(prediction.value, self.right.value):
             return True
-        # Both must reject the other: a hypothesis without effect explains nothing, nor does a sigma so wide
-        # that it allows anything.
+        # Each must reject the other: a hypothesis without effect explains nothing, and neither does a sigma
+        # that is wide enough for any value.
         return all(
             judgement.status == "diverges"
             for judgement in (
@@ -110,7 +112,7 @@ class Computation(ABC):
         return max((self.judged(self.actual, prediction).ratio, *ratios))
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether a hypothesis leaves the tensor correct, and so is not refuted."""
+        """Return whether a hypothesis leaves the tensor correct, and is therefore not refuted."""
         value = self.values(hypothesis)
         refuted = value.shape == self.actual.shape and self.judged(value, self.right).status == "diverges"
         return not refuted
@@ -123,7 +125,7 @@ def same_infinities(a: Array, b: Array) -> bool:
 
 
 def within(error: Array, sigma: Array) -> bool:
-    """Return whether errors are rounding; False if sigma is finite nowhere."""
+    """Return whether errors are rounding; False if sigma is not finite anywhere."""
     finite = np.isfinite(sigma) & np.ones_like(error, bool)
     if finite.size and not finite.any():
         return False

@@ -1,6 +1,6 @@
 """Wrong weights that a conversion may yield (SPEC WGT-1 to WGT-4, NRM-2).
 
-A search tries them; a port's certificate injects some to prove that it would detect them.
+A search tries them; a port's certificate injects some to prove that it detects them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, parameters
 
-# Replacement arrays by parameter name, computed on demand: memory does not hold all of a large model's.
+# Replacement arrays by parameter name, computed on demand, since those of a large model do not all fit in
+# memory.
 WrongArrays = Mapping[str, Callable[[], Array]]
 
 LEAVES = ("weight", "bias")
@@ -126,7 +127,9 @@ def _of_other_layers(case: JudgedProblem, module: str) -> Iterator[WrongWeights]
 
 
 def _of_heads(case: JudgedProblem, module: str, outputs: bool) -> Iterator[WrongWeights]:
-    """Yield permuted heads and wrong splits of a fused weight; ``outputs``: whether heads are its columns."""
+    """Yield permuted heads and wrong splits of a fused weight; ``outputs`` says whether heads are its
+    columns.
+    """
     config, weights = case.config, case.weights
     numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
     leaves = [
@@ -158,7 +161,7 @@ def _cut_from_fused(config: EncoderConfig, weights: Weights, prefix: str, role: 
 
 
 def _orders(heads: int) -> list[tuple[int, ...]]:
-    """Return wrong orders of heads; of more than three heads, only reversed and rolled ones."""
+    """Return wrong orders of heads; for more than three heads, only reversed and rolled orders."""
     straight = tuple(range(heads))
     if heads <= 3:
         return [order for order in itertools.permutations(straight) if order != straight]

@@ -1,4 +1,4 @@
-"""Print findings, and write failures as folders."""
+"""Printing of findings, and failures as folders."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[st
         version = findings.environments.get(backend, {}).get("version")
         about = {"versions": {**machine.describe(), backend: version}, "settings": options}
         case = case_files(failure.case.job(failure.name))
-        # Folders are named by content: the same finding with the same settings is written once, and none
-        # replaces another.
+        # Folders are named by content: the same finding with the same settings is written once, and folders
+        # are never replaced.
         content = hashlib.sha256(b"".join([*case.values(), str([backend, options]).encode()]))
         target = folder / f"{failure.name}-{dtype}-{content.hexdigest()[:8]}"
         text = record.lines({**record.plain(failure), **about}).encode()

@@ -1,4 +1,4 @@
-"""Print lockstep training."""
+"""Printing of lockstep training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnose the installed backends and this machine."""
+"""Diagnosis of the installed backends and this machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def diagnose(names: Sequence[str], settings: Setup) -> list[Installed]:
 
 
 def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
-    """Return advice on differing defaults and GPUs."""
+    """Return advice about differing defaults and GPUs."""
     ready = [diagnosis for diagnosis in diagnoses if diagnosis.status == "ready"]
     lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
     has_gpu = any(

@@ -1,4 +1,4 @@
-"""Print results: a table of verdicts, and first divergences."""
+"""Printed results: a table of verdicts, and first divergences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16
 
 
 def gravity(result: Result) -> tuple[int, float]:
-    """Sort key of results, the worst first."""
+    """Sort key of results, worst first."""
     return [*STATUSES].index(result.status), -result.worst
 
 
@@ -219,7 +219,7 @@ def runs(report: Report) -> str:
 
 
 def within(path: Path, name: str, text: str) -> str:
-    """Replace the text between a file's markers."""
+    """Replace the text between markers in a file."""
     before, after = around(path, name)
     return before + (text.replace("\n", "\r\n") if before.endswith("\r\n") else text) + after
 
@@ -304,7 +304,7 @@ def declarations(report: Report) -> list[str]:
 
 
 def repeated(results: Sequence[Result]) -> str:
-    """Say whether a backend's repeated runs have the same bits."""
+    """Describe whether a backend's repeated runs have the same bits."""
     runs = [result for result in results if result.verdict and result.times > 1]
     if not runs:
         return ""

@@ -37,14 +37,14 @@ from concord.conformance.run.report import (
 from concord.conformance.wording import counted, gather, joined
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
-# Number of failed cases that are initially unfolded.
+# Maximum number of failed cases that are initially unfolded.
 OPEN = 6
 
-# Number of first divergences shown in full.
+# Maximum number of first divergences shown in full.
 FINDINGS = 8
 
-# With more tensors over all runs, folded cases show only the worst run: a cell for each would make the page
-# too large.
+# With more tensors in all runs, folded cases show only the worst run: a cell for each tensor would make the
+# page too large.
 CELLS = 15_000
 
 WAYS = ("local", "end_to_end")
@@ -79,7 +79,7 @@ class CaseResults:
 
     @property
     def chips(self) -> list[Result]:
-        """Each backend's worst result; only bad ones of a failed case."""
+        """Each backend's worst result; for a failed case, only bad results."""
         fine = ("absent", "unsupported", *(["agrees"] if self.order < 2 else []))
         shown = [result for result in self.results if result.status not in fine]
         return [
