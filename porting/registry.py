@@ -1,4 +1,4 @@
-"""The formats, as a table of container, naming and file of weights."""
+"""The formats, as a table of container, naming and weight file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAYOUTS = {  # the canonical layout of each kind of parameter
 
 PARTS = ("model", "encoder", "pooled", "stack", "attention")  # the most complete first
 
-# Files of backends' models may hold more than parameters.
+# Files of backends' models may contain more than parameters.
 OPTIMIZER = CheckpointTable(
     ignored={
         "optimizer*": Ignored(reason="belongs to the optimizer"),
@@ -51,7 +51,7 @@ def keras_path(name: str, config: EncoderConfig) -> str:
         lambda match: f"blocks.{config.norm_placement}_norm_layer{'' if match[1] == '0' else f'_{match[1]}'}",
         path,
     )
-    # ``output`` is a property of every Keras layer, so the model's attribute has another name.
+    # ``output`` is a property of every Keras layer, so the model's attribute has a different name.
     path = re.sub(r"(^|\.)attention\.output$", r"\1attention.projection", path)
     return f"{path.replace('.', '/')}/vars/{int(leaf in ('bias', 'beta'))}"
 
@@ -61,7 +61,7 @@ def tensorflow_key(name: str, config: EncoderConfig) -> str:  # noqa: ARG001 - a
     return f"model/{name.replace('.', '/')}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
-# How containers spell a backend's names.
+# Functions that spell a backend's names for each container.
 SPELLED: dict[str, Callable[[str, EncoderConfig], str]] = {
     "": lambda name, _: name,
     "keras": keras_path,
@@ -71,7 +71,7 @@ SPELLED: dict[str, Callable[[str, EncoderConfig], str]] = {
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of checkpoint. ``formats.toml`` explains the fields."""
+    """A checkpoint format; ``formats.toml`` explains the fields."""
 
     name: str
     meaning: str
@@ -85,11 +85,11 @@ class Format:
     also: Sequence[str] = ()
     loading: str = ""
 
-    own: Table | None = None  # the user's, in place of the source's
+    own: Table | None = None  # the user's table, instead of the source's
 
     @cached_property
     def table(self) -> Table | None:
-        """The table that names the tensors; None if a backend does."""
+        """The table that names the tensors, or None if a backend names them."""
         return self.own or (tables.load(self.source) if self.source else None)
 
     @property
@@ -99,18 +99,18 @@ class Format:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that it can hold, the most complete first."""
+        """The parts that it can contain, the most complete first."""
         if self.name == ONNX:
             return OF_IDS
         return tuple(self.table.parts) if self.table else PARTS
 
     @property
     def home(self) -> str:
-        """The backend that computes such checkpoints."""
+        """The backend that runs such checkpoints."""
         return self.backend or self.container.backend
 
     def rules(self, part: str) -> CheckpointTable:
-        """Return what the files hold besides parameters."""
+        """Return the rules for file contents other than parameters."""
         if self.table and part in self.table.parts:
             return self.table.parts[part].checkpoint
         return OPTIMIZER if self.backend else CheckpointTable()
@@ -131,11 +131,11 @@ class Format:
     @property
     def carried(self) -> tuple[str, ...]:
         """Accompanying files that are copied unchanged."""
-        # Other projects' folders have no place for the files of sentence-transformers.
+        # Other projects' folders have no place for files of sentence-transformers.
         return (*CARRIED, *(SENTENCES if self.modules or not self.source else ()))
 
 
-OWN, KERAS, ONNX = "concord", "keras", "onnx"  # formats that are written in ways of their own
+OWN, KERAS, ONNX = "concord", "keras", "onnx"  # formats with their own way of writing
 
 TABLE = Path(__file__).with_name("formats.toml")
 

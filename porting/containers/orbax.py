@@ -11,7 +11,7 @@ from concord.spec.errors import optional
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder has Orbax' marks."""
+    """Whether a folder is in Orbax' format."""
     marks = ("manifest.ocdbt", "_sharding", "_CHECKPOINT_METADATA")
     return path.is_dir() and (path / "_METADATA").is_file() and any((path / mark).exists() for mark in marks)
 
