@@ -13,12 +13,12 @@ from concord.speed.measurement import SpeedPlan
 from concord.speed.presets import Workload
 from concord.speed.work import flops
 
-# Records name a backend's environment. There is only one: equal threads, and documented switches.
+# Name of a backend's environment in records. There is only one: equal threads, and documented switches.
 TUNED = "tuned"
 
 
 class SpeedRecord:
-    """A record that grows entry by entry, so that interrupted runs keep theirs."""
+    """A record that grows entry by entry, so that interrupted runs keep their entries."""
 
     def __init__(self, plan: SpeedPlan) -> None:
         self.seconds = 0.0
@@ -89,13 +89,13 @@ def best_rates(
 def summary(
     entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[tuple[str, str], float]
 ) -> dict[str, Any] | None:
-    """Return the figures of an entry; None if it was not measured."""
+    """Return the figures of an entry, or None if it was not measured."""
     turns = [turn["seconds"] for turn in entry["turns"]]
     if entry["status"] != "measured" or not turns:
         return None
     median, (low, high) = statistics.median(turns), statistics.interval(turns)
     spread = statistics.spread(turns)
-    # Unpadded execution skips padding. If its rate counted padding, it could exceed the machine's.
+    # Unpadded execution skips padding. If its rate included padding, it could exceed the machine's.
     rate = work["real_flops" if "unpadded" in entry["execution"] else "flops"] / median / 1e9
     own, overall = (best.get((name, work["dtype"])) for name in (entry["backend"], ""))
     busy = [turn["busy_cores"] for turn in entry["turns"] if turn["busy_cores"] is not None]
@@ -112,7 +112,7 @@ def summary(
         "gflops": rate,
         "share_of_own_product": rate / own if own else None,
         "share_of_best_product": rate / overall if overall else None,
-        # PyTorch compiles in its first step: its extra time counts as compilation.
+        # PyTorch compiles in its first step, whose additional time counts as compilation.
         "compile_seconds": entry["compile_seconds"] + max(0.0, entry["first_seconds"] - median),
         "peak_memory_bytes": max(peaks, default=None),
         "busy_cores": sum(busy) / len(busy) if busy else None,

@@ -49,7 +49,7 @@ class Graph:
 
 
 class Engine(ABC):
-    """An engine for ONNX graphs; it offers only sessions, not judged by tensor."""
+    """An engine for ONNX graphs, with only sessions, which are not judged by tensor."""
 
     name = ""
     version = ""
@@ -65,7 +65,7 @@ class Engine(ABC):
 
     @property
     def threads(self) -> int | None:
-        """The number of threads; None lets the engine decide."""
+        """The number of threads, or None for the engine's default."""
         return int(os.environ.get("OMP_NUM_THREADS", "0")) or None
 
     def describe(self) -> dict[str, Any]:

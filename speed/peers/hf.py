@@ -57,7 +57,7 @@ class HuggingFaceModel:
     def step(self) -> None:
         """Start a training step or a forward pass."""
         if not self.request.training:
-            # With labels the model would also compute a loss, unlike a deployed model.
+            # With labels, the model would also compute a loss, unlike a deployed model.
             inputs = {name: tensor for name, tensor in self.inputs.items() if name != "labels"}
             with torch.inference_mode():
                 self.computed = {"logits": self.run(**inputs).logits}
@@ -96,7 +96,7 @@ class HuggingFaceModel:
 
 
 class HuggingFacePeer:
-    """The peer; it offers only sessions, not judged by tensor."""
+    """The peer, with only sessions, which are not judged by tensor."""
 
     name = "hf"
 
@@ -115,7 +115,7 @@ class HuggingFacePeer:
         return torch.cuda.Event(enable_timing=True)
 
     def session(self, request: Request) -> Session:
-        """Build the model, to run it many times."""
+        """Build the model for repeated runs."""
         if request.implementation != "library" or request.execution not in ("eager", "compiled"):
             raise Unsupported(
                 "hf has its own implementation: --implementation library, --execution eager or compiled"
