@@ -104,7 +104,7 @@ def indices(request: Request) -> dict[str, Ids]:
 
     Returns:
         ``rows`` (N,): kept rows among B T. ``places`` (B, T): each token's index among them, or 0 for dropped
-            ones, whose value is never used.
+            tokens, whose value is never used.
     """
     if not request.execution.startswith(UNPADDED):
         return {}

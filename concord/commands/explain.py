@@ -1,4 +1,4 @@
-"""``concord explain``: what a clause, a bug, a status or a declaration means, offline."""
+"""``concord explain``: the meaning of a clause, a bug, a status or a declaration, offline."""
 
 from __future__ import annotations
 
