@@ -1,7 +1,7 @@
 """Elementary operations with rounding and reverse-mode derivatives.
 
-The model uses them instead of NumPy, so the same code runs in every arithmetic: exact, rounded after each
-operation, or randomly perturbed (:mod:`concord.spec.montecarlo`).
+The model uses them instead of NumPy, so the same code runs exactly, rounded after each operation, or randomly
+perturbed (:mod:`concord.spec.montecarlo`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Arithmetic:
         fused: keep the storage type between the steps of softmax and derivatives.
         strict: turn overflow into NaN.
         cut: truncate the factors of TF32 products instead of rounding them.
-        way: one of :data:`WAYS`; any but the first also uses layer norm's derivative in closed form, and
-            decay as a product (SPEC OPT-6).
+        way: one of :data:`WAYS`; all but the first also use layer norm's closed-form derivative, and decay as
+            a product (SPEC OPT-6).
     """
 
     # Arrays have this many leading axes that are not part of a tensor's shape.
@@ -128,9 +128,9 @@ class Arithmetic:
         return variance
 
     def round_sum(self, values: Array, value: float, rounded: str) -> Array:
-        """Add a mask constant, rounding as in the precision ``rounded`` (SPEC MSK-5)."""
-        # An exact sum would keep digits of the score that float32 absorbs into -1e9: a row without visible
-        # keys would get different weights than in the run.
+        """Add a mask constant, rounded as in ``rounded`` (SPEC MSK-5)."""
+        # An exact sum would keep digits of the score that float32 absorbs into -1e9. A row without visible
+        # keys would then get different weights than in the run.
         target = precision(rounded)
         return target.round(target.round(values) + np.float64(value)).astype(values.dtype)
 
@@ -197,7 +197,7 @@ class Arithmetic:
         )
 
     def einsum(self, subscripts: str, a: Node, b: Node) -> Node:
-        """Contract two tensors; no index may appear twice in one operand."""
+        """Contract two tensors; no index may repeat in an operand."""
         return self._record(self._product(subscripts, a.value, b.value), *self._pulls(subscripts, a, b))
 
     def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
@@ -207,7 +207,7 @@ class Arithmetic:
         return self._record(total, (product, self._unbroadcast(product)), (bias, self._bias_pullback(bias)))
 
     def sum(self, a: Node, axis: int | None = None) -> Node:
-        """Sum over one axis, counted from the end and kept, or over all axes to a scalar."""
+        """Sum over one axis, counted from the end and kept, or over all."""
         axes = (axis,) if axis is not None else tuple(range(self.lead, a.value.ndim))
         return self._record(
             self._sum(a.value, axes, axis is not None), (a, lambda g: self._shared(g, a, axis is None))
@@ -241,7 +241,7 @@ class Arithmetic:
         """Rectify.
 
         Args:
-            active: where the slope is 1; by default where the input is positive.
+            active: where the slope is 1; by default at positive inputs.
         """
         # Rounding may put an input near zero on either side, where the gradient jumps. A pinned result shows
         # which side the run took (SPEC PRT-2).
@@ -279,7 +279,7 @@ class Arithmetic:
 
         Args:
             floor: lower bound of the shifted scores, if a kernel clips them.
-            sums: the place where :meth:`attend` stores the row sums of output times gradient.
+            sums: receives the row sums of output times gradient from :meth:`attend`.
         """
         exponentials = self.step(np.exp(self._shifted(a, floor)), FUNCTION)
         total = self._sum(exponentials, (-1,), True, internal=True)
@@ -306,7 +306,7 @@ class Arithmetic:
         return self.replace(weights, rows, 0.0) if self.blind_rows_zero and rows is not None else weights
 
     def attend(self, weights: Node, values: Node, sums: RowSums | None = None) -> Node:
-        """Sum values by attention weights: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K)."""
+        """Sum values by weights: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K)."""
         result = self.einsum("bhqs,bshk->bqhk", weights, values)
         if not self.recording:
             return result
@@ -346,7 +346,7 @@ class Arithmetic:
     def vary_softmax(
         self, value: Array, x: Array, floor: float | Array | None, logarithms: Callable[[], Array]
     ) -> Array:
-        """Return the softmax in this arithmetic's :data:`way <WAYS>`.
+        """Softmax in this arithmetic's :data:`way <WAYS>`.
 
         Args:
             value: exponentials divided by their sum.
@@ -364,11 +364,11 @@ class Arithmetic:
     def vary_log_softmax(
         self, value: Array, x: Array, logarithms: Callable[[], Array], floor: float | None
     ) -> Array:
-        """Return the log-softmax in this arithmetic's way."""
+        """Log-softmax in this arithmetic's way."""
         return self.settle(x - logarithms()) if self.way == "logarithm" and floor is None else value
 
     def vary_row_sums(self, sums: Array, products: Array) -> Array:
-        """Return the row sums of weights times gradient in this arithmetic's way.
+        """Row sums of weights times gradient in this arithmetic's way.
 
         Args:
             products: an array with the same row sums.
@@ -459,7 +459,7 @@ class Arithmetic:
         return self._record(table.value[where], (table, pullback))
 
     def index(self, a: Node, where: Any) -> Node:
-        """Select with a NumPy index that picks every element at most once."""
+        """Select with a NumPy index, each element at most once."""
         inside = (*(slice(None),) * self.lead, *(where if isinstance(where, tuple) else (where,)))
 
         def pullback(gradient: Array) -> Array:
@@ -480,7 +480,7 @@ class Arithmetic:
     # Derivatives.
 
     def backward(self, result: Node) -> None:
-        """Compute the derivative of a scalar with respect to every tensor on the tape.
+        """Differentiate a scalar with respect to every tensor on the tape.
 
         This frees the tape unless ``keeping`` is set.
         """

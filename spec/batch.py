@@ -50,7 +50,7 @@ class Batch:
     cotangent: Array | None = None
 
     def arrays(self) -> Arrays:
-        """Return the given arrays by name."""
+        """Given arrays by name."""
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: array for name, array in fields if array is not None}
 
@@ -63,7 +63,7 @@ class Batch:
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
-    """Build a batch from arrays by field name, without checking shapes or values.
+    """Build a batch from arrays by field name, without checking them.
 
     Raises:
         UnknownNameError: for an unknown input.
@@ -198,11 +198,11 @@ def example_batch(
     padding: str | Sequence[int] = "ragged",
     part: str = "model",
 ) -> Batch:
-    """Draw a batch for a part of the model (SPEC INP-6): int64 ids and labels, bool masks, float64 values.
+    """Draw a batch for a part (SPEC INP-6): int64 ids and labels, bool masks, float64 values.
 
     Args:
         tokens: T, by default the maximum; in attention parts S, with T // 2 + 1 queries.
-        padding: one of :data:`PADDINGS`, or the number of real tokens at the start of each sample.
+        padding: one of :data:`PADDINGS`, or each sample's number of leading real tokens.
 
     Raises:
         UnknownNameError: for an unknown padding or part.
@@ -227,8 +227,8 @@ def completed(
     """Fill in missing labels or a missing cotangent (SPEC INP-3, LOS-5).
 
     Args:
-        drawn: whether gradients are needed: labels then cycle through all classes, and the cotangent is
-            random; otherwise labels are equal, and the cotangent is zero.
+        drawn: cycle labels through all classes and draw the cotangent, for gradients; by default labels are
+            equal, and the cotangent is zero.
     """
     arrays = batch.arrays()
     table = inputs(config, part)

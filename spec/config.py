@@ -164,16 +164,16 @@ class EncoderConfig:
 
         Raises:
             UnknownNameError: for an unknown field.
-            ConfigError: if the result does not describe a model.
+            ConfigError: if the result is invalid.
         """
         return replaced(self, "configuration field", fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, without absent ones."""
+        """Fields by name, without absent ones."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def to_toml(self) -> str:
-        """Return TOML text for :func:`from_toml`."""
+        """TOML text for :func:`from_toml`."""
         return to_toml(self.as_dict())
 
 
@@ -194,7 +194,7 @@ def from_mapping(fields: Mapping[str, Any], where: str = "configuration") -> Enc
 
 
 def from_toml(text: str, where: str = "configuration") -> EncoderConfig:
-    """Read a configuration from TOML text, as printed by ``concord show variants NAME`` (SPEC CFG-1).
+    """Read a configuration from TOML, as printed by ``concord show variants NAME`` (SPEC CFG-1).
 
     Raises:
         SpecError: if the text is not TOML.
@@ -207,7 +207,7 @@ _VARIANTS = Path(__file__).parent / "variants"
 
 
 def variants() -> list[str]:
-    """Return the published members of the family, oldest first."""
+    """Published members of the family, oldest first."""
     # Reports list variants in this order, from the oldest encoder to bert and its successors.
     order = [
         "tf1-text-classifier",
@@ -230,7 +230,7 @@ def variant(name: str, **fields: Any) -> EncoderConfig:
 
     Raises:
         UnknownNameError: for an unknown variant or field.
-        ConfigError: if the result does not describe a model.
+        ConfigError: if the result is invalid.
     """
     if name not in variants():
         raise unknown("variant", name, variants())

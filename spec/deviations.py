@@ -1,6 +1,6 @@
-"""Deviations that a backend declares where its framework cannot follow the specification (SPEC PRC-4).
+"""Declared deviations, where a framework cannot follow the specification (SPEC PRC-4).
 
-The reference follows a declared deviation for that backend, so no tolerance widens.
+The reference follows them for that backend, so no tolerance widens.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
 
 
 def in_precision(deviations: Deviations, dtype: str) -> Deviations:
-    """Return the deviations that affect a precision."""
+    """Deviations that affect a precision."""
     return {
         name: value
         for name, value in deviations.items()

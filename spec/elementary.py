@@ -53,7 +53,7 @@ def logistic(x: Array) -> Array:
 
 
 def contract(subscripts: str, a: Array, b: Array) -> Array:
-    """Contract two arrays by one matrix product; no index may appear twice in one operand."""
+    """Contract two arrays in one matrix product; no index may repeat in an operand."""
     # Swapped factors yield the result in its final order; a transposed view would be copied later.
     if _comes_out_turned(subscripts):
         index_a, index_b, index = subscripts.replace("->", ",").split(",")
@@ -159,7 +159,7 @@ def _comes_out_turned(subscripts: str) -> bool:
 
 
 def count_terms(subscripts: str, shape_a: tuple[int, ...]) -> int:
-    """Return the number of products in each element of a contraction."""
+    """Number of products in each element of a contraction."""
     operands, result = subscripts.split("->")
     return math.prod(
         size for index, size in zip(operands.split(",")[0], shape_a, strict=True) if index not in result

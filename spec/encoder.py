@@ -69,7 +69,7 @@ class Model:
         self.dropout: Dropout = lambda site, shape: None
 
     def observe(self, observer: Observer, gradients: bool, part: str) -> int:
-        """Report every tap, and gradients on request; return the number of forward elements."""
+        """Report taps, and gradients on request; return the number of forward elements."""
         self.observer = observer
         self.watched = set(trainable(self.config, part)) if gradients else set()
         self.a.recording = gradients or self.a.keeping
@@ -122,13 +122,13 @@ class Model:
             leaf.completed = functools.partial(self.complete, name)
 
     def nothing(self, name: str) -> Array:
-        """Return zeros for a gradient that the loss does not depend on."""
+        """Zeros for a gradient that the loss does not depend on."""
         input_name = name.removeprefix("inputs.")
         leaf = self.given[input_name] if input_name != name else self.looked_up.get(name, self.weights[name])
         return np.zeros_like(leaf.value)
 
     def full(self, name: str, gradient: Array) -> Array:
-        """Return a table's gradient with all rows, used or not."""
+        """A table's gradient with all rows, used or not."""
         if name not in self.rows:
             return gradient
         table = np.zeros((*gradient.shape[: self.a.lead], *self.weights.shape(name)), gradient.dtype)
@@ -136,7 +136,7 @@ class Model:
         return table
 
     def active(self, name: str) -> Mask | None:
-        """Return where a ReLU had slope 1 according to its pinned result."""
+        """Where a ReLU had slope 1, according to its pinned result."""
         # The input may be zero up to rounding; only the result shows which side the run took.
         return self.pinned[name] > 0 if name in self.pinned else None
 
@@ -146,7 +146,7 @@ class Model:
         return constant if bits is None else float(round_to_bits(np.asarray(constant), int(bits)))
 
     def run(self, part: str) -> Node:
-        """Return the loss of a part (SPEC PRT-1)."""
+        """Loss of a part (SPEC PRT-1)."""
         if part in ("attention", "dot_product"):
             attend = self.attention if part == "attention" else self.dot_product
             query, key, value = (self.given[name] for name in ("query", "key", "value"))
@@ -169,7 +169,7 @@ class Model:
     # Embeddings (EMB-1 to EMB-6, POS-5).
 
     def embeddings(self, real: Mask) -> Node:
-        """Return the input of the first layer: (B, T, D)."""
+        """Input of the first layer: (B, T, D)."""
         config, ids = self.config, self.batch.required("input_ids")
         token = self.lookup("embeddings.token.weight", ids, config.token_padding_row)
         if config.token_padding_forward == "zero":
@@ -325,7 +325,7 @@ class Model:
         )
 
     def project(self, name: str, x: Node) -> Node:
-        """Return queries, keys or values by head: (B, T, H, K)."""
+        """Queries, keys or values by head: (B, T, H, K)."""
         y = self.linear(name, x)
         if self.config.qkv_activation == "relu":
             y = self.a.relu(y, self.active(name))
@@ -336,7 +336,7 @@ class Model:
     ) -> Node:
         """Attend: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
 
-        All heads are computed at once: a loop yields the same (SPEC ATT-7).
+        All heads at once: a loop yields the same (SPEC ATT-7).
         """
         config, a = self.config, self.a
         scores = self.tap(f"{name}.scores", self.scores(q, k))
@@ -362,7 +362,7 @@ class Model:
         )
 
     def softmax_floor(self, key_mask: Mask | None) -> float | Array | None:
-        """Return the declared lower bound of the shifted scores, for all keys or by key (B, 1, 1, S)."""
+        """Declared lower bound of shifted scores, for all keys or (B, 1, 1, S)."""
         floor = self.deviations.get("softmax_floor")
         if floor is None or key_mask is None or not self.deviations.get("padding_left_out"):
             return floor

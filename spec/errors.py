@@ -1,4 +1,4 @@
-"""Errors of the specification, with the actual value, the required one, and the clause."""
+"""Errors of the specification, with actual value, required value, and clause."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ USUAL = {"tensorflow": "tf", "keras": "tf", "pytorch": "torch", "paddlepaddle": 
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
-    """Return the error for an unknown name of a ``kind`` such as ``"variant"``, with the nearest known
-    ones.
-    """
+    """Error for an unknown name of a ``kind``, with the nearest known ones."""
     # Imported here because only an error needs it.
     import difflib
 
@@ -68,7 +66,7 @@ def unknowns(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]
 
 @contextmanager
 def collecting(problems: list[str]) -> Iterator[None]:
-    """Catch an error within the block, and add its problems to a list, each once."""
+    """Catch an error in the block, and collect its problems, each once."""
     try:
         yield
     except SpecError as error:
@@ -77,7 +75,7 @@ def collecting(problems: list[str]) -> Iterator[None]:
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Prefix the problems of an error within the block with a place, keeping its class."""
+    """Prefix an error's problems with a place, keeping its class."""
     try:
         yield
     except SpecError as error:
@@ -87,7 +85,7 @@ def located(where: str) -> Iterator[None]:
 
 
 def collect(*steps: Callable[[], Any]) -> list[Any]:
-    """Return the results of all steps, or raise one ``SpecError`` with all problems."""
+    """Return all steps' results, or raise one ``SpecError`` with all problems."""
     results, problems = list[Any](), list[str]()
     for step in steps:
         with collecting(problems):

@@ -61,7 +61,7 @@ def _plain(value: Any, annotation: str) -> Any:
 
 
 def to_toml(fields: Mapping[str, Any]) -> str:
-    """Return TOML text, one field per line."""
+    """TOML text, one field per line."""
     # TOML and JSON write scalars of these types, and lists of them, in the same way.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
 

@@ -60,7 +60,7 @@ MOST_PROBLEMS = 10
 
 
 def find(folder: Path, pattern: str) -> list[Path]:
-    """Return the files under a folder whose names match, sorted, without following links to folders.
+    """Matching files under a folder, sorted, without following links to folders.
 
     Raises:
         SpecError: if a folder cannot be read: an unreadable file must not seem absent.
@@ -78,7 +78,7 @@ def find(folder: Path, pattern: str) -> list[Path]:
 
 
 def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
-    """Return the content of a regular file.
+    """Content of a regular file.
 
     Raises:
         SpecError: if it is missing, unreadable, irregular or too large.
@@ -117,7 +117,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a regular file."""
+    """SHA-256 of a regular file."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -136,11 +136,11 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
-    """Return the content of a JSON text.
+    """Content of a JSON text.
 
     Raises:
-        SpecError: if it is invalid, contains ``NaN``, numbers beyond float64 or lone surrogates, or is nested
-            deeper than :data:`DEEPEST`.
+        SpecError: if it is invalid, contains ``NaN``, numbers beyond float64 or lone surrogates, or exceeds
+            :data:`DEEPEST`.
     """
     try:
         text = content if isinstance(content, str) else content.decode("utf-8")
@@ -179,10 +179,10 @@ def _whole(text: str) -> int:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Return the content of a TOML text.
+    """Content of a TOML text.
 
     Raises:
-        SpecError: if it is invalid or has an integer of more than 64 bits.
+        SpecError: if it is invalid or has an integer beyond 64 bits.
     """
     try:
         content = tomllib.loads(text)
@@ -206,7 +206,7 @@ def read_as(path: Path, kind: type[T], version: str = "format", written_by: str 
     Args:
         kind: a data class or typed dictionary; unknown keys are ignored.
         version: key of the format version; if it is wrong, nothing else is reported.
-        written_by: command that writes such files, for the message about a wrong format.
+        written_by: command that writes such files, for messages.
 
     Raises:
         SpecError: as in :func:`read_json`, and listing missing keys and wrong types.
@@ -219,7 +219,7 @@ def read_as(path: Path, kind: type[T], version: str = "format", written_by: str 
 
 @cache
 def adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Return the pydantic adapter of a type, which takes a tenth of a second to build."""
+    """Pydantic adapter of a type, which takes 0.1 s to build."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
@@ -228,7 +228,7 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 def typed(
     kind: type[T], content: str | bytes | Mapping[str, Any], version: str = "format", written_by: str = ""
 ) -> T:
-    """Check the types of JSON text or plain data; for its arguments see :func:`read_as`."""
+    """Check the types of JSON text or plain data; arguments as in :func:`read_as`."""
     from pydantic import ValidationError  # not at the top: a worker's environment may lack pydantic
 
     try:
@@ -289,7 +289,7 @@ def _briefly(value: Any) -> str:
 
 
 def read_arrays(path: Path) -> Arrays:
-    """Read a safetensors file, or raise ``SpecError`` if it is unreadable or corrupt."""
+    """Read a safetensors file, or raise ``SpecError``."""
     return read_described(path)[1]
 
 
@@ -315,12 +315,12 @@ def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
 
 
 def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
-    """Return the arrays whose names start with a prefix, without the prefix."""
+    """Arrays whose names start with a prefix, without the prefix."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def obstacle(path: Path) -> str | None:
-    """Return the reason why a file cannot be written, or None, to check before long work."""
+    """Reason why a file cannot be written, if any."""
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "Is a directory")
@@ -337,7 +337,7 @@ def obstacle(path: Path) -> str | None:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Return whether two names denote the same regular file, which need not exist yet."""
+    """Whether two names denote the same regular file, which may not exist yet."""
     with suppress(OSError, RuntimeError, ValueError):
         modes = {_mode(one), _mode(other)}
         if any(mode is not None and not stat.S_ISREG(mode) for mode in modes):
@@ -364,7 +364,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Write]:
-    """Write a file piece by piece; it appears once the block ends without an error.
+    """Write a file piece by piece; it appears after the block, unless that fails.
 
     Yields:
         A function that writes the next bytes.

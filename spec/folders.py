@@ -27,10 +27,10 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """Write a folder file by file; it appears once the block ends without an error.
+    """Write a folder file by file; it appears after the block, unless that fails.
 
     Args:
-        replace: whether to replace an existing folder; if killed, either the old or the new one remains.
+        replace: replace an existing folder; a kill leaves either the old or the new one.
 
     Yields:
         The folder to write into.

@@ -11,7 +11,7 @@ from concord.spec.tape import Node
 
 
 class Leaves(dict[str, Node]):
-    """Weights that become inputs on first use, since many steps use only a few.
+    """Weights that become inputs on first use.
 
     Args:
         carried: whether this arithmetic computed them, with its leading axes.

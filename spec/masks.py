@@ -17,7 +17,7 @@ def real_tokens(config: EncoderConfig, input_ids: Ids) -> Mask:
 
 
 def visible_keys(config: EncoderConfig, key_mask: Mask, num_heads: int) -> Mask:
-    """Return the keys visible to each query of each head (SPEC MSK-4, MSK-7).
+    """Keys visible to each query of each head (SPEC MSK-4, MSK-7).
 
     Args:
         key_mask: (B, S) or (B, Q, S).
@@ -36,7 +36,7 @@ def visible_keys(config: EncoderConfig, key_mask: Mask, num_heads: int) -> Mask:
 
 
 def sees_nothing(config: EncoderConfig, batch: Batch) -> bool:
-    """Return whether some query of a batch sees no key (SPEC MSK-5)."""
+    """Whether some query of a batch sees no key (SPEC MSK-5)."""
     visible = batch.key_mask if batch.input_ids is None else real_tokens(config, batch.input_ids)
     return visible is not None and not bool(visible.any(axis=-1).all())
 

@@ -1,4 +1,4 @@
-"""Monte Carlo arithmetic: each operation adds noise of the size of its possible rounding error.
+"""Monte Carlo arithmetic: each operation adds noise the size of its rounding error.
 
 Samples form a leading axis, which has size 1 in a value without noise.
 """
@@ -49,13 +49,13 @@ class MonteCarlo(Arithmetic):
     with ``v = K/3 * y² + (K+1)/6 * max(sum t² - y²/K, 0)``, the variance of its rounding in a random order of
     summation. Selections, masks and maxima add nothing.
 
-    Samples also carry the additional errors of admissible algorithms (SPEC ALG-1 to ALG-5). Each float64 or
+    Samples also carry the additional errors of admissible algorithms (SPEC ALG-1 to ALG-5). A float64 or
     float32 sample is itself a correct run with random rounding.
 
     Args:
         dtype: precision or mode whose rounding is simulated.
         samples: number of simultaneous samples.
-        first: index of the first sample, which determines its noise and whether it truncates TF32 factors.
+        first: index of the first sample, which determines its noise and TF32 truncation.
     """
 
     lead = 1
@@ -197,11 +197,11 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_largest(self, gradient: Array, x: Array, terms: Array, shares: Array) -> Array:
-        """Perturb the gradient of a row's largest entry by the rounding of the row's sum."""
-        # A softmax written by hand seldom stops the gradient at the maximum, so the rounding of the row sum
-        # flows back there: to the largest entry or, with a running maximum from either end, to each entry
-        # that was the largest so far. With 263 keys the resulting error was 2 to 18 tolerances (decision
-        # 0018).
+        """Perturb the gradient of a row's largest entry by the sum's rounding."""
+        # A manually written softmax seldom stops the gradient at the maximum, so the rounding of the row sum
+        # flows back there. It reaches the largest entry or, with a running maximum from either end, each
+        # entry that was the largest so far. With 263 keys the resulting error was 2 to 18 tolerances
+        # (decision 0018).
         x, terms, shares = (self._one(values) for values in (x, terms, shares))
         total = terms.sum(-1, keepdims=True, dtype=np.float64)
         # Entries that were equal differ by their own noise here.
@@ -241,7 +241,7 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
-        """Perturb a sum of squares by the error of one long sum."""
+        """Perturb a sum of squares as one long sum."""
         if len(parts) == 1:
             return total
 
@@ -329,7 +329,7 @@ class MonteCarlo(Arithmetic):
         return lambda part: flat[:, part]
 
     def _perturbed(self, values: Array, size: Size, below: NDArray[np.integer] | None = None) -> Array:
-        """Return samples of values, each with its own noise.
+        """Samples of values, each with its own noise.
 
         Args:
             size: returns the noise sizes for some columns, as (1 or samples, …).
@@ -356,7 +356,7 @@ class MonteCarlo(Arithmetic):
 
 
 def _rounding_up_to_larger(x: Array, reach: Array, *summed: Array) -> Array:
-    """Return the rounding of each row's sums up to the next larger entry, in unit roundoffs.
+    """Rounding of each row's sums up to the next larger entry, in unit roundoffs.
 
     It is 0 where an entry is never the largest; entries closer than ``reach`` count as equal.
     """

@@ -34,18 +34,18 @@ class Parameter:
 
 
 def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Parameter]:
-    """Return every parameter of a part by canonical name, in order of computation (SPEC WGT-1)."""
+    """Every parameter of a part by canonical name, in order of computation (SPEC WGT-1)."""
     return dict(_parameters(config, check_part(part)))
 
 
 def trainable(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the parameters and ``inputs.<name>`` that get a gradient (SPEC GRD-1, GRD-3, GRD-5)."""
+    """Parameters and ``inputs.<name>`` that get a gradient (SPEC GRD-1, GRD-3, GRD-5)."""
     names = [name for name, parameter in parameters(config, part).items() if parameter.trainable]
     return names + [f"inputs.{name}" for name in differentiable_inputs(part)]
 
 
 def shape_of(config: EncoderConfig, parameter: Parameter) -> tuple[int, ...]:
-    """Return the numeric shape of a parameter (SPEC WGT-2)."""
+    """Numeric shape of a parameter (SPEC WGT-2)."""
     return resolve(parameter.shape, axis_sizes(config))
 
 
@@ -56,7 +56,7 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
         where: context of the messages, for example ``"backend=paddle"``.
 
     Raises:
-        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight.
+        WeightsError: listing missing, unexpected, misshapen, non-float or non-finite weights.
     """
     context = f"{where}, " if where else ""
     table = parameters(config, part)

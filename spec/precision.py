@@ -46,7 +46,7 @@ class Precision:
             )
 
     def holds(self, values: Array) -> bool:
-        """Return whether the precision represents each finite value exactly."""
+        """Whether the precision represents each finite value exactly."""
         finite = values[np.isfinite(values)]
         return bool((self.round(finite) == finite).all())
 

@@ -13,11 +13,11 @@ FUNCTION = 4.0
 
 
 class Node:
-    """A value on the tape, its operands, and how a gradient flows back to each.
+    """A value on the tape, with its operands and their gradients.
 
     Attributes:
         completed: called once the gradient is complete; it may replace the gradient.
-        constant: where a constant absorbed all digits of the value (SPEC MSK-5), or None.
+        constant: where a constant absorbed the value (SPEC MSK-5), or None.
         hidden: where a mask hides a score, or None.
     """
 
@@ -43,7 +43,7 @@ class Node:
 class RowSums:
     """Products of output and gradient that a weighted sum passes to its softmax.
 
-    Up to rounding, their row sums are those of weights times gradient (SPEC ALG-3).
+    Their row sums equal those of weights times gradient, up to rounding (SPEC ALG-3).
     """
 
     def __init__(self) -> None:

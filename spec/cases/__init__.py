@@ -53,8 +53,8 @@ LANDMARKS = (
     69_999,
     70_000,
 )
-# The number of ids that occur only at the end of a long text, so that the last block of keys is unique and
-# increases the running maximum.
+# The number of ids that occur only at the end of a long text. They make the last block of keys unique, and
+# increase the running maximum.
 LATE = 3
 # A value between the lengths of a batch's pooled vectors: some are divided by it, and some by their length.
 SHORT = 3.0
@@ -77,7 +77,7 @@ class Scenario:
 
 
 # Cases run one after another in one process. Neighbours differ in masks and lengths or in every size, and the
-# first sizes recur at the end, so that leftovers of an earlier call are detected (SPEC INP-6).
+# first sizes recur at the end. This detects leftovers of an earlier call (SPEC INP-6).
 SCENARIOS: dict[str, Scenario] = {
     "ragged": Scenario(
         "rows that are full, of one token, half full, fully padded, and padded inside the text; two "
@@ -182,7 +182,7 @@ OWN: dict[str, tuple[str, ...]] = dict.fromkeys(
 
 
 def scenarios_of(name: str) -> list[str]:
-    """Return the scenarios of a variant, in the order in which they run."""
+    """Scenarios of a variant, in the order in which they run."""
     return [
         scenario
         for scenario, entry in SCENARIOS.items()
@@ -210,7 +210,7 @@ class Case:
 def standard_cases(
     only: list[str] | None = None, part: str = "model", options: dict[str, Any] | None = None
 ) -> list[Case]:
-    """Return the standard cases."""
+    """Standard cases."""
     names = variants() if only is None else only
     return [build_case(name, scenario, part, options) for name in names for scenario in scenarios_of(name)]
 

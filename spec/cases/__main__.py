@@ -1,4 +1,4 @@
-"""Write the files of the standard cases, or check that they have not drifted."""
+"""Write the standard cases' files, or check them for drift."""
 
 import argparse
 import sys

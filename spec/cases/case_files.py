@@ -28,7 +28,7 @@ LAST_BITS = 2.0**-40
 
 
 def contents(case: Case) -> tuple[dict[str, Any], Arrays]:
-    """Return the JSON description of a case, without the digest of its arrays, and the arrays.
+    """A case's JSON description, without the arrays' digest, and its arrays.
 
     The arrays are ``weights/…``, ``inputs/…``, ``float64/…`` (taps and ``gradients.…``) and ``float32/…``
     (exact output and loss of the float32 model, SPEC PRC-2, MSK-5). ``stored`` says how large arrays are
@@ -77,7 +77,7 @@ def write_case(case: Case, folder: Path = FOLDER) -> None:
 
 
 def drift(folder: Path = FOLDER) -> list[str]:
-    """Return the differences between the files and the current code's output."""
+    """Differences between the files and the current code's output."""
     current = {case.name: case for case in standard_cases()}
     stored = {path.stem: path for path in folder.glob("*.json")}
     problems = [f"{name}.json: is missing" for name in current if name not in stored]
@@ -100,7 +100,7 @@ def drift(folder: Path = FOLDER) -> list[str]:
 
 
 def expected(truth: Truth) -> Arrays:
-    """Return taps and gradients by their names in comparisons."""
+    """Taps and gradients by their names in comparisons."""
     return {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
 
 

@@ -1,4 +1,4 @@
-"""Array layouts of sources: weights in both directions, inputs and outputs into the canonical layout.
+"""Array layouts of sources, for weights in both directions, inputs and outputs.
 
 B batch, T tokens, Q queries, S keys, H heads, K head_dim.
 """

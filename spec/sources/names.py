@@ -30,7 +30,7 @@ def fill(pattern: str, values: Mapping[str, int | str]) -> str:
 
 
 def variables(pattern: str) -> set[str]:
-    """Return the variables in a name."""
+    """Variables in a name."""
     return {match[3] for match in _PLACEHOLDER.finditer(pattern)}
 
 

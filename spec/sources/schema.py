@@ -1,6 +1,6 @@
 """The TOML tables of ``spec/sources`` as data classes.
 
-A table describes one source or checkpoint format. Names may contain placeholders
+A table describes a source or checkpoint format. Names may have placeholders
 (:mod:`concord.spec.sources.names`); layouts are those of :mod:`concord.spec.sources.layouts`.
 """
 
@@ -157,8 +157,8 @@ class CheckpointTable(StrictTable):
     ignored: dict[str, Annotated[Ignored, BeforeValidator(_ignored)]] = {}
     tied: dict[str, str] = {}  # name of the original, by name of the copy
     positions: Native | None = None  # the table of fixed positions, computed otherwise by the specification
-    # Place of a parameter of the whole model that this part lacks, or of "heads.<name>" outside the family,
-    # so that conversion to another file type keeps it.
+    # Place of a parameter that only the whole model has, or of "heads.<name>" outside the family. Conversion
+    # to another file type keeps it.
     carried: dict[Pattern, Native] = {}
     # Allowed values of a configuration key, if present.
     requires: dict[str, Annotated[list[Any], BeforeValidator(_listed)]] = {}

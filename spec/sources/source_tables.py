@@ -1,4 +1,4 @@
-"""Conversion of configurations and weights from and to those of published sources."""
+"""Conversion of configurations and weights from and to published sources."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ RUN = ("outputs", "gradients", "unchecked", "runs")
 
 
 def sources() -> list[str]:
-    """Return the names of the sources that have a table."""
+    """Names of the sources that have a table."""
     return sorted(path.stem for path in TABLES.glob("*.toml"))
 
 
 @lru_cache
 def load(source: str) -> Table:
-    """Return the table of a published source.
+    """Table of a published source.
 
     Raises:
         SpecError: if the table itself is wrong.
@@ -87,12 +87,12 @@ def _like(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def words(table: Table) -> str:
-    """Return the name of the table whose terms a source's configuration uses."""
+    """Name of the table whose terms a source's configuration uses."""
     return table.words or table.like or table.source
 
 
 def part_of(table: Table, part: str | None = None) -> PartTable:
-    """Return the entries for a part, by default the first one."""
+    """Entries for a part, by default the first one."""
     if part is None:
         return next(iter(table.parts.values()))
     if part not in table.parts:
@@ -110,7 +110,7 @@ def configure(
 
     Raises:
         SpecError: listing missing keys and unknown values.
-        ConfigError: if the result does not describe a model.
+        ConfigError: if the result is invalid.
     """
     entry, problems = part_of(table, part), []
     rules = entry.checkpoint
@@ -200,7 +200,7 @@ class Binding:
 def bindings(
     entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None
 ) -> dict[str, Binding]:
-    """Return the source's place of each of its parameters, in order of computation.
+    """Source's place of each of its parameters, in order of computation.
 
     Args:
         instead: different places for some parameters, as for gradients.
@@ -252,12 +252,12 @@ def canonical(
     """Convert a source's weights to canonical names and layouts, keeping values and dtypes.
 
     Args:
-        positions: (max_positions, d_model), if the source has no such parameter; by default the
-            configuration's sinusoid in float64.
+        positions: (max_positions, d_model), if not a parameter of the source; by default the float64
+            sinusoid.
 
     Raises:
-        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight by the
-            source's names.
+        WeightsError: listing missing, unexpected, misshapen, non-float or non-finite weights by the source's
+            names.
     """
     entry, context = part_of(table, part), f"source={table.source}"
     places, required = bindings(entry, config), parameters(config, entry.name)

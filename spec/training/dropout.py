@@ -32,7 +32,7 @@ LOW = np.uint64(0xFFFFFFFF)
 def philox(
     counter: tuple[Words, Words, Words, Words], key: tuple[int, int]
 ) -> tuple[Words, Words, Words, Words]:
-    """Return four random words per counter."""
+    """Four random words per counter."""
     a, b, c, d = counter
     for number in range(ROUNDS):
         first, second = (
@@ -46,7 +46,7 @@ def philox(
 
 
 def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
-    """Return the kept elements of a tensor (SPEC DRP-3).
+    """Kept elements of a tensor (SPEC DRP-3).
 
     Args:
         seed: seed of the training, below 2^64.
@@ -57,8 +57,8 @@ def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ..
 
 
 def _drawn(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
-    # Element i takes word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of the site): every element
-    # has its own number, whatever the framework's order of computation.
+    # Element i takes word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of the site). Every element
+    # has its own number, whatever the framework's order.
     size = math.prod(shape)
     blocks = np.arange(-(-size // 4), dtype=np.uint32)
     fixed = (np.full_like(blocks, word) for word in (step, micro_batch, zlib.crc32(site.encode())))

@@ -46,7 +46,7 @@ KINDS_OF_PARAMETERS = ("embedding", "positions", "kernel", "bias", "gamma", "bet
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training recipe (SPEC OPT-1); fields that the algorithm does not use keep their defaults.
+    """A training recipe (SPEC OPT-1); unused fields keep their defaults.
 
     Raises:
         ConfigError: listing all problems.
@@ -111,7 +111,7 @@ class Recipe:
         return replaced(self, "field of a recipe", fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, without absent ones."""
+        """Fields by name, without absent ones."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
@@ -131,7 +131,7 @@ _RECIPES = Path(__file__).parent / "recipes"
 
 
 def recipes() -> list[str]:
-    """Return the names of the recipes of published sources and frameworks."""
+    """Names of the recipes of published sources and frameworks."""
     return sorted(path.stem for path in _RECIPES.glob("*.toml"))
 
 

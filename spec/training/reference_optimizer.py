@@ -24,7 +24,7 @@ MOMENTS: dict[str, tuple[str, ...]] = {
 
 
 def moments(recipe: Recipe) -> tuple[str, ...]:
-    """Return the moments of a recipe, which start at zero."""
+    """Moments of a recipe, which start at zero."""
     conditions = {
         "momentum": recipe.momentum > 0,
         "first_moment": recipe.algorithm == "adam" or recipe.centered,
@@ -81,10 +81,10 @@ class ReferenceOptimizer:
         rate: float,
         rows: Mapping[str, Ids] | None = None,
     ) -> dict[str, Node]:
-        """Return the parameters after one step.
+        """Parameters after one step.
 
         Args:
-            rows: table rows that the batches look up; lazy updates leave the others unchanged.
+            rows: looked-up table rows, the only ones that lazy updates change.
         """
         self.steps += 1
         self.powers = [
@@ -97,7 +97,7 @@ class ReferenceOptimizer:
         }
 
     def power(self, power: Node, beta: float) -> Node:
-        """Return the next power of beta."""
+        """Next power of beta."""
         if self.bits is None:
             return self.a.scale(power, beta)
         # TF1 stores the powers as float32, whatever the run's precision (decision 0023).
@@ -224,7 +224,7 @@ def clipped(
     """Clip gradients (SPEC OPT-7).
 
     Args:
-        squares: returns the sum of squares for a gradient's norm; by default that of the gradient itself.
+        squares: returns a gradient's sum of squares for the norm; by default its own.
         norm: a run's norm, to clip by instead.
 
     Returns:
@@ -259,7 +259,7 @@ def clipped(
 
 
 def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, str]) -> list[list[str]]:
-    """Return groups of gradients that share a norm (SPEC OPT-7)."""
+    """Groups of gradients that share a norm (SPEC OPT-7)."""
     if recipe.clipping == "global_norm":
         return [list(names)]
     if recipe.clipping == "tensor_norm":
@@ -271,7 +271,7 @@ def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, s
 
 
 def batch_weights(recipe: Recipe, counts: list[tuple[int, int]]) -> list[float]:
-    """Return the weight of each batch's gradient (SPEC OPT-10).
+    """Weight of each batch's gradient (SPEC OPT-10).
 
     Args:
         counts: samples, and samples with a counted label, per batch.
