@@ -1,6 +1,4 @@
-"""Finding and starting of backends; a worker process imports the framework
-(:mod:`concord.backends.worker`).
-"""
+"""Finding and starting of backends in workers (:mod:`concord.backends.worker`)."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ SEARCHED = "its module is looked for in the current folder, in PYTHONPATH and in
 
 
 def names() -> list[str]:
-    """Return all known backends: built-in, then installed."""
+    """All known backends: built-in, then installed."""
     return [*BUILT_IN, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN))]
 
 
 def resolve(name: str) -> str:
-    """Return the ``"package.module:Class"`` path of a backend, given its name or path.
+    """A backend's ``"package.module:Class"`` path, given its name or path.
 
     Raises:
         UnknownNameError: with the nearest names.

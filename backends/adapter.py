@@ -99,7 +99,7 @@ class FrameworkAdapter(ABC):
         return session
 
     def implementation(self, request: Request) -> Implementation:
-        """Return the implementation for a request.
+        """Implementation for a request.
 
         Raises:
             Unsupported: if there is none, or listing the reasons against the request.
@@ -118,7 +118,7 @@ class FrameworkAdapter(ABC):
         return implementation
 
     def trace(self, request: Request) -> Trace:
-        """Return the function that derives the layers' tap from the recording one; compilers trace it.
+        """Function that derives the layers' tap from the recording one; compilers trace it.
 
         Overridden to inject bugs.
         """
@@ -137,7 +137,7 @@ class FrameworkAdapter(ABC):
         return model
 
     def parameters(self, model: Any, request: Request) -> Weights:
-        """Return parameters by canonical name."""
+        """Parameters by canonical name."""
         exported = self.export(self.training.named(model), request.config, request.part)
         return {
             # Copies, since the next step may change an array in the framework's own memory.
@@ -165,7 +165,7 @@ class FrameworkAdapter(ABC):
         yield
 
     def precision(self, mode: str) -> dict[str, Any]:
-        """Return the switches of a precision mode."""
+        """Switches of a precision mode."""
         return (
             {name: self.defaults[name] for name in self.precisions["strict"]}
             if mode == "default"
@@ -177,7 +177,7 @@ class FrameworkAdapter(ABC):
         self.put_switches(self.precision(mode))
 
     def wanted(self, request: Request) -> dict[str, Any]:
-        """Return the switch values required throughout a run (SPEC PRC-3)."""
+        """Switch values required throughout a run (SPEC PRC-3)."""
         return {**self.precision(request.precision), **(self.determinism if request.deterministic else {})}
 
     def relaid(self, array: NDArray[Any], kind: str) -> NDArray[Any]:
@@ -296,5 +296,5 @@ class Product:
         self.adapter.synchronize(self.product)
 
     def results(self) -> Arrays:
-        """Return the last product."""
+        """Last product."""
         return {"product": self.adapter.to_numpy(self.product)}

@@ -118,7 +118,7 @@ class Bench:
         return seconds, results
 
     def repeat(self, count: int, seconds: float) -> Answer:
-        """Run at least one step, until time or count is used up; return each step's seconds."""
+        """Run at least one step, until time or count is up; return each step's seconds."""
         assert self.steps is not None, "nothing is prepared"
         self._reset_peak_memory()
         durations = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, count, seconds)
@@ -159,7 +159,7 @@ class Bench:
 
 
 def mean_seconds(steps: Steps, count: int) -> float:
-    """Return the mean seconds of consecutive steps by the host's clock."""
+    """Mean seconds of consecutive steps by the host's clock."""
     steps.synchronize()
     started = time.perf_counter()
     for _ in range(count):
@@ -169,7 +169,7 @@ def mean_seconds(steps: Steps, count: int) -> float:
 
 
 def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
-    """Return the seconds of consecutive steps between device events (one more than steps)."""
+    """Seconds of consecutive steps between device events (one more than steps)."""
     steps.synchronize()
     events[0].record()
     for event in events[1:]:
@@ -201,7 +201,7 @@ def moved(
 
 
 def project(name: str, change: Array) -> NDArray[np.float64]:
-    """Return sums with random signs, seeded by the name, divided by the root of the size."""
+    """Sums with random signs, seeded by name, over the root of the size."""
     # A few random signs may completely miss a change of a few values.
     if change.size <= WHOLE:
         return change.reshape(-1).astype(np.float64)
@@ -222,7 +222,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> int | None:
-    """Return the peak resident bytes since the last reset, if available."""
+    """Peak resident bytes since the last reset, if available."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -10,7 +10,7 @@ import sys
 
 
 def end_with_parent(connection: int) -> None:
-    """Fork a process that kills this one and its children when the parent ends."""
+    """Fork a process that kills this one when the parent ends."""
     # A thread of the worker could not do this: a framework may hold the interpreter's lock forever.
     # PR_SET_PDEATHSIG fires when the starting thread ends, and does not reach children (decision 0001). The
     # forked process holds only the connection, which closes however the parent ends.
@@ -25,7 +25,7 @@ def end_with_parent(connection: int) -> None:
 
 
 def search(root: str) -> None:
-    """Set the search path: this package from a folder, everything else as installed."""
+    """Set the search path: this package from a folder, others as installed."""
     here = os.path.realpath(os.getcwd())
     # Subfolders of backends/ have the frameworks' names, and must never be imported instead of them.
     shadowing = os.path.join(root, "backends")

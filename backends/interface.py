@@ -38,7 +38,7 @@ WORKLOAD_KINDS = ("inference", "training")
 
 
 class Overruled(RuntimeError):
-    """A switch was reset during a run, so the result does not answer the request."""
+    """A switch was reset during a run, which invalidates the result."""
 
 
 class Unsupported(RuntimeError):
@@ -50,8 +50,8 @@ class Problem:
     """The computation to run.
 
     Attributes:
-        weights: weights by canonical name, in any floating dtype, rounded once; linear weights are (in, out)
-            (SPEC WGT-1, WGT-2, PRC-2).
+        weights: weights by canonical name, in any floating dtype; linear weights are (in, out) (SPEC WGT-1,
+            WGT-2, PRC-2).
         batch: inputs of the part (SPEC INP-1).
         part: one of :data:`concord.spec.tensors.PARTS` (SPEC PRT-1).
     """
@@ -68,7 +68,7 @@ class Settings:
 
     Attributes:
         dtype: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"`` (SPEC PRC-1).
-        implementation: one of :data:`IMPLEMENTATIONS`, or one of the backend's own, with a colon in its name.
+        implementation: one of :data:`IMPLEMENTATIONS`, or the backend's own, with a colon.
         execution: one of :data:`EXECUTIONS`.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         precision: one of :data:`PRECISION_MODES`.
@@ -85,7 +85,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request(Settings, Problem):
-    """One run: a problem, its settings, and what to return besides output and loss.
+    """A run: a problem, settings, and results besides output and loss.
 
     Attributes:
         taps: return every activation.
@@ -100,7 +100,7 @@ class Request(Settings, Problem):
     training: Training | None = None
 
     def zeros(self) -> Arrays:
-        """Return zeros shaped like each tap, if tap gradients are requested."""
+        """Zeros shaped like each tap, if tap gradients are requested."""
         if not self.tap_gradients:
             return {}
         # Zeros added to a tap get the gradient of the tap's total use (SPEC GRD-6).
@@ -151,12 +151,12 @@ class Run:
     Attributes:
         output: (B, C) of the whole model; (B, D), (B, T, D) or (B, Q, D) of parts; the last loss of training.
         loss: scalar (SPEC LOS-2, LOS-5); may be None without gradients.
-        taps: taps in the shapes of :func:`concord.spec.tensors.taps`; missing taps are not judged.
+        taps: in the shapes of :func:`concord.spec.tensors.taps`; missing taps are not judged.
         gradients: gradients of the loss by parameter and ``inputs.<name>`` (SPEC GRD-1, GRD-5).
         info: versions, device, threads, and precision and determinism after the run; ``not_exposed`` may list
             patterns of taps inside a fused implementation.
         requested: set by the caller, to detect omissions.
-        tap_gradients: gradients of the loss by tap, for its total use (SPEC GRD-6); None counts as missing.
+        tap_gradients: gradients of the loss by tap, for its total use (SPEC GRD-6).
         steps: ``steps.<step>.<name>`` of training (:data:`concord.spec.training.trajectory.Observer`).
     """
 
@@ -177,12 +177,12 @@ class Run:
         return self.output
 
     def results(self, output: str) -> Arrays:
-        """Return output and loss by tap name."""
+        """Output and loss by tap name."""
         return {output: self.output} | ({} if self.loss is None else {"loss": self.loss})
 
 
 class Steps(Protocol):
-    """A repeatable computation; a step may return before the device has finished."""
+    """A repeatable computation with asynchronous steps."""
 
     def compile(self) -> None:
         """Compile before the first step, if possible."""
@@ -194,21 +194,21 @@ class Steps(Protocol):
         """Wait for the device."""
 
     def results(self) -> Arrays:
-        """Return the last step's ``logits`` (B, C), ``loss`` before the update, or ``product``."""
+        """Last step's ``logits`` (B, C), ``loss`` before the update, or ``product``."""
 
 
 class Session(Steps, Protocol):
     """A model on a device, built once and stepped many times.
 
-    With :attr:`Request.training`, steps train; otherwise they are forward passes. Inputs come from the
-    request's batch or :meth:`feed`, never from the steps of training.
+    Steps train if the request has ``training``, and otherwise are forward passes. Inputs come from the
+    request's batch or :meth:`feed`.
     """
 
     def feed(self, batch: Batch) -> None:
         """Set inputs of the same shapes, already rounded to the precision (SPEC PRC-2)."""
 
     def state(self) -> Mapping[str, Array]:
-        """Return the state of training (:meth:`TrainingSession.state`)."""
+        """State of training (:meth:`TrainingSession.state`)."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Implementation:
 
 
 def variety(implementation: str, execution: str) -> str:
-    """Return an implementation's name in a backend's list, where unpadded variants are separate."""
+    """An implementation's name in a backend's list, which separates unpadded variants."""
     return implementation + (f" {UNPADDED}" if execution.startswith(UNPADDED) else "")
 
 
@@ -271,10 +271,10 @@ class Backend(Protocol):
     name: str
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON data: ``version``, ``devices``, ``dtypes``, ``threads`` and more.
+        """JSON data: ``version``, ``devices``, ``dtypes``, ``threads`` and more.
 
-        ``precision_defaults`` contains the switches at import; its ``products`` maps kinds of device to
-        ``"float32"`` or ``"tf32"``.
+        ``precision_defaults`` has the switches at import, with ``products``: ``"float32"`` or ``"tf32"`` by
+        kind of device.
         """
 
     def run(self, request: Request) -> Run:
@@ -293,8 +293,8 @@ class TrainingSession(Protocol):
 
         Args:
             state: ``parameters.<canonical name>`` and ``<moment>.<canonical name>``
-                (:func:`concord.spec.training.reference_optimizer.moments`), in the stored dtype or a wider
-                one; missing entries keep their initial values.
+                (:func:`concord.spec.training.reference_optimizer.moments`), in the stored dtype or wider;
+                missing entries keep their initial values.
         """
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Mapping[str, Array]:
@@ -306,20 +306,20 @@ class TrainingSession(Protocol):
         """
 
     def predict(self, batch: Batch) -> Array:
-        """Return the output (B, C) without dropout, ignoring labels."""
+        """Output (B, C) without dropout, ignoring labels."""
 
     def state(self) -> Mapping[str, Array]:
         """Return a copy of the state, as input for :meth:`load`."""
 
     def info(self) -> dict[str, Any]:
-        """Return the session's description (:attr:`Run.info`)."""
+        """Session's description (:attr:`Run.info`)."""
 
 
 class Trainable(Backend, Protocol):
     """A backend that can train."""
 
     def train(self, request: Request) -> TrainingSession:
-        """Open a session with the request's weights, ignoring the steps in ``request.training``."""
+        """Open a session with the request's weights, ignoring its training steps."""
 
 
 Trace = Callable[[Any, Mapping[str, Any], Callable[[str, Any], Any]], Callable[[str, Any], Any]]
@@ -336,7 +336,7 @@ class Measurable(Backend, Protocol):
         """Return a product of (M, K) and (K, N) that measures the machine."""
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the framework's peak bytes on a device.
+        """Framework's peak bytes on a device.
 
         Args:
             reset: start a new peak, if possible.

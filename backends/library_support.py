@@ -1,7 +1,7 @@
 """Refusals of the library implementations, and their execution without padding.
 
-No result depends on a padded token's row: only real tokens and, for pooling, each sample's first token are
-kept. Indices are computed on the host, so that compiled programs have static shapes.
+No result depends on padding: only real tokens and, for pooling, each sample's first token are kept. Indices
+are computed on the host, for static shapes.
 
 Shapes: B batch, T tokens, N kept rows.
 """
@@ -76,7 +76,7 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
 
 
 def parts_of(parts: Mapping[str, Callable[..., Any]], make: Any) -> dict[str, Callable[..., Any]]:
-    """Return builders of all parts, using these layers."""
+    """Builders of all parts, using these layers."""
     return {name: partial(part, make=make) for name, part in parts.items()}
 
 
@@ -100,7 +100,7 @@ class KeptRows(NamedTuple):
 
 
 def indices(request: Request) -> dict[str, Ids]:
-    """Return the indices that remove and restore padding; empty for padded requests.
+    """Indices that remove and restore padding; empty for padded requests.
 
     Returns:
         ``rows`` (N,): kept rows among B T. ``places`` (B, T): each token's index among them, or 0 for dropped
@@ -147,7 +147,7 @@ def padding_reasons(request: Request) -> list[str]:
 def unpadded(
     implementations: Mapping[str, Implementation], model: Callable[..., Any], **others: Any
 ) -> dict[str, Implementation]:
-    """Return the unpadded variants; ``others`` are additional differing fields."""
+    """Unpadded variants; ``others`` are additional differing fields."""
 
     def reasons(entry: Implementation, request: Request) -> list[str]:
         return entry.unsupported_reasons(request) + padding_reasons(request)

@@ -32,13 +32,13 @@ def describe() -> dict[str, Any]:
 
 
 def memory() -> tuple[int, int]:
-    """Return total and available bytes."""
+    """Total and available bytes."""
     memory = psutil.virtual_memory()
     return int(memory.total), int(memory.available)
 
 
 def resident(pid: int) -> int:
-    """Return a process's resident bytes; 0 if it has ended."""
+    """A process's resident bytes; 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
@@ -46,7 +46,7 @@ def resident(pid: int) -> int:
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Return a process's CPU time; None if it has ended."""
+    """A process's CPU time; None if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -80,7 +80,7 @@ def _runs(task: Path) -> bool:
 
 
 def gpus() -> list[str]:
-    """Return the names of all NVIDIA GPUs, including those that no framework sees."""
+    """Names of all NVIDIA GPUs, including those that no framework sees."""
     descriptions = [
         path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     ]
@@ -97,7 +97,7 @@ def gpus() -> list[str]:
 
 
 def processor() -> str | None:
-    """Return the processor's name, if the system provides one."""
+    """Processor's name, if the system provides one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -30,9 +30,9 @@ Opening = Callable[[Callable[[Worker], None]], Worker]
 
 
 class Supervisor:
-    """A supervisor of one worker, which starts on demand and restarts after a crash.
+    """A supervisor of one worker: starts it on demand, and again after a crash.
 
-    The worker gets task after task, which exposes leftovers of earlier calls.
+    Tasks share the worker, which exposes leftovers of earlier calls.
 
     Attributes:
         failure: reason to start no more workers.

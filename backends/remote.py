@@ -43,7 +43,7 @@ class StaysHere:
 
 
 def serve(descriptor: int, target: str) -> None:
-    """Answer calls to an object of ``target``, ``"package.module:name"``, until the parent disconnects.
+    """Answer calls to an object of ``"package.module:name"`` until the parent disconnects.
 
     A call is ``[object number, method, arguments, named arguments]``, an answer ``[status, value]`` with
     status ``"ok"``, ``"unsupported"``, ``"refused"``, or one of :class:`concord.backends.wire.WorkerFailure`.
@@ -79,7 +79,7 @@ def serve(descriptor: int, target: str) -> None:
 
 
 def failure(error: BaseException) -> tuple[str, Any]:
-    """Return an error's status and message."""
+    """An error's status and message."""
     match error:
         case Unsupported():
             return "unsupported", str(error)
@@ -160,7 +160,7 @@ class Service:
 
 
 def ordered(request: Request) -> Request:
-    """Return a request with weights in canonical order and the request's precision."""
+    """Return a request with ordered weights in its precision."""
     weights = in_order(request.weights, request.config, request.part)
     if request.dtype == "float64":  # float32 values are sent as float32
         weights = {name: array.astype(np.float64, copy=False) for name, array in weights.items()}
@@ -174,7 +174,7 @@ class HeldTraining(StaysHere):
         self.name, self.request, self.session = name, request, session
 
     def info(self) -> dict[str, Any]:
-        """Return the session's description."""
+        """Session's description."""
         info: dict[str, Any] = plain(self.session.info())
         return info
 
@@ -187,9 +187,7 @@ class HeldTraining(StaysHere):
         self.session.load(narrow, step)
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
-        """Train one step; return losses and norm, or with ``report`` all names of
-        :data:`concord.spec.training.trajectory.Observer`.
-        """
+        """Train one step; see :meth:`concord.backends.interface.TrainingSession.step`."""
         assert self.request.training is not None
         most = self.request.training.recipe.accumulation
         if not 1 <= len(batches) <= most:
@@ -199,7 +197,7 @@ class HeldTraining(StaysHere):
         return arrays_of("step()", self.session.step([self._fit(batch) for batch in batches], report))
 
     def predict(self, batch: Batch) -> Array:
-        """Return logits (B, C), without dropout."""
+        """Logits (B, C), without dropout."""
         # Validation asks for labels, which a prediction does not need.
         if batch.labels is None and batch.input_ids is not None:
             batch = dataclasses.replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))

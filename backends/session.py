@@ -114,11 +114,11 @@ class FrameworkSession:
                 self.computed = {"logits": self.inferring(*self.operands)}
 
     def results(self) -> Arrays:
-        """Return logits (B, C), or the loss before the update."""
+        """Logits (B, C), or the loss before the update."""
         return {name: self.adapter.to_numpy(tensor) for name, tensor in self.computed.items()}
 
     def state(self) -> Arrays:
-        """Return the state of training."""
+        """State of training."""
         return self.trainer.state()
 
     def compile(self) -> None:
@@ -127,7 +127,7 @@ class FrameworkSession:
             _ = self.trainer.ready(self.prepared()) if self.request.training else self.inferring
 
     def prepared(self) -> Prepared:
-        """Return the inputs of a training step."""
+        """Inputs of a training step."""
         # With dropout, every step has its own masks.
         if self.step_inputs is None or self.trainer.sites:
             self.step_inputs = self.trainer.prepared([self.request.batch])
@@ -149,11 +149,11 @@ class FrameworkSession:
         return (), ()
 
     def model_of(self, state: Any, fixed: Any) -> Any:
-        """Return the model for the operands of a step."""
+        """Model for the operands of a step."""
         return self.model
 
     def held_by(self, model: Any) -> Any:
-        """Return the parameters, if steps return them."""
+        """Parameters, if steps return them."""
         return ()
 
     def hold(self, state: Any) -> None:
@@ -224,7 +224,7 @@ class FrameworkSession:
         recorded: bool,
         with_loss: bool = True,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return output, loss and activations; compilers trace this.
+        """Output, loss and activations; compilers trace this.
 
         Args:
             zeros: zeros added to activations, to receive their gradients.
@@ -283,7 +283,7 @@ class FrameworkSession:
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Compile a step, if requested and if the framework compiles whole steps.
+        """Compile a step, if requested and the framework compiles whole steps.
 
         Args:
             replaced: indices of operands whose memory results may reuse.
@@ -300,14 +300,14 @@ class FrameworkSession:
         return self.evaluation(self.captured)
 
     def infer(self, weights: Any, fixed: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the logits (B, C)."""
+        """Logits (B, C)."""
         with self.adapter.without_gradients():
             return self.evaluating(self.model_of(weights, fixed), inputs, {}, False, False)[0]
 
     def observe(
         self, weights: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
     ) -> Observation:
-        """Return output, loss, all activations, and gradients if requested."""
+        """Output, loss, all activations, and gradients if requested."""
         model, evaluate = self.model_of(weights, fixed), self.evaluation(captured=False)
         if self.request.gradients:
             observation: Observation = self.adapter.training.differentiate(

@@ -1,4 +1,4 @@
-"""Taps, through which layers expose activations, and the observation of a run."""
+"""Taps that expose layers' activations, and the observation of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tapped:
     """A layer or loss that continues with its tap's result."""
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the tensor to continue with; :func:`attach` replaces this method."""
+        """Tensor to continue with; :func:`attach` replaces this method."""
         return tensor
 
 

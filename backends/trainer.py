@@ -77,12 +77,12 @@ class Trainer(Course):
         self.load({f"parameters.{name}": request.weights[name] for name in self.native}, 0)
 
     def variables(self, model: Any) -> dict[str, Any]:
-        """Return trained parameters by native name."""
+        """Trained parameters by native name."""
         variables = self.adapter.training.named(model)
         return {native: variables[native] for native in self.native.values()}
 
     def updating(self) -> Optimizer:
-        """Return the recipe's optimizer."""
+        """Recipe's optimizer."""
         variables = self.variables(self.session.model)
         optimizer: Optimizer = self.adapter.optimizers.optimizer(self.recipe, variables, self.kinds)
         return optimizer
@@ -158,7 +158,7 @@ class Trainer(Course):
     # One step.
 
     def prepared(self, batches: Sequence[Batch]) -> Prepared:
-        """Return the next step's operands, which may be reused without dropout."""
+        """Next step's operands, which may be reused without dropout."""
         inputs = [self.inputs_of(batch, number) for number, batch in enumerate(batches)]
         weights = {
             f"batch_weight.{number}": weight
@@ -177,7 +177,7 @@ class Trainer(Course):
         return cast("dict[str, Any]", results)
 
     def ready(self, prepared: Prepared, report: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the next step's program, compiled if requested, and operands."""
+        """Next step's program, compiled if requested, and operands."""
         session, optimizer, (inputs, parts, rows) = self.session, self.optimizer, prepared
         session.trace, variables, state = self.trace, optimizer.variables, optimizer.state
         numbers = {**self.numbers(), **parts}
@@ -194,13 +194,13 @@ class Trainer(Course):
         return program, operands
 
     def numbers(self) -> dict[str, float]:
-        """Return the step-dependent operands of an update."""
+        """Step-dependent operands of an update."""
         return self.optimizer.numbers(self.steps, self.rate())
 
     def program(
         self, key: Any, function: Callable[..., Any], operands: Sequence[Any], replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Return the program for these shapes; the :data:`MOST` most recent ones are cached."""
+        """Program for these shapes; the :data:`MOST` most recent ones are cached."""
         if key not in self.programs:
             # Text batches have many lengths, and frameworks keep every program unless told otherwise.
             if len(self.programs) >= MOST:
@@ -253,7 +253,7 @@ class Trainer(Course):
     def accumulated(
         self, model: Any, batches: Sequence[StepInputs], numbers: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Return a step's gradients, squares of looked-up rows, and losses."""
+        """A step's gradients, squares of looked-up rows, and losses."""
         total: dict[str, Tensor] = {}
         squares_seen: dict[str, Tensor] = {}
         losses: dict[str, Tensor] = {}
@@ -282,7 +282,7 @@ class Trainer(Course):
     def limited(
         self, gradients: Mapping[str, Tensor], squares: Callable[[str], Tensor]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return clipped gradients, and the global norm, if any."""
+        """Clipped gradients, and the global norm, if any."""
         return clip(self.operations, self.recipe, gradients, self.kinds, squares)
 
     def update(
@@ -292,7 +292,7 @@ class Trainer(Course):
         self.optimizer.step(gradients, numbers, rows)
 
     def inputs_of(self, batch: Batch, number: int) -> StepInputs:
-        """Return the operands of one batch."""
+        """Operands of one batch."""
         inputs = self.session.fed(batch) | self.masks(batch, number)
         if self.recipe.embedding_gradients != "slices" or self.recipe.clipping == "none":
             return StepInputs(inputs, {}, {})
@@ -310,7 +310,7 @@ class Trainer(Course):
         return StepInputs(inputs, zeros, real)
 
     def slices(self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return sums of squared gradients of looked-up rows, if the norm uses them (SPEC OPT-7)."""
+        """Sums of squared gradients of looked-up rows, if the norm uses them (SPEC OPT-7)."""
         sums = {}
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:
@@ -324,7 +324,7 @@ class Trainer(Course):
         return sums
 
     def rows(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """Return the table rows that a lazy step updates, by native name (SPEC OPT-8)."""
+        """Table rows that a lazy step updates, by native name (SPEC OPT-8)."""
         looked_up: dict[str, Tensor] = {}
         lazy = self.recipe.embedding_updates == "lazy"
         for name, rows in rows_of(self.config, batches, self.part).items() if lazy else ():
@@ -354,7 +354,7 @@ class Trainer(Course):
         return dropping
 
     def masks(self, batch: Batch, number: int) -> dict[str, Tensor]:
-        """Return factors of each site, 0 or 1 / (1 - rate) (SPEC DRP-3)."""
+        """Factors of each site, 0 or 1 / (1 - rate) (SPEC DRP-3)."""
         if not self.sites:
             return {}
         return {
@@ -379,5 +379,5 @@ class Trainer(Course):
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    """Return names and shapes of tensors."""
+    """Names and shapes of tensors."""
     return tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())

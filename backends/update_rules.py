@@ -36,8 +36,7 @@ class Optimizer:
         native: the framework's own optimizer, if it computes the recipe.
 
     Attributes:
-        state: ``<moment>.<native name>``, or the native optimizer's state; operand and result of compiled
-            steps.
+        state: ``<moment>.<native name>``, or the native optimizer's state; an operand of compiled steps.
     """
 
     # Set if the framework's optimizer differs from the recipe (SPEC PRC-4).
@@ -57,7 +56,7 @@ class Optimizer:
         self.state: Any = {}
 
     def corrections(self, step: int) -> tuple[float, float]:
-        """Return the bias corrections of Adam's averages (SPEC OPT-3)."""
+        """Bias corrections of Adam's averages (SPEC OPT-3)."""
         recipe = self.recipe
         return (
             (1 - recipe.beta1 ** (step + 1), 1 - recipe.beta2 ** (step + 1))
@@ -66,7 +65,7 @@ class Optimizer:
         )
 
     def numbers(self, step: int, rate: float) -> dict[str, float]:
-        """Return the step-dependent operands of :meth:`step`."""
+        """Step-dependent operands of :meth:`step`."""
         # Computed on the host in float64: a compiled step takes them as operands, without recompilation.
         recipe, (first, second) = self.recipe, self.corrections(step)
         height = (
@@ -100,7 +99,7 @@ class Optimizer:
             self.operations.assign(variable, updated)
 
     def kept(self) -> dict[str, Tensor]:
-        """Return the moments as ``<moment>.<native name>``."""
+        """Moments as ``<moment>.<native name>``."""
         return dict(self.state)
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:  # noqa: ARG002 - frameworks' own count
@@ -155,7 +154,7 @@ class Optimizer:
         return numbers["height"] * first / self.denominator(second, numbers)
 
     def denominator(self, second: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return Adam's denominator with epsilon (SPEC OPT-3)."""
+        """Adam's denominator with epsilon (SPEC OPT-3)."""
         root = self.operations.square_root(second)
         return (
             root if self.recipe.epsilon_placement == "uncorrected" else root / numbers["root"]
@@ -178,7 +177,7 @@ class Optimizer:
 def groups(
     recipe: Recipe, variables: Mapping[str, Variable], kinds: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return parameter groups with and without decay."""
+    """Parameter groups with and without decay."""
     decays = {name: kinds[name] not in recipe.undecayed for name in variables}
     return [
         {"params": params, "weight_decay": recipe.weight_decay if decayed else 0.0}

@@ -20,7 +20,7 @@ class Naming:
     transposed: bool = False  # whether a linear weight is (out, in) instead of (in, out)
 
     def native_name(self, name: str, kind: str) -> str:
-        """Return the native name of a parameter."""
+        """Native name of a parameter."""
         leaf = "bias" if kind == "bias" else getattr(self, "embedding" if kind == "positions" else kind)
         return f"{name.rpartition('.')[0]}.{leaf}"
 

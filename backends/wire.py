@@ -80,7 +80,7 @@ def encode(value: Any) -> bytes:
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return arrays as safetensors bytes."""
+    """Arrays as safetensors bytes."""
     # safetensors writes raw memory, so arrays must be in C order. np.ascontiguousarray would lose rank 0.
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
@@ -107,7 +107,7 @@ def legibly(value: Any) -> Any:
 
 
 def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> Weights:
-    """Return weights in the order of the specification."""
+    """Weights in the order of the specification."""
     return {
         name: weights[name]
         # safetensors has no order: the read order differs each time.
@@ -183,7 +183,7 @@ def split_gradients(
 
 
 def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:
-    """Return one line per unknown name, wrong dtype or wrong shape that prevents judgement."""
+    """Describe unknown names, wrong dtypes and wrong shapes, which prevent judgement."""
     inputs = batch.arrays()
     sizes = sizes_of(config, inputs)
     shapes = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part).items()}

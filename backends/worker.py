@@ -1,4 +1,4 @@
-"""The parent's side of a worker: one process per framework, in this or another environment.
+"""The parent's side of a worker: one process per framework, in any environment.
 
 Its signals, hangs and memory shortages become a :class:`concord.backends.wire.WorkerFailure`.
 """
@@ -53,7 +53,7 @@ SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
 def environment(
     device: str, threads: int | None, profile: str = "plain", deterministic: bool = False
 ) -> dict[str, str]:
-    """Return a worker's environment variables: threads (default: the number of cores), device, logging."""
+    """A worker's environment variables for threads (default: one per core), device and logging."""
     # All variables are set explicitly: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children
     # (decision 0001).
     count = str(threads or os.cpu_count() or 1)
@@ -82,7 +82,7 @@ class Worker(Process):
     Args:
         target: ``"package.module:Class"``.
         python: another environment's interpreter, with numpy, scipy, safetensors and the framework.
-        opened: called once the process exists, so that the worker can be closed while starting.
+        opened: called once the process exists, to allow closing while it starts.
 
     Raises:
         WorkerFailure: if the process does not start or the framework cannot be imported.

@@ -1,7 +1,7 @@
 """Layers of the classifier, written explicitly as in the published sources.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each step continues with the result of ``self.tap(name, tensor)``.
+d_ff. Steps continue with the result of ``self.tap``.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The same classifier and parameter names, with layers and fused kernels of JAX and Flax.
+"""The same classifier, with layers and fused kernels of JAX and Flax.
 
 Shapes as in :mod:`concord.backends.jax.layers`, with N rows kept.
 """
@@ -116,7 +116,7 @@ def unpad(x: Array, selection: KeptRows) -> Array:
 
 
 def pad(x: Array, selection: KeptRows) -> Array:
-    """Restore rows to their positions: (1, N, ...) to (B, T, ...), with any row for padding."""
+    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets any row."""
     return x[0].at[selection.places].get(mode="promise_in_bounds")
 
 

@@ -29,7 +29,7 @@ OPERATIONS = Operations(
 
 
 def direction(recipe: Recipe) -> optax.GradientTransformation | None:
-    """Return Optax's transformation before the learning rate, if it can compute this recipe."""
+    """Optax's transformation before the learning rate, if it can compute this recipe."""
     if (
         recipe.algorithm == "adam"
         and recipe.epsilon_placement == "corrected"

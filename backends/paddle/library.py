@@ -1,4 +1,4 @@
-"""The same classifier and parameter names, with PaddlePaddle's own layers and fused kernels.
+"""The same classifier, with PaddlePaddle's own layers and fused kernels.
 
 Shapes as in :mod:`concord.backends.paddle.layers`, with N rows kept.
 """
@@ -179,7 +179,7 @@ def unpad(x: Tensor, selection: KeptRows) -> Tensor:
 
 
 def pad(x: Tensor, selection: KeptRows) -> Tensor:
-    """Restore rows to their positions: (1, N, ...) to (B, T, ...), with any row for padding."""
+    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets any row."""
     return x[0][selection.places]
 
 

@@ -1,4 +1,4 @@
-"""The classifier and its separate parts, with inputs of :func:`concord.spec.tensors.inputs`.
+"""The classifier and its parts (inputs: :func:`concord.spec.tensors.inputs`).
 
 Shapes as in :mod:`concord.backends.paddle.layers`, with C classes.
 """

@@ -1,4 +1,4 @@
-"""The same classifier and parameter names, with Keras' own layers and fused kernels.
+"""The same classifier, with Keras' own layers and fused kernels.
 
 Shapes as in :mod:`concord.backends.tf.layers`, with N rows kept.
 """
@@ -124,7 +124,7 @@ def unpad(x: Tensor, selection: KeptRows) -> Tensor:
 
 
 def pad(x: Tensor, selection: KeptRows) -> Tensor:
-    """Restore rows to their positions: (1, N, ...) to (B, T, ...), with any row for padding."""
+    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets any row."""
     return tf.gather(x[0], selection.places, axis=0)
 
 
