@@ -1,7 +1,7 @@
 """The pytest plug-in: the conformance suite for any project's CI, and fixtures for further cases.
 
 Run ``pytest --pyargs concord.conformance --concord-backend mine.module:Class`` in any folder. Every pytest
-run in an environment loads this module, so it imports on demand.
+run loads this module, so it imports on demand.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Unjudged:
-    """A plug-in that fails a suite in which no run of a backend was judged."""
+    """A plug-in that fails a suite without a judged run of a backend."""
 
     def __init__(self) -> None:
         self.statuses: list[Any] = []
@@ -103,7 +103,7 @@ class Suite:
         self.runners: dict[str, Runner] = {}
 
     def runner(self, name: str) -> Runner:
-        """Return a backend's runner, which starts its worker on demand."""
+        """A backend's runner, which starts its worker on demand."""
         from concord.conformance.run.campaign import Runner
 
         runner = self.runners.pop(name, None)
@@ -116,7 +116,7 @@ class Suite:
         return runner
 
     def get(self, name: str) -> Worker:
-        """Return a backend's worker. A missing one fails if requested, and is skipped otherwise."""
+        """A backend's worker. A missing one fails if requested, and is skipped otherwise."""
         from concord.backends.wire import WorkerFailure
 
         try:
@@ -152,8 +152,8 @@ def concord_workers(request: pytest.FixtureRequest) -> Iterator[Suite]:
 
 @pytest.fixture
 def concord_conform(request: pytest.FixtureRequest, concord_workers: Suite) -> Callable[[str, Job], None]:
-    """A function that runs a job (:class:`~concord.conformance.run.campaign.Job`) on a backend, and fails if
-    it diverges.
+    """Function that runs a job (:class:`~concord.conformance.run.campaign.Job`) on a backend, and fails if it
+    diverges.
     """
     return partial(concord_workers.conform, request.node)
 

@@ -13,7 +13,7 @@ EVERY = 5.0
 
 
 class Underway(str):
-    """Text about the current task, which callbacks can distinguish from text about finished tasks."""
+    """Text about the current task, as opposed to finished ones."""
 
     __slots__ = ()
 

@@ -50,7 +50,7 @@ FEW = 3
 
 
 def once(reasons: Iterable[tuple[str, str, object]]) -> list[str]:
-    """Return one line per name, or one line for many names with the same reason.
+    """Return one line per name, or per reason of many names.
 
     Args:
         reasons: triples of name, words, and shared key.

@@ -33,7 +33,7 @@ def untouched(m: Any, right: Any, *inputs: Any) -> Any:
 class Change:
     """Edits that turn the correct model or training into the mutant.
 
-    Edits of training take the step, the correct value and further inputs; ``recipe`` takes only the recipe.
+    Edits of training take the step, the correct value and more; ``recipe`` takes only the recipe.
 
     Attributes:
         request: edits the backend's configuration, weights or inputs.
@@ -44,7 +44,7 @@ class Change:
             :class:`concord.conformance.bugs.training.edited_step.DropoutSite`.
         added: gradients with one more batch; also takes both, and the batch's weight.
         gradients: accumulated gradients of a step.
-        clip: clipped gradients and norm; also takes gradients, and the function for the squares in a norm.
+        clip: clipped gradients and norm; also takes gradients, and the function for squares.
         keeps: optimizer state after a step, as ``<moment>.<parameter>``.
         skips: whether a step skips its update; also takes its number of batches.
         load: checkpoint as ``<section>.<name>``, and the optimizer's step count.
@@ -87,7 +87,7 @@ def fits(name: str, patterns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Bug:
-    """A wrong operation: a mutant when injected into a backend, an explanation when tried on a run's tensors.
+    """A wrong operation: a mutant if injected into a backend, an explanation if tried on a run.
 
     Attributes:
         operation: one of :data:`concord.conformance.bugs.catalogue.OPERATIONS`.
@@ -96,7 +96,7 @@ class Bug:
             (:data:`concord.conformance.bugs.training.runs.RUNS`) that reveals it.
         after: scenario to run first, in the same process.
         options: configuration or recipe fields to set in the case.
-        first: patterns of tensors that may diverge first; :data:`REFUSED` if the framework may refuse to run.
+        first: patterns of tensors that may diverge first; :data:`REFUSED` if the framework may refuse.
         cause: its names in explanations, joined by "or"; empty if there are none.
         source: where it was found.
         only: the only algorithm that can have it; empty for any.
@@ -139,8 +139,7 @@ class Bug:
         return fits(tensor, self.first)
 
     def diagnosed(self, said: str) -> str:
-        """Return whether a diagnosis (names joined by "or") names this bug: ``"right"``, ``"none"`` or
-        ``"wrong"``.
+        """Whether a diagnosis (names joined by "or") names this bug: ``"right"``, ``"none"`` or ``"wrong"``.
 
         The result is empty if no diagnosis can name it.
         """
@@ -178,7 +177,7 @@ def in_last_layer(edit: Edit) -> Edit:
 
 
 def skipped(m: Context) -> Any:
-    """Return the input of a step instead of its result."""
+    """Input of a step instead of its result."""
     return m.x
 
 
@@ -213,9 +212,7 @@ def recipe(**fields: Any) -> Change:
 
 
 def rule(**methods: StepEdit) -> Change:
-    """Replace methods of the optimizer; each edit takes the optimizer, the correct method, and its
-    arguments.
-    """
+    """Replace optimizer methods; each edit takes the optimizer, the correct method, and its arguments."""
 
     def edited(name: str, edit: StepEdit) -> Callable[..., Any]:
         method = getattr(Optimizer, name)

@@ -1,8 +1,8 @@
 """Every bug by name: its entry in ``entries/OPERATION.toml``, and its edit in this package.
 
-An entry has the fields of :class:`Bug`, and either ``taps``, patterns of the edited taps, or ``place``, a
-field of :class:`Change` or a method of the optimizer. ``edit`` names the edit if its name differs from the
-bug's; a table adds constants. ``only_of`` lists options of models that can have the bug.
+An entry has the fields of :class:`Bug`, and either ``taps`` (patterns of edited taps) or ``place`` (a field
+of :class:`Change`, or an optimizer method). ``edit`` names the edit if its name differs from the bug's; a
+table adds constants. ``only_of`` lists options of possible models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The context of a tap's edit, shared by the frameworks and NumPy, so that a bug is written only once.
+"""The context of a tap's edit, for the frameworks and NumPy, so that bugs are written only once.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, F d_ff, C classes.
 """
@@ -32,12 +32,12 @@ def directly(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> A
 
 
 def parameters_of(tap: str) -> str:
-    """Return the prefix of a linear layer's parameter names."""
+    """Prefix of a linear layer's parameter names."""
     return {"pooler.dense": "pooler", "logits": "classifier"}.get(tap, tap)
 
 
 def norm_of(sharing: str, tap: str) -> str:
-    """Return the prefix of a norm's parameter names."""
+    """Prefix of a norm's parameter names."""
     return tap[:-1] if sharing == "shared" and tap.startswith("layers.") else tap
 
 
@@ -84,23 +84,23 @@ class Context(TensorOperations):
         return int(self.tap.split(".")[1])
 
     def size(self, **powers: float) -> float:
-        """Return the product of powers of configuration sizes."""
+        """Product of powers of configuration sizes."""
         return math.prod(float(getattr(self.config, name) ** power) for name, power in powers.items())
 
     def weight(self, name: str) -> Array:
         return self.now[name]
 
     def beside(self, name: str) -> Array:
-        """Return another tap of the same submodule, even an input or one hidden in a fused kernel."""
+        """Another tap of the same submodule, even an input or one hidden in a fused kernel."""
         full = f"{self.scope}.{name}"
         if full not in self.now and name in ("scores", "weights"):
             return self.scores() if name == "scores" else self.softmax(self.unnormalised, 3)
         return self.now[full] if full in self.now else self.now[f"inputs.{name}"]
 
     def source(self, which: str = "", of: str = "") -> Array:
-        """Return the input of the tap's step, or of another tap's.
+        """Input of the tap's step, or of another tap's.
 
-        For a residual, ``"result"`` selects the sublayer's output instead of the operand that bypasses it.
+        For a residual, ``"result"`` selects the sublayer's output instead of the bypass.
         """
         return self.now[source_of(self.config, of or self.tap, self.part, which)]
 
@@ -187,7 +187,7 @@ class Context(TensorOperations):
         offset: Unary = lambda offset: offset,
         axes: tuple[int, ...] = (-1,),
     ) -> Array:
-        """Return the tap's layer norm; each argument replaces one step (SPEC NRM-2)."""
+        """Tap's layer norm; each argument replaces one step (SPEC NRM-2)."""
         count = math.prod([tuple(x.shape)[axis] for axis in axes])
 
         def total(values: Array) -> Array:
@@ -209,7 +209,7 @@ class Context(TensorOperations):
         return norm_of(self.config.norm_sharing, self.tap)
 
     def deviation(self, variance: Array) -> Array:
-        """Return a norm's divisor (SPEC NRM-3)."""
+        """A norm's divisor (SPEC NRM-3)."""
         epsilon = self.config.norm_epsilon
         return (
             self.sqrt(variance + epsilon)
@@ -218,7 +218,7 @@ class Context(TensorOperations):
         )
 
     def scores(self, q: Array | None = None, k: Array | None = None, divisor: float | None = None) -> Array:
-        """Return scaled products of queries and keys, (B, H, Q, S) (SPEC ATT-4)."""
+        """Scaled products of queries and keys, (B, H, Q, S) (SPEC ATT-4)."""
         q, k = self.beside("query") if q is None else q, self.beside("key") if k is None else k
         multiply = partial(self.einsum, "bqhk,bshk->bhqs")
         if divisor is None and self.config.score_scale == "multiply_query":
@@ -228,7 +228,7 @@ class Context(TensorOperations):
         )
 
     def masked(self, visible: Flags, constant: float | None = None, scores: Array | None = None) -> Array:
-        """Return scores with keys hidden (SPEC MSK-3)."""
+        """Scores with keys hidden (SPEC MSK-3)."""
         scores = self.beside("scores") if scores is None else scores
         constant = self.mask_constant if constant is None else constant
         if self.config.mask_fill == "replace":
@@ -249,7 +249,7 @@ class Context(TensorOperations):
         powers: Unary = lambda powers: powers,
         total: Unary = lambda total: total,
     ) -> Array:
-        """Return the softmax; each argument replaces one step (SPEC ATT-5)."""
+        """Softmax; each argument replaces one step (SPEC ATT-5)."""
         scores = self.unnormalised
         exponentials = powers((exponential or self.exp)(scores - self.max(scores, -1)))
         return exponentials / total(self.sum(exponentials, -1))
@@ -261,7 +261,7 @@ class Context(TensorOperations):
         return self.now[full] if full in self.now else self.beside("weights")
 
     def context(self, weights: Array, values: Array | None = None) -> Array:
-        """Return the weighted sum of values with joined heads, (B, Q, D) (SPEC ATT-6)."""
+        """Weighted sum of values with joined heads, (B, Q, D) (SPEC ATT-6)."""
         multiply = partial(self.einsum, "bhqs,bshk->bqhk")
         summed = self.contract(multiply, weights, self.beside("value") if values is None else values)
         return self.reshape(summed, (*tuple(summed.shape)[:2], self.config.d_model))
@@ -296,7 +296,7 @@ class Context(TensorOperations):
         factor: float = math.sqrt(2.0 / math.pi),
         tanh: Unary | None = None,
     ) -> Array:
-        """Return the tanh approximation of GELU (SPEC FFN-2)."""
+        """Tanh approximation of GELU (SPEC FFN-2)."""
         return x * 0.5 * ((tanh or self.tanh)((x + x * x * x * cubic) * factor) + 1.0)
 
     def flags(self, axis: int, *entries: int) -> Flags:

@@ -41,9 +41,7 @@ class Value:
         )
 
     def aligned(self, other: Value) -> tuple[Node, Node]:
-        """Give both tensors the same number of axes; otherwise NumPy would broadcast samples along a
-        different axis.
-        """
+        """Give both tensors the same number of axes, so that samples broadcast correctly."""
         rank = max(len(self.shape), len(other.shape))
         first, second = (
             value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape))
@@ -119,7 +117,7 @@ class TapeContext(Context):
         return Value(self.a, tensor)
 
     def recorded(self, value: Any, *operands: tuple[Node, Callable[[Any], Any]]) -> Value:
-        """Record a new value, and a function per operand that propagates gradients to it."""
+        """Record a new value, with gradient functions per operand."""
         return self.value(self.a._record(value, *operands))
 
     def __getattr__(self, name: str) -> Callable[..., Value]:
@@ -133,7 +131,7 @@ class TapeContext(Context):
         return self.value(self.a.sum(x.tensor, None if axis is None else self.behind(x, axis)))
 
     def max(self, x: Value, axis: int) -> Value:
-        """Return the maximum; tied entries share the gradient, as in every framework."""
+        """Maximum; tied entries share the gradient, as in every framework."""
         place = self.behind(x, axis)
         largest = x.tensor.value.max(place, keepdims=True)
         ties = x.tensor.value == largest
@@ -282,7 +280,7 @@ class Edited(Model):
         return self.seen_by(self.a, functools.partial(Value, self.a))
 
     def seen_by(self, arithmetic: Arithmetic, value: Callable[[Node], Value]) -> Context:
-        """Return the context of an edit in ``arithmetic``; ``value`` converts nodes."""
+        """Context of an edit in ``arithmetic``; ``value`` converts nodes."""
         tensors = Seen(self, value)
         return TapeContext(arithmetic, self.config, self.batch, self.part, self.dtype, tensors, self.memory)
 

@@ -33,12 +33,12 @@ def rounded(m: Context, number_format: str) -> Array:
 
 
 def numbered(m: Context, rows: Ids) -> Array:
-    """Return different rows of the table, (B, T), with wraparound."""
+    """Different rows of the table, (B, T), with wraparound."""
     return m.rows_of("position", rows % m.config.max_positions)
 
 
 def table_of(m: Context, **fields: Any) -> Array:
-    """Return rows of a different configuration's table."""
+    """Rows of a different configuration's table."""
     return rows_of(m, sinusoid(m.config.replace(**fields)))
 
 

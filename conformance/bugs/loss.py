@@ -13,7 +13,7 @@ from concord.conformance.bugs.operations import Array
 
 
 def of_targets(m: Context, targets: NDArray[np.floating]) -> Array:
-    """Return losses against soft targets, (B, C)."""
+    """Losses against soft targets, (B, C)."""
     if m.config.num_classes == 1:
         share, logits = targets[:, 0], m.now["logits"][:, 0]  # of the label 1
         ones, zeros = (binary_losses(m, logits, np.full(share.shape, flag)) for flag in (True, False))

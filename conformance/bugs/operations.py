@@ -1,7 +1,6 @@
 """Array operations with identical names in all four frameworks and on the tape.
 
-Operators, comparisons, ``~`` and ``&`` of masks, indexing with slices and ``None``, and ``.shape`` are the
-same everywhere and need no method.
+Operators, comparisons, ``~`` and ``&`` of masks, slices, ``None`` and ``.shape`` work everywhere.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ class TensorOperations(ABC):
 
     @abstractmethod
     def sum(self, x: Array, axis: int | None = None) -> Array:
-        """Sum over an axis, kept with size 1, or over all axes to a scalar."""
+        """Sum over an axis, kept with size 1, or over all."""
 
     @abstractmethod
     def max(self, x: Array, axis: int) -> Array:
-        """Return the maximum along an axis, kept with size 1."""
+        """Maximum along an axis, kept with size 1."""
 
     @abstractmethod
     def where(self, condition: Array, a: Array, b: Array | float) -> Array:
-        """Choose between a tensor and another tensor or a constant; the condition may be a NumPy array."""
+        """Choose between two tensors, or a tensor and a constant; the condition may be a NumPy array."""
 
     def take(self, table: Array, ids: Array) -> Array:
         """Look up rows: (…) to (…, D)."""
@@ -114,8 +113,8 @@ class TensorOperations(ABC):
 
     def cut_off(self, x: Array, number_format: str) -> Array:
         """Truncate to a shorter format, ignoring its range."""
-        # Where rounding went away from zero, take the preceding value: it is the nearest to the value reduced
-        # by 1.25 units of 2^-bits, at any place in its binade.
+        # Where rounding went away from zero, take the preceding value. It is nearest to the value reduced by
+        # 1.25 units of 2^-bits, at any place in its binade.
         nearest = self.rounded(x, number_format)
         before = self.rounded(nearest * (1.0 - 1.25 * 2.0 ** -SIGNIFICANT_BITS[number_format]), number_format)
         return self.where(

@@ -37,18 +37,17 @@ def compare(
     Args:
         reference: a ``torch.nn.Module`` in evaluation mode, or a NumPy model
             (:class:`concord.conformance.compare.written.Written`).
-        candidate: another module, the path of an ONNX graph or a safetensors file, arrays by name, a
-            callable, or ``package.module:function``, which runs in its own process with arrays as keywords.
-            The default is the reference itself. A mapping of names to candidates compares several; its values
-            may also be names of :data:`concord.conformance.compare.ways.WAYS`.
-        inputs: tensors or arrays: by keyword, in a tuple, or a single one. By default, standard text
-            (``input_ids``), images (``pixel_values``) or audio (``input_features``, ``input_values``), as the
-            module's parameters require.
+        candidate: a module, an ONNX or safetensors path, arrays by name, a callable, or
+            ``package.module:function``, which runs in its own process with arrays as keywords. The default is
+            the reference itself. A mapping of names compares several candidates, which may also be
+            :data:`concord.conformance.compare.ways.WAYS`.
+        inputs: tensors or arrays: by keyword, in a tuple, or one. By default, standard text (``input_ids``),
+            images (``pixel_values``) or audio (``input_features``, ``input_values``).
         options: keyword arguments of :func:`prepare`.
 
     Returns:
-        One row per activation, and per gradient if requested, judged end to end and locally. For several
-        candidates: their verdicts by name, and timings of those that agree.
+        Rows of activations, and of gradients if requested, judged end to end and locally. For several
+        candidates: verdicts by name, and timings of agreeing ones.
 
     Raises:
         SpecError: if the comparison is impossible.
@@ -91,11 +90,10 @@ def prepare(
             :data:`concord.conformance.compare.ways.WAYS`, joined by ``+``. With ``int8``, the reference gets
             torchao's quantized weights.
         gradients: whether to judge gradients of the outputs times fixed random numbers.
-        names: the reference's name for each of the candidate's names; ``{i}`` matches a number, and an axis
-            order may follow a colon. :attr:`~.model_comparison.ModelComparison.proposed` suggests names.
-        declared: names from :data:`DECLARATIONS`, and intentionally missing outputs of the candidate
-            (``output``: all).
-        seed: seed of every run; without it, a reference that draws random numbers is refused.
+        names: the reference's names by the candidate's; ``{i}`` matches a number, and an axis order may
+            follow a colon. :attr:`~.model_comparison.ModelComparison.proposed` suggests names.
+        declared: names from :data:`DECLARATIONS`, and intentionally missing outputs (``output``: all).
+        seed: seed of every run, required by a reference that draws random numbers.
         python: another environment's interpreter, for ``package.module:function``.
         known: a cache of references, shared by candidates with the same inputs.
     """

@@ -30,11 +30,10 @@ def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
 def renamed(
     given: Mapping[str, Array], names: Mapping[str, str], plain: Mapping[str, Any]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Return a candidate's tensors by the reference's names, and each tensor's own name.
+    """A candidate's tensors by the reference's names, and each tensor's own name.
 
     Args:
-        names: the reference's names by candidate's names, with ``{i}`` for numbers and an optional layout
-            after a colon.
+        names: the reference's names by the candidate's, with ``{i}`` for numbers and an optional ``:layout``.
 
     Raises:
         SpecError: if a pattern matches no tensor, or a layout does not fit.
@@ -92,5 +91,5 @@ def _outline(array: Array) -> Array:
 
 
 def apart(one: Array, other: Array) -> float:
-    """Return the relative distance of two arrays."""
+    """Relative distance of two arrays."""
     return root_mean_square(one - other) / (root_mean_square(other) or 1.0)

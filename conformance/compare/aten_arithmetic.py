@@ -1,7 +1,7 @@
-"""Execution of any PyTorch model in exact or Monte Carlo arithmetic, or rounded after each operation.
+"""PyTorch models in exact or Monte Carlo arithmetic, or rounded after each operation.
 
 A :class:`Computed` tensor has the model's dtype and a float64 value. A dispatch mode intercepts every ATen
-operation. The error depends on the operation (SPEC ALG-1 to ALG-5) and its dtype.
+operation. Errors depend on operation (SPEC ALG-1 to ALG-5) and dtype.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Computed(Tensor):
             return format(self.value, form)
 
     def tolist(self) -> Any:
-        """Return the float64 values."""
+        """Float64 values."""
         with _disable_current_modes():
             return self.value.tolist()
 
@@ -304,11 +304,11 @@ class ExactMode(TorchDispatchMode):
         """Store the scores of weights for the backward pass."""
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Return the sums of a product's absolute terms, if known."""
+        """Sums of a product's absolute terms, if known."""
         return product.abs()
 
     def operand(self, x: Any) -> Any:
-        """Return the float64 value."""
+        """Float64 value."""
         return value_of(x) if isinstance(x, Tensor) else x
 
     def __torch_dispatch__(
@@ -499,7 +499,7 @@ class Perturbed(ExactMode):
         self.seed, self.generators = seed, dict[torch.device, torch.Generator]()  # by device
 
     def noise(self, y: Tensor) -> Tensor:
-        """Return uniform noise in [-1, 1]."""
+        """Uniform noise in [-1, 1]."""
         if y.is_complex():
             return torch.complex(self.noise(y.real), self.noise(y.imag))
         if y.device.type == "cpu":
@@ -999,7 +999,7 @@ def _gru_cell(x: Tensor, hidden: Tensor, by_x: Tensor, by_h: Tensor, *biases: An
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Return each neighbourhood's maximum, (N, C, *)."""
+    """Each neighbourhood's maximum, (N, C, *)."""
     largest: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(x, 3, 1, 1)
     return largest
 

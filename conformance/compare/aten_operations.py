@@ -91,12 +91,12 @@ class Operation:
         return self.changed(name, torch.clone)
 
     def giving(self, value: Tensor) -> Any:
-        """Return the results with the first replaced."""
+        """Results with the first replaced."""
         return (value, *self.result[1:]) if isinstance(self.result, tuple) else value
 
 
 def first(results: Any) -> Any:
-    """Return the first result, or the only one."""
+    """First result, or the only one."""
     return results[0] if isinstance(results, tuple) else results
 
 
@@ -142,7 +142,7 @@ def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds) -> Make:
 
 
 def sites(run: Callable[[Make], Any], kinds: Kinds) -> Mapping[OperationBug, list[int]]:
-    """Return each bug's possible operations, by number."""
+    """Each bug's possible operations, by number."""
     numbers_by_bug = defaultdict[OperationBug, list[int]](list)
 
     def note(operation: Operation) -> Any:

@@ -62,7 +62,7 @@ OTHER = "neither zero nor uniform weights"
 
 
 def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
-    """Return a stretch's wrong rows, if none of them sees a key."""
+    """A stretch's wrong rows, if none of them sees a key."""
     shape = asked.actual.shape
     if len(shape) < 2:
         return None

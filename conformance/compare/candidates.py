@@ -80,7 +80,7 @@ def load(reference: str) -> Any:
 
 
 def loaded(candidate: str) -> Any:
-    """Load the module of a folder or of a function without parameters; return other candidates unchanged."""
+    """Load a folder's or parameterless function's module; return other candidates unchanged."""
     return load(candidate) if Path(candidate).is_dir() or _builds_module(candidate) else candidate
 
 
@@ -118,7 +118,7 @@ def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
 
 
 def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments as tensors, by default :func:`standard` inputs."""
+    """Arguments as tensors, by default :func:`standard` inputs."""
     if inputs is None:
         return (), standard(model)
     tensors = tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, ARRAYS) else x, inputs)
@@ -128,7 +128,7 @@ def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
 
 
 def standard(model: Any) -> dict[str, Any]:
-    """Return standard text, images or audio for a module's parameters."""
+    """Standard text, images or audio for a module's parameters."""
     if not isinstance(model, nn.Module):
         raise SpecError("inputs are missing but required of a reference in NumPy")
     parameters, config = inspect.signature(model.forward).parameters, getattr(model, "config", None)
@@ -233,7 +233,7 @@ def refuse_modes(model: nn.Module, seed: int | None) -> None:
 
 
 def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleReference:
-    """Return the reference with the candidate's 8-bit weights."""
+    """Reference with the candidate's 8-bit weights."""
     # 8-bit weights define a different model: compared with the original weights, every correct candidate
     # diverges (decision 32).
     model = reference.model
@@ -359,7 +359,7 @@ def session_of(path: Path, graph: bytes = b"") -> Any:
 
 
 def feed(reference: ModelReference, session: Any) -> Arrays:
-    """Return a graph's inputs, matched by name or position."""
+    """A graph's inputs, matched by name or position."""
     inputs, names = reference.inputs, [entry.name for entry in session.get_inputs()]
     by_place = dict(zip(names, inputs.values(), strict=False)) if len(names) == len(inputs) else {}
     return {name: array for name, array in (by_place | inputs).items() if name in names}
@@ -388,7 +388,7 @@ def run_graph(reference: ModelReference, path: Path) -> Arrays:
 
 
 def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | None:
-    """Return a call of the candidate for timing, if it runs in this process."""
+    """Return the candidate's call for timing, if it runs in this process."""
     if isinstance(candidate, ModuleReference):
         inputs = candidate.map_inputs(lambda x: x.to(candidate.device))
 

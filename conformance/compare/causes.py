@@ -62,7 +62,7 @@ class StretchComputation(Computation):
         self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the prediction where finite."""
+        """Prediction where finite."""
         return self._prediction(hypothesis).value
 
     def _prediction(self, hypothesis: Hypothesis) -> Prediction:
@@ -72,7 +72,7 @@ class StretchComputation(Computation):
         return Prediction(np.where(is_finite, prediction.value, self.right.value), prediction.sigma)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the prediction, with its own sigma if necessary."""
+        """Prediction, with its own sigma if necessary."""
         prediction = self._prediction(hypothesis)
         assert isinstance(hypothesis, Predicted)
         if hypothesis.own_sigma is None or self.judged(self.actual, prediction).status == "agrees":
@@ -143,7 +143,7 @@ def changed(
     tried: Callable[[OperationBug], bool] = lambda bug: True,
     once: bool = False,
 ) -> Iterator[Predicted]:
-    """Yield each bug in all operations, then in the operations of one source location.
+    """Yield each bug in all operations, then in those of one source location.
 
     Args:
         possible: returns the operations of each bug.
@@ -267,8 +267,7 @@ def fit(
     change: Callable[[Operation, float], Any],
     value: float,
 ) -> Iterator[tuple[float, Callable[[], Prediction]]]:
-    """Yield the value with which changed operations best reproduce the actual result, if any, and the
-    prediction.
+    """Yield the value with which changed operations best reproduce the result, and its prediction.
 
     Args:
         group: numbers of the changed operations.

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 
 def called(function: Callable[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return a function's arrays by name, or a single one as ``output``."""
+    """A function's arrays by name, or a single one as ``output``."""
     positional = [inputs.pop(key) for key in sorted(key for key in inputs if key.isdigit())]
     result = function(*positional, **inputs)
     return result if isinstance(result, dict) else {"output": result}

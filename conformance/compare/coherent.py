@@ -64,7 +64,7 @@ class Shared:
             self.low, self.high = np.minimum(self.low, errors), np.maximum(self.high, errors)
 
     def beyond(self, errors: Array) -> Array:
-        """Return the errors outside the bounds."""
+        """Errors outside the bounds."""
         # Rounding may also be coherent: multiplied by a value near 1, each element of a row rounds to itself.
         return errors - np.clip(errors, self.low, self.high)
 
@@ -101,7 +101,7 @@ class Coherent:
             shared.take(arithmetic, _summed(key, errors, _weights(key, self.values[name])))
 
     def repeated(self, name: str) -> float:
-        """Return the mean number of occurrences of a row."""
+        """Mean number of occurrences of a row."""
         if name not in self.repeats:
             value = on_host(self.values[name])
             rows = self.halves[name].round(value).reshape(-1, value.shape[-1])
@@ -110,7 +110,7 @@ class Coherent:
         return self.repeats[name]
 
     def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
-        """Return the worse judgement of elements and groups."""
+        """Worse judgement of elements and groups."""
         is_finite = np.isfinite(sigma) & np.isfinite(errors)
         errors, sigma = np.where(is_finite, errors, 0.0), np.where(is_finite, sigma, 0.0)
         worst, value = judged, on_host(self.values.get(name, errors))

@@ -1,4 +1,4 @@
-"""Comparison of several candidates with one reference, and timing of those that agree."""
+"""Comparison of candidates with one reference, and timing of agreeing ones."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ class Comparisons(Mapping[str, Verdict]):
 
     Attributes:
         missing: reasons why other candidates could not be judged.
-        milliseconds: median time of a forward pass, for the ``"reference"`` and each agreeing candidate in
-            this process.
+        milliseconds: median forward pass of the ``"reference"`` and of agreeing candidates in this process.
         dtypes: dtype of the outputs.
         notes: remarks by candidate and topic.
     """
@@ -52,7 +51,7 @@ class Comparisons(Mapping[str, Verdict]):
     notes: Mapping[str, str]
 
     def __getitem__(self, name: str) -> Verdict:
-        """Return a candidate's verdict.
+        """A candidate's verdict.
 
         Raises:
             SpecError: if the candidate could not be judged.
@@ -77,7 +76,7 @@ class Comparisons(Mapping[str, Verdict]):
         return replace(self, verdicts={name: verdict.explained() for name, verdict in self.verdicts.items()})
 
     def results(self, reference: str = "", case: str = "") -> list[Result]:
-        """Return a report's results; ``case`` describes the inputs."""
+        """A report's results; ``case`` describes the inputs."""
         results = [
             Result(
                 name,
@@ -157,7 +156,7 @@ def compare_several(
 
 
 def milliseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return median times of calls that take turns, so that other load affects all equally."""
+    """Median times of calls that take turns."""
     turns = {name: list[float]() for name in calls}
     for call in calls.values():  # a compiled program is compiled in its first call
         call()

@@ -80,14 +80,14 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def leaves(x: Any) -> list[Any]:
-    """Return the entries of nested values."""
+    """Entries of nested values."""
     if isinstance(x, (tuple, list)):
         return [leaf for entry in x for leaf in leaves(entry)]
     return [leaf for entry in x.values() for leaf in leaves(entry)] if isinstance(x, dict) else [x]
 
 
 def source_line() -> str | None:
-    """Return the innermost line outside PyTorch, or in its modules."""
+    """Innermost line outside PyTorch, or in its modules."""
     inner = None
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
@@ -110,7 +110,7 @@ Operands = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 class Kind(NamedTuple):
-    """The decision of a discrete operation, and its result for a given decision."""
+    """The decision of a discrete operation, and its result given a decision."""
 
     decide: Callable[..., Tensor]  # returns the decision
     follow: Callable[..., Any]  # returns the result for a given decision and inexact operands
@@ -166,7 +166,7 @@ CLASSES = Kind(_classes, _distinct)
 
 
 def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | None:
-    """Return a discrete operation's kind, if known before it runs."""
+    """A discrete operation's kind, if known before it runs."""
     name = func.overloadpacket.__name__
     bare, several = name.rstrip("_"), len(func._schema.returns) > 1  # noqa: SLF001
     if not floats or bare in UNFORCED:
@@ -271,7 +271,7 @@ class Decision:
         return -1 if isinstance(self, Solving) else _axis(self.func, *self.operands)
 
     def differing(self, other: Tensor) -> Tensor:
-        """Return the places where another result differs."""
+        """Places where another result differs."""
         # NaN equals NaN here.
         differs = (other != self.decided) & ~((other != other) & (self.decided != self.decided))
         if self.by_row:
@@ -341,7 +341,7 @@ class Solving(Decision):
 
 
 def rng_state() -> list[Tensor]:
-    """Return the states of generators, the CPU's first."""
+    """States of generators, the CPU's first."""
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 
@@ -425,7 +425,7 @@ class Decisions:
         return y
 
     def branches(self) -> list[Branch]:
-        """Return exact runs with changed decisions."""
+        """Exact runs with changed decisions."""
         turnable = {
             place: step.decision
             for place, step in enumerate(self.steps)
@@ -452,7 +452,7 @@ class Beside:
     another: bool = field(default=False, init=False)  # whether it has left the sequence
 
     def decision(self, func: Any, operands: Operands) -> Decision | None:
-        """Return the exact run's decision, if any."""
+        """Exact run's decision, if any."""
         steps = self.record.steps
         self.place += 1
         self.another = self.another or self.place >= len(steps) or not steps[self.place].fits(func, operands)
@@ -584,8 +584,8 @@ def _branches(record: Decisions, decisions: Mapping[int, Decision], wholly: bool
                     other = torch.where(decision.differing(other), other, first_other)
                 for half, where in zip(halves, (first, ~first), strict=True):
                     half.append((place, where & (numbers > 0), other))
-            # Half of n effects with random signs add up to sqrt(n / 2) effects, and n effects with equal
-            # signs to n: sqrt(2 n) times as much.
+            # Half of n effects with random signs add up to sqrt(n / 2) effects. All n with equal signs add up
+            # to n: sqrt(2 n) times as much.
             plans += [(half, math.sqrt(2 * count), because) for half in halves]
     joint = [
         [
@@ -616,7 +616,7 @@ def _others(decision: Decision, where: Tensor) -> list[Tensor]:
 
 
 def described(name: str, line: str | None) -> str:
-    """Return an operation's name with its source line."""
+    """An operation's name with its source line."""
     return f"`{name}`" + (f" ({line})" if line else "")
 
 
@@ -667,7 +667,7 @@ class Ties:
             self.together += distance
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
-        """Return the nearest allowed value, and sigma (NaN: undetermined)."""
+        """Nearest allowed value, and sigma (NaN: undetermined)."""
         if self.lost:
             return self.value, np.full(self.value.shape, np.nan)
         value, least = self.value, abs(actual - self.value)

@@ -1,4 +1,4 @@
-"""Detection of runs that do not repeat, and of activations that do not depend on inputs."""
+"""Detection of nonrepeating runs, and of activations independent of inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPEATED = 2.0**-30
 
 
 def states(*generators: torch.Generator | None) -> list[bytes]:
-    """Return the states of all global and the given generators."""
+    """States of all global and the given generators."""
     tensors = rng_state()
     tensors += [generator.get_state() for generator in generators if generator is not None]
     shared = repr(random.getstate()), repr(np.random.get_state())
@@ -34,7 +34,7 @@ def states(*generators: torch.Generator | None) -> list[bytes]:
 
 
 def drawn(model: ModuleReference) -> list[str]:
-    """Return the operations that draw without a seed, with source lines."""
+    """Operations that draw without a seed, with source lines."""
     operations = dict[str, None]()
 
     def watch(operation: Operation) -> Any:
@@ -50,7 +50,7 @@ def drawn(model: ModuleReference) -> list[str]:
 
 
 def constants(model: ModelReference) -> set[str]:
-    """Return activations that do not depend on the inputs."""
+    """Activations that do not depend on the inputs."""
     if not isinstance(model, ModuleReference):
         return set()
     free, names = WeakIdKeyDictionary(), set[str]()
@@ -75,7 +75,7 @@ def constants(model: ModelReference) -> set[str]:
 def change(
     arrays: Mapping[str, Array], others: Mapping[str, Array], sizes: Mapping[str, Array] | None = None
 ) -> tuple[str, float]:
-    """Return the first tensor with different bits, and the largest difference relative to ``sizes``."""
+    """First tensor with different bits, and the largest difference relative to ``sizes``."""
     first, largest, sizes = "", 0.0, sizes or arrays
     for name, array in arrays.items():
         other = others.get(name)

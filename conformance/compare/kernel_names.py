@@ -60,7 +60,7 @@ def kernels(candidate: ModuleReference, end: str, starts: Collection[str]) -> li
 
 
 def meanings(names: Collection[str]) -> list[str]:
-    """Return the meanings of kernel names."""
+    """Meanings of kernel names."""
     return [text for pattern, text in MEANINGS.items() if any(re.search(pattern, name) for name in names)]
 
 

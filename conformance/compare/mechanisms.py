@@ -138,7 +138,7 @@ def of_numbers(it: Operation) -> Found:
 
 
 def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
-    """Return alternatives to a value."""
+    """Alternatives to a value."""
     x = next((x for x in it.operands.values() if isinstance(x, Tensor)), None)
     if name == "eps" or (it.name == "add" and type(value) is float and 0 < value <= 1e-2):
         return EPSILONS if value is not None else ()
@@ -316,7 +316,7 @@ def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
-    """Return softmax rows that see no key, if any."""
+    """Softmax rows that see no key, if any."""
     with _disable_current_modes():
         rows = value_of(scores).amax(axis, keepdim=True) <= BLIND
         return rows if bool(rows.any()) else None

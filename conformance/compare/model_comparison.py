@@ -102,7 +102,7 @@ class ModelComparison(Judge):
         return super().unjudgeable(name)
 
     def pin(self, name: str) -> Array | None:
-        """Return the candidate's tensor, if any."""
+        """Candidate's tensor, if any."""
         self.check()
         return super().pin(name)
 
@@ -297,7 +297,7 @@ class ModelComparison(Judge):
         return descriptions
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
-        """Return the tensors that agree within a kernel's errors."""
+        """Tensors that agree within a kernel's errors."""
         wrong = {
             name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
         }
@@ -338,7 +338,7 @@ class ModelComparison(Judge):
         return all(judgement.status != "diverges" for judgement in judged.values())
 
     def path(self, own: str) -> str:
-        """Return the candidate's path of a submodule."""
+        """Candidate's path of a submodule."""
         if own in self.own:
             return self.own[own]
         parent, dot, name = own.rpartition(".")

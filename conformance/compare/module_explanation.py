@@ -85,7 +85,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
 def explain_by_kernel(
     comparison: ModelComparison, row: Row, is_exact: bool
 ) -> tuple[Explanation | None, tuple[str, ...]]:
-    """Return the kernel that explains a tensor, and its switch."""
+    """Kernel that explains a tensor, and its switch."""
     candidate = comparison.theirs
     device = next((p.device.type for p in candidate.model.parameters()), "cpu") if candidate else ""
     if device == "cpu":  # cuDNN has not run
@@ -104,7 +104,7 @@ def explain_by_kernel(
 def find_declaration(
     comparison: ModelComparison, end: str, stretch: Stretch | None, effort: Effort, notes: list[str]
 ) -> str:
-    """Return the declaration that would suffice, if any."""
+    """Declaration that would suffice, if any."""
     # Each declaration costs a judgement, so declarations that the wrong rows exclude are not tried.
     names, reference = list(ROWS), comparison.reference
     if stretch and end in comparison.local_expected:
@@ -162,6 +162,6 @@ def find_cause(
 
 
 def computation(comparison: ModelComparison, end: str) -> StretchComputation:
-    """Return a divergent tensor's computation for the search."""
+    """A divergent tensor's computation for the search."""
     actual, dtype = comparison.tensors[end].astype(np.float64), comparison.reference.activations[end].dtype
     return StretchComputation(end, actual, dtype, comparison.local_expected[end])

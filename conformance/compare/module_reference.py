@@ -152,23 +152,23 @@ class ModelReference:
         return next((kind for name, kind in kinds.items() if name in self.declared), "")
 
     def exact(self) -> Any:
-        """Return the exact arithmetic."""
+        """Exact arithmetic."""
         raise NotImplementedError
 
     def runs(self, seeds: range, truth: Any) -> list[Any]:
-        """Return samples and low-precision runs."""
+        """Samples and low-precision runs."""
         raise NotImplementedError
 
     def others(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return low-precision runs that reveal shared errors."""
+        """Low-precision runs that reveal shared errors."""
         return []
 
     def branches(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return exact runs with changed decisions."""
+        """Exact runs with changed decisions."""
         return []
 
     def lost(self, truth: Any) -> Mapping[str, str]:  # noqa: ARG002
-        """Return the reasons for missing tensors."""
+        """Reasons for missing tensors."""
         return {}
 
     def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
@@ -258,7 +258,7 @@ class ModelReference:
             )
 
     def compute_exactly(self, pin: Pin) -> dict[str, Array]:
-        """Return every exact tensor."""
+        """Every exact tensor."""
         values: dict[str, Array] = {}
         self.compute(self.exact(), values.__setitem__, pin)
         return values
@@ -269,7 +269,7 @@ class ModelReference:
         return ~self.real.cpu().numpy() if UNCOMPUTED_PADDING in self.declared else None
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return the elements that are uncomputed padding."""
+        """Elements that are uncomputed padding."""
         if self.padding is None:
             return False
         uncomputed = spread(self.padding, self.activations[name].shape)
@@ -284,7 +284,7 @@ class ModelReference:
         return contextlib.nullcontext([])
 
     def cast(self, dtype: torch.dtype) -> Any:
-        """Return the reference in another dtype."""
+        """Reference in another dtype."""
         raise NotImplementedError
 
     def map_inputs(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class ModelReference:
         return inputs
 
     def inputs_in(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Return the inputs in a dtype."""
+        """Inputs in a dtype."""
         return self.map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     @property
@@ -314,7 +314,7 @@ class ModelReference:
         return {name: numbers(entry).copy() for name, entry in entries.items() if isinstance(entry, Tensor)}
 
     def differentiated(self) -> Any:
-        """Return the reference with gradients."""
+        """Reference with gradients."""
         generator = torch.Generator().manual_seed(SEED)
         cotangents = {
             name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
@@ -344,7 +344,7 @@ class ModuleReference(ModelReference):
     quantized: Mapping[str, float] = field(default_factory=dict)
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
-        """Return the reference in another dtype, except float64."""
+        """Reference in another dtype, except float64."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
         with running(self.role, f"cannot be copied, to run in {dtype_name(dtype)} as the candidate does"):
@@ -386,7 +386,7 @@ class ModuleReference(ModelReference):
         return self._as_it_is[1]
 
     def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> dict[str, Tensor]:
-        """Return tensors computed in dispatch modes."""
+        """Tensors computed in dispatch modes."""
         return self._watched(*modes, hooked=hooked)[0]
 
     def _watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> tuple[dict[str, Tensor], list[str]]:
@@ -421,11 +421,11 @@ class ModuleReference(ModelReference):
         return untouched(self.model, copied or self._copies(parameters, lambda x: x), fixed)
 
     def exact(self) -> ExactMode:
-        """Return exact arithmetic."""
+        """Exact arithmetic."""
         return ExactMode(Decisions())
 
     def runs(self, seeds: range, truth: ExactMode) -> list[ExactMode]:
-        """Return samples, initially with a low-precision run."""
+        """Samples, initially with a low-precision run."""
         samples = [Perturbed(seed, Followed(truth.recorded)) for seed in seeds]
         return [*samples, *([] if seeds.start else [Rounded(Followed(truth.recorded, rounded=True))])]
 
@@ -434,11 +434,11 @@ class ModuleReference(ModelReference):
         return [Rounded(Followed(truth.recorded, rounded=True), constants=True)]
 
     def branches(self, truth: ExactMode) -> list[ExactMode]:
-        """Return exact runs with changed decisions."""
+        """Exact runs with changed decisions."""
         return [ExactMode(branch) for branch in truth.recorded.branches()]
 
     def lost(self, truth: ExactMode) -> Mapping[str, str]:
-        """Return the reasons for missing tensors."""
+        """Reasons for missing tensors."""
         return truth.recorded.lost
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
@@ -652,7 +652,7 @@ def without_wrappers(path: str) -> str:
 
 
 def submodules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return submodules that accept hooks, by path."""
+    """Submodules that accept hooks, by path."""
     modules: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         if not isinstance(module, torch.jit.ScriptModule):
@@ -694,7 +694,7 @@ def numbers(tensor: Tensor) -> NDArray[np.floating]:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return the float64 value on its device."""
+    """Float64 value on its device."""
     with _disable_current_modes():
         return parts(value_of(tensor)).resolve_neg()
 
@@ -730,18 +730,18 @@ def handing(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a precision."""
+    """Name of a precision."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype of the first floating-point parameter."""
+    """Dtype of the first floating-point parameter."""
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
     return next((dtype for dtype in dtypes if dtype in ROUNDOFF), torch.float32)
 
 
 def named(result: Any, stem: str) -> dict[str, Tensor]:
-    """Return floating-point results by name."""
+    """Floating-point results by name."""
     tensors = [(place, leaf) for place, leaf in _leaves(result) if is_continuous(leaf)]
     tensors_by_name = dict[str, Tensor]()
     for place, tensor in tensors:
@@ -758,7 +758,7 @@ def named(result: Any, stem: str) -> dict[str, Tensor]:
 
 
 def discrete(result: Any) -> dict[str, Tensor]:
-    """Return integer and Boolean results as float64."""
+    """Integer and Boolean results as float64."""
     with _disable_current_modes():  # they are not rounded to the model's dtype
         return {
             f"{OUTPUT}[{place}]": torch.as_tensor(leaf).double()
@@ -796,7 +796,7 @@ def running(what: str, why: str = "cannot be run with these inputs") -> Iterator
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type, first line and source."""
+    """An error's type, first line and source."""
     lines = [
         f" ({Path(frame.f_code.co_filename).name}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -62,7 +62,7 @@ class OperationContext(TorchOperations, Context):
         self.config = SimpleNamespace(**options)  # type: ignore[assignment]  # only the options of this step
 
     def beside(self, name: str) -> Array:
-        """Return the scores of a mask."""
+        """Scores of a mask."""
         return {"scores": self.x}[name]
 
     def rows_of(self, table: str, ids: Ids) -> Array:  # noqa: ARG002 – there is only one table
@@ -106,7 +106,7 @@ class Mask:
 
 
 def mask_of(it: Operation) -> Mask | None:
-    """Return an operation's mask, if any."""
+    """An operation's mask, if any."""
     operands = it.operands
     with _disable_current_modes():
         if (
@@ -190,7 +190,7 @@ Show = Callable[[Operation], OperationContext]
 
 
 def shown(it: Operation) -> tuple[str, Show] | None:
-    """Return an operation's tap in the family, and its context."""
+    """An operation's tap in the family, and its context."""
     if it.name in SOFTMAXES:
         return "layers.0.attention.weights", _as_weights
     if it.name in ("native_layer_norm", "native_group_norm"):

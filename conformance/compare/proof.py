@@ -74,7 +74,7 @@ def summary(proof: Proof) -> dict[str, str]:
 
 
 def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
-    """Judge each sample of a batch against the same sample run alone, without padding."""
+    """Judge each sample of a batch against the sample alone, without padding."""
     mask = reference.real if "attention_mask" in reference.kwargs else None
     samples, tokens = (samples_of(reference), 0) if mask is None else mask.shape
     for sample in range(samples):
@@ -109,7 +109,7 @@ def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
 
 
 def samples_of(reference: ModelReference) -> int:
-    """Return the number of samples."""
+    """Number of samples."""
     sizes = {name: len(array) for name, array in reference.inputs.items() if array.ndim}
     if len({*sizes.values()}) != 1:
         raise SpecError(f"the first axes of the inputs must be samples, but have lengths {sizes}")

@@ -71,7 +71,7 @@ class Solution:
         return [self.choice * (1j if self.choice.is_complex() else -1)]
 
     def turned(self, results: Any, turn: Tensor) -> Any:
-        """Return results with exact signs or order, after a change."""
+        """Results with exact signs or order, after a change."""
         tensors = list(results) if self.several else [results]
         if self.name.endswith("_ex"):  # success does not depend on a sample
             tensors[-1] = self.exact[-1].clone()
@@ -102,7 +102,7 @@ class Solution:
 
 
 def size_of(x: Tensor) -> Tensor:
-    """Return each matrix's norm, expanded."""
+    """Each matrix's norm, expanded."""
     return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).real.expand(x.shape)
 
 

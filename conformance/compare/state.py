@@ -100,7 +100,7 @@ def untouched(model: nn.Module, copied: Copies, fixed: Mapping[str, Tensor]) -> 
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules with replaceable state, by path."""
+    """Modules with replaceable state, by path."""
     return {
         path: module
         for path, module in model.named_modules()

@@ -107,7 +107,7 @@ class Stretch:
         self.active = {path for step in self.steps for path in self.within(step)}
 
     def within(self, step: Recorded) -> list[str]:
-        """Return the paths of an operation's modules, innermost first."""
+        """Paths of an operation's modules, innermost first."""
         return [self.paths[owner] for owner in step.owners if owner in self.paths]
 
     def take(self, name: str, tensor: Tensor) -> None:
@@ -140,7 +140,7 @@ class Stretch:
         return result
 
     def between(self) -> list[Recorded]:
-        """Return the operations since the preceding activations."""
+        """Operations since the preceding activations."""
         steps, sources = list[Recorded](), {id(self.result)}
         for place, step in reversed([*enumerate(self.steps)]):
             hit = sources & set(map(id, tree_leaves(step.result)))
@@ -165,7 +165,7 @@ class Stretch:
 
         Args:
             others: replacements of tensors, by identity.
-            changed: compute only the results of these operations, exactly, and observe only the end.
+            changed: compute only results that depend on these operations, exactly, and observe only the end.
         """
         replacements = dict(others or {})
         named_here = self.tensors if changed is None else {self.end: self.result}
@@ -207,7 +207,7 @@ class Stretch:
         return candidates[-1] if candidates else None
 
     def before_end(self, ends: Callable[[Recorded], bool]) -> list[Recorded]:
-        """Return operations before the end, back to those for which ``ends`` is true."""
+        """Operations before the end, back to those for which ``ends`` is true."""
         if self.last is None:
             return []
         steps, sources = list[Recorded](), set(self.last.operands)
@@ -234,7 +234,7 @@ class Stretch:
 
 
 def callers() -> list[int]:
-    """Return the modules whose ``forward`` is running, by identity."""
+    """Modules whose ``forward`` is running, by identity."""
     frames = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == "forward")
     return [id(frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))) for frame in frames]
 
@@ -242,7 +242,7 @@ def callers() -> list[int]:
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
     """Describe where the candidate's operations diverge on correct inputs.
 
-    Only operations that lead to the wrong end count, because others may correctly differ.
+    Only operations that lead to the wrong end count.
     """
     dtypes = {name: dtype_name(tensor.dtype) for name, tensor in right.tensors.items()}
     truth = right.module.exact()
@@ -304,7 +304,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
 
 
 def outline(array: Array) -> Array:
-    """Return sorted elements, which are equal in every layout."""
+    """Sorted elements, which are equal in every layout."""
     flat = np.sort(array, None)
     return flat[[0, len(flat) // 3, 2 * len(flat) // 3, -1]] if len(flat) else np.zeros(4)
 

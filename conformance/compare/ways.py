@@ -65,7 +65,7 @@ def parts_of(way: str) -> list[str]:
 
 
 def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
-    """Return a way's candidate: a module, a graph, or a function of arrays."""
+    """A way's candidate: a module, a graph, or a function of arrays."""
     names = parts_of(way)
     alone = [name for name in names if name not in MODULES]
     if alone:
@@ -143,7 +143,7 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
 
 
 def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
-    """Return OpenVINO's function of arrays, in float32."""
+    """OpenVINO's function of arrays, in float32."""
     with optional("way 'openvino'", "peers"):
         import openvino
     host_reference = reference.on_host()

@@ -64,12 +64,12 @@ class Guarded(Arithmetic):
 class Written(ModelReference):
     """A function that computes a model in any arithmetic.
 
-    It uses only operations of :class:`concord.spec.arithmetic.Arithmetic`, and calls ``tap(name, node)`` for
-    each activation. The last step before a softmax must hide scores with ``replace`` or ``add_where``.
+    It uses operations of :class:`concord.spec.arithmetic.Arithmetic`, and calls ``tap(name, node)`` for each
+    activation. The last step before a softmax must hide scores with ``replace`` or ``add_where``.
 
     Attributes:
-        function: takes an arithmetic, weights and inputs by name, and ``tap``; returns a node, or a mapping
-            of ``output[NAME]`` to nodes.
+        function: takes an arithmetic, weights, inputs and ``tap``; returns a node, or nodes by
+            ``output[NAME]``.
         weights: arrays by name.
         dtype: the judged precision.
     """
@@ -79,7 +79,7 @@ class Written(ModelReference):
     dtype: str = "float32"
 
     def cast(self, dtype: torch.dtype) -> Written:
-        """Return the reference in another dtype."""
+        """Reference in another dtype."""
         return replace(self, dtype=dtype_name(dtype), **self.inputs_in(dtype))
 
     @functools.cached_property
@@ -95,11 +95,11 @@ class Written(ModelReference):
         return tensors
 
     def exact(self) -> Arithmetic:
-        """Return the exact arithmetic."""
+        """Exact arithmetic."""
         return Guarded(self.dtype)
 
     def runs(self, seeds: range, truth: Arithmetic) -> list[Arithmetic]:  # noqa: ARG002
-        """Return samples, with the first low-precision run initially and the others later."""
+        """Samples, with the first low-precision run initially and the others later."""
         first, *others = low_precision(self.dtype)
         samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)
         return [*samples, *(others if seeds.start else [first])]

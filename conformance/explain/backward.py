@@ -1,4 +1,4 @@
-"""Location of a bug in the backward pass, between the last correct gradients and the first wrong one."""
+"""Location of a bug between the last correct gradients and the first wrong one."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _clause(question: Question, step: str) -> str:
 
 
 def made_of(tensor: Node, names: Mapping[int, str]) -> list[str]:
-    """Return the taps and parameters from which a tensor is computed directly."""
+    """Taps and parameters from which a tensor is computed directly."""
     sources, visited = list[str](), set[int]()
     stack = [operand for operand, _ in tensor.operands]
     while stack:

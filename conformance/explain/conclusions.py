@@ -142,7 +142,7 @@ def _condition(wrong: Sequence[Result], passed: Sequence[Result]) -> str:
 
 
 def _commonest(groups: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
-    """Return the hypothesis that most runs name in the same words, and the number of these runs."""
+    """Hypothesis that most runs name in the same words, and their number."""
     wordings = gather(
         (hypothesis for of_run in groups for hypothesis in of_run), lambda hypothesis: hypothesis.text
     )
@@ -169,7 +169,7 @@ FEATURES: Mapping[str, Callable[[JudgedProblem], bool | None]] = {
 
 
 def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
-    """Return whether a hypothesis would make a correct tensor wrong."""
+    """Whether a hypothesis would make a correct tensor wrong."""
     truth = family.plain(case)
     if tensor not in truth:
         return False

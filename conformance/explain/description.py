@@ -1,4 +1,4 @@
-"""Descriptions of a wrong tensor: which elements are wrong, and how they relate to the correct ones."""
+"""Descriptions of a wrong tensor: wrong elements, and their relation to correct ones."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Description:
 
 
 def describe(question: Question) -> tuple[Description | None, Flags, str]:
-    """Describe a wrong tensor, its region, and the kind of its relation to the correct one.
+    """Describe a wrong tensor, its region, and its kind of relation.
 
     The description is None if no element is wrong.
     """
@@ -145,7 +145,7 @@ def describe(question: Question) -> tuple[Description | None, Flags, str]:
 
 
 def wrong_elements(question: Computation) -> Flags:
-    """Return elements wrong by more than Z sigma or, if there are none, R sigma."""
+    """Elements wrong by more than Z sigma or, if none, R sigma."""
     # R applies if only the root mean square of all elements is wrong.
     actual, expected, sigma = question.actual, question.right.value, question.right.sigma
     infinite = np.isfinite(actual) != np.isfinite(expected)
@@ -158,7 +158,7 @@ def wrong_elements(question: Computation) -> Flags:
 
 
 def clauses_of(question: Question, seen: Description | None, kind: str, defining: str) -> tuple[str, ...]:
-    """Return the clauses that a wrong tensor may break, likeliest first."""
+    """Clauses that a wrong tensor may break, likeliest first."""
     clauses = list[str]()
     if question.is_tap(("*",)) and seen:
         clauses += clauses_of_mask(question, seen.where, kind)
@@ -225,7 +225,7 @@ def _is_noise(question: Question) -> bool:
 
 
 def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return names and sizes of axes, with joined heads as a separate axis."""
+    """Names and sizes of axes, with joined heads as a separate axis."""
     shape, config = question.actual.shape, question.config
     axes = axes_of(question.case, question.tensor, len(shape))
     if question.is_tap(("*context",)) and len(shape) == 3:
@@ -234,7 +234,7 @@ def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
-    """Return the simplest region with all wrong elements and few others, and its words."""
+    """Simplest region with all wrong elements and few others, and its words."""
     regions = [("", np.ones_like(wrong))]
     axes, shape = _by_heads(question)
     wrong = wrong.reshape(shape)
@@ -312,7 +312,7 @@ def _relation(question: Question, region: Flags) -> Relation:
 def relation(
     axes: Sequence[str], actual: Array, right: Array, sigma: Array, region: Flags, dtype: str
 ) -> Relation:
-    """Return the first relation that is true in a region up to rounding, or :data:`NONE`."""
+    """First relation that is true in a region up to rounding, or :data:`NONE`."""
     values, expected, spread = actual[region], right[region], sigma[region]
     if not np.isfinite(values).all():
         return next((("not finite", text) for of, text in NOT_FINITE if of(values).all()), NONE)
@@ -320,7 +320,7 @@ def relation(
         return "number", f"is {instead(float(values[0]), float(expected[0]))}"
 
     def holds(value: Array, scale: float = 1.0, subset: Flags | slice = slice(None)) -> bool:
-        """Return whether the elements are ``value`` if sigma grows by ``scale``."""
+        """Whether the elements are ``value`` if sigma grows by ``scale``."""
         unit = precision(dtype).unit_roundoff
         error, allowed = values - value, np.hypot(spread * max(1.0, scale), unit * abs(value))
         return within(error[subset], allowed[subset])
@@ -375,7 +375,7 @@ def _weights(spread: Array) -> Array:
 
 
 def _factor(values: Array, expected: Array, spread: Array, holds: Callable[..., bool]) -> Relation | None:
-    """Return the relation of nonzero values that share a factor, or None."""
+    """Relation of nonzero values that share a factor, or None."""
     zeros = (values == 0) & (expected != 0)
     weight = np.where(zeros, 0.0, _weights(spread))
     factor = float((weight * expected * values).sum() / (weight * np.square(expected)).sum())
@@ -397,7 +397,7 @@ def _tells(place: int, region: Flags, actual: Array, moved: list[int]) -> bool:
 
 
 def nearest(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:
-    """Return the nearest place of the correct tensor for each place along an axis."""
+    """Nearest place of the correct tensor for each place along an axis."""
     size = right.shape[place]
     mask, delivered, expected = (
         np.moveaxis(array, place, 0).reshape(size, -1).astype(np.float64) for array in (region, actual, right)

@@ -130,7 +130,7 @@ def _in_its_place(
 def refuting(
     question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> str:
-    """Return a correct tap of the same layer that refutes a hypothesis, or an empty string."""
+    """Return a correct tap of the layer that refutes a hypothesis, if any."""
     wrong, right = (
         question.run(assumption, Exact(question.case.dtype), whole=True, wanted="")
         for assumption in (hypothesis, RIGHT)

@@ -52,18 +52,18 @@ def judge(
     dtype: str | None = None,
     end_to_end: bool = True,
 ) -> Verdict:
-    """Judge every tensor of a run against the reference, locally and end to end (SPEC PRT-2).
+    """Judge every tensor of a run, locally and end to end (SPEC PRT-2).
 
     Args:
         weights: unrounded weights by canonical name (SPEC WGT-1, PRC-2).
-        run: tensors of any origin. A missing tap is listed in :attr:`Verdict.unchecked`; if ``run.info``
-            declares ``not_exposed``, any other missing tap diverges. Either all gradients or none are given.
-            ``run.info`` may also declare ``deviations`` (SPEC PRC-4).
+        run: tensors of any origin. Missing taps are in :attr:`Verdict.unchecked`; if ``run.info`` declares
+            ``not_exposed``, others diverge. Give all gradients or none. ``run.info`` may declare
+            ``deviations`` (SPEC PRC-4).
         part: one of :data:`concord.spec.tensors.PARTS`.
-        expectation: returns tensors that replace the reference's end to end; :data:`SUM` joins several names.
+        expectation: returns end-to-end replacements of the reference's tensors; :data:`SUM` joins names.
         dtype: precision or mode to judge by; by default that of the run.
-        end_to_end: whether to judge end to end even if local judgement decides; for large models, only the
-            forward pass.
+        end_to_end: judge end to end even if local judgement decides (for large models, only the forward
+            pass).
 
     Raises:
         SpecError: for an invalid deviation.
@@ -183,7 +183,7 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
 
 
 def delivered(run: Run, output: str) -> dict[str, Array]:
-    """Map the names of a verdict to the tensors of a run; ``output`` names the part's result."""
+    """Map a verdict's names to a run's tensors; ``output`` names the result."""
     by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}
     gradients = {f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}
     return {**run.results(output), **run.taps, **gradients, **run.steps}

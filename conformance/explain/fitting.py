@@ -54,9 +54,7 @@ def fitted(left: Left, *start: float) -> list[float]:
 
 
 def power(left: Left) -> float:
-    """Return the exponent of the power of ten that minimizes the squared residuals, or raise
-    ``ValueError``.
-    """
+    """Return the power of ten's exponent that minimizes squared residuals, or raise ``ValueError``."""
     squares = [np.nan_to_num(np.square(left(POWERS[[i]])).sum(), nan=np.inf) for i in range(len(POWERS))]
     (exponent,) = fitted(left, float(POWERS[int(np.argmin(squares))]))
     return min(max(exponent, float(POWERS[0])), float(POWERS[-1]))

@@ -58,7 +58,7 @@ RIGHT = Hypothesis("right", "nothing", "PRT-1")
 def options(
     config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any
 ) -> Iterator[Hypothesis]:
-    """Yield a hypothesis for each alternative valid value of a configuration field."""
+    """Yield a hypothesis for each alternative value of a configuration field."""
     expected = getattr(config, name)
     for value in values:
         if value == expected:

@@ -20,7 +20,7 @@ FEWEST = 5
 
 
 def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
-    """Return the keys that the run hides and those that it should hide, both (B, H, Q, S).
+    """Keys that the run hides and those that it should hide, both (B, H, Q, S).
 
     The result is None if a score matches neither a hidden nor a visible key.
     """
@@ -122,7 +122,7 @@ def _beyond(limit: int, side: str) -> str:
 
 
 def clauses_of_mask(question: Question, where: str, kind: str) -> tuple[str, ...]:
-    """Return the clause that wrong masked scores break, if known."""
+    """Clause that wrong masked scores break, if known."""
     hidden = hidden_keys(question)
     if hidden is None:
         of_constant = kind in ("constant", "not finite")

@@ -1,4 +1,4 @@
-"""Constants of each step, fitted to the tensor since no list would contain the wrong value."""
+"""Constants of each step, fitted to the tensor."""
 
 from __future__ import annotations
 

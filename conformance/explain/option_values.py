@@ -78,7 +78,7 @@ FIELDS = {name: clause for clause, names in CLAUSES.items() for name in names}
 
 
 def values(question: Question, name: str) -> Sequence[Any]:
-    """Return the candidate values of a field, including the correct one."""
+    """Candidate values of a field, including the correct one."""
     config, by_ids = question.config, question.case.part in BY_IDS
     # An id that does not occur masks nothing, and therefore explains nothing.
     occurring = set(question.case.batch.required("input_ids").reshape(-1).tolist()) if by_ids else set()

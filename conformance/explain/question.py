@@ -68,7 +68,7 @@ class Question(Computation):
         return self.tensor.removeprefix("gradients.") if is_gradient(self.tensor) else None
 
     def is_tap(self, patterns: Iterable[str]) -> bool:
-        """Return whether the tensor is a tap that matches one of the patterns."""
+        """Whether the tensor is a tap that matches one of the patterns."""
         return self.parameter is None and fits(self.tensor, patterns)
 
     @functools.cached_property
@@ -87,7 +87,7 @@ class Question(Computation):
 
     @functools.cached_property
     def span(self) -> tuple[str, ...]:
-        """Taps that may contain the bug: the wrong tap, and hidden taps before it in its layer."""
+        """Taps that may contain the bug: the wrong one, and hidden ones before it."""
         if self.tensor not in self.names:
             return ()
         group = group_of(self.tensor)

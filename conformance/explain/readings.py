@@ -26,8 +26,8 @@ from concord.spec.precision import precision, round_to_bits
 
 # Formats.
 
-# Minimum number of distinct values, and of the bits that they lack, for fewer bits to be credible: 24 values
-# all lack one bit by chance once in 2^24.
+# Minimum number of distinct values, and of the bits that they lack, for fewer bits to be credible. All of 24
+# values lack one bit by chance once in 2^24.
 ENOUGH, FREE = 24, 4
 
 
@@ -87,7 +87,7 @@ def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
 
 
 def _bits(numbers: Array) -> int:
-    """Return the number of significant bits, or 64 for too few values."""
+    """Number of significant bits, or 64 for too few values."""
     if len(np.unique(abs(numbers[numbers != 0]))) < ENOUGH:
         return 64
     return next((bits for bits in range(1, 53) if (round_to_bits(numbers, bits) == numbers).all()), 64)
@@ -146,7 +146,7 @@ def of_small(question: Question) -> Iterator[Hypothesis]:
 
 
 def limits_of_zeros(question: Question) -> tuple[float, float] | None:
-    """Return bounds of a limit below which all values or gradients are zero."""
+    """Bounds of a limit below which all values or gradients are zero."""
     pairs = [(question.right.value, question.actual)]
     if question.parameter in trainable(question.config, question.case.part):
         names = [
@@ -295,7 +295,7 @@ MOST_KEYS = 12
 
 
 def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
-    """Recognize that each query's context uses only some keys, with weights scaled up."""
+    """Recognize contexts that use only some keys, with weights scaled up."""
     if not question.is_tap(("*attention.context",)):
         return
     tap, config, exact = question.tensor, question.config, question.exact
@@ -331,7 +331,7 @@ def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_cancellation(question: Question) -> Iterator[Hypothesis]:
-    """Recognize that each row is stretched by a factor that the rounding of E[x²] - E[x]² explains."""
+    """Recognize rows stretched by a factor that the rounding of E[x²] - E[x]² explains."""
     if not question.is_tap(NORMS):
         return
     text = "a variance computed as E[x²] - E[x]²"

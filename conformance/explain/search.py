@@ -1,4 +1,4 @@
-"""Search for hypotheses that explain a tensor and are confirmed by other computations."""
+"""Search for hypotheses that explain a tensor and other computations."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Fit:
-    """A hypothesis that explains a tensor; ``distance`` is the prediction's largest error in tolerances."""
+    """A hypothesis that explains a tensor; ``distance`` is its largest error in tolerances."""
 
     hypothesis: Hypothesis
     prediction: Prediction
@@ -116,7 +116,7 @@ class Search:
         """Explain the computation, or return None if no hypothesis is confirmed.
 
         Args:
-            stages: groups of hypotheses; the search stops after the first group with a confirmed one.
+            stages: groups of hypotheses, up to the first with a confirmed one.
             readings: hypotheses inferred from the tensor; the first is accepted untested.
         """
         with np.errstate(all="ignore"):  # infinities and NaN are compared as values
@@ -130,7 +130,7 @@ class Search:
         return None
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Fit]:
-        """Return hypotheses that predict the run's tensor but not the correct one.
+        """Hypotheses that predict the run's tensor but not the correct one.
 
         Several wordings of one bug count once.
         """

@@ -1,4 +1,4 @@
-"""Hypotheses about a step of the model, in the order in which a search tries them."""
+"""Hypotheses about a step, in the order of a search."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _entering(m: Context) -> Any:
 
 
 def of_left_out(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the step's omission; the edit fails if its input has a different number of elements."""
+    """Yield the step's omission, which fails if its input has a different size."""
     clause = clause_of(question.config, tap, question.case.part)
     change = Change(taps=(tap,), edit=lambda m: m.reshape(m.x, tuple(m.y.shape)))
     yield Hypothesis("step_left_out", f"`{tap}` being what goes into its step", clause, change=change)
@@ -258,7 +258,7 @@ def bugs(question: Question) -> Iterator[Hypothesis]:
 
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
-    """Return the hypothesis with the same name and text for a different tensor."""
+    """Hypothesis with the same name and text for a different tensor."""
     key = (hypothesis.name, hypothesis.text)
     candidates = (bug for family in (simple, unusual) for bug in family(question))
     return next((bug for bug in candidates if (bug.name, bug.text) == key), None)

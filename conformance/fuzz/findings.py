@@ -77,11 +77,11 @@ class Findings:
     plan: Plan | None = None
 
     def tally(self, backend: str, dtype: str) -> Tally:
-        """Return a backend's tally in a precision."""
+        """A backend's tally in a precision."""
         return self.tallies.setdefault(backend, {}).setdefault(dtype, Tally())
 
     def each(self) -> list[tuple[str, str, Tally]]:
-        """Return every backend, precision and tally in sorted order."""
+        """Every backend, precision and tally in sorted order."""
         tallies = sorted(self.tallies.items())
         return [
             (backend, dtype, by_dtype[dtype]) for backend, by_dtype in tallies for dtype in sorted(by_dtype)

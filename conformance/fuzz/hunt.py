@@ -35,8 +35,7 @@ def hunt(
     """Run the cases of a plan.
 
     Args:
-        scheduler: the address of a Dask scheduler, such as ``"tcp://host:8786"``; by default the cases run
-            locally.
+        scheduler: address of a Dask scheduler, such as ``"tcp://host:8786"``; by default local.
         progress: called with the number of finished cases.
         stopped: polled; if true, the hunt ends with the findings so far.
 

@@ -1,7 +1,7 @@
 """Plans of a hunt, whose cases are drawn from the seed and their numbers.
 
-No draw has 100 values or more. Hypothesis mixes constants from the source code of loaded modules into wider
-ranges, so that cases would depend on unrelated imports.
+No draw has 100 values or more, since Hypothesis mixes constants from loaded modules into wider ranges, and
+cases would depend on imports.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Sizes:
         return len(set(sizes)) == len(sizes)
 
 
-# Sizes in every pool of five or more: usual sizes, one token and one head, one head of width 1, width 64, and
-# one sample of a longer text.
+# Sizes in every pool of five or more: usual ones, one token and head, one head of width 1, width 64, and one
+# longer text.
 FIXED = (
     Sizes(3, 5, 2, 7, 11, 3, 19, 13, 2),
     Sizes(1, 1, 1, 3, 2, 2, 5, 4, 1),
@@ -198,7 +198,7 @@ LARGE = {
 
 @functools.cache
 def pool(seed: int, count: int) -> tuple[Sizes, ...]:
-    """Return the sizes shared by all cases, smallest first."""
+    """Sizes shared by all cases, smallest first."""
     # JAX compiles each primitive for each new shape, which takes seconds per tuple: with individual sizes,
     # most time would be spent on compilation. The random stream is separate from those of the cases.
     generator = np.random.default_rng([seed, 0x512E5])

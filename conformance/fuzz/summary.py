@@ -29,7 +29,7 @@ SETTINGS = ("device", "implementation", "execution", "precision")
 
 
 def table(findings: Findings) -> Table:
-    """Return statuses and largest errors."""
+    """Statuses and largest errors."""
     title = "Random cases; largest error of an element in sigma / of a tensor in RMS sigma"
     result = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     result.add_column("backend", overflow="fold")
@@ -75,7 +75,7 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
 
 
 def command(failure: Failure, settings: Setup) -> str:
-    """Return the command that repeats a failure."""
+    """Command that repeats a failure."""
     usual = vars(Setup())
     options = [
         f"--{name} {value}"

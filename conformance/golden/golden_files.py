@@ -1,7 +1,7 @@
 """Golden files: tensors of published sources, as jobs that backends must reproduce.
 
-Tables map a source's names to ours (:mod:`concord.spec.sources.schema`).
-conformance/golden/README.md describes the layout of a file.
+Tables map a source's names to ours (:mod:`concord.spec.sources.schema`). conformance/golden/README.md
+describes the files.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def collect(directory: Path) -> tuple[list[Job], dict[str, str]]:
     """Read every golden file under a folder.
 
     Returns:
-        A job for each run of each file, and the reason for each tensor that is not compared.
+        A job per run of each file, and the reason for each tensor not compared.
 
     Raises:
         SpecError: if there is no file, or listing the problems of all files.
@@ -145,7 +145,7 @@ class GoldenFile:
         }
 
     def take(self, name: str, required: bool = False) -> Any:
-        """Return a tensor and mark it as used, or return None if it is missing."""
+        """Return a tensor, or None if missing, and mark it as used."""
         self.used.add(name)
         if required and name not in self.tensors:
             raise SpecError(f"{name!r} is missing but is required")
@@ -164,7 +164,7 @@ class GoldenFile:
         return arrays
 
     def _batches(self, steps: int = 0) -> list[Batch]:
-        """Return the batch of each step; a file without steps has one batch."""
+        """Batch of each step; a file without steps has one batch."""
         inputs, problems = [Arrays() for _ in range(steps or 1)], list[str]()
         for key, native in self.part.inputs.items():
             with collecting(problems):
@@ -180,7 +180,7 @@ class GoldenFile:
         return batches
 
     def _key_mask(self, inputs: Arrays) -> Arrays:
-        """Return the key mask, (B, S) or (B, Q, S), if any."""
+        """Key mask, (B, S) or (B, Q, S), if any."""
         source = self.part.mask
         if source is None:
             # The part derives its mask from the ids (SPEC MSK-1); a stored mask must be the same.
@@ -215,7 +215,7 @@ class GoldenFile:
         return jobs
 
     def _run(self, entry: RunEntry, batch: Batch, label: str) -> Job:
-        """Return the job of a run, with all outputs in the file, and all gradients or none."""
+        """Job of a run, with all outputs in the file, and all gradients or none."""
         part, config, inputs = self.part, self.config.replace(**entry.fields), batch.arrays()
         sizes, expected, problems = sizes_of(config, inputs), Arrays(), list[str]()
         shapes = {name: resolve(tap.shape, sizes) for name, tap in taps(config, part.name, inputs).items()}
@@ -318,8 +318,7 @@ class GoldenFile:
 def expectation_of(
     job: Job, published: Arrays, followed: Deviations, uncertain: Arrays, deviations: Deviations
 ) -> Expectation:
-    """Return a source's tensors with the reference's sigmas, and for training the reference's remaining
-    tensors.
+    """A source's tensors with the reference's sigmas; training adds the reference's other tensors.
 
     Args:
         published: tensors by name; a sum by all its names (:data:`SUM`).

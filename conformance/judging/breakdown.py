@@ -143,7 +143,7 @@ def _axes(config: EncoderConfig, part: str) -> dict[str, str]:
 
 
 def axes_of(case: JudgedProblem, name: str, rank: int) -> tuple[str, ...]:
-    """Return a tensor's axis names, or numbers for an unknown tensor."""
+    """A tensor's axis names, or numbers for an unknown tensor."""
     axes = _axes(case.config, case.part).get(name, "").split()
     if len(axes) != rank:
         return tuple(f"axis {place}" for place in range(rank))

@@ -53,7 +53,7 @@ SAMPLES = 16
 CONFIDENCE = 5.0
 
 # Number of samples for a first look at a large case. The largest error of BERT base on 512 tokens was 0.66
-# tolerances with four samples, and 0.41 with eight: among millions of elements, some have four small samples.
+# tolerances with four samples, and 0.41 with eight. Among millions of elements, some have four small samples.
 SEVERAL = 8
 
 # Number of samples for a first look at a training step, with one low-precision run. Only a full estimate may
@@ -68,8 +68,7 @@ TOGETHER = 2
 
 
 def rms_limit(size: float) -> float:
-    """Return the tolerance of a root mean square error: one element may err by :data:`Z`, the others by
-    :data:`R`.
+    """Tolerance of an RMS error: one element may err by :data:`Z`, others by :data:`R`.
 
     Args:
         size: number of (independent) elements.
@@ -90,13 +89,12 @@ def estimate(
     together: int = 1,
     doing: str = "deriving tolerances",
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the exact values of a computation and their sigmas, by name.
+    """Exact values of a computation and their sigmas, by name.
 
-    A sigma is NaN if the value is out of the precision's range, and infinite if the value is not finite for
-    another reason.
+    A sigma is NaN if the value is out of range, and infinite if it is otherwise not finite.
 
     Args:
-        dtype: precision or mode whose rounding is allowed; a mapping by name if tensors differ.
+        dtype: precision or mode whose rounding is allowed, or a mapping by tensor.
         values: the truth, if known.
         truth: arithmetic of the truth; by default :func:`exact`.
         arithmetics: arithmetics whose errors determine sigma; by default :func:`perturbed`.
@@ -164,20 +162,18 @@ class Estimate:
                 run(perturbation)
 
     def sigmas(self, last: bool = False) -> dict[str, Array]:
-        """Return the current sigmas; ``last`` frees each sum; without it, sigmas are computed as for few
-        samples.
-        """
+        """Current sigmas; ``last`` frees the sums; otherwise sigmas are those for few samples."""
         sigma_of = self.by_name.pop if last else self.by_name.__getitem__
         with np.errstate(all="ignore"):
             return {name: on_host(sigma_of(name).result(few=not last)) for name in list(self.by_name)}
 
     def independent(self) -> dict[str, float]:
-        """Return the numbers of independent errors in the samples."""
+        """Numbers of independent errors in the samples."""
         return {name: sigma.independent for name, sigma in self.by_name.items()}
 
 
 def exact(dtype: str) -> Arithmetic:
-    """Return the arithmetic of the truth."""
+    """Arithmetic of the truth."""
     # The truth must be more precise than float64: the widest type of the platform (decision 16).
     return Arithmetic("extended" if dtype == "float64" else "float64")
 
@@ -185,7 +181,7 @@ def exact(dtype: str) -> Arithmetic:
 def perturbed(
     dtype: str, elements: int = 1, count: int = SAMPLES, corners: bool = False
 ) -> Iterator[Arithmetic]:
-    """Yield arithmetics for sigma: samples, low-precision runs, and both sides of each corner."""
+    """Yield arithmetics for sigma: samples, low-precision runs, and both sides of corners."""
     yield from samples(dtype, elements, count)
     yield from low_precision(dtype, count < SAMPLES)
     if corners:
@@ -291,11 +287,11 @@ class Sigma:
             return float(np.nan_to_num(2 * mean**2 / (CONFIDENCE * variance), nan=np.inf))
 
     def result(self, few: bool = False) -> Array:
-        """Return sigma, in the shape of the value.
+        """Sigma, in the shape of the value.
 
         Args:
-            few: raise each sigma towards its row's mean square, at most twofold: among a million elements,
-                six samples give some only a tenth of their sigma.
+            few: raise each sigma towards its row's mean square, at most twofold. Six samples give some of a
+                million elements only a tenth of their sigma.
         """
         value, xp = self.value, self.namespace
         deviations = [least_sigma(value, self.dtype)]
@@ -321,7 +317,7 @@ class Sigma:
 
 
 def least_sigma(value: Array, dtype: str) -> Array:
-    """Return the rounding of the result itself."""
+    """Rounding of the result itself."""
     target = precision(dtype)
     # A uniform error of u has the deviation u / sqrt 3. XLA flushes values below the smallest normal one to
     # zero.
@@ -331,7 +327,7 @@ def least_sigma(value: Array, dtype: str) -> Array:
 
 
 def namespace_of(array: Any) -> Any:
-    """Return an array's library: NumPy, or PyTorch, which accepts NumPy's names."""
+    """An array's library: NumPy, or PyTorch, which accepts NumPy's names."""
     return np if isinstance(array, (np.ndarray, np.generic)) else sys.modules["torch"]
 
 
@@ -367,7 +363,7 @@ class Cache:
                 self._shrink()
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """Return a cached result; threads that request the same one wait for the first."""
+        """Return a cached result; threads with the same request wait for the first."""
         with self._guard:
             lock = self._making.setdefault(key, threading.Lock())
         with lock:

@@ -33,7 +33,7 @@ from concord.spec.reference import observe, used_rows
 from concord.spec.tensors import clause_of
 from concord.spec.training.trajectory import Training, Trajectory
 
-# End to end, a tap whose sigma exceeds this share of its size is not judged, and neither are later taps: so
+# End to end, a tap whose sigma exceeds this share of its size is not judged, and neither are later taps. So
 # much rounding makes correct runs look wrong. Local judgement needs no such limit.
 UNDECIDED = 0.1
 
@@ -92,7 +92,7 @@ class JudgedProblem(Problem):
         )
 
     def clause(self, name: str) -> str:
-        """Return the clause that defines a tensor."""
+        """Clause that defines a tensor."""
         return clause_of(self.config, name, self.part)
 
     def forget(self) -> None:
@@ -100,7 +100,7 @@ class JudgedProblem(Problem):
         self.__dict__.pop("rounded", None)
 
     def is_unrounded(self, tap: str) -> bool:
-        """Return whether a tap is returned rounded but used unrounded."""
+        """Whether a tap is returned rounded but used unrounded."""
         return any(fnmatch.fnmatchcase(tap, pattern) for pattern in self.unrounded)
 
 
@@ -133,7 +133,7 @@ class JudgedTraining:
         }
 
     def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
-        """Return the training before its first step."""
+        """Training before its first step."""
         weights = {name: precision(self.dtype).round(array) for name, array in self.weights.items()}
         return Trajectory(
             self.config,
@@ -147,7 +147,7 @@ class JudgedTraining:
         )
 
     def clause(self, name: str) -> str:
-        """Return the clause that defines a tensor."""
+        """Clause that defines a tensor."""
         section = name.split(".")[2]
         update = {"sgd": "OPT-2", "adam": "OPT-3", "rmsprop": "OPT-5"}[self.training.recipe.algorithm]
         return {
@@ -181,8 +181,8 @@ class Expectation:
     """Values and tolerances for judging a run, locally or end to end.
 
     Attributes:
-        values: taps in order of computation, then gradients in order of the backward pass. A table's gradient
-            has only the rows in ``rows``.
+        values: taps in order of computation, then gradients in order of the backward pass. Tables' gradients
+            have only the rows in ``rows``.
         sigmas: standard deviations of correct results. NaN: undetermined; infinite: the value is not finite,
             even without rounding.
         shapes: shapes of all tensors that a run may return, judged or not.
@@ -217,7 +217,7 @@ class Expectation:
         return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
 
     def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-        """Return value and sigma in full shape, including zeros."""
+        """Value and sigma in full shape, including zeros."""
         value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
         if name not in self.rows:
             return value, sigma
@@ -296,12 +296,12 @@ class Expectation:
         return frozenset(unsettled)
 
     def settled(self, name: str) -> NDArray[np.bool_]:
-        """Return the noiseless elements of a gradient, such as those behind a closed ReLU."""
+        """Noiseless elements of a gradient, such as those behind a closed ReLU."""
         quiet: NDArray[np.bool_] = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
         return quiet
 
     def silent(self, name: str, local: bool, sound: bool) -> str:
-        """Return the reason why a tensor cannot be judged, if any.
+        """Reason why a tensor cannot be judged, if any.
 
         Args:
             sound: whether the run's forward pass is finite.
@@ -325,7 +325,7 @@ class Expectation:
         return ""
 
     def determined(self, name: str, local: bool) -> Array:
-        """Return a tensor's sigmas, with NaN for elements that rounding determines."""
+        """A tensor's sigmas, with NaN for elements that rounding determines."""
         sigma = self.sigmas[name]
         if local and name in self.unsettled:
             sigma = np.where(self.settled(name), sigma, np.nan)
@@ -358,12 +358,12 @@ def digest(whole: Any) -> str:
 
 
 def is_gradient(name: str) -> bool:
-    """Return whether this names a gradient."""
+    """Whether this names a gradient."""
     return name.startswith("gradients.")
 
 
 def is_tap_gradient(name: str) -> bool:
-    """Return whether this names a tap's gradient."""
+    """Whether this names a tap's gradient."""
     return name.startswith("gradients.taps.")
 
 
@@ -373,7 +373,7 @@ def subject_of(name: str) -> str:
 
 
 def root_mean_square(values: Array) -> float:
-    """Return the root mean square; 0 for an empty array."""
+    """Root mean square; 0 for an empty array."""
     with np.errstate(all="ignore"):
         # Scaled by the largest element, since squares of 1e-200 would underflow, and those of 1e200 overflow.
         largest = float(np.max(abs(values), initial=0.0))

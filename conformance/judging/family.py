@@ -1,7 +1,7 @@
 """The family as a reference: expected values of a case.
 
 *End to end*, it computes from the inputs. *Locally*, it recomputes each tap from the run's preceding taps;
-gradients flow back through the run's forward values, from its tap gradients if returned.
+gradients flow back through the run's values, from its tap gradients if returned.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from concord.spec.parameters import Weights, trainable
 from concord.spec.precision import precision
 from concord.spec.tensors import from_output_on, output_name
 
-# Deviations that change the truth by less than this share of a tensor's maximum share the first look: weights
+# Deviations that change the truth by less than this share of a tensor's maximum share the first look. Weights
 # of 1e-28 for masked keys have no effect, so all backends share one estimate. A run near its tolerance is
 # judged from its own taps (decision 16).
 ALIKE = 2.0**-20
@@ -150,13 +150,13 @@ class FamilyReference:
         return plain(self.case, self.pinned(pin))
 
     def pinned(self, pin: Pin) -> Pinned:
-        """Return the run's tensors from which others are computed."""
+        """Run's tensors from which others are computed."""
         arrays = {name: array for name in self.activations if (array := pin(name)) is not None}
         gradients = {subject_of(name): array for name, array in arrays.items() if is_gradient(name)}
         return Pinned({name: array for name, array in arrays.items() if not is_gradient(name)}, gradients)
 
     def requested(self, name: str) -> bool:
-        """Return whether a run must return a tensor."""
+        """Whether a run must return a tensor."""
         if is_tap_gradient(name):
             return self.run.tap_gradients.get(subject_of(name)) is not None
         if is_gradient(name) or (name == "loss" and self.run.loss is None):
@@ -164,7 +164,7 @@ class FamilyReference:
         return "taps" in self.run.requested or name in ("loss", self.output)
 
     def absent(self, name: str) -> str:
-        """Return the reason why a run may lack a tensor, if any."""
+        """Reason why a run may lack a tensor, if any."""
         hidden = self.run.info.get("not_exposed")
         if is_gradient(name) or name == self.output or (name == "loss" and "gradients" in self.run.requested):
             return ""
@@ -181,7 +181,7 @@ class FamilyReference:
         return results if WIDER_OUTPUT in self.excuses or self.run.taps.keys() - results else frozenset()
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return the elements in uncomputed rows."""
+        """Elements in uncomputed rows."""
         if UNCOMPUTED_PADDING not in self.excuses:
             return False
         axes = self.activations[name].axes or ()
@@ -200,7 +200,7 @@ class FamilyReference:
 
 
 def norms(names: Collection[str]) -> list[str]:
-    """Return the activations whose rows are divided by a deviation or length."""
+    """Activations whose rows are divided by a deviation or length."""
     return [name for name in names if "norm" in name.rpartition(".")[2] and not is_gradient(name)]
 
 
@@ -212,7 +212,7 @@ def expect(
     dtype: str = "float32",
     deviations: Deviations = NONE,
 ) -> Expectation:
-    """Return the end-to-end expectation, with full gradients of tables."""
+    """End-to-end expectation, with full gradients of tables."""
     expected = end_to_end(JudgedProblem(config, weights, batch, part, dtype, deviations))
     full = {
         name: expected.whole(name, weights[name.removeprefix("gradients.")].shape)
@@ -229,7 +229,7 @@ def expect(
 
 
 def end_to_end(case: JudgedProblem) -> Expectation:
-    """Return the end-to-end expectation."""
+    """End-to-end expectation."""
     case = _without_deviations(case, 0.0)
     return _estimates.get(f"end to end {case.key}", lambda: _estimate(case, None))
 
@@ -240,21 +240,21 @@ def keeping(limit: int) -> contextlib.AbstractContextManager[None]:
 
 
 def outline(case: JudgedProblem) -> Expectation:
-    """Return names, order and shapes of all tensors."""
+    """Names, order and shapes of all tensors."""
     shapes: dict[str, tuple[int, ...]] = {}
     case.observe(Arithmetic("float32"), lambda name, array: shapes.__setitem__(name, array.shape))
     return _expectation(case, {}, {}, shapes)
 
 
 def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]:
-    """Return the reference's tensors, from the inputs or from pinned ones."""
+    """Reference's tensors, from the inputs or from pinned ones."""
     values: dict[str, Array] = {}
     case.observe(exact(case.dtype), values.__setitem__, pinned)
     return values
 
 
 def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
-    """Return the local expectation, with sigmas shared by all runs of a case.
+    """Local expectation, with sigmas shared by all runs of a case.
 
     Use :func:`local_exactly` in half precision, near a tolerance, and for a large case.
     """
@@ -270,7 +270,7 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
 
 
 def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> Expectation:
-    """Return the local expectation, with sigmas from the run's own taps.
+    """Local expectation, with sigmas from the run's own taps.
 
     Args:
         brief: whether a first look suffices.
@@ -279,7 +279,7 @@ def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> E
 
 
 def is_large(case: JudgedProblem) -> bool:
-    """Return whether the estimate is too large to keep."""
+    """Whether the estimate is too large to keep."""
     sizes = (
         sum(array.size for array in case.weights.values())
         + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
@@ -299,7 +299,7 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
 
 
 def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
-    """Return the largest difference, relative to each tensor's maximum."""
+    """Largest difference, relative to each tensor's maximum."""
     worst = 0.0
     for name, reference in others.items():
         value, finite = values[name], np.isfinite(reference)

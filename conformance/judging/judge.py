@@ -56,7 +56,7 @@ class Judge:
         self.broken = {name: why for name in reference.activations if (why := self.unjudgeable(name))}
 
     def explain(self, verdict: Verdict) -> Explanation | None:  # noqa: ARG002 - subclasses know
-        """Return why the run diverges, if known."""
+        """Why the run diverges, if known."""
         return None
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
@@ -67,7 +67,7 @@ class Judge:
         return [self.row(name, steps.get(name), ends.get(name)) for name in self.reference.activations]
 
     def row(self, name: str, step: Judgement | None, end: Judgement | None) -> Row:
-        """Return the row of a tensor; a local judgement has priority."""
+        """Row of a tensor; a local judgement has priority."""
         activation = self.reference.activations[name]
         if name in self.broken:
             status, note = self.broken[name]
@@ -80,7 +80,7 @@ class Judge:
         return Row(name, activation.clause, status, step, end, note, size, activation.axes or ())
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
-        """Return the status and note of a tensor that cannot or need not be compared."""
+        """Status and note of a tensor that cannot or need not be compared."""
         activation, actual = self.reference.activations[name], self.tensors.get(name)
         if actual is None:
             return ("not exposed", activation.absent) if activation.absent else ("diverges", MISSING)
@@ -97,7 +97,7 @@ class Judge:
     # Local judgement, from the run's own tensors.
 
     def pin(self, name: str) -> Array | None:
-        """Return the run's tensor that replaces the reference's, if any."""
+        """Run's tensor that replaces the reference's, if any."""
         activation = self.reference.activations.get(name)
         if activation is None or not activation.pinned or subject_of(name) in self.unused:
             return None
@@ -112,7 +112,7 @@ class Judge:
     def judge_steps(self) -> dict[str, Judgement]:
         """Judge each step locally."""
         judgements, _ = self.judge_from(self.pin)
-        # A zero gradient that diverges may be correct: some modules return an activation that the model does
+        # A zero gradient that diverges may be correct. Some modules return an activation that the model does
         # not use, and autograd returns zeros or None for it.
         zero = [
             subject_of(name) for name in self.pinned if is_tap_gradient(name) and not self.tensors[name].any()
@@ -125,7 +125,7 @@ class Judge:
         return self.judge_from(self.pin)[0] if self.unused else judgements
 
     def passed_by(self, zero: frozenset[str]) -> frozenset[str]:
-        """Return the activations with a zero gradient that the model does not use."""
+        """Activations with a zero gradient that the model does not use."""
 
         def passing(name: str) -> Array | None:
             return None if subject_of(name) in zero else self.pin(name)
@@ -195,7 +195,7 @@ class Judge:
         return judgements, expected
 
     def sound(self, pin: Pin, expected: Expectation) -> bool:
-        """Return whether the run's forward pass is finite where it should be."""
+        """Whether the run's forward pass is finite where it should be."""
         return all(
             np.isfinite(array).all() or not np.isfinite(expected.values[name]).all()
             for name in expected.values
@@ -244,7 +244,7 @@ class Judge:
         return replace(judgement, element=(int(rows[judgement.element[0]]), *judgement.element[1:]))
 
     def rows_in_use(self, name: str) -> NDArray[np.int64] | None:
-        """Return the compared rows of a table's gradient, or None for all."""
+        """Compared rows of a table's gradient, or None for all."""
         activation = self.reference.activations[name]
         if activation.rows is None:
             return None
@@ -255,13 +255,13 @@ class Judge:
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Return value, sigma, and the reason for NaN in sigma."""
+        """Value, sigma, and the reason for NaN in sigma."""
         if name in expected.ties:
             return *expected.ties[name].settle(actual), expected.ties[name].why
         return expected.values[name], expected.determined(name, local), OUT_OF_RANGE
 
 
 def is_half(dtype: str) -> bool:
-    """Return whether sums are accumulated in a wider precision."""
+    """Whether sums are accumulated in a wider precision."""
     target = precision(dtype)
     return target.unit_roundoff > target.accumulation

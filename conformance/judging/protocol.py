@@ -43,17 +43,17 @@ class Reference(Protocol):
         """Yield expected values, with first looks before the final one.
 
         Args:
-            pin: returns the run's tensors from which each step is computed; None judges end to end.
+            pin: returns the run's tensors to compute steps from; None judges end to end.
         """
 
     def compute_exactly(self, pin: Pin) -> Mapping[str, Array]:
         """Compute every tensor in exact arithmetic."""
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return the elements declared uncomputed, in a broadcastable shape."""
+        """Elements declared uncomputed, in a broadcastable shape."""
 
     def contradiction(self, name: str) -> str:
-        """Return the run's false statement about a tensor, if any."""
+        """Run's false statement about a tensor, if any."""
 
 
 class PublishedReference:

@@ -93,7 +93,7 @@ def judge_tensor(
 
 
 def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
-    """Return errors in sigma: NaN if not judged, infinite if only one of both values is finite."""
+    """Errors in sigma: NaN if not judged, infinite if only one value is finite."""
     finite, sound = np.isfinite(value), np.isfinite(actual)
     with np.errstate(all="ignore"):
         errors = np.where(sound, abs(actual.astype(value.dtype, copy=False) - value) / sigma, np.inf)
@@ -105,12 +105,12 @@ def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
 
 
 def finite_alone(sigma: Array, *values: Array) -> Array:
-    """Set sigma to NaN where a value is not finite, since the other may or may not be."""
+    """Set sigma to NaN where a value is not finite."""
     return np.where(np.logical_and.reduce([np.isfinite(value) for value in values]), sigma, np.nan)
 
 
 def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
-    """Return the number of elements that determine the root mean square of sigma."""
+    """Number of elements that determine the root mean square of sigma."""
     # Equal elements count once: 38 rows of the same inputs share one error. Elements far smaller than others
     # do not count.
     _, first = np.unique(precision(dtype).round(value), return_index=True)
@@ -119,7 +119,7 @@ def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
 
 
 def mostly(unsure: NDArray[np.bool_], value: Array) -> bool:
-    """Return whether most elements, or squares, are undetermined."""
+    """Whether most elements, or squares, are undetermined."""
     with np.errstate(all="ignore"):
         squares = np.square(np.nan_to_num(value, posinf=0.0, neginf=0.0))
         return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)

@@ -82,11 +82,11 @@ def section_of(tensor: str) -> str:
 
 
 def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]:
-    """Return the status of a run, and the sections without a judged tensor.
+    """Status of a run, and the sections without a judged tensor.
 
     Args:
-        statuses: section and status of each tensor, and of each output as its own section, excluding tensors
-            declared as missing.
+        statuses: section and status of each tensor, and of outputs as their own sections, without tensors
+            declared missing.
     """
     # Each section needs a judged tensor: otherwise, runs would agree without any gradient (decision 31).
     sections: dict[str, set[str]] = {}
@@ -128,7 +128,7 @@ class Judgement:
     breakdown: Breakdown | None = None
 
     def as_written(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of a record."""
+        """Fields of a record."""
         # For agreeing tensors, the size of the error suffices.
         if self.status == "diverges":
             return fields
@@ -153,7 +153,7 @@ class Row:
     Attributes:
         status: ``"agrees"``, ``"diverges"``, ``"undetermined"``, or ``"not exposed"`` if the run lacks the
             tensor or does not use it.
-        local: error of this step alone, from the run's preceding taps. None if there are no taps, or against
+        local: error of this step alone, from the run's preceding taps; None without taps, or against
             published tensors.
         end_to_end: accumulated error from the inputs; decides if ``local`` is None.
         note: another problem: missing, misshapen, not finite, or of a different precision.
@@ -176,7 +176,7 @@ class Row:
         return self.local or self.end_to_end
 
     def judged(self, way: str) -> Judgement | None:
-        """Return the judgement ``"local"`` or ``"end_to_end"``, unless undetermined."""
+        """Judgement ``"local"`` or ``"end_to_end"``, unless undetermined."""
         judgement: Judgement | None = getattr(self, way)
         return judgement if judgement and judgement.status != "undetermined" else None
 
@@ -219,7 +219,7 @@ class Verdict:
         return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
 
     def __str__(self) -> str:
-        """Return the text for a terminal, with external names made legible and short."""
+        """Text for a terminal, with external names made legible and short."""
         return "\n".join(shown(line, LONGEST_LINE, LONGEST_NAME) for line in verdict_lines(self))
 
     def _repr_html_(self) -> str:
@@ -281,7 +281,7 @@ class Verdict:
 
     @property
     def alone(self) -> tuple[str, str]:
-        """The undeclared deviation that is the only difference, and how to declare it."""
+        """The undeclared deviation that is the only difference, and its declaration."""
         if not self.undeclared:
             return "", ""
         deviation = DECLARABLE[self.undeclared]
@@ -331,7 +331,7 @@ class Verdict:
         return "; ".join([*parts, *([f"left out: {first_of(odd, 3, '; ')}"] if odd else [])])
 
     def row(self, tensor: str) -> Row | None:
-        """Return the row of a tensor."""
+        """Row of a tensor."""
         return next((row for row in self.table if row.tensor == tensor), None)
 
 
@@ -342,14 +342,13 @@ class Result:
     Attributes:
         backend: name as requested, or as in the run's file.
         group: the variant, or the source of a golden file.
-        status: one of :data:`STATUSES`; ``"nondeterministic"`` means correct each time, but with different
-            bits.
+        status: one of :data:`STATUSES`; ``"nondeterministic"`` means correct with varying bits.
         detail: one-line explanation if there is no verdict.
         stderr: last lines of a failed worker, or Concord's own traceback.
         attribution: set if the run diverges only in this precision or when repeated, or is accepted.
         times: number of runs on the same inputs in the same process.
         differing: tensors whose bits differed.
-        milliseconds: one forward pass of a candidate for any model; 0 if not timed.
+        milliseconds: a candidate's forward pass; 0 if not timed.
     """
 
     backend: str

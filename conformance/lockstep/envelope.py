@@ -36,7 +36,7 @@ class Envelope:
     """The reference's training, and tolerances around it.
 
     Args:
-        resynchronised: whether each step starts from a given state and is clipped by the reference's norm.
+        resynchronised: whether steps start from a given state and use the reference's norm.
     """
 
     def __init__(self, case: JudgedTraining, resynchronised: bool = False) -> None:
@@ -62,7 +62,7 @@ class Envelope:
         )
 
     def around(self, whole: bool = True, last: bool = False) -> Expectation:
-        """Return the expectation of the reference's last step.
+        """Expectation of the reference's last step.
 
         Args:
             whole: whether to use all runs instead of a few for a first look.
@@ -97,7 +97,7 @@ class Envelope:
         return expected
 
     def of_run(self, delivered: Mapping[str, Array], whole: bool = True) -> Expectation:
-        """Return the expectation of a run, clipped by its own norm."""
+        """Expectation of a run, clipped by its own norm."""
         expected, prefix = self.around(whole), f"steps.{self.start.step}."
         # The norm is judged separately. Its error is the same in every clipped gradient, instead of noise per
         # element (decision 24).
@@ -124,7 +124,7 @@ class Envelope:
 
 
 def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:
-    """Return the expectation of training."""
+    """Expectation of training."""
     # Not chained, since an undetermined tensor does not affect the next.
     clauses = {name: case.clause(name) for name in values}
     return Expectation(case.dtype, values, sigmas, clauses, chained=False)
@@ -158,7 +158,7 @@ def rounded(case: JudgedTraining, state: Mapping[str, Array]) -> dict[str, Array
 
 
 def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
-    """Return the sigma of the next step's initial state."""
+    """Sigma of the next step's initial state."""
     prefix, kept = f"steps.{step}.", ("parameters", *moments(case.training.recipe))
     return {
         name.removeprefix(prefix): sigma
@@ -171,7 +171,7 @@ _derived = Cache()
 
 
 def of_training(case: JudgedTraining) -> Expectation:
-    """Return the expectation of training over all steps."""
+    """Expectation of training over all steps."""
     expected: Expectation = _derived.get(case.key, lambda: _of_training(case))
     return expected
 

@@ -64,7 +64,7 @@ class Divergence:
 
     @classmethod
     def of(cls, verdict: Verdict) -> Divergence:
-        """Return a step's first divergence."""
+        """A step's first divergence."""
         first, *more = [row for row in verdict.table if row.status == "diverges"]
         return cls(int(first.tensor.split(".")[1]), first, more=len(more))
 
@@ -119,7 +119,7 @@ class Track:
         return tuple(curve.section for curve in self.curves if not curve.judged)
 
     def curve(self, section: str) -> Curve | None:
-        """Return a section's curve."""
+        """A section's curve."""
         return next((curve for curve in self.curves if curve.section == section), None)
 
 

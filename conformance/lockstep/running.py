@@ -1,7 +1,7 @@
 """Runs of backends in lockstep with the reference.
 
-From the reference's state, each step is judged. From a backend's own state only curves are kept, because
-training is chaotic, and even a correct backend drifts.
+Steps from the reference's state are judged. From a backend's own state only curves are kept, since even a
+correct backend drifts.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Candidate:
         self.failure = own_failure(doing, error)
 
     def track(self) -> Track:
-        """Return the backend's track, with the first divergence explained."""
+        """Backend's track, with the first divergence explained."""
         first = None
         if self.diverging:
             first_step, *more = self.diverging
@@ -240,7 +240,7 @@ def conduct(
     mode: str = MODES[0],
     callback: Callback = lambda name, steps: None,
 ) -> Lockstep:
-    """Train backends in lockstep in their workers, which by default share the cores."""
+    """Train backends in lockstep in workers, which by default share the cores."""
     heaps.share()
     started, cores = time.perf_counter(), os.cpu_count() or 1
     # With more threads than cores, small products take ten times as long.
@@ -343,7 +343,7 @@ def judged_steps(
 def first_divergence(
     case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0, explaining: bool = True
 ) -> Divergence | None:
-    """Return the first divergence of training, and perhaps its cause."""
+    """First divergence of training, and perhaps its cause."""
     *agreed, last = judged_steps(case, made, resumed)
     if not last.tensor:
         return None

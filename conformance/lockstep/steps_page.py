@@ -13,7 +13,7 @@ POINTS = 400
 
 
 def steps_page(record: Record) -> str:
-    """Return the page of a record."""
+    """Page of a record."""
     outcome = record.outcome
     tracks = outcome.tracks
     wrong = [

@@ -28,7 +28,7 @@ def example(
     weights: Weights | None = None,
     part: str = "model",
 ) -> JudgedTraining:
-    """Return training on random, padded batches.
+    """Training on random, padded batches.
 
     Args:
         batch: samples in a step's first batch.
@@ -63,11 +63,11 @@ def example(
 
 
 def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> JudgedTraining:
-    """Return two layers of ``nndl-paddle`` trained by AdamW."""
-    # It is designed to reveal bugs: warm-up and linear decay; a norm that is clipped only in some steps;
-    # dropout at every site; two batches per step, with different numbers of samples and counted labels; rows
-    # of the token table that no batch looks up, and rows of the position table that no text reaches. A key
-    # bias's gradient is only rounding, so second moments are as tiny as its square.
+    """Two layers of ``nndl-paddle`` trained by AdamW."""
+    # It is designed to reveal bugs, with warm-up and linear decay, a norm that is clipped only in some steps,
+    # and dropout at every site. A step has two batches, with different numbers of samples and counted labels.
+    # Some rows of the token table are never looked up, and no text reaches some rows of the position table. A
+    # key bias's gradient is only rounding, so second moments are as tiny as its square.
     learnt = {
         "positions": "learned",
         "position_layout": None,

@@ -26,7 +26,7 @@ from concord.spec.arrays import Array
 class DeliveredStep(Computation):
     """A backend's step, which is explained by repeating it with a bug.
 
-    A bug explains it if the whole report is within tolerance of training with that bug.
+    A bug explains it if the whole report agrees with training with that bug.
 
     Args:
         start: the step, and the reference's state before it.
@@ -65,7 +65,7 @@ class DeliveredStep(Computation):
     def trajectory(
         self, change: Change, arithmetic: Arithmetic, known: Any = None, earlier: Start | None = None
     ) -> BuggedTrajectory:
-        """Return training with a bug, before the step."""
+        """Training with a bug, before the step."""
         start, resumed = self.start, self.start.resumed
         trajectory = BuggedTrajectory(self.case, arithmetic, change, resumed, known)
         trajectory.place.resumed = resumed if resumed < start.step else 0
@@ -100,7 +100,7 @@ class DeliveredStep(Computation):
         return self.step(change, exact(self.dtype), self.known)
 
     def tried(self, hypothesis: Hypothesis) -> dict[str, Array]:
-        """Return the exact step under a hypothesis, if its report has the same tensors."""
+        """Exact step under a hypothesis, if its report has the same tensors."""
         tensors = self.exactly(hypothesis.change)
         reported, shapes = (
             {name: array.shape for name, array in arrays.items() if name in self.asked}
@@ -128,7 +128,7 @@ class DeliveredStep(Computation):
         return any(stage == first or (stage < first and STAGES[stage] not in reported) for stage in shown)
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the exact divergent tensor under a hypothesis."""
+        """Exact divergent tensor under a hypothesis."""
         if not self.possible(hypothesis.change):
             raise LookupError("it shows elsewhere")
         return self.tried(hypothesis).get(self.tensor, MISSING)
@@ -209,7 +209,7 @@ MISSING = np.zeros(0)
 
 
 def stage_of(tensor: str) -> str:
-    """Return a tensor's stage (:data:`concord.conformance.bugs.training.edited_step.STAGES`)."""
+    """A tensor's stage (:data:`concord.conformance.bugs.training.edited_step.STAGES`)."""
     return {"losses": "losses", "gradients": "gradients", "norm": "clipped", "clipped": "clipped"}.get(
         section_of(tensor), "moments"
     )

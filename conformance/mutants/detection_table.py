@@ -41,7 +41,7 @@ def matrix_table(matrix: Matrix) -> Table:
 
 
 def summary(matrix: Matrix, backend: str) -> str:
-    """Return the shares of found mutants and correct explanations."""
+    """Shares of found mutants and correct explanations."""
     findings = [finding for finding in matrix.findings if finding.backend == backend]
     detections = [finding for finding in findings if finding.status in ("found", "misplaced")]
     parts = [f"{backend}: found {len(detections)} of {len(findings)}"]

@@ -50,14 +50,14 @@ class Injection(Context):
 
     @abstractmethod
     def held(self, layer: Any, kind: str) -> Array:
-        """Return a layer's parameter in canonical layout, if any."""
+        """A layer's parameter in canonical layout, if any."""
 
     def submodule(self, owner: Any, name: str) -> Any:
         """Return a submodule by part of its canonical name."""
         return getattr(owner, name)
 
     def given(self, model: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the available inputs and parameters by canonical name."""
+        """Available inputs and parameters by canonical name."""
         tensors = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
         for name, parameter in parameters(self.config, self.part).items():
             owner = model

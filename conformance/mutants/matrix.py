@@ -33,7 +33,7 @@ class Finding:
             result; ``"absent"``: framework not installed.
         tensor: the first wrong tensor, or :data:`concord.conformance.bugs.bug.REFUSED`.
         margin: that tensor's error in tolerances.
-        cause: ``"right"`` if the explanation names the bug, else ``"none"`` or ``"wrong"``; empty if unknown.
+        cause: ``"right"`` if the explanation names the bug, ``"none"`` or ``"wrong"``; empty if unknown.
         said: hypotheses of the explanation.
         clause: ``"right"`` if the explanation names the broken clause, else ``"wrong"``; empty if
             unexplained.
@@ -89,12 +89,12 @@ class Matrix:
 
 
 def plugin(backend: str) -> str:
-    """Return the class path of a backend with bugs."""
+    """Class path of a backend with bugs."""
     return f"concord.conformance.mutants.plugins.{backend}:Mutated"
 
 
 def mutable(names: Sequence[str] | None) -> list[str]:
-    """Return the named built-in backends, by default all."""
+    """Named built-in backends, by default all."""
     problems = unknowns("backend", names or [], backends.BUILT_IN)
     if problems:
         raise SpecError(problems)
@@ -102,7 +102,7 @@ def mutable(names: Sequence[str] | None) -> list[str]:
 
 
 def select_mutants(names: Sequence[str] | None) -> list[Bug]:
-    """Return mutants by name or operation, by default all."""
+    """Mutants by name or operation, by default all."""
     selection = set(names or OPERATIONS)
     problems = unknowns("mutant", names or [], [*KNOWN, *OPERATIONS])
     if problems:

@@ -24,9 +24,8 @@ CHANGES: dict[str, dict[str, Change]] = {
 class Mutating:
     """A mixin that precedes a backend's adapter and changes its runs.
 
-    ``mutant:NAME`` injects a bug into the explicit implementation, ``mutant:NAME@library`` into a different
-    one. ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute products like tensor cores. Other
-    implementations run unchanged.
+    ``mutant:NAME`` injects a bug into the explicit implementation, ``mutant:NAME@library`` into another.
+    ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute products like tensor cores.
     """
 
     context: type[Injection]
@@ -76,7 +75,7 @@ class Mutating:
         return session
 
     def trace(self, request: Request) -> Trace:
-        """Return the injection's trace, if any."""
+        """Injection's trace, if any."""
         traced: Trace = super().trace(request)  # type: ignore[misc]  # defined by the adapter
         return self.injection.trace if self.injection else traced
 

@@ -40,7 +40,7 @@ class Shown:
 
 @functools.cache
 def shown(name: str, dtype: str) -> Shown:
-    """Return the place where a bug first exceeds the tolerances of correct training."""
+    """Place where a bug first exceeds the tolerances of correct training."""
     bug, margin = TRAINING[name], 0.0
     training, resume = shown_by(bug)
     case = JudgedTraining(*model(), training, dtype=dtype)

@@ -43,7 +43,7 @@ class Job:
     Attributes:
         group: heading of the results: a variant or a published source.
         expectation: replacement of the reference's tensors.
-        end_to_end: whether to judge end to end even if local judgement decides.
+        end_to_end: judge end to end even if local judgement decides.
         times: number of runs.
     """
 
@@ -86,7 +86,7 @@ class Job:
         )
 
     def judgeable(self, run: Run) -> Job:
-        """Return the job without padding that the run declares uncomputed.
+        """Job without padding that the run declares uncomputed.
 
         Raises:
             Unsupported: if no sample remains.
@@ -99,7 +99,7 @@ class Job:
         return reduced_job
 
     def independent(self) -> Job | None:
-        """Return the job with a loss independent of padding, if samples remain."""
+        """Job with a loss independent of padding, if samples remain."""
         batch = independent_batch(self.config, self.batch, self.part)
         if batch is None:
             return None
@@ -117,7 +117,7 @@ class Setup:
         asked: backends that the user named; if not installed, these are *missing*, and others *absent*.
         python: interpreters of backends in other environments.
         time_limit: seconds per run.
-        memory_limit: bytes per worker; by default four fifths of the machine's memory.
+        memory_limit: bytes per worker; by default four fifths of the memory.
         threads: threads per worker; by default one per core.
         precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
         repeat: minimum number of runs per job; from 2 on, differing bits are *nondeterministic*.
@@ -136,7 +136,7 @@ class Setup:
     repeat: Count = 1
 
     def rules(self, dtype: str) -> str | None:
-        """Return the mode that judges a run, if different from its dtype."""
+        """Mode that judges a run, if different from its dtype."""
         # Set by an implementation ``emulate:MODE``, or by TF32 products in float32.
         kind, _, mode = self.implementation.partition(":")
         return (
@@ -148,12 +148,12 @@ class Setup:
         )
 
     def how(self, dtype: str) -> Settings:
-        """Return the settings of a run."""
+        """Settings of a run."""
         names = {setting.name for setting in dataclasses.fields(Settings)} - {"dtype"}
         return Settings(dtype, **{name: getattr(self, name) for name in names})
 
     def status_of(self, name: str, status: str) -> str:
-        """Return the status of a backend whose worker failed."""
+        """Status of a backend whose worker failed."""
         return "missing" if status == "absent" and name in self.asked else status
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None, **more: Any) -> Worker:
@@ -177,7 +177,7 @@ class Report:
 
     Attributes:
         results: one per backend and job.
-        environments: each backend's description, with import and run seconds and peak memory.
+        environments: backends' descriptions, with import and run seconds and peak memory.
         seconds: total time; 0 if the runs came from files.
         notes: reasons for omitted runs, by name.
         conclusions: conclusions from all wrong tensors of a backend, once explained.
@@ -219,7 +219,7 @@ class Report:
 
 
 def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
-    """Return the exit code for pairs of backend and status."""
+    """Exit code for pairs of backend and status."""
     # A backend that the user did not name may be absent.
     runs = [(backend, status) for backend, status in statuses if status != "absent"]
     present = {status for _, status in runs}
@@ -304,7 +304,7 @@ def unseen(environment: Mapping[str, Any], device: str) -> str:
 def deviations_of(
     description: Mapping[str, Any], device: str, implementation: str = "explicit"
 ) -> list[dict[str, Any]]:
-    """Return a backend's deviations on a device."""
+    """A backend's deviations on a device."""
     further = description.get("implementation_deviations", {})
     deviations = []
     for entries in (description.get("deviations", []), further.get(implementation, [])):
@@ -313,7 +313,7 @@ def deviations_of(
 
 
 def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the part of a backend's description to store."""
+    """Part of a backend's description to store."""
     about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
     return {
         **about,
@@ -517,7 +517,7 @@ class Runner:
 
 
 def failure_of(error: Exception) -> tuple[str, str, str] | None:
-    """Return the status, detail and output of a worker failure, or None for other errors."""
+    """Status, detail and output of a worker failure, or None for other errors."""
     if isinstance(error, WorkerFailure):
         return error.status, error.detail, error.stderr
     if isinstance(error, SpecError):

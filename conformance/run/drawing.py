@@ -30,7 +30,7 @@ TICKS = [(round(100 * (DECADES[1] - i) / (DECADES[1] - DECADES[0]), 1), f"{10.0*
 
 
 def level(row: Row, way: str) -> int | None:
-    """Return a tensor's error level, or the last one if incomparable."""
+    """A tensor's error level, or the last one if incomparable."""
     judgement = row.judged(way)
     if judgement is None:
         return len(LEVELS) if row.status == "diverges" and row.deciding is None else None
@@ -90,7 +90,7 @@ def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dic
 
 
 def heat_maps(breakdown: Breakdown) -> dict[str, Any]:
-    """Return a breakdown's maps and their scale."""
+    """A breakdown's maps and their scale."""
     powers = [
         power for by_level in breakdown.maps for row in by_level.levels for power in row if power is not None
     ]

@@ -83,7 +83,7 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
 
 
 def case_files(job: Job) -> dict[str, bytes]:
-    """Return a case's files by name."""
+    """A case's files by name."""
     request = Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients)
     arrays = {f"weights/{name}": array for name, array in job.weights.items()}
     arrays |= {f"inputs/{name}": array for name, array in job.batch.arrays().items()}

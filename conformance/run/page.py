@@ -58,8 +58,8 @@ def render(template: str, record: Record, *folders: Path, script: str = "", **pa
         template: the name of a template that extends ``page.html``.
         folders: additional template folders.
         script: code to append to the shared script.
-        parts: values for the template. Those of ``page.html`` are ``tone`` (good, bad or broken; by default
-            from the exit code), ``headline`` and ``compared``.
+        parts: values for the template. ``page.html`` needs ``tone`` (good, bad or broken; by default from the
+            exit code), ``headline`` and ``compared``.
     """
     style, shared = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     script = shared + script

@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
 
 
 def data(record: Record) -> dict[str, Any]:
-    """Return the fields of a record and its outcome."""
+    """Fields of a record and its outcome."""
     return {"schema": record.schema, **plain(record), **plain(record.outcome)}
 
 
@@ -103,7 +103,7 @@ def text(record: Record) -> str:
 
 
 def lines(value: Any) -> str:
-    """Return data as JSON, one entry per line."""
+    """Data as JSON, one entry per line."""
     return _lines(value, "") + "\n"
 
 

@@ -95,7 +95,7 @@ class CaseResults:
 
 
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:
-    """Return the cases, divergent ones first."""
+    """Cases, divergent ones first."""
     gathered = gather(results, lambda result: (result.group, result.case, result.part)).values()
     cases = [
         CaseResults(f"case-{place}", results_of_case) for place, results_of_case in enumerate(gathered, 1)
@@ -104,7 +104,7 @@ def cases_of(results: Sequence[Result]) -> list[CaseResults]:
 
 
 def results_page(record: Record) -> str:
-    """Return a report's page."""
+    """A report's page."""
     report: Report = record.outcome
     results, truth = report.results, TRUTH[record.kind]
     cases = cases_of(results)

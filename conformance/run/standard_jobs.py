@@ -49,7 +49,7 @@ def check_jobs(
 
 
 def job_of(case: Case, dtype: str) -> Job:
-    """Return the job of a case in a precision."""
+    """Job of a case in a precision."""
     return Job(case.variant, case.name, dtype, case.part, case.config, case.weights, case.batch)
 
 

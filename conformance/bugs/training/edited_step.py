@@ -1,7 +1,7 @@
 """Bugs of training, which edit one place of a step.
 
-The reference's trajectory and a backend's trainer have the same places. An edit takes the place's correct
-value, and uses operators and :class:`concord.backends.update_rules.Operations`.
+Trajectory and trainer have the same places. An edit takes the place's correct value, and uses operators and
+:class:`concord.backends.update_rules.Operations`.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ Batches = Sequence[Batch]
 
 
 class Bugged(Course):
-    """A mixin that inserts a bug into a step; the next base is the reference's trajectory or a backend's
-    trainer.
-    """
+    """A mixin that inserts a bug into a trajectory or trainer."""
 
     optimizer: Any
     change: Change
@@ -160,7 +158,7 @@ class Bugged(Course):
         return float(self.change.rate(self.place, super().rate()))
 
     def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> Any:
-        """Return the kept elements of a site, and the dropout rate."""
+        """Kept elements of a site, and the dropout rate."""
         right = super().dropped(number, site, shape)
         names = tuple(sites(self.config, self.part).values())
         return right and self.change.masks(
@@ -200,7 +198,7 @@ class Bugged(Course):
 
 
 def differing(change: Change, recipe: Recipe) -> tuple[str, ...]:
-    """Return the recipe fields that a change alters."""
+    """Recipe fields that a change alters."""
     altered = change.recipe(recipe)
     return tuple(
         attribute.name
@@ -210,7 +208,7 @@ def differing(change: Change, recipe: Recipe) -> tuple[str, ...]:
 
 
 def stages(change: Change, recipe: Recipe) -> set[str]:
-    """Return the stages of a step where a change may first appear.
+    """Stages of a step where a change may first appear.
 
     Raises:
         ConfigError: if the change yields an invalid recipe.

@@ -1,4 +1,4 @@
-"""Training with a bug on the NumPy tape, to predict the reports of a backend with this bug."""
+"""Training with a bug on the NumPy tape, to predict a backend's reports."""
 
 from __future__ import annotations
 

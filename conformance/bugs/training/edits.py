@@ -189,7 +189,7 @@ def kept_in_other_step(m: TrainingStep, right: Any, site: DropoutSite, by: int) 
 
 
 def of_step(steps: Sequence[Batches], number: int) -> Batches:
-    """Return another step's batches; past the end, those of the last step."""
+    """Another step's batches; past the end, those of the last step."""
     return steps[min(number, len(steps) - 1)]
 
 

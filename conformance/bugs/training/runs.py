@@ -82,7 +82,7 @@ def batches() -> tuple[Batch, ...]:
 
 
 def training_of(name: str, options: Mapping[str, Any] | None = None) -> Training:
-    """Return a run's training, which reports every step."""
+    """A run's training, which reports every step."""
     run = RUNS[name]
     steps: list[Batches] = [[batches()[number] for number in numbers] for numbers in run.order]
     return Training(run.recipe.replace(**(options or {})), steps, SEED, tuple(range(len(steps))))
