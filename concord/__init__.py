@@ -19,7 +19,7 @@ if CHECKOUT:
 
 
 def installation(extra: str) -> str:
-    """Return the command that installs an extra."""
+    """Command that installs an extra."""
     return (
         # By path, since the distribution is not published.
         f"pip install -e '.[{extra}]' -c constraints/py311.txt"

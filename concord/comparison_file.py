@@ -27,9 +27,7 @@ class AcceptedFinding(StrictTable):
 
     @property
     def outdated(self) -> str:
-        """The installed version, if different from the one for which the finding was accepted; otherwise
-        empty.
-        """
+        """The installed version, if different from the accepted finding's."""
         package, _, accepted = self.version.partition(" ")
         try:
             installed = importlib.metadata.version(package) if package else ""
@@ -38,7 +36,7 @@ class AcceptedFinding(StrictTable):
         return "" if installed == accepted else f"{package} {installed}"
 
     def named(self, tensors: Sequence[str]) -> list[str]:
-        """Return the tensors that it names."""
+        """Tensors that it names."""
         pattern = re.compile(re.escape(self.tensor).replace(r"\*", ".*"))  # brackets are part of names
         return [name for name in tensors if pattern.fullmatch(name)]
 
@@ -55,7 +53,7 @@ class KeptCandidate(StrictTable):
     accepted: list[AcceptedFinding] = []
 
     def options(self, names_exist: bool = True) -> dict[str, Any]:
-        """Return its own options, as arguments of :func:`concord.conformance.compare.prepare`."""
+        """Its own options, as arguments of :func:`concord.conformance.compare.prepare`."""
         names = read_names(Path(self.names)) if self.names and names_exist else None
         return {"declared": self.declare, "names": names, "python": self.python}
 
@@ -71,7 +69,7 @@ class ComparisonFile(StrictTable):
     candidates: dict[str, KeptCandidate] = Field(min_length=1)
 
     def arrays(self, inputs: str) -> tuple[Any, str]:
-        """Return the arrays of a file or the texts, with a description; None for standard inputs."""
+        """Arrays of a file or the texts, with a description; None for standard inputs."""
         if inputs:
             return read_arrays(Path(inputs)), inputs
         if not self.texts:
@@ -110,7 +108,7 @@ def judge_all(kept: ComparisonFile, model: Any) -> tuple[list[Result], dict[str,
     """Judge every candidate; return results, notes, and the reference's milliseconds.
 
     Raises:
-        SpecError: if none of the candidates with the same inputs can be compared.
+        SpecError: if no candidate with the same inputs can be compared.
     """
     from concord.conformance.compare import candidates
     from concord.conformance.compare.comparisons import compare_several
@@ -140,7 +138,7 @@ def judge_all(kept: ComparisonFile, model: Any) -> tuple[list[Result], dict[str,
 
 
 def divergent(result: Result) -> list[str]:
-    """Return the names of divergent tensors."""
+    """Names of divergent tensors."""
     return [row.tensor for row in result.table if row.status == "diverges"]
 
 

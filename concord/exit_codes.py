@@ -29,9 +29,7 @@ PATIENCE = 3.0
 
 @contextmanager
 def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callable[[], None]]:
-    """Install a handler, and yield a function that restores the previous ones; ``after`` replaces them at the
-    end.
-    """
+    """Install a handler, and yield a function that restores the previous ones, or ``after``."""
     # Python lets only the main thread set handlers. Signals that are ignored from the start remain ignored,
     # as under nohup.
     main = threading.current_thread() is threading.main_thread()
@@ -54,7 +52,7 @@ def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callab
 
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
-    """Only record the first signal until the work is done; a later signal ends the command immediately."""
+    """Only record the first signal; a later one ends the command immediately."""
     signals = list[tuple[int, float]]()
 
     def note(number: int, _frame: object) -> None:
@@ -72,9 +70,9 @@ def halting() -> Iterator[Callable[[], bool]]:
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
-    """Run a command and exit with its code; ``last`` means that the process ends afterwards.
+    """Run a command and exit with its code; ``last``: the process ends afterwards.
 
-    2: refused input, with one line per problem; 3: a bug in Concord; 128 plus the number of a signal.
+    2: refused input, one line per problem; 3: a bug in Concord; 128 plus a signal's number.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -21,7 +21,7 @@ class Page(str):
 
 
 def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
-    """Return the page of verdicts."""
+    """Page of verdicts."""
 
     def results() -> Iterator[Result]:
         for number, verdict in enumerate(verdicts, start=1):

@@ -61,7 +61,7 @@ ENTRY = re.compile(r"^    (\w+)(?: \((.*?)\))?: (.*\n(?: {5,}.*\n)*)", re.M)
 
 
 class OptionGroup:
-    """A dataclass whose fields become options of several commands, in one panel of the help.
+    """A dataclass whose fields become options, in one panel of the help.
 
     A field ``checkpoint`` becomes an argument. Docstrings of groups and commands contain each field's
     metavar, command-line names and help. The common ones:
@@ -88,8 +88,8 @@ class OptionGroup:
 def command(function: Callable[..., T]) -> Callable[..., T]:
     """Convert a function to a command, with its docstring as help.
 
-    Positional parameters become arguments, and others options; a group becomes several options. Repeated
-    values count once.
+    Positional parameters become arguments, others options, and groups several options. Repeated values count
+    once.
     """
     parameters, groups = list[inspect.Parameter](), dict[str, Any]()
     hints, entries = get_type_hints(function, include_extras=True), _entries(OptionGroup, function)
@@ -127,7 +127,7 @@ Entry = tuple[list[str], str]  # names in brackets, and help
 
 
 def _entries(*documented: Any) -> dict[str, Entry]:
-    """Return the entries of docstrings; later ones replace earlier ones."""
+    """Entries of docstrings; later ones replace earlier ones."""
     entries = {}
     for owner in documented:
         for name, brackets, text in ENTRY.findall(inspect.cleandoc(owner.__doc__ or "") + "\n"):
@@ -210,7 +210,7 @@ class Workers(OptionGroup):
         return Setup(**values, asked=tuple(self.backend or ()))
 
     def names(self) -> list[str]:
-        """Return the backends to run: the requested ones, or all known ones."""
+        """Backends to run: the requested ones, or all known ones."""
         names, problems = list(self.backend or backends.names()), list[str]()
         placed = [value.partition("=")[0] for value in self.python or () if all(value.partition("="))]
         for name in dict.fromkeys([*names, *placed]):
@@ -224,7 +224,7 @@ class Workers(OptionGroup):
         return names
 
     def one(self, why: str) -> str:
-        """Return the single backend to run; ``why`` is the reason for a refusal of several."""
+        """Single backend to run; ``why`` is the reason for a refusal of several."""
         if (count := len(self.backend or ())) != 1:
             raise SpecError(f"--backend is given {count} times but must be given once: {why}")
         return self.names()[0]

@@ -1,4 +1,4 @@
-"""Output files, which are checked before a command works and written completely afterwards."""
+"""Output files: checked before a command, and written completely afterwards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check(*paths: Path | None) -> None:
 
 
 def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: Sequence[str] = ()) -> None:
-    """Write each file even if another fails, show the result, then raise all ``problems`` together."""
+    """Write each file even if another fails, show the result, then raise all ``problems``."""
     problems, console, written = list(problems), Terminal(), list[Path]()
     for path, make in outputs:
         if path is not None:
@@ -74,7 +74,7 @@ PAGES = {  # the page of each kind with one
 
 
 def page(written: record.Record) -> str:
-    """Return the page of a record."""
+    """Page of a record."""
     text: str = pkgutil.resolve_name(PAGES[written.kind])(written)
     return text
 

@@ -1,4 +1,4 @@
-"""The user's model: a checkpoint of any format, with texts or inputs, instead of standard cases."""
+"""The user's model instead of standard cases: a checkpoint with texts or inputs."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def legible(text: str) -> str:
 
 
 def weights_of(checkpoint: Checkpoint, part: str) -> dict[str, NDArray[Any]]:
-    """Return the parameters of a part."""
+    """Parameters of a part."""
     names = parameters(checkpoint.config, part)
     return {name: array for name, array in checkpoint.weights().items() if name in names}
 

@@ -61,7 +61,7 @@ class Attention:
     maps: list[AttentionMap]  # of backends that expose their weights
 
     def largest(self) -> dict[str, Array]:
-        """Return the largest error (L, H) of each backend, and of the difference between the first two."""
+        """Largest error (L, H) of each backend, and of the difference between the first two."""
         errors = {attention_map.backend: attention_map.errors for attention_map in self.maps}
         if len(self.maps) > 1:
             # The tolerance of a difference is the root of 2 times that of each result.

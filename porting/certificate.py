@@ -1,6 +1,4 @@
-"""Certificates of ports: differences of checkpoints, judged runs, and the planted bugs that the judge
-finds.
-"""
+"""Certificates of ports: differences of checkpoints, judged runs, and found planted bugs."""
 
 from __future__ import annotations
 
@@ -95,7 +93,7 @@ class PlantedBug:
 class Certificate:
     """Evidence for a port from A, the source, to B, the target.
 
-    The report groups runs as ``"source"`` and ``"target"``, both judged against the source's weights.
+    The report's groups ``"source"`` and ``"target"`` are both judged against the source's weights.
     """
 
     as_written = also("summary")
@@ -192,7 +190,7 @@ def certify(
         texts: texts for the source's tokenizer; by default ids are random.
 
     Raises:
-        SpecError: if a checkpoint cannot be read, changes during the runs, or lacks a tokenizer for texts.
+        SpecError: if a checkpoint is unreadable, changes during the runs, or lacks a tokenizer for texts.
     """
     source = read(source_path, source_format, Path(table) if table else None)
     target = read(target_path, target_format)
@@ -264,7 +262,7 @@ def _ported(source: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
 
 
 def hashes(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of a checkpoint's files by relative name."""
+    """SHA-256 of a checkpoint's files by relative name."""
     folder = folder_of(path)
     files = {file.relative_to(folder).as_posix(): file for file in find(folder, "*") if file.is_file()}
     return {name: sha256_of(file) for name, file in files.items() if name not in BESIDE}
@@ -281,7 +279,7 @@ def _altered(side: Side, path: Path) -> Iterator[str]:
 
 
 def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str, Batch], dict[str, str]]:
-    """Return inputs and their descriptions, by name."""
+    """Inputs and their descriptions, by name."""
     config, part, batches, meanings = source.config, source.part, dict[str, Batch](), dict[str, str]()
     room = config.max_positions - config.position_start
     flat = part in POOLED and config.pooling == "flatten"  # its classifier has weights for each position
@@ -301,7 +299,7 @@ def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str,
 
 
 def _wrong_weights(model: Job, source: Checkpoint, target: Checkpoint) -> Iterator[tuple[str, str, Weights]]:
-    """Yield a bug of each kind: its description, its line in ``concord diff``, and the changed parameters."""
+    """Yield a bug of each kind: description, line in ``concord diff``, and changed parameters."""
     case = JudgedProblem(model.config, model.weights, model.batch, model.part, model.dtype)
     names = taps(model.config, model.part, list(model.batch.arrays()))
     kinds = gather((wrong for tap in names for wrong in wrong_weights(case, tap)), lambda wrong: wrong.name)
@@ -345,7 +343,7 @@ def verify(
         named: plug-ins to allow, because an untrusted file must not decide which code runs.
 
     Returns:
-        One line per difference, and the new certificate, or None if files have changed.
+        Lines about differences, and the new certificate, or None if files have changed.
     """
     backends.check_offered(stated.backends, "the certificate", named)
     paths = source or Path(stated.source.path), target or Path(stated.target.path)

@@ -45,7 +45,7 @@ class LazyTensor(StoredTensor):
     redundant: bool = False
 
     def read(self) -> NDArray[Any]:
-        """Read the file again; return a C-ordered array, with bfloat16 exactly converted to float32."""
+        """Read the file again as a C-ordered array, with bfloat16 widened to float32."""
         return contiguous(widened(self.bits(), self.dtype))
 
 
@@ -58,7 +58,7 @@ class Checkpoint:
         tensors: parameters by canonical name, in the order of computation.
         found: every tensor of the file, with its name and layout there.
         files: files to copy unchanged: tokenizer, labels, ``config.json``.
-        source: table of the file's names; empty for names of a backend or the specification.
+        source: table of the file's names; empty for a backend's or canonical names.
         words: table of the terms in ``config.json``.
         others: tensors outside this part, such as a pooler without a classifier.
     """
@@ -91,7 +91,7 @@ class Checkpoint:
         return weights
 
     def checked(self) -> None:
-        """Check each parameter for NaN and infinity, with one in memory at a time.
+        """Check parameters for NaN and infinity, one at a time.
 
         Raises:
             WeightsError: listing all such parameters (SPEC WGT-3).

@@ -1,7 +1,7 @@
 """The difference between two tensors, and its likely cause.
 
-Checks run in order, from the most common porting mistakes to unexplained differences. A is the first tensor,
-B the second, both in canonical layout, with bfloat16 widened to float32.
+Checks run in order, from the most common mistakes to unexplained differences. A is the first tensor, B the
+second, both in canonical layout, with bfloat16 as float32.
 """
 
 from __future__ import annotations

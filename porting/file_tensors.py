@@ -45,7 +45,7 @@ MOST_ENTRIES = 1 << 18
 
 
 def shape_of(axes: Any) -> tuple[int, ...]:
-    """Return the shape stated by a file.
+    """Shape stated by a file.
 
     Raises:
         ValueError: if it is not valid for a NumPy array.
@@ -59,7 +59,7 @@ def shape_of(axes: Any) -> tuple[int, ...]:
 
 
 def size(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the size of a tensor in bytes."""
+    """Size of a tensor in bytes."""
     return math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize
 
 
@@ -85,16 +85,16 @@ class StoredTensor:
         return size(self.dtype, self.shape)
 
     def data(self) -> memoryview | bytes:
-        """Return the bytes in C order, little-endian."""
+        """Bytes in C order, little-endian."""
         bits = self.array()
         return bits.data.cast("B") if bits.size else b""  # an empty view cannot be cast
 
     def array(self) -> Bits:
-        """Return the bits in C order."""
+        """Bits in C order."""
         return contiguous(np.asarray(self.bits(), NUMPY[self.dtype]))
 
     def sha256(self) -> str:
-        """Return the digest of :meth:`data`."""
+        """Digest of :meth:`data`."""
         return hashlib.sha256(self.data()).hexdigest()
 
     @property
@@ -120,7 +120,7 @@ def in_memory(array: Bits, dtype: str | None = None) -> StoredTensor:
 
 
 def digest(array: Bits) -> str:
-    """Return the SHA-256 of an array's bits, in C order."""
+    """SHA-256 of an array's bits, in C order."""
     return in_memory(array).sha256()
 
 
@@ -153,7 +153,7 @@ def tree(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(tree: Any, tensor: Callable[[Any, str], StoredTensor] = of_framework) -> dict[str, StoredTensor]:
-    """Return arrays in nested dictionaries and lists by dotted names, skipping other values."""
+    """Arrays in nested dictionaries and lists by dotted names, skipping other values."""
     tensors: dict[str, StoredTensor] = {}
     for count, (name, value) in enumerate(_entries(tree, "")):
         if count > MOST_ENTRIES:

@@ -40,7 +40,7 @@ FOREIGN = ".config.json"
 
 
 def folder_of(path: Path) -> Path:
-    """Return a checkpoint's folder, given the folder or a weight file in it."""
+    """A checkpoint's folder, given the folder or a weight file in it."""
     if not path.exists():
         raise SpecError(f"{path}: no such file or folder")
     if is_weights(path):
@@ -49,7 +49,7 @@ def folder_of(path: Path) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a checkpoint's folder or of a link to it."""
+    """Name of a checkpoint's folder or of a link to it."""
     return Path(os.path.abspath(path.parent if path.exists() and is_weights(path) else path)).name
 
 
@@ -59,7 +59,7 @@ def is_weights(path: Path) -> bool:
 
 
 def carried(folder: Path) -> dict[str, bytes]:
-    """Return the files to copy unchanged, by name."""
+    """Files to copy unchanged, by name."""
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
     paths = {name: folder / name for name in (*CARRIED, *SENTENCES, *foreign) if (folder / name).exists()}
     refuse(
@@ -74,7 +74,7 @@ def carried(folder: Path) -> dict[str, bytes]:
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
-    """Return the path and content of a source's configuration; ``required`` names its user."""
+    """Path and content of a source's configuration; ``required`` names its user."""
     path = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
     if path is None:
         raise SpecError(
@@ -91,7 +91,7 @@ def json_object(content: Any, where: Path | str) -> dict[str, Any]:
 
 
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return class names from ``id2label`` or ``labels.json``, or None if unnamed."""
+    """Class names from ``id2label`` or ``labels.json``, or None if unnamed."""
     if LABELS in files:
         content = parse_json(files[LABELS], LABELS)
         names = content.get("names") if isinstance(content, dict) else None
@@ -106,11 +106,11 @@ def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, 
 
 
 def unnamed(count: int) -> tuple[str, ...]:
-    """Return Hugging Face's names of unnamed classes."""
+    """Hugging Face's names of unnamed classes."""
     return tuple(f"LABEL_{number}" for number in range(count))
 
 
 def json_file(content: Any) -> bytes:
-    """Return the bytes of a JSON file."""
+    """Bytes of a JSON file."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     return text.encode(errors="backslashreplace")

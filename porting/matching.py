@@ -54,7 +54,7 @@ def match(
         configs: configurations by candidate part, the most complete part first.
 
     Raises:
-        WeightsError: for the best fitting part, listing missing, unexpected, misshapen and non-float tensors.
+        WeightsError: listing the best fitting part's missing, unexpected, misshapen and non-float tensors.
     """
     candidates = [_Matching(file_tensors, config, part, form) for part, config in configs.items()]
     best = min(candidates, key=lambda candidate: len(candidate.problems))  # on a tie, the most complete part
@@ -124,7 +124,7 @@ class _Matching:
     def _bind(
         self, name: str, natives: Sequence[str], layout: str, shape: tuple[int, ...]
     ) -> dict[str, LazyTensor]:
-        """Join tensors into one of canonical shape; return an empty result if they do not fit."""
+        """Join tensors into one of canonical shape; empty if they do not fit."""
         expected, count = WEIGHT_LAYOUTS[layout].shape(shape, self.config.num_heads), len(self.problems)
         for native in natives:
             stored, context = self.file_tensors.get(native), f"parameter={name}, "
@@ -221,7 +221,7 @@ class _Matching:
 
 
 def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> StoredTensor:
-    """Return a parameter or a piece of it in the form of another format."""
+    """Return a parameter or a piece in another format's form."""
     return StoredTensor(
         tensor.dtype,
         place.shape,

@@ -60,8 +60,7 @@ class TextPredictor:
         self.model, self.worker, self.how = model, worker, {"dtype": dtype, **how}
 
     def __call__(self, texts: str | Iterable[str | Sequence[str]]) -> Any:
-        """Return class probabilities or the embedding of each text or pair: a dictionary for a single text,
-        otherwise a list.
+        """Each text's or pair's class probabilities or embedding: a dictionary for one text, else a list.
 
         Raises:
             SpecError: listing arguments that are not texts.
@@ -141,5 +140,5 @@ def load(path: str | Path, backend: str | None = None, dtype: str = "float32", *
 
 
 def framework_of(path: Path) -> str:
-    """Return the backend of a checkpoint's format."""
+    """Backend of a checkpoint's format."""
     return find_format(recognise(path).format).home

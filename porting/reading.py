@@ -30,8 +30,7 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
 
     Raises:
         UnknownNameError: for an unknown format.
-        SpecError: listing corrupt files, options that the family lacks, and missing, unexpected or misshapen
-            tensors.
+        SpecError: listing corrupt files, unsupported options, and missing, unexpected or misshapen tensors.
     """
     own = tables.read(table) if table else None
     recognition = recognise(path, table, format)

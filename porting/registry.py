@@ -43,7 +43,7 @@ OPTIMIZER = CheckpointTable(
 
 
 def keras_path(name: str, config: EncoderConfig) -> str:
-    """Return a parameter's path in an HDF5 file of this project's Keras model."""
+    """A parameter's path in an HDF5 file of this project's Keras model."""
     path, _, leaf = name.rpartition(".")
     # Keras names layers in a list by class (PostNormLayer or PreNormLayer), and numbers all but the first.
     path = re.sub(
@@ -57,7 +57,7 @@ def keras_path(name: str, config: EncoderConfig) -> str:
 
 
 def tensorflow_key(name: str, config: EncoderConfig) -> str:  # noqa: ARG001 - as keras_path
-    """Return a parameter's key in a ``tf.train.Checkpoint`` of a ``model``."""
+    """A parameter's key in a ``tf.train.Checkpoint`` of a ``model``."""
     return f"model/{name.replace('.', '/')}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -110,13 +110,13 @@ class Format:
         return self.backend or self.container.backend
 
     def rules(self, part: str) -> CheckpointTable:
-        """Return the rules for file contents other than parameters."""
+        """Rules for file contents other than parameters."""
         if self.table and part in self.table.parts:
             return self.table.parts[part].checkpoint
         return OPTIMIZER if self.backend else CheckpointTable()
 
     def places(self, config: EncoderConfig, part: str) -> Mapping[str, Binding]:
-        """Return each parameter's place, by canonical name."""
+        """Each parameter's place, by canonical name."""
         if self.table:
             return bindings(self.table.parts[part], config)
         naming, places = NAMINGS.get(self.backend), {}
@@ -153,7 +153,7 @@ FORMATS = {
 
 
 def formats() -> tuple[str, ...]:
-    """Return the names of all formats."""
+    """Names of all formats."""
     return tuple(FORMATS)
 
 

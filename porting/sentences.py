@@ -70,7 +70,7 @@ def places(folder: Path) -> list[Path]:
 
 
 def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
-    """Return the settings of modules after the model; ``poolings`` are those of the family."""
+    """Settings of modules after the model; ``poolings`` are those of the family."""
     _, *behind = places(folder)
     problems, where = list[str](), behind[0] / folders.CONFIG
     settings = folders.json_object(read_json(where), where)
@@ -101,7 +101,7 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
 def files(
     said: Mapping[str, Any], config: EncoderConfig, carried: bytes | None, bare: bool
 ) -> dict[str, bytes]:
-    """Return the files of a sentence-transformers folder, by name.
+    """Files of a sentence-transformers folder, by name.
 
     Args:
         said: pooling and normalisation, in a table's terms.

@@ -141,10 +141,10 @@ def batch_of(
     labels: NDArray[np.int64] | None = None,
     multiple: int = 1,
 ) -> Batch:
-    """Return texts as a padded batch.
+    """Texts as a padded batch.
 
     Args:
-        multiple: round the width up to a multiple of this, since frameworks compile for each width.
+        multiple: round the width up to a multiple, since frameworks compile each width.
     """
     longest = -(-max(len(text.ids) for text in texts) // multiple) * multiple
     width = min(longest, config.max_positions - config.position_start)

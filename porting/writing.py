@@ -1,4 +1,4 @@
-"""Writing of a checkpoint in a format, as a complete folder or not at all."""
+"""Writing of a checkpoint, as a complete folder or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from concord.spec.sources.source_tables import POSITIONS, Binding
 
 
 def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, taps: bool = False) -> None:
-    """Write a checkpoint's folder completely or not at all, even if the process is killed.
+    """Write a checkpoint's folder completely or not at all, even if killed.
 
     Args:
         force: whether to replace an existing checkpoint.
@@ -92,7 +92,7 @@ def _in_the_way(path: Path, force: bool) -> str:
 
 
 def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
-    """Return tensors in a format's names and layouts, which are read only when written.
+    """Tensors in a format's names and layouts, read when written.
 
     Raises:
         SpecError: listing parameters without a place in the format.
@@ -181,7 +181,7 @@ CLASSES = {
 
 
 def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
-    """Return Python lines that load the folder in its framework, if the framework can read it."""
+    """Python lines that load the folder in its framework, if possible."""
     head = "ForSequenceClassification" if checkpoint.part == "model" else ""
     form, config = find_format(format), checkpoint.config
     code = FORMATS[form.loading].loading if form.loading in FORMATS else form.loading
@@ -193,7 +193,7 @@ def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
 
 
 def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the files that ``keras.saving.load_model`` needs."""
+    """Files that ``keras.saving.load_model`` needs."""
     module, name = "concord.backends.tf.model", CLASSES[checkpoint.part]
     dtype = {
         "module": "keras",
@@ -219,7 +219,7 @@ def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 
 
 def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
-    """Return a configuration in a source's terms, keeping all valid keys of the checkpoint."""
+    """Return a configuration in a source's terms, with the checkpoint's valid keys."""
     entry = tables.part_of(table, checkpoint.part)
     settings = tables.stated(table, checkpoint.config, checkpoint.part)
     original = _before(checkpoint, tables.words(table))

@@ -1,4 +1,4 @@
-"""Comparison of frameworks' speed, among programs with correct results."""
+"""Comparison of frameworks' speed, for correct programs."""
 
 from concord.speed.measurement import Mode, SpeedPlan, measure
 from concord.speed.measurement_record import SpeedRecord

@@ -1,4 +1,4 @@
-"""The measurement, in which backends take turns so that a drifting machine favours none."""
+"""The measurement: backends take turns, so that a drifting machine favours none."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> b
 
 
 def rules_of(work: Workload, settings: Setup, description: Mapping[str, Any]) -> str | None:
-    """Return the precision whose rounding is allowed, if different from the workload's: TF32 on a GPU."""
+    """Precision whose rounding is allowed, if different from the workload's: TF32 on a GPU."""
     if work.dtype != "float32" or settings.device == "cpu":
         return None
     products = description.get("precision_defaults", {}).get("products", {}).get("cuda")
@@ -170,7 +170,7 @@ class Member:
 
 
 def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:
-    """Return the number of busy cores of a process, from CPU times."""
+    """Number of busy cores of a process, from CPU times."""
     return None if before is None or after is None or elapsed <= 0 else (after - before) / elapsed
 
 
@@ -186,7 +186,7 @@ class Team:
     tell: Tell
 
     def measure(self, work: Workload, deadline: float) -> list[dict[str, Any]]:
-        """Measure one workload on every backend, and return an entry for each."""
+        """Measure a workload on every backend; return their entries."""
         device = self.plan.settings.device.partition(":")[0]
         # A share of this machine's measured rate is more informative than a share of a data sheet's rate
         # (decision 0012).
@@ -285,7 +285,7 @@ class Team:
 
 
 def judged(work: Workload, rules: str | None, results: Mapping[str, Array]) -> dict[str, Any]:
-    """Return an entry's status and error in tolerances."""
+    """An entry's status and error in tolerances."""
     verdict = truth.judge(truth.expected(work, rules), results)
     nearest = verdict.nearest
     entry = {

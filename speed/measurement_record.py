@@ -37,7 +37,7 @@ class SpeedRecord:
         self.entries.append({name: value for name, value in entry.items() if name != "backend_info"})
 
     def record(self) -> record.Record:
-        """Return the record with summaries."""
+        """Record with summaries."""
         best = best_rates(self.entries, self.workloads)
         body = {
             "exit_code": exit_code(self.entries),
@@ -78,7 +78,7 @@ def described(work: Workload) -> dict[str, Any]:
 def best_rates(
     entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]
 ) -> dict[tuple[str, str], float]:
-    """Return the best bare product rates by backend and precision; ``""`` means all backends."""
+    """Best bare product rates by backend and precision; ``""`` means all backends."""
     best: dict[tuple[str, str], float] = {}
     for entry in entries:
         for key in ((name, workloads[entry["workload"]]["dtype"]) for name in (entry["backend"], "")):
@@ -89,7 +89,7 @@ def best_rates(
 def summary(
     entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[tuple[str, str], float]
 ) -> dict[str, Any] | None:
-    """Return the figures of an entry, or None if it was not measured."""
+    """Figures of an entry, or None if it was not measured."""
     turns = [turn["seconds"] for turn in entry["turns"]]
     if entry["status"] != "measured" or not turns:
         return None

@@ -26,8 +26,8 @@ LENGTHS = ("full", "ragged")
 # Ragged lengths: median as a share of T, and standard deviation of the logarithm. A sixteenth is cut at T.
 MEDIAN, SIGMA = 0.4, 0.6
 
-# Number of training steps to check, each on its own inputs. One step does not show whether moments are kept;
-# two steps on the same batch have nearly the same gradients, which hides the betas (decision 0029).
+# Number of training steps to check, each on its own inputs. One step does not show whether moments are kept.
+# Two steps on the same batch have nearly the same gradients, which hides the betas (decision 0029).
 STEPS = 2
 
 SEED = 0  # of weights and inputs
@@ -113,7 +113,7 @@ class Workload:
         return [example_batch(*sizes, SEED + step, lengths) for step in range(count)]
 
     def request(self, **settings: str) -> Request:
-        """Return the request, without weights."""
+        """Request, without weights."""
         batches = self.batches
         training = Training(self.recipe, [[batch] for batch in batches]) if self.recipe else None
         options: dict[str, Any] = {**settings, "dtype": self.dtype, "training": training}
@@ -122,7 +122,7 @@ class Workload:
 
 
 def ragged(batch: int, tokens: int) -> list[int]:
-    """Return evenly spaced, deterministic quantiles of the log-normal distribution, cut at T."""
+    """Evenly spaced quantiles of the log-normal distribution, cut at T."""
     normal = statistics.NormalDist()
     quantiles = [normal.inv_cdf((i + 0.5) / batch) for i in range(batch)]
     return [max(1, min(tokens, round(MEDIAN * tokens * math.exp(SIGMA * z)))) for z in quantiles]
@@ -130,7 +130,7 @@ def ragged(batch: int, tokens: int) -> list[int]:
 
 @functools.cache
 def presets() -> Mapping[str, Preset]:
-    """Return the presets by name."""
+    """Presets by name."""
     nndl, tf1 = variant("nndl-paddle-api", num_layers=1), variant("tf1-text-classifier")
     minilm = variant("bert", num_layers=6, d_model=384, num_heads=12, d_ff=1536)
     large = variant("bert", num_layers=24, d_model=1024, num_heads=16, d_ff=4096)

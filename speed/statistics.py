@@ -1,4 +1,4 @@
-"""Statistics of timings: the median, its spread, and whether it is steady."""
+"""Statistics of timings: median, spread, and steadiness."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def _medians(turns: Sequence[Sequence[float]]) -> list[float]:
 
 
 def median(turns: Sequence[Sequence[float]]) -> float:
-    """Return the median of the turns' medians in seconds, or NaN without turns."""
+    """Median of the turns' medians in seconds, or NaN without turns."""
     medians = _medians(turns)
     return statistics.median(medians) if medians else math.nan
 
 
 def least(turns: Sequence[Sequence[float]]) -> float:
-    """Return the shortest counted step in seconds, or NaN without turns."""
+    """Shortest counted step in seconds, or NaN without turns."""
     return min((step for turn in _counted(turns) for step in turn), default=math.nan)
 
 
 def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the interquartile range of the turns' medians, in seconds."""
+    """Interquartile range of the turns' medians, in seconds."""
     medians = _medians(turns)
     if len(medians) < 4:
         return min(medians, default=math.nan), max(medians, default=math.nan)
@@ -46,7 +46,7 @@ def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def spread(turns: Sequence[Sequence[float]]) -> float | None:
-    """Return the width of :func:`interval` relative to the median, or None for too few data."""
+    """Width of :func:`interval` relative to the median, or None for too few data."""
     if len(turns) < 2 or sum(map(len, _counted(turns))) < LEAST:
         return None
     low, high = interval(turns)

@@ -79,7 +79,7 @@ def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, 
 
 
 def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tuple[float | None, str]]]]:
-    """Return a workload's measurements with their figures, fastest first."""
+    """A workload's measurements with their figures, fastest first."""
     entries = [entry for entry in data["entries"] if entry["workload"] == workload and entry["summary"]]
     entries.sort(key=lambda entry: float(entry["summary"]["median_seconds"]))
     peers = (entry["summary"]["median_seconds"] for entry in entries if entry["backend"] in PEERS)
@@ -88,7 +88,7 @@ def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tup
 
 
 def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]:
-    """Return backend, mode and chosen figures of a workload's measurements."""
+    """Backend, mode and chosen figures of a workload's measurements."""
     return [
         [entry["backend"], entry["mode"], *(figures[heading][1] for heading in headings)]
         for entry, figures in fastest_first(data, workload)
@@ -96,7 +96,7 @@ def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]
 
 
 def to_deploy(data: Entry) -> dict[str, str]:
-    """Return each framework's fastest mode, as one sentence per workload."""
+    """Each framework's fastest mode, as one sentence per workload."""
     doubt = ", as far as one can tell" if busy_before(data) else ""
     sentences = {}
     for workload in data["workloads"]:
@@ -109,13 +109,13 @@ def to_deploy(data: Entry) -> dict[str, str]:
 
 
 def limits(data: Entry) -> str:
-    """Return the best rates of bare products, in words."""
+    """Best rates of bare products, in words."""
     rates = (f"{rate(best)}FLOP/s ({dtype})" for dtype, best in data["best_product_gflops"].items())
     return ", ".join(rates) or "none"
 
 
 def versions_of(data: Entry) -> dict[str, str | None]:
-    """Return each backend's version."""
+    """Each backend's version."""
     return {name: next(iter(profiles.values())).get("version") for name, profiles in data["backends"].items()}
 
 
@@ -145,7 +145,7 @@ def busy_before(data: Entry) -> str:
 
 
 def greedy(data: Entry) -> list[Entry]:
-    """Return entries of backends that kept more cores busy than their threads."""
+    """Entries of backends that kept more cores busy than their threads."""
     threads = data["settings"].get("threads")
     return [
         entry
@@ -169,7 +169,7 @@ def notes(data: Entry) -> Iterator[tuple[str, str]]:
 
 
 def show(data: Entry, console: Console) -> None:
-    """Print a record: a table for each workload, fastest first, then failures."""
+    """Print a record: tables of workloads, fastest first, then failures."""
     headings = list(FIGURES)[:-1] if console.width >= WIDE else NARROW
     for name, work in data["workloads"].items():
         table = Table(

@@ -64,7 +64,7 @@ def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
 
 
 def probe(work: Workload) -> Workload:
-    """Return the workload to check, reduced to two samples if all would take the reference hours."""
+    """Workload to check: two samples if all would take hours."""
     few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
     return few if flops(work) > LARGE else work
 
@@ -127,7 +127,7 @@ def _most(work: Workload) -> int:
 
 
 def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
-    """Split a batch into parts of at most ``most`` samples, if samples are independent."""
+    """Split a batch of independent samples into parts of at most ``most``."""
     if config.mask_assignment != "per_sample" or config.ignore_label is not None or config.l2_weight:
         return [batch]
     arrays = batch.arrays()
@@ -162,7 +162,7 @@ def _train(
 
 
 class Averaging(Trajectory):
-    """Training in which gradients are summed over samples and rounded once, as in one product."""
+    """Training with gradients summed over samples and rounded once."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -171,12 +171,12 @@ class Averaging(Trajectory):
     def accumulated(
         self, batches: Sequence[Batch], observer: Observer
     ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
-        """Return the gradient of a step, rounded after the sum."""
+        """Gradient of a step, rounded after the sum."""
         total, slices = super().accumulated(batches, observer)
         return {name: self.a.settle(values) for name, values in total.items()}, slices
 
     def whole(self, name: str, values: Array, rows: NDArray[np.int64]) -> Array:
-        """Return only the looked-up rows of a table's gradient, and store their indices."""
+        """Return only looked-up rows of a table's gradient, and store their indices."""
         # BERT's table has 30,522 rows, and a sample looks up a few of them.
         self.looked_up[name] = rows
         return values

@@ -8,7 +8,7 @@ BACKWARD = 2  # a product's gradients are two products of its size
 
 
 def flops(workload: Workload, real_only: bool = False) -> float:
-    """Return the floating-point operations of one step; ``real_only`` excludes padding."""
+    """Floating-point operations of one step; ``real_only`` excludes padding."""
     preset = workload.preset
     config, tokens = preset.config, preset.tokens
     width, rows = config.d_model, sum(workload.lengths) if real_only else preset.batch * tokens
@@ -24,7 +24,7 @@ def flops(workload: Workload, real_only: bool = False) -> float:
 
 
 def product_sizes(workload: Workload) -> tuple[int, int, int]:
-    """Return the sizes of the model's largest product, the first of the feed-forward."""
+    """Sizes of the model's largest product, the first of the feed-forward."""
     return (
         workload.preset.batch * workload.preset.tokens,
         workload.preset.config.d_model,

@@ -60,7 +60,7 @@ class Selection(options.OptionGroup):
     forward_only: bool = False
 
     def jobs(self, model: OwnModel) -> list[Job]:
-        """Return the jobs of standard cases, or of the user's model."""
+        """Jobs of standard cases, or of the user's model."""
         dtypes = self.dtype or list(DTYPES)
         if model.check(variant=self.variant, case=self.case):
             return model.jobs(self.part, dtypes, not self.forward_only)

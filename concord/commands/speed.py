@@ -60,7 +60,7 @@ class Timed(options.Workers):
     precision: str = "strict"
 
     def names(self) -> list[str]:
-        """Return the requested backends and peers, or all backends."""
+        """Requested backends and peers, or all backends."""
         peers = [name for name in self.backend or () if name in PEERS]
         own = [name for name in self.backend or () if name not in PEERS]
         if peers and not own:
@@ -94,7 +94,7 @@ class Models(options.OptionGroup):
     dtype: list[str] | None = None
 
     def workloads(self, device: str, own: Preset | None) -> tuple[Workload, ...]:
-        """Return the workloads of presets, or of a checkpoint with the lengths of its texts."""
+        """Workloads of presets, or of a checkpoint with the lengths of its texts."""
         on_cpu = device == "cpu"
         problems = [
             *unknowns("kind", self.kind or (), WORKLOAD_KINDS),
@@ -136,7 +136,7 @@ class Modes(options.OptionGroup):
     budget: float | None = None
 
     def modes(self, ragged: bool, device: str) -> tuple[Mode, ...]:
-        """Return the requested modes, or the default ones."""
+        """Requested modes, or the default ones."""
         refuse(options.outside(("budget", self.budget, 0, options.MOST_SECONDS)))
         if self.implementation or self.execution:
             pairs = itertools.product(

@@ -79,7 +79,7 @@ class Container:
     isolated: bool = True  # read in a separate process
 
     def is_one(self, path: Path) -> bool:
-        """Whether a path is such a file, or an index of several such files."""
+        """Whether a path is such a file, or an index of several."""
         if self.looks:
             return self.looks(path)
         return path.name.removesuffix(INDEX).endswith(self.endings) and path.is_file()
@@ -99,7 +99,7 @@ class Container:
             self.save(path, tensors, **about)
 
     def read(self, path: Path) -> dict[str, StoredTensor]:
-        """Return the tensors of a file or an index's files by unwrapped names.
+        """Tensors of a file or an index's files by unwrapped names.
 
         Raises:
             SpecError: if a file is corrupt, would run code, or takes too much time or memory.

@@ -1,6 +1,6 @@
-"""Flax's msgpack files: nested dictionaries, with arrays as an extension type (``flax.serialization``).
+"""Flax's msgpack files: nested dictionaries of arrays (``flax.serialization``).
 
-Extension type 1 contains shape, dtype and bytes. An array of more than 2^30 bytes is a dictionary of pieces.
+Extension type 1 has shape, dtype and bytes. Arrays beyond 2^30 bytes are dictionaries of pieces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNKED = "__msgpack_chunked_array__"
 
 
 def load(path: Path) -> dict[str, StoredTensor]:
-    """Return the arrays of a file by dotted names."""
+    """Arrays of a file by dotted names."""
     with optional("a msgpack file", "porting"):
         import msgpack
 

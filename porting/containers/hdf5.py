@@ -1,7 +1,7 @@
 """Keras' HDF5 files, and its ``.keras`` archives, which contain one.
 
-Links and chunked or compressed datasets are refused. Keras writes none, and they would let a file read other
-files or expand beyond its size.
+Links and chunked or compressed datasets, which Keras never writes, are refused: they could read other files
+or expand beyond the file's size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL = "tf_model"  # Hugging Face's name for a model's group
 
 
 def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
-    """Return the datasets of a file by path."""
+    """Datasets of a file by path."""
     with optional("an HDF5 file", "porting"):
         import h5py
 
@@ -36,7 +36,7 @@ def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
 
 
 def load_keras(path: Path) -> dict[str, StoredTensor]:
-    """Return the weights of an archive, without its configuration, which may name code."""
+    """Weights of an archive, without its configuration, which may name code."""
     # An unnamed file disappears, however this process ends.
     copy = tempfile.TemporaryFile()  # noqa: SIM115
     with zipfile.ZipFile(path) as archive:
@@ -53,7 +53,7 @@ def load_keras(path: Path) -> dict[str, StoredTensor]:
 
 
 def load_models(path: Path) -> dict[str, StoredTensor]:
-    """Return the weights of a Hugging Face model in Keras 2."""
+    """Weights of a Hugging Face model in Keras 2."""
     tensors: dict[str, StoredTensor] = {}
     for name, stored in load(path).items():
         # Paths are <layer>/<model>/<name>:0, where Keras generated the names of layer and model.

@@ -1,7 +1,7 @@
 """Opening of untrusted files with their own libraries, in a limited process.
 
-A corrupt file may crash a C library, and only that process imports a framework. Tensors pass through a
-temporary safetensors file, which the parent maps.
+A corrupt file may crash a C library. Tensors pass through a temporary safetensors file, which the parent
+maps.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def is_folder(path: Path) -> bool:
 
 
 def load(path: Path) -> dict[str, StoredTensor]:
-    """Return the arrays of a folder by dotted names."""
+    """Arrays of a folder by dotted names."""
     with _checkpointer() as checkpointer:
         return flat(checkpointer.restore(path))
 

@@ -1,6 +1,4 @@
-"""PaddlePaddle's files, pickles of arrays. Unlike PaddlePaddle's reader, this one runs only code that builds
-arrays.
-"""
+"""PaddlePaddle's files: pickles of arrays, of which only code that builds arrays runs."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ class _Reader(pickle.Unpickler):
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return the arrays of a file."""
+    """Arrays of a file."""
     with path.open("rb") as file:
         tensors = flat(_Reader(file, encoding="latin1").load())
     return {

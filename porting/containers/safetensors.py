@@ -36,7 +36,7 @@ LONGEST_HEADER = 1 << 24
 
 
 def read(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file, reading only its header."""
+    """Tensors of a file, reading only its header."""
     with opened(path) as file:
         total, length = file.seek(0, 2), 0
         file.seek(0)

@@ -22,7 +22,7 @@ def is_index(path: Path) -> bool:
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return the tensors of a checkpoint."""
+    """Tensors of a checkpoint."""
     with optional("a checkpoint of TensorFlow", "tf"):
         import tensorflow as tf
 

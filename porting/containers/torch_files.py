@@ -1,4 +1,4 @@
-"""PyTorch's files, read with ``weights_only=True``, which runs only builders of tensors and arrays."""
+"""PyTorch's files, read with ``weights_only=True``: only builders of arrays run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return a file's tensors, even inside a training loop's state."""
+    """A file's tensors, even inside a training loop's state."""
     with optional("a file of PyTorch", "torch"):
         import torch
 
