@@ -342,7 +342,7 @@ class Trainer(Course):
         def dropping(
             model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]
         ) -> Callable[[str, Tensor], Tensor]:
-            # Each site directly follows a tap, so the models need no dropout of their own (decision 0023).
+            # Each site directly follows a tap, so the models need no separate dropout (decision 0023).
             tap = trace(model, inputs, record)
 
             def dropped(name: str, tensor: Tensor) -> Tensor:

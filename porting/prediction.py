@@ -25,7 +25,7 @@ from concord.spec.parameters import Weights
 
 BATCH = 32  # texts per batch
 
-# Widths are multiples of this, because JAX compiles every operation anew for each width.
+# Widths are multiples of this, because JAX recompiles every operation for each width.
 PAD_TO = 16
 
 

@@ -227,7 +227,7 @@ def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
     keys |= entry.checkpoint.writes if not original else {}
     for key, other in entry.checkpoint.counts.items():
         names = checkpoint.labels or folders.unnamed(int(settings[key]))
-        keys.pop(key, None)  # the number of classes follows from their names
+        keys.pop(key, None)  # the names determine the number of classes
         if other not in original:
             keys |= {
                 other: {str(number): name for number, name in enumerate(names)},

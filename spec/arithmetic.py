@@ -502,7 +502,7 @@ class Arithmetic:
 
     def _kept(self, values: Array) -> Array:
         return (
-            # A quotient would turn infinity into a valid-looking zero; NaN taints everything that depends on
+            # A quotient would turn infinity into a valid-looking zero; NaN affects all results that depend on
             # it.
             np.where(np.isinf(values), np.nan, values).astype(values.dtype)
             if self._strict and np.isinf(values).any()
@@ -510,8 +510,8 @@ class Arithmetic:
         )
 
     def _ranked(self, a: Node, b: Node) -> tuple[Array, Array]:
-        # Broadcasting aligns axes from the right, so without this the samples' leading axis would meet a
-        # tensor axis.
+        # Broadcasting aligns axes from the right, so without this, the samples' leading axis would be aligned
+        # with a tensor axis.
         rank = max(len(a.shape), len(b.shape))
         left, right = (
             x.value.reshape((*x.value.shape[: self.lead], *(1,) * (rank - len(x.shape)), *x.shape))

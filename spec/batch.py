@@ -104,7 +104,7 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
             )
             if problem:
                 problems.append(f"{problem} [{context}clause={tensor.clause}]")
-    # Check values only in arrays of the right type and shape.
+    # Check values only in arrays of the correct type and shape.
     if not problems:
         problems = [
             f"{problem} [{context}clause={clause}]"

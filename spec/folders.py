@@ -14,7 +14,7 @@ from concord.spec.files import new_beside, refusing
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a new folder with all its files, or nothing.
+    """Write a new folder with all its files, or not at all.
 
     Raises:
         FileExistsError: if the name is taken, also by a simultaneous writer.

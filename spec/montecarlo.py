@@ -198,7 +198,7 @@ class MonteCarlo(Arithmetic):
 
     def vary_largest(self, gradient: Array, x: Array, terms: Array, shares: Array) -> Array:
         """Perturb the gradient of a row's largest entry by the sum's rounding."""
-        # A manually written softmax seldom stops the gradient at the maximum, so the rounding of the row sum
+        # A manually written softmax rarely stops the gradient at the maximum, so the rounding of the row sum
         # flows back there. It reaches the largest entry or, with a running maximum from either end, each
         # entry that was the largest so far. With 263 keys the resulting error was 2 to 18 tolerances
         # (decision 0018).

@@ -17,7 +17,7 @@ class Precision:
     """A binary floating-point format.
 
     Attributes:
-        storage: NumPy dtype that holds its values exactly.
+        storage: NumPy dtype that represents its values exactly.
         unit_roundoff: half the distance from 1 to the next value.
         accumulation: unit roundoff of sums; half precisions accumulate in float32.
         factors: unit roundoff of product factors; 0 if they are not shortened.

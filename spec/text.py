@@ -39,7 +39,7 @@ def shown(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
 
 
 def first_line(said: object) -> str:
-    """First line of an error's message, or nothing."""
+    """First line of an error's message, if any."""
     return next(iter(str(said).strip().splitlines()), "")
 
 

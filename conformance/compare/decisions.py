@@ -117,13 +117,13 @@ class Kind(NamedTuple):
 
 
 def _all(func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    if func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
+    if func._schema.is_mutable:  # noqa: SLF001 – no public API has it
         args = (args[0].clone(), *args[1:])
     return torch.as_tensor(func(*args, **kwargs))
 
 
 def _as_decided(decided: Tensor, func: Any, *_: Any, **__: Any) -> Any:
-    gives_tensor = func._schema.returns[0].type.kind() == "TensorType"  # noqa: SLF001 – nothing else says it
+    gives_tensor = func._schema.returns[0].type.kind() == "TensorType"  # noqa: SLF001 – no public API has it
     return decided.clone() if gives_tensor else decided.item()
 
 

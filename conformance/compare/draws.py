@@ -60,7 +60,7 @@ def constants(model: ModelReference) -> set[str]:
         operands = (x for x in tree_leaves((operation.args, operation.kwargs)) if isinstance(x, Tensor))
         if all(isinstance(x, nn.Parameter) or x in free for x in operands):
             free.update((x, True) for x in tree_leaves(result) if isinstance(x, Tensor))
-        elif operation.func._schema.is_mutable:  # noqa: SLF001 - nothing else says it
+        elif operation.func._schema.is_mutable:  # noqa: SLF001 - no public API has it
             free.pop(operation.args[0], None)
         return result
 

@@ -124,7 +124,7 @@ class Stretch:
         line = source_line()
         if line is None:  # called by a hook
             return operation()
-        if operation.func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
+        if operation.func._schema.is_mutable:  # noqa: SLF001 – no public API has it
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
         result = operation()
         copies = {name: tensor.detach().clone() for name, tensor in named(result, "").items()}

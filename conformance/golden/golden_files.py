@@ -72,7 +72,7 @@ def collect(directory: Path) -> tuple[list[Job], dict[str, str]]:
         A job per run of each file, and the reason for each tensor not compared.
 
     Raises:
-        SpecError: if there is no file, or listing the problems of all files.
+        SpecError: if no file exists, or listing the problems of all files.
     """
     paths = find(directory, "*.safetensors")
     if not paths:

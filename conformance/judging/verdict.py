@@ -123,7 +123,7 @@ class Judgement:
     independent: Number = 0.0  # from independent_elements or the samples; 0 for all
     # Number of elements whose error is in each bin of Z_BINS, and beyond the last.
     histogram: Annotated[tuple[Count, ...], Field(min_length=BINS, max_length=BINS)] = (0,) * BINS
-    note: str = ""  # what else is wrong
+    note: str = ""  # any other problem
     # Location of the error, if it diverges and this judgement decides.
     breakdown: Breakdown | None = None
 

@@ -49,7 +49,7 @@ class Manifest:
     tap_gradients: bool
 
 
-# Fields of ``case.json`` that define the request, besides its configuration.
+# Fields of ``case.json`` that define the request, except its configuration.
 ASKED = [entry.name for entry in fields(Manifest) if entry.name not in ("format", "group", "case", "config")]
 
 

@@ -148,7 +148,7 @@ def _listed(value: Any) -> Any:
 
 
 class CheckpointTable(StrictTable):
-    """Contents of weight files besides names and layouts of parameters."""
+    """Contents of weight files other than names and layouts of parameters."""
 
     prefixes: list[str] = []  # possible prefixes of all names; the table itself uses the first
     older: dict[str, str] = {}  # suffix in older versions, by suffix

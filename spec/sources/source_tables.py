@@ -192,7 +192,7 @@ def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict
 class Binding:
     """A source's tensors for a canonical parameter."""
 
-    names: tuple[str, ...]  # several if each tensor holds one head
+    names: tuple[str, ...]  # several if each tensor contains one head
     layout: str  # one of sources.layouts.WEIGHT_LAYOUTS
     shape: Shape  # of each of the source's tensors
 
