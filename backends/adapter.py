@@ -99,7 +99,7 @@ class FrameworkAdapter(ABC):
         return session
 
     def implementation(self, request: Request) -> Implementation:
-        """Implementation for a request.
+        """The implementation for a request.
 
         Raises:
             Unsupported: if there is none, or listing the reasons against the request.
@@ -296,5 +296,5 @@ class Product:
         self.adapter.synchronize(self.product)
 
     def results(self) -> Arrays:
-        """Last product."""
+        """The last product."""
         return {"product": self.adapter.to_numpy(self.product)}

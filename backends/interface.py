@@ -194,7 +194,7 @@ class Steps(Protocol):
         """Wait for the device."""
 
     def results(self) -> Arrays:
-        """Last step's ``logits`` (B, C), ``loss`` before the update, or ``product``."""
+        """The last step's ``logits`` (B, C), ``loss`` before the update, or ``product``."""
 
 
 class Session(Steps, Protocol):
@@ -312,7 +312,7 @@ class TrainingSession(Protocol):
         """Return a copy of the state, as input for :meth:`load`."""
 
     def info(self) -> dict[str, Any]:
-        """Session's description (:attr:`Run.info`)."""
+        """The session's description (:attr:`Run.info`)."""
 
 
 class Trainable(Backend, Protocol):
@@ -336,7 +336,7 @@ class Measurable(Backend, Protocol):
         """Return a product of (M, K) and (K, N) that measures the machine."""
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Framework's peak bytes on a device.
+        """The framework's peak bytes on a device.
 
         Args:
             reset: start a new peak, if possible.

@@ -97,7 +97,7 @@ def gpus() -> list[str]:
 
 
 def processor() -> str | None:
-    """Processor's name, if the system provides one."""
+    """The processor's name, if the system provides one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -103,7 +103,7 @@ class Process:
         """Call a method of an object in the process.
 
         Args:
-            number: number of the object; the first is 0.
+            number: object number, from 0.
             method: a name, or a path such as ``"bench.repeat"``.
             arguments, named: see :func:`concord.backends.wire.encode`.
 

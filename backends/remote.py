@@ -174,7 +174,7 @@ class HeldTraining(StaysHere):
         self.name, self.request, self.session = name, request, session
 
     def info(self) -> dict[str, Any]:
-        """Session's description."""
+        """The session's description."""
         info: dict[str, Any] = plain(self.session.info())
         return info
 

@@ -149,7 +149,7 @@ class FrameworkSession:
         return (), ()
 
     def model_of(self, state: Any, fixed: Any) -> Any:
-        """Model for the operands of a step."""
+        """The model for the operands of a step."""
         return self.model
 
     def held_by(self, model: Any) -> Any:

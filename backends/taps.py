@@ -31,7 +31,7 @@ class Tapped:
     """A layer or loss that continues with its tap's result."""
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
-        """Tensor to continue with; :func:`attach` replaces this method."""
+        """The tensor to continue with; :func:`attach` replaces this method."""
         return tensor
 
 

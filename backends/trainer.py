@@ -82,7 +82,7 @@ class Trainer(Course):
         return {native: variables[native] for native in self.native.values()}
 
     def updating(self) -> Optimizer:
-        """Recipe's optimizer."""
+        """The recipe's optimizer."""
         variables = self.variables(self.session.model)
         optimizer: Optimizer = self.adapter.optimizers.optimizer(self.recipe, variables, self.kinds)
         return optimizer
@@ -177,7 +177,7 @@ class Trainer(Course):
         return cast("dict[str, Any]", results)
 
     def ready(self, prepared: Prepared, report: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Next step's program, compiled if requested, and operands."""
+        """The next step's program, compiled if requested, and operands."""
         session, optimizer, (inputs, parts, rows) = self.session, self.optimizer, prepared
         session.trace, variables, state = self.trace, optimizer.variables, optimizer.state
         numbers = {**self.numbers(), **parts}
@@ -200,7 +200,7 @@ class Trainer(Course):
     def program(
         self, key: Any, function: Callable[..., Any], operands: Sequence[Any], replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Program for these shapes; the :data:`MOST` most recent ones are cached."""
+        """The program for these shapes; the :data:`MOST` most recent ones are cached."""
         if key not in self.programs:
             # Text batches have many lengths, and frameworks keep every program unless told otherwise.
             if len(self.programs) >= MOST:

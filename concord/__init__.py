@@ -1,8 +1,8 @@
 """One Transformer-encoder text classifier in four frameworks, with proof that all four compute the same
 results.
 
-Public: ``from concord import spec, backends, conformance, compare, load, show``. Only a call of
-:func:`compare` imports a framework, PyTorch.
+Public: ``from concord import spec, backends, conformance, compare, load, show``. Only :func:`compare` imports
+a framework, PyTorch.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ if CHECKOUT:
 
 
 def installation(extra: str) -> str:
-    """Command that installs an extra."""
+    """The command that installs an extra."""
     return (
         # By path, since the distribution is not published.
         f"pip install -e '.[{extra}]' -c constraints/py311.txt"

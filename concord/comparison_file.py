@@ -42,7 +42,7 @@ class AcceptedFinding(StrictTable):
 
 
 class KeptCandidate(StrictTable):
-    """A candidate, or a way to run the reference again, with its own options."""
+    """A candidate, or a way to rerun the reference, with its options."""
 
     candidate: str = ""
     way: str = Field("", alias="as")

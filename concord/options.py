@@ -224,7 +224,7 @@ class Workers(OptionGroup):
         return names
 
     def one(self, why: str) -> str:
-        """Single backend to run; ``why`` is the reason for a refusal of several."""
+        """The single backend to run; ``why`` is the reason for a refusal of several."""
         if (count := len(self.backend or ())) != 1:
             raise SpecError(f"--backend is given {count} times but must be given once: {why}")
         return self.names()[0]

@@ -89,7 +89,7 @@ class OwnModel(OptionGroup):
         """Read the checkpoint and its inputs.
 
         Args:
-            part: one of :data:`PARTS`; ``"model"`` means all parts that the checkpoint contains.
+            part: one of :data:`PARTS`; ``"model"`` means all that the checkpoint contains.
             gradients: whether to generate missing labels or cotangents.
             size: texts in a batch.
         """

@@ -1,4 +1,4 @@
-"""The pytest plug-in: the conformance suite for any project's CI, and fixtures for further cases.
+"""The pytest plug-in: the conformance suite for CI, and fixtures for further cases.
 
 Run ``pytest --pyargs concord.conformance --concord-backend mine.module:Class`` in any folder. Every pytest
 run loads this module, so it imports on demand.

@@ -33,7 +33,7 @@ def instead(made: Any, right: Any, digits: int = 6) -> str:
 
 
 def multiple(factor: float, digits: int = 6) -> str:
-    """Format a factor so that it does not look like 0, 1 or -1."""
+    """Format a factor, distinct from 0, 1 and -1."""
     return distinct(float(factor), 0.0, 1.0, -1.0, digits=digits)[0]
 
 

@@ -101,7 +101,7 @@ def look(
     dtype: str = "float32",
     progress: Callable[[str, str], None] = lambda backend, done: None,
 ) -> Attention:
-    """Run and judge backends on a text, and keep the attention weights."""
+    """Run and judge backends on a text, keeping attention weights."""
     config, part = model.config, model.part
     (encoded,) = model.encoder.encode([text])
     batch = completed(config, batch_of(config, [encoded]), part)

@@ -45,7 +45,7 @@ MOST_ENTRIES = 1 << 18
 
 
 def shape_of(axes: Any) -> tuple[int, ...]:
-    """Shape stated by a file.
+    """The shape stated by a file.
 
     Raises:
         ValueError: if it is not valid for a NumPy array.

@@ -346,7 +346,7 @@ class Arithmetic:
     def vary_softmax(
         self, value: Array, x: Array, floor: float | Array | None, logarithms: Callable[[], Array]
     ) -> Array:
-        """Softmax in this arithmetic's :data:`way <WAYS>`.
+        """The softmax in this arithmetic's :data:`way <WAYS>`.
 
         Args:
             value: exponentials divided by their sum.

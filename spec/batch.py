@@ -79,7 +79,7 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
     """Reject inputs that do not fit (SPEC INP-1 to INP-5).
 
     Args:
-        where: context of the messages, for example ``"backend=paddle"``.
+        where: context of messages, such as ``"backend=paddle"``.
 
     Raises:
         BatchError: listing all problems.

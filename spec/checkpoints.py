@@ -41,7 +41,7 @@ class Part:
 
 
 def part_of(folder: Path) -> str | None:
-    """Part that a folder states for its weights, if any.
+    """The part that a folder states for its weights, if any.
 
     Raises:
         SpecError: if that file is unreadable or names an unknown part.

@@ -185,7 +185,7 @@ def from_mapping(fields: Mapping[str, Any], where: str = "configuration") -> Enc
     """Build a configuration from plain data (SPEC CFG-1).
 
     Args:
-        where: name of the data in messages.
+        where: the data's name in messages.
 
     Raises:
         ConfigError: listing all unknown, missing and wrong fields.

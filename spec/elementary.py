@@ -1,6 +1,6 @@
 """Elementary functions and products in every floating-point type of the reference.
 
-NumPy has no error function and no fast matrix product of ``numpy.longdouble``.
+NumPy lacks an error function and fast matrix products of ``numpy.longdouble``.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ USUAL = {"tensorflow": "tf", "keras": "tf", "pytorch": "torch", "paddlepaddle": 
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
-    """Error for an unknown name of a ``kind``, with the nearest known ones."""
+    """The error for an unknown name of a ``kind``, with the nearest known ones."""
     # Imported here because only an error needs it.
     import difflib
 

@@ -19,7 +19,7 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
     """Build a dataclass from plain data.
 
     Args:
-        where: name of the data in messages.
+        where: the data's name in messages.
 
     Raises:
         ConfigError: listing all unknown, missing and wrong fields.

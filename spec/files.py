@@ -1,4 +1,4 @@
-"""Reading and writing of files; irregular, oversized or malformed files are rejected."""
+"""Reading and writing of files; irregular, oversized or malformed ones are rejected."""
 
 from __future__ import annotations
 

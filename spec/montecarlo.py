@@ -49,8 +49,8 @@ class MonteCarlo(Arithmetic):
     with ``v = K/3 * y² + (K+1)/6 * max(sum t² - y²/K, 0)``, the variance of its rounding in a random order of
     summation. Selections, masks and maxima add nothing.
 
-    Samples also carry the additional errors of admissible algorithms (SPEC ALG-1 to ALG-5). A float64 or
-    float32 sample is itself a correct run with random rounding.
+    Samples also carry errors of admissible algorithms (SPEC ALG-1 to ALG-5). A float64 or float32 sample is
+    itself a correct run with random rounding.
 
     Args:
         dtype: precision or mode whose rounding is simulated.

@@ -53,7 +53,7 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
     """Reject weights that do not fit (SPEC WGT-1 to WGT-3).
 
     Args:
-        where: context of the messages, for example ``"backend=paddle"``.
+        where: context of messages, such as ``"backend=paddle"``.
 
     Raises:
         WeightsError: listing missing, unexpected, misshapen, non-float or non-finite weights.

@@ -10,7 +10,7 @@ from concord.spec.config import EncoderConfig
 
 
 def sinusoid(config: EncoderConfig) -> NDArray[np.float64]:
-    """Fixed position table (SPEC POS-2 to POS-4, POS-6): (max_positions, d_model), float64.
+    """The fixed position table (SPEC POS-2 to POS-4, POS-6): (max_positions, d_model), float64.
 
     All backends share it, since implementations of ``sin`` and ``pow`` differ at large angles (decision
     0002).

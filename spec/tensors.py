@@ -144,7 +144,7 @@ def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
-    """Clause that defines a tap or gradient."""
+    """The clause that defines a tap or gradient."""
     # A wrong tap gradient is a wrong derivative of the step that uses the tap.
     if name.startswith("gradients.taps."):
         return _clause_of_use(config, name.removeprefix("gradients.taps."), part)

@@ -78,7 +78,7 @@ def measure(
     """Measure a plan, and return whether the budget sufficed.
 
     Args:
-        keep: receives each complete entry of the record.
+        keep: receives each complete entry.
     """
     deadline = math.inf if plan.budget is None else time.perf_counter() + plan.budget
     offered: dict[str, list[str]] = {}
@@ -111,7 +111,7 @@ def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> b
 
 
 def rules_of(work: Workload, settings: Setup, description: Mapping[str, Any]) -> str | None:
-    """Precision whose rounding is allowed, if different from the workload's: TF32 on a GPU."""
+    """The precision whose rounding is allowed, if different from the workload's: TF32 on a GPU."""
     if work.dtype != "float32" or settings.device == "cpu":
         return None
     products = description.get("precision_defaults", {}).get("products", {}).get("cuda")

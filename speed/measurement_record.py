@@ -37,7 +37,7 @@ class SpeedRecord:
         self.entries.append({name: value for name, value in entry.items() if name != "backend_info"})
 
     def record(self) -> record.Record:
-        """Record with summaries."""
+        """The record with summaries."""
         best = best_rates(self.entries, self.workloads)
         body = {
             "exit_code": exit_code(self.entries),

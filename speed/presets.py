@@ -107,13 +107,13 @@ class Workload:
 
     @property
     def batches(self) -> list[Batch]:
-        """The inputs: one batch, or one for each of :data:`STEPS` training steps."""
+        """The inputs: one batch, or one per training step."""
         lengths, count = self.lengths, STEPS if self.recipe else 1
         sizes = self.preset.config, len(lengths), self.preset.tokens
         return [example_batch(*sizes, SEED + step, lengths) for step in range(count)]
 
     def request(self, **settings: str) -> Request:
-        """Request, without weights."""
+        """The request, without weights."""
         batches = self.batches
         training = Training(self.recipe, [[batch] for batch in batches]) if self.recipe else None
         options: dict[str, Any] = {**settings, "dtype": self.dtype, "training": training}

@@ -32,7 +32,7 @@ def median(turns: Sequence[Sequence[float]]) -> float:
 
 
 def least(turns: Sequence[Sequence[float]]) -> float:
-    """Shortest counted step in seconds, or NaN without turns."""
+    """The shortest counted step in seconds, or NaN without turns."""
     return min((step for turn in _counted(turns) for step in turn), default=math.nan)
 
 

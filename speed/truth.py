@@ -64,7 +64,7 @@ def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
 
 
 def probe(work: Workload) -> Workload:
-    """Workload to check: two samples if all would take hours."""
+    """The workload to check: two samples if all would take hours."""
     few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
     return few if flops(work) > LARGE else work
 
@@ -112,7 +112,7 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
 
 
 def expectation(dtype: str, values: dict[str, Array], sigmas: Mapping[str, float]) -> Expectation:
-    """Return an expectation with one sigma for all elements of a tensor."""
+    """Return an expectation with one sigma per tensor."""
     full = {name: np.full(value.shape, sigmas[name]) for name, value in values.items()}
     return Expectation(dtype, values, full, dict.fromkeys(values, ""), chained=False)
 

@@ -87,7 +87,7 @@ def demo(
 
 
 def _first(names: list[str]) -> tuple[str, Worker]:
-    """First installed backend, and a worker of it that accepts bugs."""
+    """The first installed backend, and a worker of it that accepts bugs."""
     reason = ""
     for name in names:
         try:

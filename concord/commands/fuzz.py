@@ -56,7 +56,7 @@ class Drawn(options.OptionGroup):
     shapes: int = 12
 
     def plan(self) -> Any:
-        """Plan that the options describe, without backends."""
+        """The plan that the options describe, without backends."""
         from concord.conformance.fuzz.plan import Plan
 
         dtypes, parts, seconds = self.dtype or ["float32"], self.part or spec.PARTS, self.seconds

@@ -1,4 +1,4 @@
-"""Every bug by name: its entry in ``entries/OPERATION.toml``, and its edit in this package.
+"""Every bug by name: an entry in ``entries/OPERATION.toml``, and an edit in this package.
 
 An entry has the fields of :class:`Bug`, and either ``taps`` (patterns of edited taps) or ``place`` (a field
 of :class:`Change`, or an optimizer method). ``edit`` names the edit if its name differs from the bug's; a

@@ -187,7 +187,7 @@ class Context(TensorOperations):
         offset: Unary = lambda offset: offset,
         axes: tuple[int, ...] = (-1,),
     ) -> Array:
-        """Tap's layer norm; each argument replaces one step (SPEC NRM-2)."""
+        """The tap's layer norm; each argument replaces one step (SPEC NRM-2)."""
         count = math.prod([tuple(x.shape)[axis] for axis in axes])
 
         def total(values: Array) -> Array:
@@ -249,7 +249,7 @@ class Context(TensorOperations):
         powers: Unary = lambda powers: powers,
         total: Unary = lambda total: total,
     ) -> Array:
-        """Softmax; each argument replaces one step (SPEC ATT-5)."""
+        """The softmax; each argument replaces one step (SPEC ATT-5)."""
         scores = self.unnormalised
         exponentials = powers((exponential or self.exp)(scores - self.max(scores, -1)))
         return exponentials / total(self.sum(exponentials, -1))

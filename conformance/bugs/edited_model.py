@@ -131,7 +131,7 @@ class TapeContext(Context):
         return self.value(self.a.sum(x.tensor, None if axis is None else self.behind(x, axis)))
 
     def max(self, x: Value, axis: int) -> Value:
-        """Maximum; tied entries share the gradient, as in every framework."""
+        """The maximum; tied entries share the gradient, as in every framework."""
         place = self.behind(x, axis)
         largest = x.tensor.value.max(place, keepdims=True)
         ties = x.tensor.value == largest

@@ -24,7 +24,7 @@ def times(m: Context, factor: float = 1.0, **powers: float) -> Array:
 
 
 def instead(m: Context, other: Array) -> Array:
-    """Tap with the gradient of ``other``."""
+    """The tap with the gradient of ``other``."""
     return m.value_of(m.y, other)
 
 
@@ -66,7 +66,7 @@ def tanh_gradient_of_rounded(m: Context) -> Array:
 
 
 def of_softmax(m: Context, pull: Callable[[Array, Array], Array]) -> Array:
-    """Softmax with a derivative computed from gradient and weights."""
+    """The softmax with a derivative computed from gradient and weights."""
     weights = detached(m)
     return instead(m, m.with_gradient(m.unnormalised, lambda gradient: pull(gradient, weights)))
 
@@ -106,7 +106,7 @@ def norm_shared_counted_twice(m: Context) -> Array:
 
 
 def norm_slope(m: Context, pull: Callable[[Array, Array, Array], Array]) -> Array:
-    """Norm with a derivative computed from scaled gradient, normalized input, and deviation."""
+    """The norm with a derivative computed from scaled gradient, normalized input, and deviation."""
     gain, offset = m.weight(f"{m.owner}.weight"), m.weight(f"{m.owner}.bias")
     centered = m.x - m.mean(m.x, -1)
     count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))

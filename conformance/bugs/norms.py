@@ -26,7 +26,7 @@ def floored(m: Context, variance: Array) -> Array:
 
 
 def result(m: Context) -> Array:
-    """Sublayer's output, before its residual or norm."""
+    """The sublayer's output, before its residual or norm."""
     return m.source("result", of=m.tap.replace("norm", "residual"))
 
 

@@ -52,7 +52,7 @@ class TensorOperations(ABC):
 
     @abstractmethod
     def max(self, x: Array, axis: int) -> Array:
-        """Maximum along an axis, kept with size 1."""
+        """The maximum along an axis, kept with size 1."""
 
     @abstractmethod
     def where(self, condition: Array, a: Array, b: Array | float) -> Array:

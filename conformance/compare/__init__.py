@@ -83,9 +83,7 @@ def prepare(
     """Run a candidate, and return its comparison for :func:`compare`.
 
     Args:
-        reference: see :func:`compare`.
-        candidate: a single one; see :func:`compare`.
-        inputs: see :func:`compare`.
+        reference, candidate, inputs: as in :func:`compare`, with one candidate.
         way: how to run the reference's module as the candidate: names of
             :data:`concord.conformance.compare.ways.WAYS`, joined by ``+``. With ``int8``, the reference gets
             torchao's quantized weights.

@@ -308,7 +308,7 @@ class ExactMode(TorchDispatchMode):
         return product.abs()
 
     def operand(self, x: Any) -> Any:
-        """Float64 value."""
+        """The float64 value."""
         return value_of(x) if isinstance(x, Tensor) else x
 
     def __torch_dispatch__(

@@ -96,7 +96,7 @@ class Operation:
 
 
 def first(results: Any) -> Any:
-    """First result, or the only one."""
+    """The first result, or the only one."""
     return results[0] if isinstance(results, tuple) else results
 
 

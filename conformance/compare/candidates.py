@@ -233,7 +233,7 @@ def refuse_modes(model: nn.Module, seed: int | None) -> None:
 
 
 def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleReference:
-    """Reference with the candidate's 8-bit weights."""
+    """The reference with the candidate's 8-bit weights."""
     # 8-bit weights define a different model: compared with the original weights, every correct candidate
     # diverges (decision 32).
     model = reference.model

@@ -62,7 +62,7 @@ class StretchComputation(Computation):
         self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Prediction where finite."""
+        """The prediction where finite."""
         return self._prediction(hypothesis).value
 
     def _prediction(self, hypothesis: Hypothesis) -> Prediction:
@@ -72,7 +72,7 @@ class StretchComputation(Computation):
         return Prediction(np.where(is_finite, prediction.value, self.right.value), prediction.sigma)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Prediction, with its own sigma if necessary."""
+        """The prediction, with its own sigma if necessary."""
         prediction = self._prediction(hypothesis)
         assert isinstance(hypothesis, Predicted)
         if hypothesis.own_sigma is None or self.judged(self.actual, prediction).status == "agrees":

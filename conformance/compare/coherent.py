@@ -28,7 +28,7 @@ Key = tuple[str, Axes]
 
 
 def groups(shape: Axes) -> Iterator[Axes]:
-    """Yield the axes of groups: the last axis, all but the first two, all but one."""
+    """Yield the axes of groups: the last, all but the first two, all but one."""
     # A tensor with one axis is a single group, whose mean adds no certainty to its elements.
     axes = range(len(shape))
     kept = [axes[:-1], axes[:2], *([axis] for axis in axes)] if len(shape) > 1 else []

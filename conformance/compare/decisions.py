@@ -87,7 +87,7 @@ def leaves(x: Any) -> list[Any]:
 
 
 def source_line() -> str | None:
-    """Innermost line outside PyTorch, or in its modules."""
+    """The innermost line outside PyTorch, or in its modules."""
     inner = None
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
@@ -452,7 +452,7 @@ class Beside:
     another: bool = field(default=False, init=False)  # whether it has left the sequence
 
     def decision(self, func: Any, operands: Operands) -> Decision | None:
-        """Exact run's decision, if any."""
+        """The exact run's decision, if any."""
         steps = self.record.steps
         self.place += 1
         self.another = self.another or self.place >= len(steps) or not steps[self.place].fits(func, operands)
@@ -667,7 +667,7 @@ class Ties:
             self.together += distance
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
-        """Nearest allowed value, and sigma (NaN: undetermined)."""
+        """The nearest allowed value, and sigma (NaN: undetermined)."""
         if self.lost:
             return self.value, np.full(self.value.shape, np.nan)
         value, least = self.value, abs(actual - self.value)

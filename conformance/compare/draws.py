@@ -75,7 +75,7 @@ def constants(model: ModelReference) -> set[str]:
 def change(
     arrays: Mapping[str, Array], others: Mapping[str, Array], sizes: Mapping[str, Array] | None = None
 ) -> tuple[str, float]:
-    """First tensor with different bits, and the largest difference relative to ``sizes``."""
+    """The first tensor with different bits, and the largest difference relative to ``sizes``."""
     first, largest, sizes = "", 0.0, sizes or arrays
     for name, array in arrays.items():
         other = others.get(name)

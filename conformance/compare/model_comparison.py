@@ -102,7 +102,7 @@ class ModelComparison(Judge):
         return super().unjudgeable(name)
 
     def pin(self, name: str) -> Array | None:
-        """Candidate's tensor, if any."""
+        """The candidate's tensor, if any."""
         self.check()
         return super().pin(name)
 
@@ -338,7 +338,7 @@ class ModelComparison(Judge):
         return all(judgement.status != "diverges" for judgement in judged.values())
 
     def path(self, own: str) -> str:
-        """Candidate's path of a submodule."""
+        """The candidate's path of a submodule."""
         if own in self.own:
             return self.own[own]
         parent, dot, name = own.rpartition(".")

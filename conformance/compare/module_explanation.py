@@ -85,7 +85,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
 def explain_by_kernel(
     comparison: ModelComparison, row: Row, is_exact: bool
 ) -> tuple[Explanation | None, tuple[str, ...]]:
-    """Kernel that explains a tensor, and its switch."""
+    """The kernel that explains a tensor, and its switch."""
     candidate = comparison.theirs
     device = next((p.device.type for p in candidate.model.parameters()), "cpu") if candidate else ""
     if device == "cpu":  # cuDNN has not run
@@ -104,7 +104,7 @@ def explain_by_kernel(
 def find_declaration(
     comparison: ModelComparison, end: str, stretch: Stretch | None, effort: Effort, notes: list[str]
 ) -> str:
-    """Declaration that would suffice, if any."""
+    """The declaration that would suffice, if any."""
     # Each declaration costs a judgement, so declarations that the wrong rows exclude are not tried.
     names, reference = list(ROWS), comparison.reference
     if stretch and end in comparison.local_expected:

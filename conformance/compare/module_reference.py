@@ -284,7 +284,7 @@ class ModelReference:
         return contextlib.nullcontext([])
 
     def cast(self, dtype: torch.dtype) -> Any:
-        """Reference in another dtype."""
+        """The reference in another dtype."""
         raise NotImplementedError
 
     def map_inputs(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class ModelReference:
         return {name: numbers(entry).copy() for name, entry in entries.items() if isinstance(entry, Tensor)}
 
     def differentiated(self) -> Any:
-        """Reference with gradients."""
+        """The reference with gradients."""
         generator = torch.Generator().manual_seed(SEED)
         cotangents = {
             name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
@@ -344,7 +344,7 @@ class ModuleReference(ModelReference):
     quantized: Mapping[str, float] = field(default_factory=dict)
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
-        """Reference in another dtype, except float64."""
+        """The reference in another dtype, except float64."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
         with running(self.role, f"cannot be copied, to run in {dtype_name(dtype)} as the candidate does"):
@@ -694,7 +694,7 @@ def numbers(tensor: Tensor) -> NDArray[np.floating]:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Float64 value on its device."""
+    """The float64 value on its device."""
     with _disable_current_modes():
         return parts(value_of(tensor)).resolve_neg()
 

@@ -1,6 +1,6 @@
 """Application of the catalogue's edits to single ATen operations.
 
-Edits that need a model or a batch fail, and are skipped.
+Edits that need a model or batch are skipped.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Written(ModelReference):
     dtype: str = "float32"
 
     def cast(self, dtype: torch.dtype) -> Written:
-        """Reference in another dtype."""
+        """The reference in another dtype."""
         return replace(self, dtype=dtype_name(dtype), **self.inputs_in(dtype))
 
     @functools.cached_property

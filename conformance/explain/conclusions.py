@@ -142,7 +142,7 @@ def _condition(wrong: Sequence[Result], passed: Sequence[Result]) -> str:
 
 
 def _commonest(groups: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
-    """Hypothesis that most runs name in the same words, and their number."""
+    """The hypothesis that most runs name in the same words, and their number."""
     wordings = gather(
         (hypothesis for of_run in groups for hypothesis in of_run), lambda hypothesis: hypothesis.text
     )

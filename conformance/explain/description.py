@@ -234,7 +234,7 @@ def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
-    """Simplest region with all wrong elements and few others, and its words."""
+    """The simplest region with all wrong elements and few others, and its words."""
     regions = [("", np.ones_like(wrong))]
     axes, shape = _by_heads(question)
     wrong = wrong.reshape(shape)
@@ -312,7 +312,7 @@ def _relation(question: Question, region: Flags) -> Relation:
 def relation(
     axes: Sequence[str], actual: Array, right: Array, sigma: Array, region: Flags, dtype: str
 ) -> Relation:
-    """First relation that is true in a region up to rounding, or :data:`NONE`."""
+    """The first relation that is true in a region up to rounding, or :data:`NONE`."""
     values, expected, spread = actual[region], right[region], sigma[region]
     if not np.isfinite(values).all():
         return next((("not finite", text) for of, text in NOT_FINITE if of(values).all()), NONE)

@@ -122,7 +122,7 @@ def _beyond(limit: int, side: str) -> str:
 
 
 def clauses_of_mask(question: Question, where: str, kind: str) -> tuple[str, ...]:
-    """Clause that wrong masked scores break, if known."""
+    """The clause that wrong masked scores break, if known."""
     hidden = hidden_keys(question)
     if hidden is None:
         of_constant = kind in ("constant", "not finite")

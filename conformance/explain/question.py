@@ -30,7 +30,7 @@ SHORTER = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16",
 
 
 class Question(Computation):
-    """The first wrong tensor of a run, with the run's preceding tensors.
+    """The first wrong tensor of a run, with preceding ones.
 
     Args:
         pinned: taps of the run.

@@ -97,7 +97,7 @@ class Search:
     """Search for hypotheses that explain a computation within its tolerance.
 
     Args:
-        effort: time limit; if it is reached, hypotheses that fit so far are uncertain.
+        effort: time limit, after which fitting hypotheses are uncertain.
         others: computations that must also confirm a hypothesis.
 
     Attributes:

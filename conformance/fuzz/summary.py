@@ -75,7 +75,7 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
 
 
 def command(failure: Failure, settings: Setup) -> str:
-    """Command that repeats a failure."""
+    """The command that repeats a failure."""
     usual = vars(Setup())
     options = [
         f"--{name} {value}"

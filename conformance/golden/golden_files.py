@@ -1,4 +1,4 @@
-"""Golden files: tensors of published sources, as jobs that backends must reproduce.
+"""Golden files: tensors of published sources, as jobs for backends.
 
 Tables map a source's names to ours (:mod:`concord.spec.sources.schema`). conformance/golden/README.md
 describes the files.
@@ -180,7 +180,7 @@ class GoldenFile:
         return batches
 
     def _key_mask(self, inputs: Arrays) -> Arrays:
-        """Key mask, (B, S) or (B, Q, S), if any."""
+        """The key mask, (B, S) or (B, Q, S), if any."""
         source = self.part.mask
         if source is None:
             # The part derives its mask from the ids (SPEC MSK-1); a stored mask must be the same.

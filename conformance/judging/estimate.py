@@ -101,7 +101,7 @@ def estimate(
         elements: number of elements per sample, if ``compute`` does not return it.
         count: number of samples; fewer than :data:`SAMPLES` are a first look.
         corners: whether derivatives of ReLUs may jump.
-        together: number of large samples that run at once.
+        together: number of simultaneous large samples.
     """
     accumulated = Estimate(compute, dtype, values, truth=truth, elements=elements, together=together)
     runs = (
@@ -214,7 +214,7 @@ class Sigma:
     """Sigma of one tensor, accumulated over runs. Thread-safe.
 
     Args:
-        value: the truth; like later values, an array or a tensor on any device.
+        value: the truth; like later values, an array or tensor on any device.
     """
 
     def __init__(self, value: Array, dtype: str) -> None:

@@ -92,7 +92,7 @@ class JudgedProblem(Problem):
         )
 
     def clause(self, name: str) -> str:
-        """Clause that defines a tensor."""
+        """The clause that defines a tensor."""
         return clause_of(self.config, name, self.part)
 
     def forget(self) -> None:
@@ -147,7 +147,7 @@ class JudgedTraining:
         )
 
     def clause(self, name: str) -> str:
-        """Clause that defines a tensor."""
+        """The clause that defines a tensor."""
         section = name.split(".")[2]
         update = {"sgd": "OPT-2", "adam": "OPT-3", "rmsprop": "OPT-5"}[self.training.recipe.algorithm]
         return {

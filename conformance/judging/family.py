@@ -212,7 +212,7 @@ def expect(
     dtype: str = "float32",
     deviations: Deviations = NONE,
 ) -> Expectation:
-    """End-to-end expectation, with full gradients of tables."""
+    """The end-to-end expectation, with full gradients of tables."""
     expected = end_to_end(JudgedProblem(config, weights, batch, part, dtype, deviations))
     full = {
         name: expected.whole(name, weights[name.removeprefix("gradients.")].shape)
@@ -229,7 +229,7 @@ def expect(
 
 
 def end_to_end(case: JudgedProblem) -> Expectation:
-    """End-to-end expectation."""
+    """The end-to-end expectation."""
     case = _without_deviations(case, 0.0)
     return _estimates.get(f"end to end {case.key}", lambda: _estimate(case, None))
 
@@ -254,7 +254,7 @@ def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]
 
 
 def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
-    """Local expectation, with sigmas shared by all runs of a case.
+    """The local expectation, with sigmas shared by all runs of a case.
 
     Use :func:`local_exactly` in half precision, near a tolerance, and for a large case.
     """
@@ -270,7 +270,7 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
 
 
 def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> Expectation:
-    """Local expectation, with sigmas from the run's own taps.
+    """The local expectation, with sigmas from the run's own taps.
 
     Args:
         brief: whether a first look suffices.
@@ -299,7 +299,7 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
 
 
 def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
-    """Largest difference, relative to each tensor's maximum."""
+    """The largest difference, relative to each tensor's maximum."""
     worst = 0.0
     for name, reference in others.items():
         value, finite = values[name], np.isfinite(reference)

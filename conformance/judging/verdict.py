@@ -176,7 +176,7 @@ class Row:
         return self.local or self.end_to_end
 
     def judged(self, way: str) -> Judgement | None:
-        """Judgement ``"local"`` or ``"end_to_end"``, unless undetermined."""
+        """The judgement ``"local"`` or ``"end_to_end"``, unless undetermined."""
         judgement: Judgement | None = getattr(self, way)
         return judgement if judgement and judgement.status != "undetermined" else None
 
@@ -219,7 +219,7 @@ class Verdict:
         return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
 
     def __str__(self) -> str:
-        """Text for a terminal, with external names made legible and short."""
+        """The text for a terminal, with external names made legible and short."""
         return "\n".join(shown(line, LONGEST_LINE, LONGEST_NAME) for line in verdict_lines(self))
 
     def _repr_html_(self) -> str:

@@ -65,7 +65,7 @@ class Envelope:
         """Expectation of the reference's last step.
 
         Args:
-            whole: whether to use all runs instead of a few for a first look.
+            whole: use all runs, instead of a few for a first look.
             last: whether this is the last step, which saves memory.
         """
         if whole in self.looks:

@@ -32,7 +32,6 @@ def example(
 
     Args:
         batch: samples in a step's first batch.
-        tokens: tokens per sample.
         words: exclusive upper bound of drawn ids; None for any.
         weights: initial weights; None for random ones.
         part: one of :data:`concord.spec.tensors.PARTS`.

@@ -24,7 +24,7 @@ from concord.spec.arrays import Array
 
 
 class DeliveredStep(Computation):
-    """A backend's step, which is explained by repeating it with a bug.
+    """A backend's step, explained by repeating it with a bug.
 
     A bug explains it if the whole report agrees with training with that bug.
 
@@ -100,7 +100,7 @@ class DeliveredStep(Computation):
         return self.step(change, exact(self.dtype), self.known)
 
     def tried(self, hypothesis: Hypothesis) -> dict[str, Array]:
-        """Exact step under a hypothesis, if its report has the same tensors."""
+        """The exact step under a hypothesis, if its report has the same tensors."""
         tensors = self.exactly(hypothesis.change)
         reported, shapes = (
             {name: array.shape for name, array in arrays.items() if name in self.asked}
@@ -128,7 +128,7 @@ class DeliveredStep(Computation):
         return any(stage == first or (stage < first and STAGES[stage] not in reported) for stage in shown)
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Exact divergent tensor under a hypothesis."""
+        """The exact divergent tensor under a hypothesis."""
         if not self.possible(hypothesis.change):
             raise LookupError("it shows elsewhere")
         return self.tried(hypothesis).get(self.tensor, MISSING)

@@ -190,7 +190,7 @@ class Hunt:
             return ended("failed", detail=str(error))
 
     def look(self, mutant: Bug, dtype: str) -> Finding | None:
-        """Try a mutant in one precision; return None if it is missed."""
+        """Try a mutant in one precision; None if missed."""
         case = f"{mutant.variant}-{mutant.scenario}"
 
         def found(right: bool, tensor: str, margin: float, **fields: Any) -> Finding:

@@ -75,7 +75,7 @@ class Mutating:
         return session
 
     def trace(self, request: Request) -> Trace:
-        """Injection's trace, if any."""
+        """The injection's trace, if any."""
         traced: Trace = super().trace(request)  # type: ignore[misc]  # defined by the adapter
         return self.injection.trace if self.injection else traced
 

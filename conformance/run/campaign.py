@@ -86,7 +86,7 @@ class Job:
         )
 
     def judgeable(self, run: Run) -> Job:
-        """Job without padding that the run declares uncomputed.
+        """The job without padding that the run declares uncomputed.
 
         Raises:
             Unsupported: if no sample remains.
@@ -99,7 +99,7 @@ class Job:
         return reduced_job
 
     def independent(self) -> Job | None:
-        """Job with a loss independent of padding, if samples remain."""
+        """The job with a loss independent of padding, if samples remain."""
         batch = independent_batch(self.config, self.batch, self.part)
         if batch is None:
             return None
@@ -120,7 +120,7 @@ class Setup:
         memory_limit: bytes per worker; by default four fifths of the memory.
         threads: threads per worker; by default one per core.
         precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
-        repeat: minimum number of runs per job; from 2 on, differing bits are *nondeterministic*.
+        repeat: minimum runs per job; from 2 on, differing bits are *nondeterministic*.
     """
 
     device: str = "cpu"
@@ -136,7 +136,7 @@ class Setup:
     repeat: Count = 1
 
     def rules(self, dtype: str) -> str | None:
-        """Mode that judges a run, if different from its dtype."""
+        """The mode that judges a run, if different from its dtype."""
         # Set by an implementation ``emulate:MODE``, or by TF32 products in float32.
         kind, _, mode = self.implementation.partition(":")
         return (
@@ -219,7 +219,7 @@ class Report:
 
 
 def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
-    """Exit code for pairs of backend and status."""
+    """The exit code for pairs of backend and status."""
     # A backend that the user did not name may be absent.
     runs = [(backend, status) for backend, status in statuses if status != "absent"]
     present = {status for _, status in runs}

@@ -120,7 +120,7 @@ def select(report: Report, **fields: str) -> list[Result]:
 
 
 def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
-    """Worst result by group, backend and dtype."""
+    """The worst result by group, backend and dtype."""
     groups, names, dtypes = (
         ordered(getattr(result, key) for result in report.results) for key in ("group", "backend", "dtype")
     )
@@ -188,7 +188,7 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
 
 
 def markdown(report: Report) -> str:
-    """Table in Markdown."""
+    """The table in Markdown."""
     names = ordered(result.backend for result in report.results)
     lines = [["variant", *names], ["---", *["---:"] * len(names)]]
     for entry, backends in matrix(report).items():
@@ -225,7 +225,7 @@ def within(path: Path, name: str, text: str) -> str:
 
 
 def around(path: Path, name: str) -> tuple[str, str]:
-    """Text before and after the markers, inclusive."""
+    """The text before and after the markers, inclusive."""
     begin, end = (f"<!-- {which} {name} -->" for which in ("begin", "end"))
     match = re.fullmatch(rf"(.*?{re.escape(begin)}\r?\n).*?({re.escape(end)}.*)", read_text(path), re.DOTALL)
     if not match:

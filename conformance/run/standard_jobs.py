@@ -25,7 +25,6 @@ def check_jobs(
 
     Args:
         variants: names, by default all.
-        dtypes: names of precisions.
         part: one of :data:`concord.spec.tensors.PARTS`.
         cases: names of standard cases, by default all.
 

@@ -1,6 +1,6 @@
 """The standard cases that check every backend.
 
-``python -m concord.spec.cases`` writes their files; ``--check`` fails if they have drifted.
+``python -m concord.spec.cases`` writes their files; ``--check`` fails if they drifted.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Gradients(StrictTable):
 
 
 class Positions(StrictTable):
-    """Location of a position table that is not a parameter of the source."""
+    """Location of a position table outside the source's parameters."""
 
     output: str | None = None
 

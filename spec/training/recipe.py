@@ -119,7 +119,7 @@ def recipe_from_mapping(fields: Mapping[str, Any], where: str = "recipe") -> Rec
     """Build a recipe from plain data.
 
     Args:
-        where: name of the data in messages.
+        where: the data's name in messages.
 
     Raises:
         ConfigError: listing all unknown, missing and wrong fields.

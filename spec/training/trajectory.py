@@ -156,7 +156,7 @@ class Trajectory(Course):
         self.steps = steps
 
     def state(self) -> dict[str, Array]:
-        """State for :meth:`load`, with the arithmetic's leading axes."""
+        """The state for :meth:`load`, with the arithmetic's leading axes."""
         return {f"parameters.{name}": self.parameters[name].value for name in self.trained} | {
             name: node.value for name, node in self.optimizer.state.items()
         }

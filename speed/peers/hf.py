@@ -133,7 +133,7 @@ class HuggingFacePeer:
 
 
 def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
-    """Model with its weights, without dropout.
+    """The model with its weights, without dropout.
 
     Raises:
         Unsupported: for a model other than BERT.
