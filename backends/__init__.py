@@ -1,4 +1,4 @@
-"""Finds and starts backends; a worker process imports the framework (:mod:`concord.backends.worker`)."""
+"""Finding and starting of backends in workers (:mod:`concord.backends.worker`)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SEARCHED = "its module is looked for in the current folder, in PYTHONPATH and in
 
 
 def names() -> list[str]:
-    """Return all known backends: built-in, then installed."""
+    """All known backends: built-in, then installed."""
     return [*BUILT_IN, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN))]
 
 
 def resolve(name: str) -> str:
-    """Return ``"package.module:Class"`` for a known name or such a path.
+    """A backend's ``"package.module:Class"`` path, given its name or path.
 
     Raises:
         UnknownNameError: with the nearest names.
@@ -49,12 +49,12 @@ def resolve(name: str) -> str:
 
 
 def check_offered(found: Iterable[str], where: str, named: Collection[str] = ()) -> None:
-    """Refuse backends named in a file but neither known here nor ``named`` by the user.
+    """Refuse backends from a file that are neither known here nor ``named`` by the user.
 
     Raises:
-        SpecError: with a line for each.
+        SpecError: with one line per backend.
     """
-    # A name may be the path of a class, and a file must not decide which code is imported.
+    # A name may be a class path, and a file must not determine which code is imported.
     not_offered = [name for name in dict.fromkeys(found) if name not in (*names(), *named)]
     if not_offered:
         raise SpecError(

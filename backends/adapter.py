@@ -1,4 +1,4 @@
-"""Base of the four backends, without framework calls."""
+"""Base class of the four backends, without framework calls."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class FrameworkAdapter(ABC):
     """A backend on a framework (:class:`concord.backends.interface.Backend`).
 
     Attributes:
-        dtypes: by kind of device.
+        dtypes: supported dtypes by kind of device.
         thread_switches: environment variables for the number of threads.
         known_deviations: declarations by kind of device (SPEC PRC-4).
-        precisions: the switches of ``strict`` and ``tf32``, matrix products first.
-        defaults: the switches at import.
+        precisions: switches of ``strict`` and ``tf32``, matrix products first.
+        defaults: switch values at import.
     """
 
     name: ClassVar[str]
@@ -59,7 +59,7 @@ class FrameworkAdapter(ABC):
     optimizers: ModuleType
 
     def __init__(self) -> None:
-        # Recorded before anything is set: the framework's defaults cannot be read later.
+        # Recorded before any switch is set: later, the framework's defaults cannot be read.
         self.naming, self.defaults = NAMINGS[self.name], self.read_switches()
 
     def describe(self) -> dict[str, Any]:
@@ -99,10 +99,10 @@ class FrameworkAdapter(ABC):
         return session
 
     def implementation(self, request: Request) -> Implementation:
-        """Return the implementation for a request.
+        """The implementation for a request.
 
         Raises:
-            Unsupported: if there is none, or listing what rules the request out.
+            Unsupported: if there is none, or listing the reasons against the request.
         """
         label = f"implementation {request.implementation!r}"
         if request.implementation not in self.implementations:
@@ -118,7 +118,7 @@ class FrameworkAdapter(ABC):
         return implementation
 
     def trace(self, request: Request) -> Trace:
-        """Return how to derive the layers' tap from the recording one; compilers trace it.
+        """Function that derives the layers' tap from the recording one; compilers trace it.
 
         Overridden to inject bugs.
         """
@@ -137,10 +137,10 @@ class FrameworkAdapter(ABC):
         return model
 
     def parameters(self, model: Any, request: Request) -> Weights:
-        """Return parameters by canonical name."""
+        """Parameters by canonical name."""
         exported = self.export(self.training.named(model), request.config, request.part)
         return {
-            # Copies: the array may be the framework's own memory, which the next step changes.
+            # Copies, since the next step may change an array in the framework's own memory.
             name: np.array(array)
             for name, array in exported.items()
         }
@@ -165,7 +165,7 @@ class FrameworkAdapter(ABC):
         yield
 
     def precision(self, mode: str) -> dict[str, Any]:
-        """Return the switches of a precision mode."""
+        """Switches of a precision mode."""
         return (
             {name: self.defaults[name] for name in self.precisions["strict"]}
             if mode == "default"
@@ -177,15 +177,15 @@ class FrameworkAdapter(ABC):
         self.put_switches(self.precision(mode))
 
     def wanted(self, request: Request) -> dict[str, Any]:
-        """Return the switches that must hold throughout a run (SPEC PRC-3)."""
+        """Switch values required throughout a run (SPEC PRC-3)."""
         return {**self.precision(request.precision), **(self.determinism if request.deterministic else {})}
 
     def relaid(self, array: NDArray[Any], kind: str) -> NDArray[Any]:
-        """Convert between canonical and native layout, either way."""
+        """Convert between canonical and native layout, in either direction."""
         return array.T if self.naming.transposed and kind == "kernel" else array
 
     def load(self, model: Any, config: EncoderConfig, weights: Weights, part: str) -> None:
-        """Copy canonical weights into a model, rounding once (SPEC PRC-2, WGT-4)."""
+        """Copy canonical weights into a model, rounded once (SPEC PRC-2, WGT-4)."""
         variables = self.training.named(model)
         for name, parameter in parameters(config, part).items():
             self.assign(
@@ -262,7 +262,7 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def set_determinism(self, on: bool) -> None:
-        """Allow deterministic kernels only, or all."""
+        """Allow only deterministic kernels, or all."""
 
     @abstractmethod
     def has_tf32(self, device: Any) -> bool:
@@ -274,7 +274,7 @@ class FrameworkAdapter(ABC):
 
     @abstractmethod
     def to_numpy(self, tensor: Tensor) -> NDArray[Any]:
-        """Convert to NumPy; half precisions become float32, exactly."""
+        """Convert to NumPy, and half precisions exactly to float32."""
 
 
 class Product:
@@ -296,5 +296,5 @@ class Product:
         self.adapter.synchronize(self.product)
 
     def results(self) -> Arrays:
-        """Return the last product."""
+        """The last product."""
         return {"product": self.adapter.to_numpy(self.product)}

@@ -22,7 +22,7 @@ from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import round_inputs
 from concord.spec.parameters import initialize, trainable
 
-# Random directions along which updates are reported.
+# Number of random directions along which updates are reported.
 VECTORS = 4
 
 # Arrays up to this size are reported whole.
@@ -34,7 +34,7 @@ Answer = tuple[dict[str, Any], Arrays]
 
 
 class Bench:
-    """Measures one session or product at a time."""
+    """Measurement of one session or product at a time."""
 
     def __init__(self, measured: Measurable) -> None:
         self.measured = measured
@@ -45,10 +45,10 @@ class Bench:
         """Build a model and run it once.
 
         Args:
-            weights: a file; None for random ones.
+            weights: a weight file, or None for random weights.
 
         Returns:
-            Seconds of building, compiling and the first step; logits, or losses and :func:`moved`.
+            Seconds for building, compiling and the first step; logits, or losses and :func:`moved`.
         """
         self.release()
         if not hasattr(self.measured, "session"):
@@ -76,7 +76,7 @@ class Bench:
             session.step()
             session.synchronize()
             losses.append(session.results().get("loss", np.asarray(np.nan)))
-        # The measured steps all take the first batch.
+        # All measured steps use the first batch.
         session.feed(request.batch)
         after = session.state()
         changes = (
@@ -118,7 +118,7 @@ class Bench:
         return seconds, results
 
     def repeat(self, count: int, seconds: float) -> Answer:
-        """Run at least one step, until time or count is used up; return seconds of each."""
+        """Run at least one step, until time or count is up; return each step's seconds."""
         assert self.steps is not None, "nothing is prepared"
         self._reset_peak_memory()
         durations = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, count, seconds)
@@ -131,8 +131,8 @@ class Bench:
         return durations
 
     def _on_device(self, steps: Steps, count: int, seconds: float) -> list[float]:
-        # Start steps without waiting for each other, as in real use. The device's clock times each one;
-        # without events, return the mean.
+        # Start steps without waiting, as in real use. The device's clock times each step; without events,
+        # return the mean.
         single = mean_seconds(steps, 1)
         count = max(1, min(count, int(seconds / max(single, 1e-6))))
         events = (
@@ -159,7 +159,7 @@ class Bench:
 
 
 def mean_seconds(steps: Steps, count: int) -> float:
-    """Return the mean time of consecutive steps by the host's clock."""
+    """Mean seconds of consecutive steps by the host's clock."""
     steps.synchronize()
     started = time.perf_counter()
     for _ in range(count):
@@ -169,7 +169,7 @@ def mean_seconds(steps: Steps, count: int) -> float:
 
 
 def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
-    """Return seconds of consecutive steps, by device events, one more than steps."""
+    """Seconds of consecutive steps between device events (one more than steps)."""
     steps.synchronize()
     events[0].record()
     for event in events[1:]:
@@ -185,13 +185,13 @@ def moved(
     """Project parameter changes and first moments.
 
     Args:
-        kept: optimizer state, as ``<moment>.<name>``.
+        kept: optimizer state by ``<moment>.<name>``.
 
     Returns:
         ``updates/<name>`` and ``moments/<name>``.
     """
-    # A few numbers stand for millions. Errors of a gradient show in first moments in proportion; errors of
-    # second moments show in the changes.
+    # A few values represent millions. Gradient errors appear proportionally in first moments; errors of
+    # second moments appear in the changes.
     projections = {f"updates/{name}": project(name, array) for name, array in changes}
     return projections | {
         f"moments/{name.removeprefix(MOMENT)}": project(name.removeprefix(MOMENT), array)
@@ -201,15 +201,15 @@ def moved(
 
 
 def project(name: str, change: Array) -> NDArray[np.float64]:
-    """Return sums under random signs seeded by the name, over the root of the size."""
-    # A few signs may miss a change of a few numbers altogether.
+    """Sums with random signs, seeded by name, over the root of the size."""
+    # A few random signs may completely miss a change of a few values.
     if change.size <= WHOLE:
         return change.reshape(-1).astype(np.float64)
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     signs = generator.integers(0, 2, (VECTORS, change.size), dtype=np.int8)
     flat = change.reshape(-1).astype(np.float64, copy=False)
     total = flat.sum()
-    # Twice the positive terms minus the total, which saves an array of signs in float64.
+    # Twice the positive terms minus the total, which avoids a float64 array of signs.
     sums = [2 * flat[signed.view(bool)].sum() - total for signed in signs]
     projected: NDArray[np.float64] = np.array(sums) / np.sqrt(change.size)
     return projected
@@ -222,7 +222,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> int | None:
-    """Return the peak resident bytes since the last reset, if the kernel reports them."""
+    """Peak resident bytes since the last reset, if available."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

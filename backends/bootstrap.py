@@ -1,4 +1,4 @@
-"""Entry point of a worker, run by its own interpreter: ``bootstrap.py ROOT TARGET``.
+"""Entry point of a worker, executed by its own interpreter: ``bootstrap.py ROOT TARGET``.
 
 Imports nothing from concord until the search path is set.
 """
@@ -10,10 +10,10 @@ import sys
 
 
 def end_with_parent(connection: int) -> None:
-    """Fork a process that kills this one and its children when the parent ends."""
-    # A thread of the worker could not: a framework may hold the interpreter's lock forever. PR_SET_PDEATHSIG
-    # fires when the starting thread ends, and spares children (decision 0001). The forked process holds only
-    # the connection, which hangs up however the parent ends.
+    """Fork a process that kills this one when the parent ends."""
+    # A thread of the worker could not do this: a framework may hold the interpreter's lock forever.
+    # PR_SET_PDEATHSIG fires when the starting thread ends, and does not reach children (decision 0001). The
+    # forked process holds only the connection, which closes however the parent ends.
     if os.fork() != 0:
         return
     os.dup2(connection, 0)
@@ -25,19 +25,19 @@ def end_with_parent(connection: int) -> None:
 
 
 def search(root: str) -> None:
-    """Set the search path: this package from a folder, everything else as installed."""
+    """Set the search path: this package from a folder, others as installed."""
     here = os.path.realpath(os.getcwd())
-    # Subfolders of backends/ have the names of the frameworks and must never be imported in their place.
+    # Subfolders of backends/ have the frameworks' names, and must never be imported instead of them.
     shadowing = os.path.join(root, "backends")
     searched = [
         os.path.abspath(entry or ".") if os.path.exists(entry or ".") else entry for entry in sys.path
     ]
     others = [entry for entry in searched if os.path.realpath(entry) not in (shadowing, root, here)]
     sys.path[:] = [root, *others]
-    # Import it now, from the checkout: an unrelated "concord" may be installed.
+    # Import from the checkout now: an unrelated "concord" may be installed.
     import concord  # noqa: F401
 
-    # The user's current folder may hold a torch.py: installed packages come first.
+    # The user's current folder may contain a torch.py, so installed packages come first.
     sys.path[:] = [*others, *dict.fromkeys((root, os.getcwd() if here not in (root, shadowing) else root))]
 
 
@@ -49,7 +49,7 @@ def main(root: str, target: str) -> None:
     end_with_parent(connection)
     search(root)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if memory runs out, this process goes first
+        file.write("1000")  # if memory runs out, this process is killed first
     from concord.backends.remote import serve
 
     serve(connection, target)

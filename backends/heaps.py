@@ -1,4 +1,4 @@
-"""Controls memory that the C library keeps after it was freed."""
+"""Control of freed memory that the C library keeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
 # Glibc's default number of mapped blocks, and the largest threshold that it sets by itself.
 MAPPED, LARGEST_BLOCK = 1 << 16, 32 << 20
 
-# Returning fewer bytes is not worth the call.
+# For fewer bytes, the call is not worthwhile.
 LARGE = 64 << 20
 
 
@@ -26,7 +26,7 @@ def share() -> None:
 
 def give_back(size: int = LARGE) -> None:
     """Return unused memory to the system."""
-    # Glibc keeps freed memory below anything that is still in use; messages of large models are gigabytes.
+    # Glibc keeps freed memory below any block that is still in use; messages of large models take gigabytes.
     if size >= LARGE:
         _call("malloc_trim", 0)
 

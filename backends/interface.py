@@ -38,21 +38,21 @@ WORKLOAD_KINDS = ("inference", "training")
 
 
 class Overruled(RuntimeError):
-    """A switch was reset during a run, which therefore computed something else."""
+    """A switch was reset during a run, which invalidates the result."""
 
 
 class Unsupported(RuntimeError):
-    """A backend refuses a request rather than compute another (SPEC PRC-3)."""
+    """A backend refuses a request instead of computing a different one (SPEC PRC-3)."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What to compute.
+    """The computation to run.
 
     Attributes:
-        weights: by canonical name, in any floating dtype; linear weights are (in, out). Rounded once (SPEC
-            WGT-1, WGT-2, PRC-2).
-        batch: the inputs of the part (SPEC INP-1).
+        weights: weights by canonical name, in any floating dtype; linear weights are (in, out) (SPEC WGT-1,
+            WGT-2, PRC-2).
+        batch: inputs of the part (SPEC INP-1).
         part: one of :data:`concord.spec.tensors.PARTS` (SPEC PRT-1).
     """
 
@@ -64,15 +64,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to compute it.
+    """Settings of a computation.
 
     Attributes:
         dtype: ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"`` (SPEC PRC-1).
-        implementation: one of :data:`IMPLEMENTATIONS`, or the backend's own, with a colon in its name.
+        implementation: one of :data:`IMPLEMENTATIONS`, or the backend's own, with a colon.
         execution: one of :data:`EXECUTIONS`.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         precision: one of :data:`PRECISION_MODES`.
-        deterministic: allow only kernels that return the same bits each time.
+        deterministic: allow only kernels that return identical bits each time.
     """
 
     dtype: str = "float32"
@@ -85,12 +85,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request(Settings, Problem):
-    """One run: a problem, its settings, and what to return besides output and loss.
+    """A run: a problem, settings, and results besides output and loss.
 
     Attributes:
         taps: return every activation.
-        gradients: of the loss, by trainable parameter.
-        tap_gradients: of the loss, by tap; requires ``gradients``.
+        gradients: return gradients of the loss by trainable parameter.
+        tap_gradients: return gradients of the loss by tap; requires ``gradients``.
         training: train the model instead, on a :class:`Trainable` backend.
     """
 
@@ -100,10 +100,10 @@ class Request(Settings, Problem):
     training: Training | None = None
 
     def zeros(self) -> Arrays:
-        """Return zeros shaped like each tap, if tap gradients are requested."""
+        """Zeros shaped like each tap, if tap gradients are requested."""
         if not self.tap_gradients:
             return {}
-        # The gradient of zeros added to a tap is that of the tap's total use (SPEC GRD-6).
+        # Zeros added to a tap get the gradient of the tap's total use (SPEC GRD-6).
         inputs = self.batch.arrays()
         sizes = sizes_of(self.config, inputs)
         return {
@@ -113,7 +113,7 @@ class Request(Settings, Problem):
         }
 
     def validate(self, where: str = "") -> None:
-        """Refuse a request that no backend could answer.
+        """Refuse an invalid request.
 
         Args:
             where: prefix of messages, such as ``"backend=torch"``.
@@ -151,12 +151,12 @@ class Run:
     Attributes:
         output: (B, C) of the whole model; (B, D), (B, T, D) or (B, Q, D) of parts; the last loss of training.
         loss: scalar (SPEC LOS-2, LOS-5); may be None without gradients.
-        taps: in the shapes of :func:`concord.spec.tensors.taps`; missing ones are not judged.
-        gradients: of the loss, by parameter and ``inputs.<name>`` (SPEC GRD-1, GRD-5).
+        taps: in the shapes of :func:`concord.spec.tensors.taps`; missing taps are not judged.
+        gradients: gradients of the loss by parameter and ``inputs.<name>`` (SPEC GRD-1, GRD-5).
         info: versions, device, threads, and precision and determinism after the run; ``not_exposed`` may list
             patterns of taps inside a fused implementation.
-        requested: set by the caller, to notice omissions.
-        tap_gradients: of the loss, by tap, for its total use (SPEC GRD-6); None counts as missing.
+        requested: set by the caller, to detect omissions.
+        tap_gradients: gradients of the loss by tap, for its total use (SPEC GRD-6).
         steps: ``steps.<step>.<name>`` of training (:data:`concord.spec.training.trajectory.Observer`).
     """
 
@@ -177,12 +177,12 @@ class Run:
         return self.output
 
     def results(self, output: str) -> Arrays:
-        """Return output and loss by tap name."""
+        """Output and loss by tap name."""
         return {output: self.output} | ({} if self.loss is None else {"loss": self.loss})
 
 
 class Steps(Protocol):
-    """A computation to repeat; a step may return before the device is done."""
+    """A repeatable computation with asynchronous steps."""
 
     def compile(self) -> None:
         """Compile before the first step, if possible."""
@@ -194,21 +194,21 @@ class Steps(Protocol):
         """Wait for the device."""
 
     def results(self) -> Arrays:
-        """Return the last step's ``logits`` (B, C), ``loss`` before the update, or ``product``."""
+        """The last step's ``logits`` (B, C), ``loss`` before the update, or ``product``."""
 
 
 class Session(Steps, Protocol):
     """A model on a device, built once and stepped many times.
 
-    Steps train with :attr:`Request.training`, otherwise they are forward passes. Inputs are the request's
-    batch or come from :meth:`feed`, never from the steps of training.
+    Steps train if the request has ``training``, and otherwise are forward passes. Inputs come from the
+    request's batch or :meth:`feed`.
     """
 
     def feed(self, batch: Batch) -> None:
         """Set inputs of the same shapes, already rounded to the precision (SPEC PRC-2)."""
 
     def state(self) -> Mapping[str, Array]:
-        """Return the state of training (:meth:`TrainingSession.state`)."""
+        """State of training (:meth:`TrainingSession.state`)."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Implementation:
 
     Attributes:
         parts: builders by part (:data:`concord.spec.tensors.PARTS`), called with a configuration.
-        unsupported_reasons: returns a line for each option that rules a request out.
+        unsupported_reasons: returns one line per option that rules out a request.
         not_exposed: patterns of hidden taps.
         known_deviations: further declarations by kind of device (SPEC PRC-4).
         context: context of a request, such as a choice of kernel.
@@ -233,12 +233,12 @@ class Implementation:
 
 
 def variety(implementation: str, execution: str) -> str:
-    """Return an implementation's name in a backend's list, where unpadded ones are separate."""
+    """An implementation's name in a backend's list, which separates unpadded variants."""
     return implementation + (f" {UNPADDED}" if execution.startswith(UNPADDED) else "")
 
 
 def refuse_tf32(backend: str, request: Request, able: bool) -> None:
-    """Refuse TF32 products if the device has none (SPEC PRC-3)."""
+    """Refuse TF32 products if the device lacks them (SPEC PRC-3)."""
     if request.precision != "tf32" or request.dtype != "float32":
         return
     if not able:
@@ -255,7 +255,7 @@ def refuse_tf32(backend: str, request: Request, able: bool) -> None:
 
 @contextmanager
 def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
-    """Turn an error about a missing deterministic kernel into a refusal (SPEC PRC-3)."""
+    """Convert an error about a missing deterministic kernel into a refusal (SPEC PRC-3)."""
     try:
         yield
     except Exception as error:
@@ -266,22 +266,22 @@ def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
 
 
 class Backend(Protocol):
-    """A backend in its worker process; constructed without arguments."""
+    """A backend in its worker process, constructed without arguments."""
 
     name: str
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON data: ``version``, ``devices``, ``dtypes``, ``threads`` and more.
+        """JSON data: ``version``, ``devices``, ``dtypes``, ``threads`` and more.
 
-        ``precision_defaults`` holds the switches at import; its ``products`` is ``"float32"`` or ``"tf32"``
-        by kind of device.
+        ``precision_defaults`` has the switches at import, with ``products``: ``"float32"`` or ``"tf32"`` by
+        kind of device.
         """
 
     def run(self, request: Request) -> Run:
         """Compute a request.
 
         Raises:
-            Unsupported: if it cannot; it must never compute something else.
+            Unsupported: if the backend cannot; it must never compute anything else.
         """
 
 
@@ -289,16 +289,16 @@ class TrainingSession(Protocol):
     """A model with optimizer state, trained step by step (SPEC, section 10)."""
 
     def load(self, state: Mapping[str, Array], step: int) -> None:
-        """Resume after ``step`` steps, with the same bits as uninterrupted training.
+        """Resume after ``step`` steps, bitwise identical to uninterrupted training.
 
         Args:
             state: ``parameters.<canonical name>`` and ``<moment>.<canonical name>``
-                (:func:`concord.spec.training.reference_optimizer.moments`), in the stored dtype or a wider
-                one. Missing entries keep their initial values.
+                (:func:`concord.spec.training.reference_optimizer.moments`), in the stored dtype or wider;
+                missing entries keep their initial values.
         """
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Mapping[str, Array]:
-        """Train one step on batches of any shapes; known shapes are not compiled again.
+        """Train one step on batches of any shapes; known shapes are not recompiled.
 
         Returns:
             ``losses.<number>`` of each batch, and the clipping ``norm``, if any; with ``report``, all names
@@ -306,20 +306,20 @@ class TrainingSession(Protocol):
         """
 
     def predict(self, batch: Batch) -> Array:
-        """Return the output (B, C) without dropout, ignoring labels."""
+        """Output (B, C) without dropout, ignoring labels."""
 
     def state(self) -> Mapping[str, Array]:
-        """Return a copy of the state, as :meth:`load` takes it."""
+        """Return a copy of the state, as input for :meth:`load`."""
 
     def info(self) -> dict[str, Any]:
-        """Return the description of the session (:attr:`Run.info`)."""
+        """The session's description (:attr:`Run.info`)."""
 
 
 class Trainable(Backend, Protocol):
     """A backend that can train."""
 
     def train(self, request: Request) -> TrainingSession:
-        """Start from the request's weights; the steps in ``request.training`` are ignored."""
+        """Open a session with the request's weights, ignoring its training steps."""
 
 
 Trace = Callable[[Any, Mapping[str, Any], Callable[[str, Any], Any]], Callable[[str, Any], Any]]
@@ -330,13 +330,13 @@ class Measurable(Backend, Protocol):
     """A backend whose speed can be measured."""
 
     def session(self, request: Request) -> Session:
-        """Build a request's model, to run it many times."""
+        """Build a request's model for repeated runs."""
 
     def product(self, left: Array, right: Array, dtype: str, device: str, precision: str) -> Steps:
-        """Return the product of (M, K) and (K, N), to measure the machine."""
+        """Return a product of (M, K) and (K, N) that measures the machine."""
 
     def peak_memory(self, device: str, reset: bool = False) -> int | None:
-        """Return the framework's peak bytes on a device.
+        """The framework's peak bytes on a device.
 
         Args:
             reset: start a new peak, if possible.

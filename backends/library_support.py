@@ -1,9 +1,9 @@
-"""Refusals, and execution without padding, of the library implementations.
+"""Refusals of the library implementations, and their execution without padding.
 
-Nothing depends on a padded token's row: only real tokens and each sample's first one, for pooling, are kept.
-Indices are computed on the host, so that compiled programs have static shapes.
+No result depends on padding: only real tokens and, for pooling, each sample's first token are kept. Indices
+are computed on the host, for static shapes.
 
-Shapes: B batch, T tokens, N rows kept.
+Shapes: B batch, T tokens, N kept rows.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ NOT_EXPOSED = ("*attention.scores", "*attention.masked_scores", "*attention.weig
 NOT_EXPOSED_BY_MODELS = ("embeddings.*", "layers.*", "final_norm", "pooling", "pooler.*", "normalized")
 """Taps inside a whole-model program, which returns only logits."""
 
-# Adding this in float32 erases every digit of a half precision score.
+# Adding this in float32 erases every digit of a half-precision score.
 ABSORBING = 2.0**40
 
-# Rows of a compiled program are padded to a multiple of this, so that few programs serve all batches.
+# Rows of a compiled program are padded to a multiple of this, so that a few programs suffice for all batches.
 MULTIPLE = 64
 
-# Beyond this mask constant, the weight of a padded key vanishes compared with any other.
+# Beyond this mask constant, the weight of a padded key is negligible.
 CERTAIN = 1e8
 
 NOT_EXPOSED_UNPADDED = ("embeddings.*", "layers.*", "final_norm")
@@ -42,11 +42,11 @@ NOT_EXPOSED_UNPADDED = ("embeddings.*", "layers.*", "final_norm")
 
 
 def library_reasons(request: Request, attention: str, norm: str, float32_scores: bool) -> list[str]:
-    """Return a line for each option that library layers cannot compute.
+    """Return one line per option that library layers cannot compute.
 
     Args:
         attention, norm: names of the layers.
-        float32_scores: whether half precision scores are float32.
+        float32_scores: whether half-precision scores are float32.
     """
     config = request.config
     refused = {
@@ -64,8 +64,8 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
         if getattr(config, option) == value
     ]
     constant = mask_constant(config, request.dtype)
-    # Where the constant does not absorb the score, float32 scores of a row without any visible key keep
-    # digits that the half precision drops (SPEC MSK-5).
+    # If the constant does not absorb the score, float32 scores of a row without visible keys keep digits that
+    # the half precision loses (SPEC MSK-5).
     half = float32_scores and request.dtype in ("bfloat16", "float16")
     if half and sees_nothing(config, request.batch) and abs(constant) < ABSORBING:
         reasons.append(
@@ -76,7 +76,7 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
 
 
 def parts_of(parts: Mapping[str, Callable[..., Any]], make: Any) -> dict[str, Callable[..., Any]]:
-    """Return the builders of all parts from these layers."""
+    """Builders of all parts, using these layers."""
     return {name: partial(part, make=make) for name, part in parts.items()}
 
 
@@ -91,20 +91,20 @@ class Layers:
 
 
 class KeptRows(NamedTuple):
-    """Replaces the mask of the layers."""
+    """Row indices that replace the layers' mask."""
 
-    # Real tokens (B, T), kept rows (N,), and the place of each token among them (B, T).
+    # Real tokens (B, T), kept rows (N,), and the position of each token among them (B, T).
     real: Any
     rows: Any
     places: Any
 
 
 def indices(request: Request) -> dict[str, Ids]:
-    """Return the indices that remove and restore padding; empty for padded requests.
+    """Indices that remove and restore padding; empty for padded requests.
 
     Returns:
         ``rows`` (N,): kept rows among B T. ``places`` (B, T): each token's index among them, or 0 for dropped
-            ones, whose value is never used.
+            tokens, whose value is never used.
     """
     if not request.execution.startswith(UNPADDED):
         return {}
@@ -113,14 +113,14 @@ def indices(request: Request) -> dict[str, Ids]:
     rows = np.flatnonzero(mask)
     places = np.where(mask, np.cumsum(mask).reshape(mask.shape) - 1, 0)
     if request.execution.endswith("compiled"):
-        # Fill up with copies of the first row. No place refers to them.
+        # Fill up with copies of the first row, which no place refers to.
         length = min(-(-len(rows) // MULTIPLE) * MULTIPLE, mask.size)
         rows = np.concatenate([rows, np.full(length - len(rows), rows[0])])
     return {"rows": rows.astype(np.int64), "places": places.astype(np.int64)}
 
 
 def padding_reasons(request: Request) -> list[str]:
-    """Return a line for each reason to keep padding."""
+    """Return one line per reason to keep padding."""
     config, reasons = request.config, []
     if request.part != "model":
         why = (
@@ -147,7 +147,7 @@ def padding_reasons(request: Request) -> list[str]:
 def unpadded(
     implementations: Mapping[str, Implementation], model: Callable[..., Any], **others: Any
 ) -> dict[str, Implementation]:
-    """Return the unpadded variants; ``others`` are further fields that differ."""
+    """Unpadded variants; ``others`` are additional differing fields."""
 
     def reasons(entry: Implementation, request: Request) -> list[str]:
         return entry.unsupported_reasons(request) + padding_reasons(request)

@@ -1,4 +1,4 @@
-"""The machine and Python behind a result."""
+"""The machine and Python version behind a result."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def describe() -> dict[str, Any]:
 
 
 def memory() -> tuple[int, int]:
-    """Return total and available bytes."""
+    """Total and available bytes."""
     memory = psutil.virtual_memory()
     return int(memory.total), int(memory.available)
 
 
 def resident(pid: int) -> int:
-    """Return a process's resident bytes; 0 if it has ended."""
+    """A process's resident bytes; 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
@@ -46,7 +46,7 @@ def resident(pid: int) -> int:
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Return a process's CPU time; None if it has ended."""
+    """A process's CPU time; None if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -64,10 +64,10 @@ def cores_busy(seconds: float = 0.5) -> float:
 
 
 def wait_for_rest(pid: int, longest: float = REST) -> None:
-    """Wait until no thread of a process runs."""
-    # Thread pools spin for a while before they sleep, and would slow down the next measurement.
+    """Wait until all threads of a process are idle."""
+    # Thread pools spin for a while before they sleep, which would slow down the next measurement.
     tasks, end, resting = Path(f"/proc/{pid}/task"), time.perf_counter() + longest, 0
-    while resting < 2 and time.perf_counter() < end:  # twice: a thread may just be waiting for another one
+    while resting < 2 and time.perf_counter() < end:  # twice: a thread may just be waiting for another
         time.sleep(0.005)
         resting = resting + 1 if not any(_runs(task) for task in tasks.glob("*/stat")) else 0
 
@@ -80,7 +80,7 @@ def _runs(task: Path) -> bool:
 
 
 def gpus() -> list[str]:
-    """Return names of all NVIDIA GPUs, even if no framework sees them."""
+    """Names of all NVIDIA GPUs, including those that no framework sees."""
     descriptions = [
         path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     ]
@@ -97,7 +97,7 @@ def gpus() -> list[str]:
 
 
 def processor() -> str | None:
-    """Return the processor's name, if the system provides one."""
+    """The processor's name, if the system provides one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

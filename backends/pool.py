@@ -1,4 +1,4 @@
-"""Workers under supervision: started, restarted after they died, and ended together."""
+"""Supervised workers: started, restarted after a crash, and stopped together."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from concord.backends.worker import Worker
 T = TypeVar("T")
 U = TypeVar("U")
 
-# Restarts of a worker that died.
+# Maximum restarts of a crashed worker.
 RESTARTS = 2
 
-# After these failures another worker would fail too.
+# After these failures, a new worker would also fail.
 HOPELESS = ("absent", "broken", "timed out")
 
-# Seconds between checks for an end. A thread that waits without a limit does not wake at Ctrl-C if another
-# one gets the signal.
+# Seconds between checks for an end. A thread that waits indefinitely does not wake on Ctrl-C if another
+# thread gets the signal.
 GLANCE = 0.2
 
 Opening = Callable[[Callable[[Worker], None]], Worker]
@@ -30,12 +30,12 @@ Opening = Callable[[Callable[[Worker], None]], Worker]
 
 
 class Supervisor:
-    """Keeps one worker: starts it on demand, and again after it died.
+    """A supervisor of one worker: starts it on demand, and again after a crash.
 
-    One worker gets task after task, which exposes leftovers of earlier calls.
+    Tasks share the worker, which exposes leftovers of earlier calls.
 
     Attributes:
-        failure: why no worker is started any more.
+        failure: reason to start no more workers.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Supervisor:
         self.failure: WorkerFailure | None = None
 
     def get(self) -> Worker:
-        """Return the worker, started if necessary.
+        """Return the worker, and start it if necessary.
 
         Raises:
-            WorkerFailure: if it cannot start, died too often, or was ended.
+            WorkerFailure: if it cannot start, crashed too often, or was ended.
         """
         worker = self.worker
         if worker and worker.dead:
@@ -80,7 +80,7 @@ class Supervisor:
         return worker
 
     def renew(self) -> None:
-        """End a worker that has grown, to start anew with the next task."""
+        """End a worker that has grown; the next task starts a new one."""
         worker = self.worker
         if worker and not worker.dead and worker.grown:
             self.close()
@@ -89,7 +89,7 @@ class Supervisor:
         """Run a task on the worker.
 
         Raises:
-            WorkerFailure: as :meth:`get`, or without a result.
+            WorkerFailure: as in :meth:`get`, or without a result.
         """
         worker = self.get()
         try:
@@ -118,13 +118,13 @@ class Supervisor:
             worker.close()
 
     def end(self) -> None:
-        """End the worker for good. Thread-safe."""
+        """End the worker permanently. Thread-safe."""
         self._ended = True
         self.close()
 
 
 class Pool:
-    """Supervisors that work in parallel, in a ``with`` block or until :meth:`close`.
+    """Parallel supervisors, in a ``with`` block or until :meth:`close`.
 
     Args:
         width: simultaneous tasks; by default the number of cores.
@@ -144,10 +144,10 @@ class Pool:
         return supervisor
 
     def map(self, task: Callable[[U], T], items: Iterable[U]) -> list[T]:
-        """Run a task for each item on threads; return results in order.
+        """Run a task for each item in threads; return results in order.
 
         Raises:
-            BaseException: a task's first, or an interrupt; every worker is ended.
+            BaseException: a task's first error, or an interrupt; all workers are ended.
         """
         futures = [self._threads.submit(task, item) for item in items]
         pending = set(futures)
@@ -165,7 +165,7 @@ class Pool:
         return [future.result() for future in futures]
 
     def _look(self) -> None:
-        # Not each time: the check may send a message to another host.
+        # Not every time, since the check may send a message to another host.
         now = time.monotonic()
         if not self.stopped and now - self._looked >= GLANCE:
             self._looked = now
@@ -173,7 +173,7 @@ class Pool:
                 self.stop()
 
     def stop(self) -> None:
-        """End every worker for good. Thread-safe."""
+        """End every worker permanently. Thread-safe."""
         self.stopped = True
         for supervisor in self._supervisors:
             supervisor.end()

@@ -1,4 +1,4 @@
-"""A watched Python process with objects whose methods the parent calls."""
+"""A supervised Python process whose objects' methods the parent calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from concord.spec.errors import SpecError
 # Folder from which a worker imports this package: a checkout, or site-packages.
 ROOT = Path(concord.__file__).resolve().parent.parent
 
-# Of the end of standard error: bytes to read, lines to show, and characters of a line.
+# For the end of standard error: bytes to read, lines to show, and characters per line.
 LAST_WORDS, LINES, WIDTH = 1 << 16, 10, 1000
 
 # Seconds between checks of a working process.
@@ -32,15 +32,15 @@ GLANCE = 0.05
 
 
 class Process:
-    """A process that holds objects, in a ``with`` block or until :meth:`close`.
+    """A process with objects, in a ``with`` block or until :meth:`close`.
 
     Args:
         time_limit: seconds per answer.
-        memory_limit: bytes; by default 80 % of the machine's.
+        memory_limit: bytes; by default 80 % of the machine's memory.
 
     Attributes:
         peak_memory: bytes.
-        dead: how it ended, if it has.
+        dead: how the process ended, if it has.
     """
 
     def __init__(self, time_limit: float, memory_limit: int | None) -> None:
@@ -48,7 +48,7 @@ class Process:
         self.memory_limit = memory_limit or int(0.8 * machine.memory()[0])
         self.peak_memory = 0
         self.dead: WorkerFailure | None = None
-        self._stderr = tempfile.TemporaryFile(prefix="concord-")  # noqa: SIM115 - lives as the process does
+        self._stderr = tempfile.TemporaryFile(prefix="concord-")  # noqa: SIM115 - lives with the process
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped_for: tuple[str, str] | None = None
 
@@ -63,11 +63,11 @@ class Process:
 
         Args:
             target: factory of its first object, ``"package.module:name"``.
-            environment: added to the parent's.
+            environment: variables added to the parent's.
             opened: called once the process exists.
 
         Raises:
-            WorkerFailure: if there is no such interpreter.
+            WorkerFailure: if the interpreter does not exist.
         """
         program = os.path.expanduser(python or sys.executable)
         self._connection, other = Pipe()
@@ -77,7 +77,7 @@ class Process:
                     [program, bootstrap.__file__, str(ROOT), target],
                     # Otherwise a file in the current folder could replace a module of the standard library.
                     env={**os.environ, **environment, "PYTHONSAFEPATH": "1"},
-                    # Its own group: Ctrl-C goes to the parent alone, and children of the worker end with it.
+                    # Its own group: Ctrl-C reaches only the parent, and children of the worker end with it.
                     process_group=0,
                     stdin=other.fileno(),
                     stdout=self._stderr,
@@ -103,13 +103,13 @@ class Process:
         """Call a method of an object in the process.
 
         Args:
-            number: of the object; the first is 0.
+            number: object number, from 0.
             method: a name, or a path such as ``"bench.repeat"``.
             arguments, named: see :func:`concord.backends.wire.encode`.
 
         Raises:
-            SpecError, Unsupported: if the method does.
-            WorkerFailure: if it raises anything else or gives no answer.
+            SpecError, Unsupported: if the method raises it.
+            WorkerFailure: if it raises another error or does not answer.
         """
         if self.dead:
             raise self.dead
@@ -120,7 +120,7 @@ class Process:
                 answer = self._connection.recv_bytes()
         except (EOFError, OSError):
             raise self._fail(*self._how_it_ended()) from None
-        del message  # message and answer may hold gigabytes each
+        del message  # message and answer may each take gigabytes
         size = len(answer)
         status, value = decode(answer)
         del answer
@@ -138,8 +138,8 @@ class Process:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        # The calling thread blocks in recv. The watcher kills the process, which closes the connection and
-        # wakes it.
+        # The calling thread blocks in recv. The watcher wakes it by killing the process, which closes the
+        # connection.
         done = threading.Event()
         watch = threading.Thread(target=self._watch, args=(done,), daemon=True)
         watch.start()
@@ -198,11 +198,11 @@ class Process:
         return ""
 
     def close(self) -> None:
-        """End the process at once. Thread-safe."""
+        """End the process immediately. Thread-safe."""
         self._kill()
         if self._process:
-            # A busy machine may report the end of a killed process seconds later. Without this wait it would
-            # stay a zombie and cause a ResourceWarning.
+            # On a busy machine, a killed process may end seconds later. Without this wait it would remain a
+            # zombie and cause a ResourceWarning.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=15.0)
         self._stderr.close()

@@ -1,4 +1,4 @@
-"""The worker's side: objects whose methods the parent calls. Imported in workers only."""
+"""The worker's side: objects whose methods the parent calls. Imported only in workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from concord.spec.precision import precision
 from concord.spec.text import first_line
 from concord.spec.training.trajectory import Training
 
-# Characters of an error message.
+# Maximum characters of an error message.
 LINE = 1000
 
 
@@ -43,7 +43,7 @@ class StaysHere:
 
 
 def serve(descriptor: int, target: str) -> None:
-    """Answer calls to an object of ``target``, ``"package.module:name"``, until the parent hangs up.
+    """Answer calls to an object of ``"package.module:name"`` until the parent disconnects.
 
     A call is ``[object number, method, arguments, named arguments]``, an answer ``[status, value]`` with
     status ``"ok"``, ``"unsupported"``, ``"refused"``, or one of :class:`concord.backends.wire.WorkerFailure`.
@@ -54,12 +54,12 @@ def serve(descriptor: int, target: str) -> None:
     while status not in ("crashed", "out of memory"):
         try:
             message = connection.recv_bytes()
-        except EOFError:  # the parent has hung up
+        except EOFError:  # the parent has disconnected
             return
         size = len(message)
         try:
             number, method, arguments, keywords = decode(message)
-            del message  # it may hold gigabytes
+            del message  # it may take gigabytes
             value = attrgetter(method)(objects[number])(*arguments, **keywords)
             del arguments, keywords
             if isinstance(value, StaysHere):
@@ -72,14 +72,14 @@ def serve(descriptor: int, target: str) -> None:
             answer = encode([status, value])
         del value
         size = max(size, len(answer))
-        heaps.give_back(size)  # before the parent holds the answer too
+        heaps.give_back(size)  # before the parent also holds the answer
         connection.send_bytes(answer)
         del answer
         heaps.give_back(size)
 
 
 def failure(error: BaseException) -> tuple[str, Any]:
-    """Return an error's status and message."""
+    """An error's status and message."""
     match error:
         case Unsupported():
             return "unsupported", str(error)
@@ -93,7 +93,7 @@ def failure(error: BaseException) -> tuple[str, Any]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an error as one line; print its traceback to standard error."""
+    """Return an error as one line, and print its traceback to standard error."""
     traceback.print_exception(error)
     return f"{type(error).__name__}: {first_line(error)}"[:LINE]
 
@@ -104,7 +104,7 @@ class Service:
     backend: Backend
 
     def introduce(self, target: str) -> tuple[dict[str, Any], float]:
-        """Import ``"package.module:Class"``; return its description and the seconds taken.
+        """Import ``"package.module:Class"``; return its description, and the seconds needed.
 
         Raises:
             WorkerFailure: if it is not installed or cannot be imported.
@@ -133,7 +133,7 @@ class Service:
         return Bench(self.backend)  # type: ignore[arg-type]  # it checks for optional methods
 
     def run(self, request: Request) -> Run:
-        """Compute a request or a whole training."""
+        """Compute a request or a complete training run."""
         if request.training:
             run = self._trained(request, request.training)
         else:
@@ -160,9 +160,9 @@ class Service:
 
 
 def ordered(request: Request) -> Request:
-    """Return a request with weights in canonical order and its precision."""
+    """Return a request with ordered weights in its precision."""
     weights = in_order(request.weights, request.config, request.part)
-    if request.dtype == "float64":  # float32 numbers are sent as such
+    if request.dtype == "float64":  # float32 values are sent as float32
         weights = {name: array.astype(np.float64, copy=False) for name, array in weights.items()}
     return dataclasses.replace(request, weights=weights)
 
@@ -174,7 +174,7 @@ class HeldTraining(StaysHere):
         self.name, self.request, self.session = name, request, session
 
     def info(self) -> dict[str, Any]:
-        """Return the session's description."""
+        """The session's description."""
         info: dict[str, Any] = plain(self.session.info())
         return info
 
@@ -187,9 +187,7 @@ class HeldTraining(StaysHere):
         self.session.load(narrow, step)
 
     def step(self, batches: Sequence[Batch], report: bool = False) -> Arrays:
-        """Train one step; return losses and norm, or with ``report`` all of
-        :data:`concord.spec.training.trajectory.Observer`.
-        """
+        """Train one step; see :meth:`concord.backends.interface.TrainingSession.step`."""
         assert self.request.training is not None
         most = self.request.training.recipe.accumulation
         if not 1 <= len(batches) <= most:
@@ -199,7 +197,7 @@ class HeldTraining(StaysHere):
         return arrays_of("step()", self.session.step([self._fit(batch) for batch in batches], report))
 
     def predict(self, batch: Batch) -> Array:
-        """Return logits (B, C), without dropout."""
+        """Logits (B, C), without dropout."""
         # Validation asks for labels, which a prediction does not need.
         if batch.labels is None and batch.input_ids is not None:
             batch = dataclasses.replace(batch, labels=np.zeros(len(batch.input_ids), np.int64))
@@ -210,7 +208,7 @@ class HeldTraining(StaysHere):
         return arrays_of("state()", self.session.state())
 
     def close(self) -> None:
-        """Free the session; the worker lives on."""
+        """Free the session, but not the worker."""
         del self.session, self.request  # with its weights
 
     def _fit(self, batch: Batch) -> Batch:

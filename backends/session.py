@@ -1,4 +1,4 @@
-"""Base of the four frameworks' sessions, without framework calls."""
+"""Base class of the four frameworks' sessions, without framework calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from concord.spec.batch import Batch
 from concord.spec.parameters import Weights
 from concord.spec.tensors import taps
 
-# Settings that a run reports back, for the caller to check (SPEC PRC-3).
+# Settings that a run reports, for the caller to check (SPEC PRC-3).
 ASKED = ("device", "implementation", "execution", "precision", "deterministic")
 
 
@@ -79,12 +79,12 @@ class FrameworkSession:
         self.inputs, self.step_inputs = self.fed(batch), None
 
     def fed(self, batch: Batch) -> dict[str, Tensor]:
-        """Return a batch on the device, with indices of unpadded rows."""
+        """Move a batch to the device, with indices of unpadded rows."""
         arrays = {**batch.arrays(), **indices(replace(self.request, batch=batch))}
         return {name: self.tensor(array) for name, array in arrays.items()}
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
-        """Move an array to the device, floats in the run's precision."""
+        """Move an array to the device, with floats in the run's precision."""
         return self.adapter.tensor(array, self.request.dtype, self.device)
 
     def fill(self, weights: Weights) -> None:
@@ -100,7 +100,7 @@ class FrameworkSession:
             )
         self.request = replace(self.request, weights=weights)
         with self.context():
-            # Read and set again: in JAX the model is a copy of the session's variables.
+            # Read and set again, since in JAX the model is a copy of the session's variables.
             model = self.model
             self.adapter.load(model, self.request.config, weights, self.request.part)
             self.model = model
@@ -114,21 +114,21 @@ class FrameworkSession:
                 self.computed = {"logits": self.inferring(*self.operands)}
 
     def results(self) -> Arrays:
-        """Return logits (B, C), or the loss before the update."""
+        """Logits (B, C), or the loss before the update."""
         return {name: self.adapter.to_numpy(tensor) for name, tensor in self.computed.items()}
 
     def state(self) -> Arrays:
-        """Return the state of training."""
+        """State of training."""
         return self.trainer.state()
 
     def compile(self) -> None:
-        """Compile ahead of the first step."""
+        """Compile before the first step."""
         with self.context():
             _ = self.trainer.ready(self.prepared()) if self.request.training else self.inferring
 
     def prepared(self) -> Prepared:
-        """Return the inputs of a training step."""
-        # With dropout every step has its own masks.
+        """Inputs of a training step."""
+        # With dropout, every step has its own masks.
         if self.step_inputs is None or self.trainer.sites:
             self.step_inputs = self.trainer.prepared([self.request.batch])
         return self.step_inputs
@@ -149,19 +149,19 @@ class FrameworkSession:
         return (), ()
 
     def model_of(self, state: Any, fixed: Any) -> Any:
-        """Return the model for the operands of a step."""
+        """The model for the operands of a step."""
         return self.model
 
     def held_by(self, model: Any) -> Any:
-        """Return the parameters, if steps return them."""
+        """Parameters, if steps return them."""
         return ()
 
     def hold(self, state: Any) -> None:
         """Store the parameters that a step returned."""
 
     def number(self, value: float) -> Any:
-        """Return a number as operand: a tensor, if whole steps are compiled."""
-        # Overridden, since a compiler would build a constant into the program.
+        """Return a value as an operand: a tensor, if whole steps are compiled."""
+        # Overridden where a compiler would embed a constant in the program.
         return value
 
     def forget(self) -> None:
@@ -172,7 +172,7 @@ class FrameworkSession:
         self.adapter.synchronize(next(iter(self.computed.values()), None))
 
     def read(self) -> Run:
-        """Compute everything requested, without an update."""
+        """Compute all requested results, without an update."""
         adapter, request, to_numpy = self.adapter, self.request, self.adapter.to_numpy
         zeros = {name: self.tensor(array) for name, array in request.zeros().items()}
         with self.context():
@@ -224,16 +224,16 @@ class FrameworkSession:
         recorded: bool,
         with_loss: bool = True,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return output, loss and activations; compilers trace this.
+        """Output, loss and activations; compilers trace this.
 
         Args:
-            zeros: added to activations, to receive their gradients.
+            zeros: zeros added to activations, to receive their gradients.
         """
         # JAX's transformations return a dict in alphabetical order.
         activations: dict[str, Tensor] = OrderedDict()
 
         def record(name: str, tensor: Tensor) -> Tensor:
-            # An injected bug may change the shape of an activation; zeros no longer fit it then.
+            # An injected bug may change an activation's shape, so that zeros no longer fit it.
             if name in zeros and zeros[name].shape == tensor.shape:
                 tensor = tensor + zeros[name]
             if recorded:
@@ -249,7 +249,7 @@ class FrameworkSession:
         }
         output = self.adapter.call(model, arguments)
         loss = self.loss_function(model, output, inputs) if with_loss else None
-        attach(tapped, lambda name, tensor: tensor)  # the closure holds every activation
+        attach(tapped, lambda name, tensor: tensor)  # the closure refers to every activation
         return output, loss, activations
 
     @cached_property
@@ -283,15 +283,15 @@ class FrameworkSession:
     def traced(
         self, function: Callable[..., Any], *given: Any, replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Compile a step, if requested and if the framework compiles whole steps.
+        """Compile a step, if requested and the framework compiles whole steps.
 
         Args:
-            replaced: indices of operands whose memory results may take.
+            replaced: indices of operands whose memory results may reuse.
         """
         return function
 
     def evaluation(self, captured: bool) -> Callable[..., Any]:
-        """Return :meth:`evaluate`, compiled if requested, unless whole steps are."""
+        """Return :meth:`evaluate`, compiled if requested, unless whole steps are compiled."""
         return self.evaluate
 
     @cached_property
@@ -300,14 +300,14 @@ class FrameworkSession:
         return self.evaluation(self.captured)
 
     def infer(self, weights: Any, fixed: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the logits (B, C)."""
+        """Logits (B, C)."""
         with self.adapter.without_gradients():
             return self.evaluating(self.model_of(weights, fixed), inputs, {}, False, False)[0]
 
     def observe(
         self, weights: Any, fixed: Any, inputs: Mapping[str, Tensor], zeros: Mapping[str, Tensor]
     ) -> Observation:
-        """Return output, loss, all activations, and gradients if requested."""
+        """Output, loss, all activations, and gradients if requested."""
         model, evaluate = self.model_of(weights, fixed), self.evaluation(captured=False)
         if self.request.gradients:
             observation: Observation = self.adapter.training.differentiate(

@@ -1,4 +1,4 @@
-"""Taps, through which layers expose activations, and the observation of a run."""
+"""Taps that expose layers' activations, and the observation of a run."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Tap = Callable[[str, Tensor], Tensor]
 TARGETS = ("labels", "cotangent")
 """Inputs of the loss, not of the model."""
 
-# Prefix of inputs for a trace, not the model: the factors of a site's elements.
+# Prefix of inputs for a trace instead of the model: the factors of a site's elements.
 DROPOUT = "dropout."
 
 
 class Observation(NamedTuple):
-    """The framework's tensors from one evaluation."""
+    """Framework tensors of one evaluation."""
 
     output: Tensor
     loss: Tensor
     taps: dict[str, Tensor]
-    gradients: dict[str, Tensor]  # of the loss, by native parameter name, inputs.<name> and taps.<name>
+    gradients: dict[str, Tensor]  # of the loss by native parameter name, inputs.<name> and taps.<name>
 
 
 class Tapped:
-    """A layer or loss that continues with what its tap returns."""
+    """A layer or loss that continues with its tap's result."""
 
     def tap(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the tensor to continue with; :func:`attach` replaces this method."""
+        """The tensor to continue with; :func:`attach` replaces this method."""
         return tensor
 
 
@@ -39,7 +39,7 @@ def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] 
     """Connect tapped layers to a tap, with names prefixed by the layer's path.
 
     Args:
-        hidden: activations to leave out.
+        hidden: activations to omit.
     """
 
     def show(place: str, name: str, tensor: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from concord.backends.session import FrameworkSession
 
 Tensor = Any
-# The tap that holds the rows looked up in each table.
+# The tap with the rows looked up in each table.
 LOOKUPS = {
     "embeddings.token.weight": "embeddings.token",
     "embeddings.position.weight": "embeddings.position",
@@ -40,8 +40,8 @@ MOST = 24
 class StepInputs(NamedTuple):
     """Operands of a step from one batch."""
 
-    inputs: dict[str, Tensor]  # of the model, its loss and dropout
-    zeros: dict[str, Tensor]  # added to taps, to receive their gradients
+    inputs: dict[str, Tensor]  # inputs of the model, its loss and dropout
+    zeros: dict[str, Tensor]  # zeros added to taps, to receive their gradients
     real: dict[str, Tensor]  # by tap, the looked-up rows that have a gradient
 
 
@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
 
     batches: list[StepInputs]
     weights: dict[str, float]  # batch_weight.<number> of each batch's gradient, where it is not 1
-    rows: dict[str, Tensor]  # which rows of each table a lazy step updates
+    rows: dict[str, Tensor]  # the rows of each table that a lazy step updates
 
 
 class Trainer(Course):
@@ -77,12 +77,12 @@ class Trainer(Course):
         self.load({f"parameters.{name}": request.weights[name] for name in self.native}, 0)
 
     def variables(self, model: Any) -> dict[str, Any]:
-        """Return trained parameters by native name."""
+        """Trained parameters by native name."""
         variables = self.adapter.training.named(model)
         return {native: variables[native] for native in self.native.values()}
 
     def updating(self) -> Optimizer:
-        """Return the optimizer of the recipe."""
+        """The recipe's optimizer."""
         variables = self.variables(self.session.model)
         optimizer: Optimizer = self.adapter.optimizers.optimizer(self.recipe, variables, self.kinds)
         return optimizer
@@ -158,12 +158,12 @@ class Trainer(Course):
     # One step.
 
     def prepared(self, batches: Sequence[Batch]) -> Prepared:
-        """Return the next step's operands; without dropout they may be reused."""
+        """Next step's operands, which may be reused without dropout."""
         inputs = [self.inputs_of(batch, number) for number, batch in enumerate(batches)]
         weights = {
             f"batch_weight.{number}": weight
             for number, weight in enumerate(self.batch_weights(batches))
-            # A single batch of weight 1 needs no multiplication, and its program no operand.
+            # A single batch of weight 1 needs neither a multiplication nor an operand.
             if len(batches) > 1 or weight != 1.0
         }
         return Prepared(inputs, weights, self.rows(batches))
@@ -177,7 +177,7 @@ class Trainer(Course):
         return cast("dict[str, Any]", results)
 
     def ready(self, prepared: Prepared, report: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the next step's program, compiled if requested, and operands."""
+        """The next step's program, compiled if requested, and operands."""
         session, optimizer, (inputs, parts, rows) = self.session, self.optimizer, prepared
         session.trace, variables, state = self.trace, optimizer.variables, optimizer.state
         numbers = {**self.numbers(), **parts}
@@ -190,19 +190,19 @@ class Trainer(Course):
         )
         key = (report, tuple(numbers), tuple(shapes_of(batch.inputs) for batch in inputs))
         program = self.program(key, partial(self.make_step, report), operands, (0, 2))
-        optimizer.variables, optimizer.state = variables, state  # tracing has replaced them
+        optimizer.variables, optimizer.state = variables, state  # tracing replaced them
         return program, operands
 
     def numbers(self) -> dict[str, float]:
-        """Return the step-dependent numbers of an update."""
+        """Step-dependent operands of an update."""
         return self.optimizer.numbers(self.steps, self.rate())
 
     def program(
         self, key: Any, function: Callable[..., Any], operands: Sequence[Any], replaced: tuple[int, ...] = ()
     ) -> Callable[..., Any]:
-        """Return the program for these shapes; the :data:`MOST` last used are cached."""
+        """The program for these shapes; the :data:`MOST` most recent ones are cached."""
         if key not in self.programs:
-            # Batches of texts come in many lengths, and frameworks keep every program until told otherwise.
+            # Text batches have many lengths, and frameworks keep every program unless told otherwise.
             if len(self.programs) >= MOST:
                 self.programs.popitem(last=False)
                 self.session.forget()
@@ -223,7 +223,7 @@ class Trainer(Course):
         """Compute a step; compilers trace this.
 
         Returns:
-            ``<section>.<native name>`` to report; parameters; optimizer state.
+            Results by ``<section>.<native name>``; parameters; optimizer state.
         """
         session, optimizer = self.session, self.optimizer
         model = session.model_of(weights, fixed)
@@ -253,7 +253,7 @@ class Trainer(Course):
     def accumulated(
         self, model: Any, batches: Sequence[StepInputs], numbers: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Return a step's gradient, squares of looked-up rows, and losses."""
+        """A step's gradients, squares of looked-up rows, and losses."""
         total: dict[str, Tensor] = {}
         squares_seen: dict[str, Tensor] = {}
         losses: dict[str, Tensor] = {}
@@ -282,17 +282,17 @@ class Trainer(Course):
     def limited(
         self, gradients: Mapping[str, Tensor], squares: Callable[[str], Tensor]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return clipped gradients, and the global norm, if any."""
+        """Clipped gradients, and the global norm, if any."""
         return clip(self.operations, self.recipe, gradients, self.kinds, squares)
 
     def update(
         self, gradients: Mapping[str, Tensor], numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]
     ) -> None:
-        """Update every parameter by its clipped gradient."""
+        """Update every parameter with its clipped gradient."""
         self.optimizer.step(gradients, numbers, rows)
 
     def inputs_of(self, batch: Batch, number: int) -> StepInputs:
-        """Return the operands of one batch."""
+        """Operands of one batch."""
         inputs = self.session.fed(batch) | self.masks(batch, number)
         if self.recipe.embedding_gradients != "slices" or self.recipe.clipping == "none":
             return StepInputs(inputs, {}, {})
@@ -310,13 +310,13 @@ class Trainer(Course):
         return StepInputs(inputs, zeros, real)
 
     def slices(self, real: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return sums of squared gradients of looked-up rows, if the norm uses them (SPEC OPT-7)."""
+        """Sums of squared gradients of looked-up rows, if the norm uses them (SPEC OPT-7)."""
         sums = {}
         for table, tap in LOOKUPS.items():
             if f"taps.{tap}" not in gradients or table not in self.native:
                 continue
             gradient = gradients[f"taps.{tap}"]
-            # The tap comes after the scale, the row before it.
+            # The tap comes after scaling, the row before it.
             if table == "embeddings.token.weight" and self.config.embedding_scale == "sqrt_d_model":
                 gradient = math.sqrt(self.config.d_model) * gradient
             gradient = gradient * real[tap] if tap in real else gradient
@@ -324,7 +324,7 @@ class Trainer(Course):
         return sums
 
     def rows(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """Return the table rows that a lazy step updates, by native name (SPEC OPT-8)."""
+        """Table rows that a lazy step updates, by native name (SPEC OPT-8)."""
         looked_up: dict[str, Tensor] = {}
         lazy = self.recipe.embedding_updates == "lazy"
         for name, rows in rows_of(self.config, batches, self.part).items() if lazy else ():
@@ -342,7 +342,7 @@ class Trainer(Course):
         def dropping(
             model: Any, inputs: Mapping[str, Tensor], record: Callable[[str, Tensor], Tensor]
         ) -> Callable[[str, Tensor], Tensor]:
-            # Each site directly follows a tap, so the models need no dropout of their own (decision 0023).
+            # Each site directly follows a tap, so the models need no separate dropout (decision 0023).
             tap = trace(model, inputs, record)
 
             def dropped(name: str, tensor: Tensor) -> Tensor:
@@ -354,7 +354,7 @@ class Trainer(Course):
         return dropping
 
     def masks(self, batch: Batch, number: int) -> dict[str, Tensor]:
-        """Return factors of each site, 0 or 1 / (1 - rate) (SPEC DRP-3)."""
+        """Factors of each site, 0 or 1 / (1 - rate) (SPEC DRP-3)."""
         if not self.sites:
             return {}
         return {
@@ -367,7 +367,7 @@ class Trainer(Course):
         arrays: Arrays = {}
         for key, value in results.items():
             section, _, native = key.partition(".")
-            # Some frameworks take numbers as Python floats and round them once.
+            # Some frameworks take operands as Python floats and round them once.
             array = (
                 precision(self.request.dtype).round(value)
                 if isinstance(value, float)
@@ -379,5 +379,5 @@ class Trainer(Course):
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    """Return names and shapes of tensors."""
+    """Names and shapes of tensors."""
     return tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())

@@ -1,6 +1,6 @@
-"""Optimizer updates of every recipe, shared by the four frameworks.
+"""Optimizer updates for every recipe, shared by the four frameworks.
 
-Operators are common to all; everything else is one of :class:`Operations`.
+Operators are the same in all; other functions are in :class:`Operations`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Operations(NamedTuple):
     zeros_like: Callable[[Tensor], Tensor]
     square_root: Callable[[Tensor], Tensor]
     larger: Callable[[Tensor, Tensor], Tensor]
-    bounded: Callable[[Tensor, float], Tensor]  # clips to plus and minus a limit
+    bounded: Callable[[Tensor, float], Tensor]  # clips to a limit in both directions
     total: Callable[[Tensor], Tensor]  # the sum of all elements
     chosen: Callable[[Tensor, Tensor, Tensor], Tensor]  # elementwise selection by a boolean tensor
 
@@ -36,10 +36,10 @@ class Optimizer:
         native: the framework's own optimizer, if it computes the recipe.
 
     Attributes:
-        state: ``<moment>.<native name>``, or the native optimizer's; operand and result of compiled steps.
+        state: ``<moment>.<native name>``, or the native optimizer's state; an operand of compiled steps.
     """
 
-    # Set where the framework's optimizer differs from the recipe (SPEC PRC-4).
+    # Set if the framework's optimizer differs from the recipe (SPEC PRC-4).
     known_deviations: Sequence[Mapping[str, Any]] = ()
 
     def __init__(
@@ -56,7 +56,7 @@ class Optimizer:
         self.state: Any = {}
 
     def corrections(self, step: int) -> tuple[float, float]:
-        """Return the bias corrections of Adam's averages (SPEC OPT-3)."""
+        """Bias corrections of Adam's averages (SPEC OPT-3)."""
         recipe = self.recipe
         return (
             (1 - recipe.beta1 ** (step + 1), 1 - recipe.beta2 ** (step + 1))
@@ -65,8 +65,8 @@ class Optimizer:
         )
 
     def numbers(self, step: int, rate: float) -> dict[str, float]:
-        """Return the step-dependent operands of :meth:`step`."""
-        # Computed on the host in float64: a compiled step takes them as operands and is not compiled again.
+        """Step-dependent operands of :meth:`step`."""
+        # Computed on the host in float64: a compiled step takes them as operands, without recompilation.
         recipe, (first, second) = self.recipe, self.corrections(step)
         height = (
             rate * math.sqrt(second) / first if recipe.epsilon_placement == "uncorrected" else rate / first
@@ -99,11 +99,11 @@ class Optimizer:
             self.operations.assign(variable, updated)
 
     def kept(self) -> dict[str, Tensor]:
-        """Return the moments as ``<moment>.<native name>``."""
+        """Moments as ``<moment>.<native name>``."""
         return dict(self.state)
 
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:  # noqa: ARG002 - frameworks' own count
-        """Resume with all moments after a number of steps."""
+        """Resume with all moments after some steps."""
         self.state = dict(kept)
 
     def updated(
@@ -117,7 +117,7 @@ class Optimizer:
             return parameter - self.rule(name, gradient + recipe.weight_decay * parameter, numbers)
         return parameter - numbers["decay"] * parameter - self.rule(name, gradient, numbers)
 
-    # The amount by which a parameter moves.
+    # Each method returns the change of a parameter.
 
     def sgd(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
         """Gradient descent (SPEC OPT-2)."""
@@ -128,7 +128,7 @@ class Optimizer:
         )
 
     def with_momentum(self, name: str, gradient: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return the step of a gradient, or RMSProp's quotient, with momentum (SPEC OPT-2)."""
+        """Apply momentum to a gradient, or to RMSProp's quotient (SPEC OPT-2)."""
         recipe, key, rate = self.recipe, f"momentum.{name}", numbers["rate"]
         if recipe.momentum_form == "displacement":
             displacement = self.state[key] = recipe.momentum * self.state[key] + rate * gradient
@@ -154,7 +154,7 @@ class Optimizer:
         return numbers["height"] * first / self.denominator(second, numbers)
 
     def denominator(self, second: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
-        """Return Adam's denominator with epsilon (SPEC OPT-3)."""
+        """Adam's denominator with epsilon (SPEC OPT-3)."""
         root = self.operations.square_root(second)
         return (
             root if self.recipe.epsilon_placement == "uncorrected" else root / numbers["root"]
@@ -177,7 +177,7 @@ class Optimizer:
 def groups(
     recipe: Recipe, variables: Mapping[str, Variable], kinds: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return parameter groups with and without decay."""
+    """Parameter groups with and without decay."""
     decays = {name: kinds[name] not in recipe.undecayed for name in variables}
     return [
         {"params": params, "weight_decay": recipe.weight_decay if decayed else 0.0}

@@ -12,7 +12,7 @@ Tensor = Any
 class Naming:
     """A framework's parameter names and layout."""
 
-    # The last word of a native name, for each kind of parameter; positions count as embeddings.
+    # The last word of a native name, by kind of parameter; positions count as embeddings.
     embedding: str
     kernel: str
     gamma: str
@@ -20,12 +20,12 @@ class Naming:
     transposed: bool = False  # whether a linear weight is (out, in) instead of (in, out)
 
     def native_name(self, name: str, kind: str) -> str:
-        """Return the native name of a parameter."""
+        """Native name of a parameter."""
         leaf = "bias" if kind == "bias" else getattr(self, "embedding" if kind == "positions" else kind)
         return f"{name.rpartition('.')[0]}.{leaf}"
 
 
-# Independent of the frameworks: weights are also read where none is installed (decision 0027).
+# Independent of the frameworks: weights can be read where none is installed (decision 0027).
 NAMINGS = {
     "torch": Naming("weight", "weight", "weight", "bias", transposed=True),
     "tf": Naming("embeddings", "kernel", "gamma", "beta"),

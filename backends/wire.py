@@ -26,16 +26,17 @@ from concord.spec.text import first_of, legible, shown
 from concord.spec.training.recipe import Recipe, recipe_from_mapping
 from concord.spec.training.trajectory import Training
 
-# Fields of a run that hold tensors by name.
+# Fields of a run with tensors by name.
 NAMED = ("taps", "gradients", "tap_gradients", "steps")
 
-# The JSON text's name in a message, and the keys of objects that represent an array and a value of our types.
+# The JSON text's name in a message, and the keys of objects that represent an array or a value of our types.
 TEXT, ARRAY, KIND = "text", "__array__", "__kind__"
 
 # Kinds of dtypes that arrays may have.
 NUMBERS = "fiub"
 
-# Our types that may be sent, with constructors. A pickle would let a worker run code here (decision 0001).
+# Our types that may be sent, with their constructors. A pickle could run a worker's code here (decision
+# 0001).
 MAKERS: dict[type, Callable[..., Any]] = {
     EncoderConfig: lambda **fields: from_mapping(fields),
     Recipe: lambda **fields: recipe_from_mapping(fields),
@@ -45,12 +46,12 @@ MAKERS: dict[type, Callable[..., Any]] = {
 
 
 class WorkerFailure(RuntimeError):
-    """A worker that gave no result.
+    """A worker that did not return a result.
 
     Attributes:
         status: ``"absent"`` (not installed), ``"broken"`` (cannot be imported), ``"crashed"``, ``"timed
-            out"``, ``"out of memory"``, or ``"error"`` (an exception; the backend lives on).
-        stderr: its last lines.
+            out"``, ``"out of memory"``, or ``"error"`` (an exception; the backend survives).
+        stderr: last lines of its standard error.
     """
 
     def __init__(self, status: str, detail: str, stderr: str = "") -> None:
@@ -79,7 +80,7 @@ def encode(value: Any) -> bytes:
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return arrays as safetensors bytes."""
+    """Arrays as safetensors bytes."""
     # safetensors writes raw memory, so arrays must be in C order. np.ascontiguousarray would lose rank 0.
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
@@ -97,7 +98,7 @@ def decode(content: bytes) -> Any:
 
 
 def legibly(value: Any) -> Any:
-    """Make every text in JSON data legible."""
+    """Make all text in JSON data legible."""
     if isinstance(value, dict):
         return {legible(key): legibly(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -106,10 +107,10 @@ def legibly(value: Any) -> Any:
 
 
 def in_order(weights: Weights, config: EncoderConfig, part: str = "model") -> Weights:
-    """Return weights in the order of the specification."""
+    """Weights in the order of the specification."""
     return {
         name: weights[name]
-        # safetensors has no order: a file is read in another one each time.
+        # safetensors has no order: the read order differs each time.
         for name in dict.fromkeys([*parameters(config, part), *sorted(weights)])
         if name in weights
     }
@@ -136,7 +137,7 @@ def returned(run: Any) -> Run:
 
 
 def plain(data: Any) -> Any:
-    """Return a description as JSON data.
+    """Convert a description to JSON data.
 
     Raises:
         TypeError, ValueError: if JSON cannot represent it.
@@ -151,7 +152,7 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
         what: the source, for messages.
 
     Raises:
-        TypeError: listing everything but arrays of numbers.
+        TypeError: listing all values other than arrays of numbers.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"{what} is a {type(tensors).__name__} but must be a dict of arrays by name")
@@ -182,7 +183,7 @@ def split_gradients(
 
 
 def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:
-    """Return a line for each unknown name, wrong dtype or wrong shape that keeps a run from being judged."""
+    """Describe unknown names, wrong dtypes and wrong shapes, which prevent judgement."""
     inputs = batch.arrays()
     sizes = sizes_of(config, inputs)
     shapes = {name: resolve(tensor.shape, sizes) for name, tensor in taps(config, part).items()}

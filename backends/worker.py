@@ -1,6 +1,6 @@
-"""The parent's side of a worker: one process per framework, in this or another environment.
+"""The parent's side of a worker: one process per framework, in any environment.
 
-Its signals, hangs and lack of memory become a :class:`concord.backends.wire.WorkerFailure`.
+Its signals, hangs and memory shortages become a :class:`concord.backends.wire.WorkerFailure`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from concord.spec.parameters import Weights
 # Seconds for one request.
 TIME_LIMIT = 300.0
 
-# A worker counts as large at this share of its memory limit, or at this many bytes.
+# A worker is large at this share of its memory limit, or at this many bytes.
 SHARE, MUCH = 8, 1 << 31
 
 PROFILES = ("plain", "tuned")
 """Environments of a worker; ``tuned`` adds vendors' documented speed switches."""
 
-# The variables that take effect: OMP for PyTorch and Paddle, two of its own for TensorFlow, NPROC for JAX,
+# The effective variables: OMP for PyTorch and Paddle, two specific ones for TensorFlow, NPROC for JAX,
 # OpenBLAS for NumPy.
 THREADS = (
     "OMP_NUM_THREADS",
@@ -43,7 +43,7 @@ THREADS = (
 # The order of cuBLAS' sums depends on the size of its workspace.
 DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-# XLA reads its flags once, when JAX starts; the user may have set others.
+# XLA reads its flags once, when JAX starts; the user may have set further flags.
 XLA = "--xla_gpu_deterministic_ops=true"
 
 # The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2.
@@ -53,9 +53,9 @@ SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
 def environment(
     device: str, threads: int | None, profile: str = "plain", deterministic: bool = False
 ) -> dict[str, str]:
-    """Return a worker's environment variables: threads (default: the number of cores), device, logging."""
-    # Everything is stated: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children (decision
-    # 0001).
+    """A worker's environment variables for threads (default: one per core), device and logging."""
+    # All variables are set explicitly: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children
+    # (decision 0001).
     count = str(threads or os.cpu_count() or 1)
     explicit = dict.fromkeys(THREADS, count)
     tuned = SWITCHES if profile == "tuned" else {}
@@ -82,7 +82,7 @@ class Worker(Process):
     Args:
         target: ``"package.module:Class"``.
         python: another environment's interpreter, with numpy, scipy, safetensors and the framework.
-        opened: called once the process exists, so that the worker can be closed while starting.
+        opened: called once the process exists, to allow closing while it starts.
 
     Raises:
         WorkerFailure: if the process does not start or the framework cannot be imported.
@@ -120,7 +120,7 @@ class Worker(Process):
     @property
     def grown(self) -> bool:
         """Whether its memory has grown much since its first run."""
-        # Some frameworks keep everything that they have compiled.
+        # Some frameworks keep all compiled programs.
         return self.settled > 0 and self.size > max(min(self.memory_limit // SHARE, MUCH), 2 * self.settled)
 
     def run(
@@ -140,7 +140,7 @@ class Worker(Process):
 
         Raises:
             SpecError: for invalid input, before anything is sent.
-            Unsupported: if the backend cannot compute it, or does not confirm that it did.
+            Unsupported: if the backend cannot compute it, or does not confirm the settings.
             WorkerFailure: without an answer.
         """
         asked |= {"device": self.device, "deterministic": self.deterministic}
@@ -148,7 +148,7 @@ class Worker(Process):
         run: Run = self.call(0, "run", self._fitting(request))
         self._confirm(request, run.info)
         self.settled = self.settled or self.size
-        # Set here, not by the backend: a backend that omits a result must not pass.
+        # Set here instead of by the backend: a backend that omits a result must not pass.
         run.backend, run.dtype = self.name, request.dtype
         fields = ("steps",) if request.training else ("taps", "gradients")
         run.requested = tuple(name for name in fields if getattr(request, name, True))
@@ -192,7 +192,7 @@ class Worker(Process):
         """Open a training session.
 
         Args:
-            request: with ``training``, whose steps may be empty.
+            request: a request with ``training``, whose steps may be empty.
 
         Raises:
             SpecError, Unsupported, WorkerFailure: as :meth:`run`.
@@ -208,16 +208,16 @@ class Worker(Process):
 
     def _fitting(self, request: Request) -> Request:
         request.validate(where=f"backend={self.name}")
-        # Rounded here, once: a framework's own conversion from float64 may round twice.
+        # Rounded once, here: a framework's own conversion from float64 may round twice.
         weights, batch = round_inputs(request.weights, request.batch, request.dtype)
         if request.dtype == "float64":
-            # Sent as they are: float32 numbers in float64 would double the message.
+            # Sent unchanged: float32 values in float64 would double the message.
             weights = dict(request.weights)
         return dataclasses.replace(request, weights=weights, batch=batch)
 
 
 class Remote:
-    """Proxy of an object in a worker, in a ``with`` block or until its ``close`` is called.
+    """Proxy of an object in a worker, in a ``with`` block or until its ``close``.
 
     Without an answer, methods raise :class:`concord.backends.wire.WorkerFailure`, and the object is lost.
     """
@@ -234,5 +234,5 @@ class Remote:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if error[0] is None:  # otherwise the worker may be gone, and that would hide the error
+        if error[0] is None:  # otherwise the worker may be gone, which would hide the error
             self.close()

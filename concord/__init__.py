@@ -1,7 +1,8 @@
-"""One Transformer-encoder text classifier in four frameworks, with proof that they compute the same.
+"""One Transformer-encoder text classifier in four frameworks, with proof that all four compute the same
+results.
 
-Public: ``from concord import spec, backends, conformance, compare, load, show``. Only a call of
-:func:`compare` imports a framework, PyTorch.
+Public: ``from concord import spec, backends, conformance, compare, load, show``. Only :func:`compare` imports
+a framework, PyTorch.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 # The name ``concord`` belongs to another distribution.
 DISTRIBUTION = "concord-conformance"
 
-# In a checkout the parts of the package are next to its folder, in an installation inside it.
+# In a checkout, the parts of the package are next to its folder; in an installation, inside it.
 CHECKOUT = not (Path(__file__).parent / "spec").is_dir()
 
 if CHECKOUT:
@@ -18,9 +19,9 @@ if CHECKOUT:
 
 
 def installation(extra: str) -> str:
-    """Return the command that installs an extra."""
+    """The command that installs an extra."""
     return (
-        # By path: the distribution is not published.
+        # By path, since the distribution is not published.
         f"pip install -e '.[{extra}]' -c constraints/py311.txt"
         if CHECKOUT
         else f"pip install '.[{extra}]' in a checkout"
@@ -28,7 +29,7 @@ def installation(extra: str) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on request: refusing a command or printing its help needs no judge.
+    # Imported on request, since refusing a command or printing its help needs no judge.
     if name in ("compare", "assert_same"):
         from concord.conformance import compare
 

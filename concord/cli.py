@@ -39,7 +39,7 @@ COMMANDS = {  # in the order of the help
     "For maintainers": (golden, fuzz, mutants),
 }
 
-GROUPS = (  # with commands of their own
+GROUPS = (  # groups with their own commands
     ("For maintainers", "case", "Write or run cases as files.", (case.export, case.run)),
     (
         "Measure and look",
@@ -79,7 +79,7 @@ def about(
     ] = False,
 ) -> None:
     """One model in four frameworks, and the proof that they compute the same."""
-    # A test or a notebook runs several commands in one process.
+    # A test or a notebook may run several commands in one process.
     output_files.READ.clear()
 
 
@@ -97,5 +97,5 @@ run = partial(app, standalone_mode=False, prog_name="concord")
 
 
 def main() -> None:
-    """Run the command line; refused input prints one line for each problem and exits with 2."""
+    """Run the command line; refused input prints one line per problem, and exits with 2."""
     end(run)

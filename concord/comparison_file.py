@@ -1,4 +1,4 @@
-"""Comparisons that a project keeps in git: ``concord.toml``, or ``[tool.concord]`` of ``pyproject.toml``."""
+"""Comparisons stored in a project: ``concord.toml``, or ``[tool.concord]`` of ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from concord.spec.sources.schema import StrictTable
 
 
 class AcceptedFinding(StrictTable):
-    """Divergences that a project accepts: of tensors, for a reason, with a version of a package."""
+    """Divergences that a project accepts, with a reason and a package version."""
 
-    tensor: str  # a name, in which * stands for anything: "layers.*.mlp"
+    tensor: str  # a name, in which * matches any text: "layers.*.mlp"
     reason: str = Field(min_length=1)
     version: str = Field("", pattern=r"^(\S+ \S+)?$")  # "onnxruntime 1.22.0"; empty: any
 
     @property
     def outdated(self) -> str:
-        """What is installed in place of the version that it was accepted for; empty if that is installed."""
+        """The installed version, if different from the accepted finding's."""
         package, _, accepted = self.version.partition(" ")
         try:
             installed = importlib.metadata.version(package) if package else ""
@@ -36,13 +36,13 @@ class AcceptedFinding(StrictTable):
         return "" if installed == accepted else f"{package} {installed}"
 
     def named(self, tensors: Sequence[str]) -> list[str]:
-        """Return those tensors that it names."""
-        pattern = re.compile(re.escape(self.tensor).replace(r"\*", ".*"))  # brackets belong to names
+        """Tensors that it names."""
+        pattern = re.compile(re.escape(self.tensor).replace(r"\*", ".*"))  # brackets are part of names
         return [name for name in tensors if pattern.fullmatch(name)]
 
 
 class KeptCandidate(StrictTable):
-    """A candidate: what it is, or how the reference runs again, with its own options."""
+    """A candidate, or a way to rerun the reference, with its options."""
 
     candidate: str = ""
     way: str = Field("", alias="as")
@@ -53,13 +53,13 @@ class KeptCandidate(StrictTable):
     accepted: list[AcceptedFinding] = []
 
     def options(self, names_exist: bool = True) -> dict[str, Any]:
-        """Return its own options, as :func:`concord.conformance.compare.prepare` takes them."""
+        """Its own options, as arguments of :func:`concord.conformance.compare.prepare`."""
         names = read_names(Path(self.names)) if self.names and names_exist else None
         return {"declared": self.declare, "names": names, "python": self.python}
 
 
 class ComparisonFile(StrictTable):
-    """A reference and its candidates; files are named from the folder of this one."""
+    """A reference and its candidates; paths are relative to this file's folder."""
 
     reference: str
     inputs: str = ""
@@ -69,7 +69,7 @@ class ComparisonFile(StrictTable):
     candidates: dict[str, KeptCandidate] = Field(min_length=1)
 
     def arrays(self, inputs: str) -> tuple[Any, str]:
-        """Return the arrays of a file, or of the texts, and what they are in words; None: standard ones."""
+        """Arrays of a file or the texts, with a description; None for standard inputs."""
         if inputs:
             return read_arrays(Path(inputs)), inputs
         if not self.texts:
@@ -83,7 +83,7 @@ def read_comparison_file() -> ComparisonFile:
     """Read the file of the current folder.
 
     Raises:
-        SpecError: if there is none, with everything that is wrong in it.
+        SpecError: if there is none, or listing all problems in it.
     """
     for path, keys in ((Path("concord.toml"), ()), (Path("pyproject.toml"), ("tool", "concord"))):
         content = parse_toml(read_text(path), str(path)) if path.exists() else None
@@ -105,10 +105,10 @@ def read_comparison_file() -> ComparisonFile:
 
 
 def judge_all(kept: ComparisonFile, model: Any) -> tuple[list[Result], dict[str, str], float]:
-    """Judge every candidate; return results, notes and the milliseconds of the reference.
+    """Judge every candidate; return results, notes, and the reference's milliseconds.
 
     Raises:
-        SpecError: if none of those with the same inputs can be compared.
+        SpecError: if no candidate with the same inputs can be compared.
     """
     from concord.conformance.compare import candidates
     from concord.conformance.compare.comparisons import compare_several
@@ -138,12 +138,12 @@ def judge_all(kept: ComparisonFile, model: Any) -> tuple[list[Result], dict[str,
 
 
 def divergent(result: Result) -> list[str]:
-    """Return the names of the tensors that diverge."""
+    """Names of divergent tensors."""
     return [row.tensor for row in result.table if row.status == "diverges"]
 
 
 def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
-    """Return a result: accepted if findings name every tensor that diverges."""
+    """Mark a result as accepted if findings name every divergent tensor."""
     if result.status != "diverges" or not findings:
         return result
     tensors = divergent(result)
@@ -163,7 +163,7 @@ def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
 
 
 def unneeded(result: Result, findings: Sequence[AcceptedFinding]) -> str:
-    """Name the findings that a result no longer has; empty if there are none."""
+    """Name the findings that no longer occur in a result, if any."""
     tensors = divergent(result)
     names = [finding.tensor for finding in findings if result.verdict and not finding.named(tensors)]
     return f"accepted, but does not diverge any more: {', '.join(names)}" if names else ""

@@ -1,6 +1,6 @@
-"""Exit codes, and the message of a command that fails.
+"""Exit codes, and the message of a failing command.
 
-Nothing slow is imported here, because a signal may come at once.
+Nothing slow is imported here, because a signal may arrive immediately.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ REFUSED, FAULT, INTERRUPTED = 2, 3, 130
 
 Handler = Any  # a function of a signal and a frame, or a constant of signal
 
-# Ctrl-C, ``kill`` and a closed terminal end a command after it has ended its workers.
+# Ctrl-C, ``kill`` and a closed terminal end a command once its workers have ended.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
-# Seconds in which further signals are ignored: one event may send several.
+# Seconds in which further signals are ignored, because one event may send several.
 PATIENCE = 3.0
 
 
 @contextmanager
 def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callable[[], None]]:
-    """Install a handler, and yield a function that restores the former ones; ``after`` replaces them at the
-    end.
-    """
-    # Python lets only the main thread set handlers. Signals ignored from the start stay so, as under nohup.
+    """Install a handler, and yield a function that restores the previous ones, or ``after``."""
+    # Python lets only the main thread set handlers. Signals that are ignored from the start remain ignored,
+    # as under nohup.
     main = threading.current_thread() is threading.main_thread()
     former = {number: signal.getsignal(number) for number in SIGNALS if main}
     former = {number: handler for number, handler in former.items() if handler is not signal.SIG_IGN}
@@ -53,7 +52,7 @@ def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callab
 
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
-    """Only note the first signal until the work is done; a later one ends the command at once."""
+    """Only record the first signal; a later one ends the command immediately."""
     signals = list[tuple[int, float]]()
 
     def note(number: int, _frame: object) -> None:
@@ -71,16 +70,17 @@ def halting() -> Iterator[Callable[[], bool]]:
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
-    """Run a command and exit with its code; ``last`` means that the process ends afterwards.
+    """Run a command and exit with its code; ``last``: the process ends afterwards.
 
-    2: refused input, a line for each problem; 3: a bug in Concord; 128 plus the number of a signal.
+    2: refused input, one line per problem; 3: a bug in Concord; 128 plus a signal's number.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed from the start
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays open
         elif isinstance(stream, io.TextIOWrapper):
-            # A file name may hold bytes that the terminal's encoding lacks; printing it must not crash.
+            # A file name may contain characters that the terminal's encoding lacks; printing it must not
+            # crash.
             stream.reconfigure(errors="backslashreplace")
     signals = list[tuple[int, float]]()
 
@@ -90,7 +90,8 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
             signals.append((number, now))
             raise KeyboardInterrupt
 
-    # At exit Python restores all handlers but ignored ones, and the default of these signals kills.
+    # At exit, Python restores all handlers but ignored ones, and the default action of these signals is to
+    # kill.
     with _handling(interrupt, signal.SIG_IGN if last else None):
         try:
             code = command()
@@ -115,7 +116,7 @@ def _said(code: int, *lines: str) -> int:
 
 
 def _failed(error: Exception) -> int:
-    # Imported here because a command that succeeds needs none of it.
+    # Imported here because a successful command does not need it.
     import traceback
 
     from typer.exceptions import TyperException

@@ -1,4 +1,4 @@
-"""A report for continuous integration: JUnit's XML, and annotations of GitHub's checks."""
+"""Reports for continuous integration: JUnit XML, and annotations for GitHub's checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OUTCOMES = {
 
 
 def junit_xml(report: Report, title: str) -> str:
-    """Return a report as JUnit's XML: a test for each run."""
+    """Return a report as JUnit XML, with one test per run."""
     from xml.etree import ElementTree  # few commands need it
 
     suite = ElementTree.Element(
@@ -33,7 +33,7 @@ def junit_xml(report: Report, title: str) -> str:
 
 
 def github_annotations(report: Report) -> list[str]:
-    """Return a line for each run that fails, which GitHub shows beside a change."""
+    """Return one line per failed run, which GitHub shows next to a change."""
     lines = []
     for result in report.results:
         if OUTCOMES.get(result.status) in ("failure", "error"):
@@ -43,7 +43,7 @@ def github_annotations(report: Report) -> list[str]:
 
 
 def _lines(result: Result) -> list[str]:
-    # What was not compared has no verdict, and what is accepted needs no other words.
+    # A run without a comparison has no verdict, and an accepted divergence needs no other message.
     return [result.attribution] if result.status == ACCEPTED else result_lines(result)
 
 

@@ -1,4 +1,4 @@
-"""Verdicts as pages in a notebook."""
+"""Verdict pages in a notebook."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Page(str):
 
     def _repr_html_(self) -> str:
         frame = "width:100%;height:40em;border:1px solid #8884"
-        # Without a frame the page's styles and scripts would affect the notebook.
+        # Without a frame, the page's styles and scripts would affect the notebook.
         return f'<iframe style="{frame}" srcdoc="{html.escape(self)}"></iframe>'
 
 
 def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
-    """Return the page of verdicts."""
+    """Page of verdicts."""
 
     def results() -> Iterator[Result]:
         for number, verdict in enumerate(verdicts, start=1):

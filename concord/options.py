@@ -1,4 +1,4 @@
-"""Options that commands share, in groups."""
+"""Groups of options that commands share."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ MOST_MEMORY = 2.0**30  # MiB: a pebibyte, more than any machine has
 
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
-# A file to write; any other Path is read, and must not be replaced.
+# A file to write; any other Path is read, and must not be overwritten.
 Written = Annotated[Path, output_files.output]
 
 
 def named(text: str) -> str:
-    """Parse a name; one that ends in ``.toml`` is a file to read."""
+    """Parse a name, or a file to read if it ends in ``.toml``."""
     return str(output_files.path(text)) if text.endswith(".toml") else text
 
 
@@ -49,7 +49,7 @@ Named = Annotated[str, named]
 
 PLUGIN = "torch, tf, paddle, jax, an installed plug-in, or package.module:Class"
 
-# Replaces ``{values}`` in the help of these options.
+# Replacements of ``{values}`` in the help of these options.
 VALUES: dict[str, Iterable[str]] = {
     "declare": DECLARATIONS,
     "dtype": spec.PRECISIONS,
@@ -62,10 +62,10 @@ ENTRY = re.compile(r"^    (\w+)(?: \((.*?)\))?: (.*\n(?: {5,}.*\n)*)", re.M)
 
 
 class OptionGroup:
-    """A dataclass whose fields become options of several commands, in one panel of the help.
+    """A dataclass whose fields become options, in one panel of the help.
 
-    A field ``checkpoint`` becomes an argument. Docstrings of groups and commands hold each field's metavar,
-    command-line names and help. The common ones:
+    A field ``checkpoint`` becomes an argument. Docstrings of groups and commands contain each field's
+    metavar, command-line names and help. The common ones:
 
     Attributes:
         case (C): A standard case by name; may be repeated. Default: all.
@@ -87,10 +87,10 @@ class OptionGroup:
 
 
 def command(function: Callable[..., T]) -> Callable[..., T]:
-    """Turn a function into a command, with its docstring as help.
+    """Convert a function to a command, with its docstring as help.
 
-    Positional parameters become arguments, others options; a group becomes options of its own. Repeated
-    values count once.
+    Positional parameters become arguments, others options, and groups several options. Repeated values count
+    once.
     """
     parameters, groups = list[inspect.Parameter](), dict[str, Any]()
     hints, entries = get_type_hints(function, include_extras=True), _entries(OptionGroup, function)
@@ -135,11 +135,11 @@ HELP_ALL = inspect.Parameter(
     ],
 )
 
-Entry = tuple[list[str], str]  # the names in brackets, and the help
+Entry = tuple[list[str], str]  # names in brackets, and help
 
 
 def _entries(*documented: Any) -> dict[str, Entry]:
-    """Return the entries of docstrings; later ones replace earlier ones."""
+    """Entries of docstrings; later ones replace earlier ones."""
     entries = {}
     for owner in documented:
         for name, brackets, text in ENTRY.findall(inspect.cleandoc(owner.__doc__ or "") + "\n"):
@@ -179,7 +179,7 @@ def _parser(hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class Workers(OptionGroup):
-    """Which backends run, and where.
+    """The backends to run, and their devices.
 
     Attributes:
         backend (B): {PLUGIN}; may be repeated. Default: all that are installed.
@@ -196,7 +196,7 @@ class Workers(OptionGroup):
     python: list[str] | None = None
 
     def settings(self) -> Setup:
-        """Check all options at once, and return the settings of the same names."""
+        """Check all options at once, and return the settings with the same names."""
         fields = {field.name for field in dataclasses.fields(Setup)}
         values: dict[str, Any] = {name: value for name, value in vars(self).items() if name in fields}
         values["python"] = dict(value.partition("=")[::2] for value in self.python or ())
@@ -223,7 +223,7 @@ class Workers(OptionGroup):
         return Setup(**values, asked=tuple(self.backend or ()))
 
     def names(self) -> list[str]:
-        """Return the backends to run: the requested ones, or all known ones."""
+        """Backends to run: the requested ones, or all known ones."""
         names, problems = list(self.backend or backends.names()), list[str]()
         placed = [value.partition("=")[0] for value in self.python or () if all(value.partition("="))]
         for name in dict.fromkeys([*names, *placed]):
@@ -237,7 +237,7 @@ class Workers(OptionGroup):
         return names
 
     def one(self, why: str) -> str:
-        """Return the single backend to run; ``why`` explains in a refusal why there must be one."""
+        """The single backend to run; ``why`` is the reason for a refusal of several."""
         if (count := len(self.backend or ())) != 1:
             raise SpecError(f"--backend is given {count} times but must be given once: {why}")
         return self.names()[0]
@@ -245,7 +245,7 @@ class Workers(OptionGroup):
 
 @dataclass(frozen=True)
 class Runs(Workers):
-    """Which backends run, where, and how they compute.
+    """The backends to run, their devices, and their way of computing.
 
     Attributes:
         precision (P): How float32 products are computed. strict: in full float32; tf32: as tensor
@@ -264,7 +264,7 @@ class Runs(Workers):
 
 
 def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
-    """Return a problem for each (option, value, least, most) out of range."""
+    """Return one problem per (option, value, least, most) out of range."""
     return [
         f"--{option} is {size:.15g} but must be at least {least:g}"
         + ("" if most == inf else f" and at most {most:.15g}")
@@ -295,7 +295,7 @@ class Outputs(OptionGroup):
         problems: Sequence[str] = (),
         others: Sequence[output_files.Output] = (),
     ) -> int:
-        """Write the result of a command, show it, and return its exit code."""
+        """Write and show a command's result, and return its exit code."""
         written = record.make_record(outcome, kind, title)
         json = self.json, lambda: record.text(written)
         html = self.html, lambda: output_files.page(written)

@@ -1,4 +1,4 @@
-"""Output files: checked before a command works, and written whole afterwards."""
+"""Output files: checked before a command, and written completely afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ: list[Path] = []
 
 
 def path(text: str) -> Path:
-    """Parse and note the name of a file or folder to read."""
+    """Parse and record the name of a file or folder to read."""
     READ.append(output(text))
     return READ[-1]
 
@@ -35,7 +35,7 @@ def output(text: str) -> Path:
 
 
 def check(*paths: Path | None) -> None:
-    """Refuse files that cannot be written, are identical, or would replace what the command reads."""
+    """Refuse files that cannot be written, are identical, or would replace the command's input."""
     files = [path for path in paths if path is not None]
     problems = [problem for path in files if (problem := obstacle(path))]
     problems += [f"{b}: is named twice" for a, b in combinations(files, 2) if same_file(a, b)]
@@ -44,7 +44,7 @@ def check(*paths: Path | None) -> None:
 
 
 def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: Sequence[str] = ()) -> None:
-    """Write each file even if another fails, show the result, then raise all ``problems`` together."""
+    """Write each file even if another fails, show the result, then raise all ``problems``."""
     problems, console, written = list(problems), Terminal(), list[Path]()
     for path, make in outputs:
         if path is not None:
@@ -63,7 +63,7 @@ KINDS = {  # the type of each kind of record
     "certificate": "concord.porting.certificate:Certificate",
 }
 
-PAGES = {  # the page of each kind that has one
+PAGES = {  # the page of each kind with one
     **dict.fromkeys(("check", "golden", "compare"), "concord.conformance.run.results_page:results_page"),
     "fuzz": "concord.conformance.fuzz.findings_page:findings_page",
     "mutants": "concord.conformance.mutants.detection_page:detection_page",
@@ -74,24 +74,24 @@ PAGES = {  # the page of each kind that has one
 
 
 def page(written: record.Record) -> str:
-    """Return the page of a record."""
+    """Page of a record."""
     text: str = pkgutil.resolve_name(PAGES[written.kind])(written)
     return text
 
 
 def read_page(path: Path) -> tuple[record.Record, str]:
-    """Return the record in a file, and its page."""
+    """Read a record, and return it with its page."""
     earlier = record.read(path, KINDS)
     with located(str(path)):
         return earlier, page(earlier)
 
 
-# No command reads such files, so they may be replaced even inside a folder that is read.
+# No command reads such files, so they may be replaced even inside an input folder.
 PICTURES = (".html", ".svg", ".png", ".pdf", ".md")
 
 
 def _is_read(written: Path) -> bool:
-    # Either the link or its target may be in a folder that is read.
+    # Either the link or its target may be in an input folder.
     names = (written.resolve(), written.parent.resolve() / written.name)
     inside = any(name.is_relative_to(read.resolve()) for name in names for read in READ)
     return any(same_file(written, read) for read in READ) or (
@@ -108,7 +108,7 @@ def _made(path: Path) -> bool:
 
 
 def check_apart(folder: Path) -> None:
-    """Refuse to replace a folder that is, contains or is inside what the command reads."""
+    """Refuse to replace a folder that equals, contains or is inside the command's input."""
     target = folder.resolve()
     for read in READ:
         contains = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))

@@ -1,4 +1,4 @@
-"""The user's model: a checkpoint of any format, with texts or inputs, instead of standard cases."""
+"""The user's model instead of standard cases: a checkpoint with texts or inputs."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 # Libraries' names of inputs.
 ALIASES = {"token_type_ids": "segment_ids", "attention_mask": "key_mask"}
 
-MOST_SHOWN = 5  # truncated texts to list one by one
+MOST_SHOWN = 5  # maximum truncated texts to list one by one
 
 TEXTS = 8  # in a case
 
-TOKENS = 11  # of random texts, if there is room
+TOKENS = 11  # in random texts, if there is room
 
-# The parts that take ids, and that a checkpoint can therefore run as.
+# The parts that take ids, which a checkpoint can run as.
 PARTS = ("model", "pooled", "encoder")
 
-JUDGED = {  # of a checkpoint without a classifier
+JUDGED = {  # for a checkpoint without a classifier
     "pooled": "the embedding of each text, from ids to the pooled vector",
     "encoder": "the encoder, from ids to the last layer's output",
 }
@@ -45,9 +45,9 @@ JUDGED = {  # of a checkpoint without a classifier
 
 @dataclass(frozen=True)
 class Own:
-    """One part of a checkpoint with its inputs, ready for jobs."""
+    """A part of a checkpoint with its inputs, ready for jobs."""
 
-    name: str  # of the group of results
+    name: str  # name of the group of results
     config: EncoderConfig
     part: str  # one of PARTS
     weights: Weights
@@ -57,7 +57,7 @@ class Own:
 
 @dataclass(frozen=True)
 class OwnModel(OptionGroup):
-    """A checkpoint of the user's, and its inputs.
+    """The user's checkpoint, and its inputs.
 
     Attributes:
         checkpoint ([CHECKPOINT]): In place of standard cases: a checkpoint of any format.
@@ -89,8 +89,8 @@ class OwnModel(OptionGroup):
         """Read the checkpoint and its inputs.
 
         Args:
-            part: one of :data:`PARTS`; ``"model"`` means all that the checkpoint holds.
-            gradients: generate missing labels or cotangents.
+            part: one of :data:`PARTS`; ``"model"`` means all that the checkpoint contains.
+            gradients: whether to generate missing labels or cotangents.
             size: texts in a batch.
         """
         from concord import porting
@@ -193,12 +193,12 @@ class OwnModel(OptionGroup):
 
 
 def legible(text: str) -> str:
-    """Turn a name into one that any file system accepts."""
+    """Convert a name to one that any file system accepts."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "checkpoint"
 
 
 def weights_of(checkpoint: Checkpoint, part: str) -> dict[str, NDArray[Any]]:
-    """Return the parameters of a part."""
+    """Parameters of a part."""
     names = parameters(checkpoint.config, part)
     return {name: array for name, array in checkpoint.weights().items() if name in names}
 
@@ -211,7 +211,7 @@ def _read_batch(path: Path, config: EncoderConfig, part: str, remarks: list[str]
             _check_mask(mask, ids, config.pad_id)
         segments = arrays.get("segment_ids")
         if segments is not None and not config.num_segments and not segments.any():
-            del arrays["segment_ids"]  # tokenizers give zeros even for a model without segments
+            del arrays["segment_ids"]  # tokenizers return zeros even for a model without segments
         if segments is None and ids is not None and "segment_ids" in inputs(config, part):
             arrays["segment_ids"] = np.zeros_like(ids)
             remarks.append("segment_ids are 0, since nobody gave any")
@@ -229,7 +229,7 @@ def _renamed(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
-    # The family masks by id: any other mask would be silently ignored.
+    # The family masks by id, so any other mask would be silently ignored.
     if mask.shape != ids.shape:
         raise SpecError(f"the mask has shape {mask.shape} but must be {ids.shape}, as 'input_ids' is")
     differences = np.argwhere(mask.astype(bool) != (ids != pad_id))
@@ -245,7 +245,7 @@ def _part(checkpoint: Checkpoint, option: str, remarks: list[str]) -> str:
     if option not in PARTS:
         raise SpecError(f"--part is {option!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
     part = checkpoint.part if option == "model" else option
-    # A checkpoint may run as a smaller part, not as a larger one.
+    # A checkpoint may run as a smaller part, but not as a larger one.
     lacking = [name for name in parameters(checkpoint.config, part) if name not in checkpoint.tensors]
     if lacking:
         raise SpecError(

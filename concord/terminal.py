@@ -18,7 +18,7 @@ from rich.text import Text
 
 from concord.spec.text import shown
 
-# Columns: the least that is legible, and the default for terminals of unknown width.
+# Columns: the minimum for legibility, and the default for terminals of unknown width.
 NARROWEST, USUAL = 20, 80
 
 
@@ -32,7 +32,7 @@ class Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         """Continue silently."""
-        # As with ``| head``: the work is done, and its exit code is valid.
+        # As with ``| head``: the work is done, and its exit code remains valid.
         self.quiet = True
         discard(self.file)
 
@@ -47,13 +47,13 @@ class Terminal(Console):
         return super().render(renderable, options)
 
     def tell(self, text: str, style: str | None = None) -> None:
-        """Print a text as one line, wrapped only by the terminal."""
+        """Print a text as one line that only the terminal wraps."""
         self.print(shown(text), style=style, soft_wrap=True)
 
 
 def discard(stream: IO[str]) -> None:
     """Discard all further output to a stream."""
-    # Python flushes at exit, where a closed pipe would raise again.
+    # Python flushes at exit, where a closed pipe would raise an error again.
     with suppress(OSError, io.UnsupportedOperation), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
@@ -63,7 +63,7 @@ def complain(problem: str) -> None:
     print(f"concord: error: {shown(problem)}", file=sys.stderr)
 
 
-# Progress: bars on a terminal, otherwise a line from time to time.
+# Progress: bars on a terminal, otherwise occasional lines.
 
 EVERY = 10.0  # seconds between lines
 
@@ -92,7 +92,7 @@ def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Ad
 @contextmanager
 def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], None]]:
     """Count the finished jobs of each name; ``"started"`` does not count."""
-    from concord.conformance.progress import Underway  # imports the judge, which a refusal does not need
+    from concord.conformance.progress import Underway  # this imports the judge, which a refusal does not need
 
     counts = dict.fromkeys(names, 0)
     with bars(names, total) as advance:

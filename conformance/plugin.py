@@ -1,7 +1,7 @@
-"""The pytest plug-in: the conformance suite for anyone's CI, and fixtures for further cases.
+"""The pytest plug-in: the conformance suite for CI, and fixtures for further cases.
 
-Run ``pytest --pyargs concord.conformance --concord-backend mine.module:Class`` in any folder. Every pytest of
-an environment loads this module, so it imports on demand.
+Run ``pytest --pyargs concord.conformance --concord-backend mine.module:Class`` in any folder. Every pytest
+run loads this module, so it imports on demand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Workers per test process; beyond this, the least recently used one ends.
 MOST = 4
 
-# Report property with the status of a test's runs, which also crosses processes (pytest-xdist).
+# Report property with the status of a test's runs, which is also passed between processes (pytest-xdist).
 PROPERTY = "concord"
 
 OPTIONS = {
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Unjudged:
-    """Fails a suite in which no run of a backend was judged."""
+    """A plug-in that fails a suite without a judged run of a backend."""
 
     def __init__(self) -> None:
         self.statuses: list[Any] = []
@@ -78,7 +78,7 @@ class Unjudged:
             self.statuses += [value for name, value in report.user_properties if name == PROPERTY]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail a session that passed otherwise."""
+        """Fail an otherwise passing session."""
         if self.unjudged and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -103,7 +103,7 @@ class Suite:
         self.runners: dict[str, Runner] = {}
 
     def runner(self, name: str) -> Runner:
-        """Return a backend's runner, which starts its worker on demand."""
+        """A backend's runner, which starts its worker on demand."""
         from concord.conformance.run.campaign import Runner
 
         runner = self.runners.pop(name, None)
@@ -116,7 +116,7 @@ class Suite:
         return runner
 
     def get(self, name: str) -> Worker:
-        """Return a backend's worker. A missing one fails if requested, and is skipped otherwise."""
+        """A backend's worker. A missing one fails if requested, and is skipped otherwise."""
         from concord.backends.wire import WorkerFailure
 
         try:
@@ -152,7 +152,9 @@ def concord_workers(request: pytest.FixtureRequest) -> Iterator[Suite]:
 
 @pytest.fixture
 def concord_conform(request: pytest.FixtureRequest, concord_workers: Suite) -> Callable[[str, Job], None]:
-    """Runs a job (:class:`~concord.conformance.run.campaign.Job`) on a backend; fails if it diverges."""
+    """Function that runs a job (:class:`~concord.conformance.run.campaign.Job`) on a backend, and fails if it
+    diverges.
+    """
     return partial(concord_workers.conform, request.node)
 
 
@@ -162,8 +164,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "concord_backend" in metafunc.fixturenames:
         from concord.backends import BUILT_IN
 
-        # Parallel tests of one backend share a process, so that its worker starts once. In alphabetical order
-        # the slowest comes first, and the others run meanwhile.
+        # Parallel tests of one backend share a process, so that its worker starts only once. In alphabetical
+        # order, the slowest comes first, and the others run meanwhile.
         names = option("backend") or sorted(BUILT_IN)
         metafunc.parametrize(
             "concord_backend", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
@@ -177,7 +179,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             jobs = jobs_of(option)
         except SpecError as error:
             raise pytest.UsageError(str(error)) from None
-        # Rounding accumulates over all steps of a training run, which takes long.
+        # Accumulated rounding over all steps of a training run takes long to compute.
         parameters = [pytest.param(job, marks=pytest.mark.slow) if job.training else job for job in jobs]
         names = [
             f"{job.name}-again" if any(job is earlier for earlier in jobs[:place]) else job.name
@@ -196,7 +198,7 @@ def _standard(option: Callable[[str], Any]) -> list[Job]:
 
 
 def _forward(job: Job) -> Job:
-    # Unchanged if it has none: the same job twice is a repeated one.
+    # Unchanged if it has no gradients: the same job twice counts as repeated.
     return dataclasses.replace(job, gradients=False) if job.gradients else job
 
 

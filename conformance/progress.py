@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# Seconds between two messages; a shorter judgement sends none.
+# Seconds between messages; a shorter judgement sends none.
 EVERY = 5.0
 
 
 class Underway(str):
-    """Text about the current task, which callbacks can tell from text about finished ones."""
+    """Text about the current task, as opposed to finished ones."""
 
     __slots__ = ()
 
@@ -40,11 +40,11 @@ def say(text: str) -> None:
 
 
 class Countdown:
-    """Counts equal steps, from any thread, and estimates the remaining time.
+    """A counter of equal steps, from any thread, that estimates the remaining time.
 
     Args:
         what: the task.
-        count: number of its steps.
+        count: number of steps.
     """
 
     def __init__(self, what: str, count: int) -> None:

@@ -11,14 +11,14 @@ from concord.spec.config import EncoderConfig, from_mapping
 try:
     from pydantic import AfterValidator, BeforeValidator, PlainValidator
     from pydantic import Field as Field
-except ImportError:  # a measuring machine may lack pydantic: it writes records, and others read them
+except ImportError:  # a measuring machine may lack pydantic: it writes records that others read
 
     def Field(*words: Any, **how: Any) -> Any:  # type: ignore[no-redef]  # noqa: N802
-        """Return nothing: without pydantic, nothing is read."""
+        """Return None, since records are not read without pydantic."""
 
     AfterValidator = BeforeValidator = PlainValidator = Field  # type: ignore[assignment, misc]
 
-# Significant digits of errors that agree.
+# Significant digits of agreeing errors.
 DIGITS = 4
 
 
@@ -35,7 +35,7 @@ def _config(value: Any) -> EncoderConfig:
 # A number; JSON stores inf, -inf and nan as text.
 Number = Annotated[float, BeforeValidator(_number)]
 
-# A count or index: JSON readers hold integers exactly up to 2^53.
+# A count or index: JSON readers represent integers exactly up to 2^53.
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
 # Exponent of a power of two, in the range of float64.
@@ -44,7 +44,7 @@ Power = Annotated[int, Field(ge=-(2**11), le=2**11)]
 # The keys of a variant's TOML file.
 Config = Annotated[EncoderConfig, PlainValidator(_config)]
 
-# Fields that no record holds (concord.conformance.run.record.plain).
+# Fields that are not stored in records (concord.conformance.run.record.plain).
 Unwritten = Annotated[Any, BeforeValidator(lambda _: None)]
 
 

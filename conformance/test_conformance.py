@@ -1,4 +1,4 @@
-"""Every backend against the reference on standard cases, and against published sources on golden files."""
+"""Every backend against the reference (standard cases) and published sources (golden files)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from concord.spec.text import first_of
 
-# This many significant digits distinguish any two float64 numbers.
+# Number of significant digits that distinguish any two float64 values.
 MOST_DIGITS = 17
 
 
@@ -16,7 +16,7 @@ def distinct(*values: Any, digits: int = 6) -> tuple[str, ...]:
     """Format values with enough digits to distinguish those that differ.
 
     Args:
-        values: numbers, or options of other kinds; None is absent.
+        values: numbers, or other options; None for an absent one.
         digits: the minimum.
     """
     different = len(set(values))
@@ -28,12 +28,12 @@ def distinct(*values: Any, digits: int = 6) -> tuple[str, ...]:
 
 
 def instead(made: Any, right: Any, digits: int = 6) -> str:
-    """Format a value and the one that it should be."""
+    """Format a value and the correct one."""
     return " instead of ".join(distinct(made, right, digits=digits))
 
 
 def multiple(factor: float, digits: int = 6) -> str:
-    """Format a factor so that it does not look like 0, 1 or -1."""
+    """Format a factor, distinct from 0, 1 and -1."""
     return distinct(float(factor), 0.0, 1.0, -1.0, digits=digits)[0]
 
 
@@ -45,15 +45,15 @@ def gather(things: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[A
     return gathered
 
 
-# Up to this many names with one reason have a line each.
+# Up to this many names with the same reason get a line each.
 FEW = 3
 
 
 def once(reasons: Iterable[tuple[str, str, object]]) -> list[str]:
-    """Return a line per name, or one line for many names with the same reason.
+    """Return one line per name, or per reason of many names.
 
     Args:
-        reasons: name, words, and the shared key.
+        reasons: triples of name, words, and shared key.
     """
     lines = []
     for group in gather(reasons, lambda entry: entry[2]).values():

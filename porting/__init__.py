@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints of many formats: configuration, weights, tokenizer and labels."""
+"""Reading and writing of checkpoints in many formats: configuration, weights, tokenizer and labels."""
 
 from concord.porting.checkpoint import Checkpoint, LazyTensor, from_weights
 from concord.porting.reading import read

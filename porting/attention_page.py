@@ -1,4 +1,4 @@
-"""Attention weights of a text from several backends, judged and drawn on a page.
+"""A page of a text's attention weights from several backends, with judgements.
 
 L layers, H heads, T tokens; weights are indexed (layer, head, query, key).
 """
@@ -34,7 +34,7 @@ from concord.spec.batch import completed
 from concord.spec.masks import real_tokens, visible_keys
 from concord.spec.tensors import taps
 
-# A masked key that weighs at least this counts as attended to.
+# A masked key with at least this weight counts as attended to.
 LEAK = 1e-6
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -46,12 +46,12 @@ class AttentionMap:
 
     backend: str
     weights: Array  # (L, H, T, T)
-    errors: Array  # of the weights, signed, end to end, in tolerances; NaN where rounding leaves them open
+    errors: Array  # signed end-to-end errors of the weights, in tolerances; NaN where undetermined
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """What a model attends to in a text or a pair."""
+    """A model's attention in a text or a pair."""
 
     title: str
     tokens: list[str]
@@ -61,10 +61,10 @@ class Attention:
     maps: list[AttentionMap]  # of backends that expose their weights
 
     def largest(self) -> dict[str, Array]:
-        """Return each backend's largest error (L, H), and that of the first two's difference."""
+        """Largest error (L, H) of each backend, and of the difference between the first two."""
         errors = {attention_map.backend: attention_map.errors for attention_map in self.maps}
         if len(self.maps) > 1:
-            # The tolerance of a difference of two results is the root of 2 times each one's.
+            # The tolerance of a difference is the root of 2 times that of each result.
             errors["difference"] = (self.maps[0].errors - self.maps[1].errors) / math.sqrt(2)
         return {name: np.fmax.reduce(abs(error), axis=(-2, -1)) for name, error in errors.items()}
 
@@ -115,7 +115,7 @@ def look(
     ]
     case = (config, model.weights, batch)
     large = family.is_large(JudgedProblem(*case, part, dtype=dtype, gradients=False))
-    # The expectation of a large case is not cached: judging end to end would derive it again.
+    # A large case's expectation is not cached: end-to-end judgement would derive it again.
     problem = ("text", "text", dtype, part, *case)
     job = _Looking(*problem, end_to_end=not large, gradients=False, names=tuple(tensors))
     report = conduct([job], names, settings, progress)
@@ -139,7 +139,7 @@ def attention_page(attention: Attention) -> str:
     maps, largest = attention.maps, attention.largest()
     layers, heads = maps[0].weights.shape[:2] if maps else (0, 0)
     worst = [*largest.values()][-1] if maps else np.zeros((0, 0))
-    # The page opens at the worst head of the first layer beyond a tolerance.
+    # The page opens at the worst head of the first layer that exceeds a tolerance.
     beyond = np.flatnonzero((worst > 1).any(-1)).tolist() if maps else []
     contents = {
         "tokens": attention.tokens,
@@ -179,7 +179,7 @@ def _coded(maps: Sequence[AttentionMap]) -> list[tuple[list[str], list[str]]]:
     coded = []
     for place, attention_map in enumerate(maps):
         weights = _halves(attention_map.weights)
-        # Backends agree in most bits: XOR with the first yields zeros, which compress well.
+        # Backends agree in most bits, so XOR with the first mostly yields zeros, which compress well.
         weights = weights ^ _halves(maps[0].weights) if place else weights
         coded.append(([*map(_packed, weights)], [*map(_packed, _halves(attention_map.errors))]))
     return coded

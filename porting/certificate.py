@@ -1,4 +1,4 @@
-"""Certificates of ports: how checkpoints differ, what they compute, and which bugs the judge finds."""
+"""Certificates of ports: differences of checkpoints, judged runs, and found planted bugs."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ from concord.spec.tensors import POOLED, taps
 
 KIND = "certificate"
 
-# A certificate may be in the weights' folder, and cannot contain its own hash.
+# A certificate may be in the weights' folder, but cannot contain its own hash.
 BESIDE = ("certificate.json", "certificate.html")
 
 SENTENCES = "sentences"
 
-# Samples, tokens and padding of each input. Ports get left padding and single tokens wrong, which ordinary
-# sentences never contain. Gradients are judged only on the first input.
+# Samples, tokens and padding of each input. Ports often fail on left padding and single tokens, which
+# ordinary sentences never contain. Gradients are judged only on the first input.
 DRAWN = {SENTENCES: (4, 11, "ragged"), "padding first": (5, 7, "left"), "one token": (1, 1, "none")}
 
-# Bytes of expectations to cache. Source and target share one for each input; without the cache the reference
+# Bytes of expectations to cache. Source and target share one per input; without the cache, the reference
 # would derive it twice.
 KEPT = 400 << 20
 
-# Settings that --verify repeats, because they belong to the proof; threads and limits belong to the machine.
+# Settings that --verify repeats, because they are part of the proof; threads and limits depend on the
+# machine.
 STATED = ("device", "implementation", "execution", "precision", "deterministic")
 
 Tell = Callable[[str], None]
@@ -71,9 +72,9 @@ class PlantedBug:
     as_written = also("found")
 
     bug: str  # in words
-    difference: str  # its line in the comparison of checkpoints; empty: none
+    difference: str  # its line in the comparison of checkpoints; empty for none
     status: str
-    tensor: str = ""  # the first that diverges, and by how many tolerances
+    tensor: str = ""  # the first divergent tensor, and its error in tolerances
     ratio: Number = 0.0
 
     @classmethod
@@ -84,7 +85,7 @@ class PlantedBug:
 
     @property
     def found(self) -> bool:
-        """Whether the judge, who never sees the weights, noticed."""
+        """Whether the judge, which never sees the weights, found it."""
         return self.status == "diverges"
 
 
@@ -92,16 +93,16 @@ class PlantedBug:
 class Certificate:
     """Evidence for a port from A, the source, to B, the target.
 
-    The report groups runs as ``"source"`` and ``"target"``, both judged by the source's weights.
+    The report's groups ``"source"`` and ``"target"`` are both judged against the source's weights.
     """
 
     as_written = also("summary")
 
     source: Side
     target: Side
-    table: str | None  # names and layouts that replaced the source format's
-    backends: tuple[str, ...]  # that computed both sides; empty: each ran on the backend of its format
-    texts: tuple[Text, ...]  # empty: ids were random
+    table: str | None  # names and layouts that replaced those of the source format
+    backends: tuple[str, ...]  # that ran both sides; if empty, each side ran on its format's backend
+    texts: tuple[Text, ...]  # empty for random ids
     inputs: Mapping[str, str]  # descriptions
     comparison: Comparison
     report: Report
@@ -109,7 +110,7 @@ class Certificate:
 
     @property
     def problems(self) -> list[str]:
-        """A line for each defect of the port."""
+        """One line per defect of the port."""
         lacking = self.comparison.alone[0]
         return [
             *([self.comparison.summary] if self.comparison.exit_code else []),
@@ -137,7 +138,7 @@ class Certificate:
 
     @property
     def exit_code(self) -> int:
-        """1: wrong port; 3: a run could not be judged; else 0."""
+        """1: an incorrect port; 3: a run could not be judged; else 0."""
         return 1 if self.problems else self.report.exit_code
 
     @property
@@ -161,12 +162,12 @@ def _run(result: Result) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PortedJob(Job):
-    """A run of the target, judged as one of the source."""
+    """A run of the target, judged as a run of the source."""
 
     source: Job
 
     def judge(self, run: Run, rules: str | None = None) -> Verdict:
-        """Judge by the source's weights."""
+        """Judge against the source's weights."""
         return replace(self.source, batch=self.batch).judge(run, rules)
 
 
@@ -185,11 +186,11 @@ def certify(
 
     Args:
         table: a file of names and layouts that replaces the source format's.
-        names: backends for both sides; by default each side's own.
-        texts: encoded by the source's tokenizer; by default ids are random.
+        names: backends for both sides; by default that of each format.
+        texts: texts for the source's tokenizer; by default ids are random.
 
     Raises:
-        SpecError: if a checkpoint cannot be read, changes meanwhile, or lacks a tokenizer for texts.
+        SpecError: if a checkpoint is unreadable, changes during the runs, or lacks a tokenizer for texts.
     """
     source = read(source_path, source_format, Path(table) if table else None)
     target = read(target_path, target_format)
@@ -201,7 +202,7 @@ def certify(
     comparison = compare(source, target)
     batches, meanings = inputs_of(source, texts)
     homes = [names or (find_format(side.format).home,) for side in (source, target)]
-    # A backend that was requested by name must fail the run if it is not installed, not be skipped.
+    # A backend requested by name must fail the run if it is not installed, instead of being skipped.
     settings = replace(settings or Setup(), asked=(*homes[0], *homes[1]))
 
     def run(jobs: Sequence[Job], names: Sequence[str]) -> Report:
@@ -209,7 +210,7 @@ def certify(
 
     with family.keeping(KEPT):
         report, bugs = _run_both(source, target, batches, homes, run)
-    # Hashes were taken before the runs: a file that has changed since may not be what ran.
+    # Hashes were computed before the runs: a file that has changed since may differ from the one that ran.
     refuse([*_altered(first, source_path), *_altered(second, target_path)])
     return Certificate(
         first, second, table, (*names,), (*texts,), meanings, comparison, report.explained(), bugs
@@ -229,7 +230,7 @@ def _run_both(
         for case, batch in batches.items()
     ]
     report = run(jobs, homes[0])
-    # Other shapes cannot be judged as the source; the comparison of tensors already reports them.
+    # Different shapes cannot be judged as the source; the comparison of tensors already reports them.
     if source.part != target.part or _shapes(weights) != _shapes(right):
         return report, ()
     ported = run([_ported(job, target.config, weights) for job in jobs], homes[1])
@@ -239,7 +240,7 @@ def _run_both(
         environments={**report.environments, **ported.environments},
         seconds=report.seconds + ported.seconds,
     )
-    # In a port that already diverges, planted bugs could not be told from the port's own.
+    # In a port that already diverges, planted bugs could not be distinguished from the port's own.
     if ported.exit_code:
         return report, ()
     wrong = [*_wrong_weights(jobs[0], source, target)]
@@ -261,14 +262,14 @@ def _ported(source: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
 
 
 def hashes(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a checkpoint, by relative name."""
+    """SHA-256 of a checkpoint's files by relative name."""
     folder = folder_of(path)
     files = {file.relative_to(folder).as_posix(): file for file in find(folder, "*") if file.is_file()}
     return {name: sha256_of(file) for name, file in files.items() if name not in BESIDE}
 
 
 def _altered(side: Side, path: Path) -> Iterator[str]:
-    # Files added since do not count as alterations.
+    # Files added later do not count as alterations.
     now = hashes(path)
     for name, digest in side.files.items():
         if name not in now:
@@ -278,10 +279,10 @@ def _altered(side: Side, path: Path) -> Iterator[str]:
 
 
 def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str, Batch], dict[str, str]]:
-    """Return inputs and their descriptions, by name."""
+    """Inputs and their descriptions, by name."""
     config, part, batches, meanings = source.config, source.part, dict[str, Batch](), dict[str, str]()
     room = config.max_positions - config.position_start
-    flat = part in POOLED and config.pooling == "flatten"  # its classifier has a weight for each position
+    flat = part in POOLED and config.pooling == "flatten"  # its classifier has weights for each position
     for name, (samples, tokens, padding) in DRAWN.items():
         width = config.max_positions if flat else min(tokens, room)
         batches[name] = example_batch(config, samples, width, 0, padding, part)
@@ -298,13 +299,13 @@ def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str,
 
 
 def _wrong_weights(model: Job, source: Checkpoint, target: Checkpoint) -> Iterator[tuple[str, str, Weights]]:
-    """Yield a bug of each kind in words, its line in ``concord diff``, and the changed parameters."""
+    """Yield a bug of each kind: description, line in ``concord diff``, and changed parameters."""
     case = JudgedProblem(model.config, model.weights, model.batch, model.part, model.dtype)
     names = taps(model.config, model.part, list(model.batch.arrays()))
     kinds = gather((wrong for tap in names for wrong in wrong_weights(case, tap)), lambda wrong: wrong.name)
-    draw = random.Random(0)  # --verify has to plant the same bugs
+    draw = random.Random(0)  # --verify must plant the same bugs
     for of_kind in kinds.values():
-        # A bug in a small bias alone may rightly stay within tolerance.
+        # A bug in only a small bias may correctly stay within tolerance.
         most = max(len(wrong.arrays) for wrong in of_kind)
         _, words, _, arrays = draw.choice([wrong for wrong in of_kind if len(wrong.arrays) == most])
         changed = {name: make().astype(model.weights[name].dtype) for name, make in arrays.items()}
@@ -316,7 +317,7 @@ def _wrong_weights(model: Job, source: Checkpoint, target: Checkpoint) -> Iterat
 
 def _trial(model: Job, config: EncoderConfig, weights: Weights) -> PortedJob:
 
-    # End to end, all bugs share one expectation; a local judgement would need one for each.
+    # End to end, all bugs share one expectation; local judgement would need one for each bug.
     def expected(deviations: Deviations) -> Expectation:
         case = (model.config, model.weights, model.batch, model.part, model.dtype, deviations)
         return family.end_to_end(JudgedProblem(*case, gradients=False))
@@ -339,10 +340,10 @@ def verify(
 
     Args:
         source, target: current paths; by default the certificate's.
-        named: plug-ins to allow: a foreign file must not decide which code runs.
+        named: plug-ins to allow, because an untrusted file must not decide which code runs.
 
     Returns:
-        A line for each difference, and the new certificate; None if files have changed.
+        Lines about differences, and the new certificate, or None if files have changed.
     """
     backends.check_offered(stated.backends, "the certificate", named)
     paths = source or Path(stated.source.path), target or Path(stated.target.path)

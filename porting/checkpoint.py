@@ -1,4 +1,4 @@
-"""A checkpoint of any format: a configuration, and tensors by canonical name."""
+"""A checkpoint of any format: configuration, and tensors by canonical name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from concord.spec.errors import WeightsError
 from concord.spec.parameters import validate_weights
 from concord.spec.sources.layouts import contiguous
 
-# read: a parameter; ignored: not a parameter of this part; tied: a copy of another tensor; computed: from the
-# configuration, in no file.
+# read: a parameter; ignored: not a parameter of this part; tied: a copy of another tensor; computed: derived
+# from the configuration, and in no file.
 Status = Literal["read", "ignored", "tied", "computed"]
 
-# The layout of a tensor that no table names.
+# Layout of a tensor that no table names.
 UNKNOWN = "as it is"
 
 
@@ -30,10 +30,10 @@ class LazyTensor(StoredTensor):
     Attributes:
         foreign: name in the file; pieces of one parameter are joined by ``" + "``.
         transform: layout in the file (:data:`concord.spec.sources.layouts.WEIGHT_LAYOUTS`).
-        name: the parameter that it is or copies.
-        reason: of a status other than plain ``read``.
-        owner: for tied tensors, the one that a model uses instead.
-        redundant: only repeats other tensors, or numbers positions.
+        name: the parameter that it contains or copies.
+        reason: explanation of a status other than plain ``read``.
+        owner: for tied tensors, the tensor that a model uses instead.
+        redundant: whether it only repeats other tensors, or numbers positions.
     """
 
     foreign: str
@@ -45,7 +45,7 @@ class LazyTensor(StoredTensor):
     redundant: bool = False
 
     def read(self) -> NDArray[Any]:
-        """Read the file anew; return a C-ordered array, bfloat16 as float32, exactly."""
+        """Read the file again as a C-ordered array, with bfloat16 widened to float32."""
         return contiguous(widened(self.bits(), self.dtype))
 
 
@@ -54,11 +54,11 @@ class Checkpoint:
     """A model stored in files.
 
     Attributes:
-        part: one of :data:`concord.spec.tensors.PARTS`; without a head, ``encoder``.
+        part: one of :data:`concord.spec.tensors.PARTS`; ``encoder`` without a head.
         tensors: parameters by canonical name, in the order of computation.
-        found: every tensor of the file, by its name and layout there.
-        files: to copy unchanged: tokenizer, labels, ``config.json``.
-        source: table of the file's names; empty if they are a backend's or the specification's.
+        found: every tensor of the file, with its name and layout there.
+        files: files to copy unchanged: tokenizer, labels, ``config.json``.
+        source: table of the file's names; empty for a backend's or canonical names.
         words: table of the terms in ``config.json``.
         others: tensors outside this part, such as a pooler without a classifier.
     """
@@ -83,17 +83,18 @@ class Checkpoint:
         """Read all parameters in the file's dtypes (:meth:`LazyTensor.read`).
 
         Raises:
-            WeightsError: listing what is not finite or does not fit the configuration (SPEC WGT-1 to WGT-3).
+            WeightsError: listing parameters that are not finite or do not fit the configuration (SPEC WGT-1
+                to WGT-3).
         """
         weights = {name: tensor.read() for name, tensor in self.tensors.items()}
         validate_weights(self.config, weights, self.part)
         return weights
 
     def checked(self) -> None:
-        """Read each parameter once, one in memory at a time.
+        """Check parameters for NaN and infinity, one at a time.
 
         Raises:
-            WeightsError: listing parameters with NaN or infinity (SPEC WGT-3).
+            WeightsError: listing all such parameters (SPEC WGT-3).
         """
         names = [name for name, tensor in self.tensors.items() if not np.isfinite(tensor.read()).all()]
         if names:
@@ -114,10 +115,10 @@ def from_weights(
     part: str = "model",
     files: Mapping[str, bytes] | None = None,
 ) -> Checkpoint:
-    """Wrap canonical weights in memory as a checkpoint.
+    """Wrap canonical in-memory weights as a checkpoint.
 
     Raises:
-        WeightsError: listing what does not fit the configuration (SPEC WGT-1 to WGT-3).
+        WeightsError: listing weights that do not fit the configuration (SPEC WGT-1 to WGT-3).
     """
     validate_weights(config, weights, part)
     tensors = {name: in_canonical_layout(name, array) for name, array in weights.items()}
@@ -125,6 +126,6 @@ def from_weights(
 
 
 def in_canonical_layout(name: str, array: NDArray[Any]) -> LazyTensor:
-    """Wrap a parameter in memory as a tensor."""
+    """Wrap an in-memory parameter as a tensor."""
     stored = in_memory(array)
     return LazyTensor(stored.dtype, stored.shape, stored.bits, name, "as canonical", name)

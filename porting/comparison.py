@@ -19,13 +19,13 @@ from concord.spec.errors import SpecError
 from concord.spec.files import parse_json
 from concord.spec.text import first_of, shown
 
-# Labels are compared separately: they may be in a configuration instead of a file.
+# Labels are compared separately, because they may be in a configuration instead of a file.
 BESIDE = tuple(name for name in (*CARRIED, *SENTENCES) if name != LABELS)
 
-# Differing entries to name for each file, and characters of each to show.
+# Maximum number of differing entries to name per file, and of characters to show.
 MOST, LONGEST = 3, 60
 
-# These entries say how a library loads the files or which version wrote them, not what the model computes.
+# Entries about how a library loads the files or which version wrote them, without effect on the model.
 SILENT = {LENGTHS: (ARGUMENTS,), PROMPTS: ("__version__",)}
 
 
@@ -77,7 +77,7 @@ def _tied(checkpoint: Checkpoint) -> bool | None:
     for name, content in checkpoint.files.items():
         if name in CONFIGS or name.endswith(FOREIGN):
             settings = parse_json(content, name)
-            # transformers ties unless the configuration says otherwise.
+            # transformers ties embeddings unless the configuration says otherwise.
             return bool(settings.get(TIED, True)) if isinstance(settings, dict) else None
     return None
 
@@ -86,30 +86,30 @@ def _tied(checkpoint: Checkpoint) -> bool | None:
 class Others:
     """Comparison of tensors that are not parameters, such as unknown heads."""
 
-    same: int = 0  # number with the same bits
+    same: int = 0  # number of tensors with the same bits
     pairs: tuple[TensorDifference, ...] = ()  # the others
-    apart: Mapping[str, str] = field(default_factory=dict)  # why a tensor could not be compared, by name
+    apart: Mapping[str, str] = field(default_factory=dict)  # reason why a tensor is not compared, by name
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two checkpoints differ, A and B."""
+    """The differences between two checkpoints, A and B."""
 
     as_written = also("exit_code", "summary")
 
     same: int  # number of parameters with the same bits
     pairs: tuple[TensorDifference, ...]  # the others, in the order of computation
     missing: tuple[str, ...]  # from B
-    extra: tuple[str, ...]  # in B alone
-    config: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # fields that differ, and ``part``
-    files: Mapping[str, str] = field(default_factory=dict)  # how files of both, and labels, differ
-    alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # files of A alone, and of B alone
+    extra: tuple[str, ...]  # only in B
+    config: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # differing fields, and ``part``
+    files: Mapping[str, str] = field(default_factory=dict)  # differences of common files and of labels
+    alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # files only in A, and only in B
     others: Others = field(default_factory=Others)
 
     @property
     def exit_code(self) -> int:
-        """0 if everything that both have is equal, else 1."""
-        # Files of one side alone do not count: some formats have no place for a tokenizer.
+        """0 if everything that both sides have is equal, else 1."""
+        # Files of only one side do not count, because some formats have no place for a tokenizer.
         differences = (self.pairs, self.missing, self.extra, self.config, self.files, self.others.pairs)
         return int(any(differences))
 
@@ -139,7 +139,7 @@ class Comparison:
 def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
     """Compare checkpoints A and B."""
     config_a, config_b = ({"part": side.part, **side.config.as_dict()} for side in (first, second))
-    # Only a head that outputs tokens can be tied; for a bare model the option has no effect.
+    # Only a head that outputs tokens can be tied; for a bare model, the option has no effect.
     if any(_is_of_head(name, tensor) for side in (first, second) for name, tensor in side.others.items()):
         ties = _tied(first), _tied(second)
         if None not in ties:
@@ -183,8 +183,8 @@ def _compare_others(first: Checkpoint, second: Checkpoint) -> Others:
         if len(tensors) == 1:
             (letter,) = tensor_by_side
             other, lacking = ("B", second) if letter == "A" else ("A", first)
-            # A side that has the rest of this head would silently use the embeddings instead. A side without
-            # the whole head is not affected.
+            # A side with the rest of this head would silently use the embeddings instead. A side without the
+            # head is not affected.
             if tensor.owner and any(
                 candidate.startswith(name.rsplit(".", 2)[0]) for candidate in lacking.others
             ):

@@ -1,7 +1,7 @@
-"""How one tensor differs from another, and the likely cause.
+"""The difference between two tensors, and its likely cause.
 
-Looks are tried in order, from the most common mistakes of ports to unexplained differences. A is the first
-tensor, B the second, both in canonical layout, with bfloat16 widened to float32.
+Checks run in order, from the most common mistakes to unexplained differences. A is the first tensor, B the
+second, both in canonical layout, with bfloat16 as float32.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ Array = NDArray[Any]
 # Rows. RoBERTa shifts positions by 2; a leading row for padding shifts a table by 1.
 FARTHEST = 8
 
-LOWER = ("bfloat16", "float16", "float32")  # a bfloat16 number is also a float32 number
+LOWER = ("bfloat16", "float16", "float32")  # a bfloat16 value is also a float32 value
 
-# Units in the last place that pass as rounding: from another product, or a round trip through a precision.
+# Units in the last place that count as rounding: from a different product, or a round trip through a
+# precision.
 LAST_DIGITS = 8
 
 # If more than this share of the rows differ, the tensor differs as a whole.
 FEW_ROWS = 0.25
 
-# Numbers to compare at once: embeddings have tens of millions, whose float64 copies would fill the memory.
+# Maximum values to compare at once: embeddings have tens of millions, and float64 copies would fill the
+# memory.
 WHOLE = 2**22
 
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How a tensor of B differs from that of A."""
+    """The difference between a tensor of B and that of A."""
 
     kind: str
     words: str
-    cause: str = ""  # empty: unknown
-    name: str = ""  # canonical; if it is not a parameter, the name in A's file
-    other: str = ""  # the parameter of A whose bits B has here
+    cause: str = ""  # empty if unknown
+    name: str = ""  # canonical name; for other tensors, the name in A's file
+    other: str = ""  # the parameter of A with the same bits
 
     @property
     def reason(self) -> tuple[str, str, str]:
-        """Key by which a report groups tensors."""
+        """Key for grouping tensors in a report."""
         return self.kind, self.cause, self.other
 
     @property
@@ -70,7 +72,7 @@ class _Both:
         return (self.second, self.first, "B"), (self.first, self.second, "A")
 
 
-# Kind, words and cause. After words that end in a colon, sizes of the difference are added.
+# Kind, words and cause. If the words end in a colon, sizes of the difference are added.
 Finding = tuple[str, str, str]
 
 Look = Callable[[_Both], Iterator[Finding]]
@@ -98,7 +100,8 @@ def _not_finite(pair: _Both) -> Iterator[Finding]:
     for array, other, label in pair.sides:
         places = np.argwhere(~np.isfinite(array) & np.isfinite(other))
         fewer = np.isfinite(array).sum() < np.isfinite(other).sum()
-        # Unless one has more of them, they have only moved; if all of one are non-finite, _constant applies.
+        # Unless one tensor has more of them, they have only moved; if all values of one are non-finite,
+        # _constant applies.
         if not fewer or not np.isfinite(array).any():
             continue
         place = tuple(places[0].tolist())
@@ -155,7 +158,7 @@ def _of_shift(name: str, sign: str, shift: int) -> Finding:
     cause = "rows before the first were added to one of them, such as one for padding"
     if name == POSITIONS:
         cause = f"positions counted from {shift} in one and from 0 in the other"
-        # As RoBERTa counts, from pad_id + 1 (SPEC POS-6).
+        # As in RoBERTa, from pad_id + 1 (SPEC POS-6).
         if shift == 2:
             cause = "positions counted from the padding id: the first token has position 2"
     return "rows shifted", f"rows are shifted by {shift}: row i of B is row i {sign} {shift} of A", cause
@@ -163,7 +166,7 @@ def _of_shift(name: str, sign: str, shift: int) -> Finding:
 
 PERMUTED: dict[int, tuple[str, ...]] = {1: ("elements",), 2: ("rows", "columns")}  # by rank
 
-# Permuting hidden units of the feed-forward has no effect if these three tensors are permuted alike.
+# Permuting the feed-forward's hidden units has no effect if these three tensors are permuted alike.
 HIDDEN = (
     ("feed_forward.inner.weight", "columns"),
     ("feed_forward.inner.bias", "elements"),
@@ -233,7 +236,7 @@ def _scaled(pair: _Both) -> Iterator[Finding]:
         a, b = (array.astype(np.float64).reshape(-1) for array in (first, second))
         products, squares = products + float(a @ b), squares + float(a @ a)
     ratio = products / squares if squares else 0.0
-    # A factor this close to 1 is rounding, which the next look names.
+    # A factor this close to 1 is rounding, which the next check names.
     if pair.first.size > 1 and ratio and abs(ratio - 1) > 1e-6 and _near(pair, ratio):
         yield "scaled", f"B is A times {ratio:.9g}", _of_scale(ratio, pair.config)
 
@@ -265,7 +268,8 @@ def _rows(pair: _Both) -> Iterator[Finding]:
 
 
 # For tensors of equal shape; the first finding wins. NaN hides every other difference, so it comes first.
-# Exact looks precede approximate ones: a tensor rounded to float32 also differs only in its last digits.
+# Exact checks precede approximate ones, since a tensor rounded to float32 also differs only in its last
+# digits.
 LOOKS: tuple[Look, ...] = (
     _not_finite,
     _transposed,
@@ -285,7 +289,7 @@ def _equal(first: Array, second: Array) -> bool:
 
 def _alike(first: Array, second: Array) -> NDArray[np.bool_]:
     if first.dtype == second.dtype:
-        # Bits, not values: NaN is equal to itself, and -0.0 is not 0.0.
+        # Compare bits instead of values: NaN then equals itself, and -0.0 differs from 0.0.
         bits = f"u{first.dtype.itemsize}"
         return np.asarray(first.view(bits) == second.view(bits))
     return np.asarray((first == second) | ((first != first) & (second != second)))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from concord.spec.errors import SpecError
 from concord.spec.sources.layouts import contiguous
 
-# NumPy lacks bfloat16 and 8-bit floats: their bits are unsigned integers.
+# NumPy lacks bfloat16 and 8-bit floats, so their bits are unsigned integers.
 Bits = NDArray[Any]
 
 # The dtypes of files, and the NumPy dtype of their bits; little-endian in every format.
@@ -39,16 +39,16 @@ NUMPY: dict[str, str] = {
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")  # those of weights
 
-# Entries of nested dictionaries, including repetitions. A pickle of a few bytes may refer to the same
-# dictionary many times and so expand without practical limit.
+# Maximum entries of nested dictionaries, including repetitions. A pickle of a few bytes may refer to the same
+# dictionary many times, and thus expand without practical limit.
 MOST_ENTRIES = 1 << 18
 
 
 def shape_of(axes: Any) -> tuple[int, ...]:
-    """Return the shape stated by a file.
+    """The shape stated by a file.
 
     Raises:
-        ValueError: if no NumPy array can have it.
+        ValueError: if it is not valid for a NumPy array.
     """
     shape = tuple(axes) if isinstance(axes, (list, tuple)) else (None,)
     # Before version 2, NumPy arrays had at most 32 axes. Sizes are limited even if another axis is 0.
@@ -59,12 +59,12 @@ def shape_of(axes: Any) -> tuple[int, ...]:
 
 
 def size(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the size of a tensor in bytes."""
+    """Size of a tensor in bytes."""
     return math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize
 
 
 def widened(bits: Bits, dtype: str) -> Bits:
-    """Return bfloat16 as float32, exactly; other dtypes unchanged."""
+    """Convert bfloat16 exactly to float32; other dtypes are unchanged."""
     if dtype != "bfloat16":
         return bits
     # bfloat16 is the upper half of a float32.
@@ -73,7 +73,7 @@ def widened(bits: Bits, dtype: str) -> Bits:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file; each call of ``bits`` reads it anew, memory-mapped if possible."""
+    """A tensor of a file; each call of ``bits`` reads it again, memory-mapped if possible."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -81,30 +81,30 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return size(self.dtype, self.shape)
 
     def data(self) -> memoryview | bytes:
-        """Return the bytes in C order, little-endian."""
+        """Bytes in C order, little-endian."""
         bits = self.array()
-        return bits.data.cast("B") if bits.size else b""  # a view of no elements cannot be cast
+        return bits.data.cast("B") if bits.size else b""  # an empty view cannot be cast
 
     def array(self) -> Bits:
-        """Return the bits in C order."""
+        """Bits in C order."""
         return contiguous(np.asarray(self.bits(), NUMPY[self.dtype]))
 
     def sha256(self) -> str:
-        """Return the digest of :meth:`data`."""
+        """Digest of :meth:`data`."""
         return hashlib.sha256(self.data()).hexdigest()
 
     @property
     def held(self) -> tuple[str, str]:
-        """Dtype and digest: equal for tensors with the same bits."""
+        """Dtype and digest, which are equal for tensors with the same bits."""
         return self.dtype, self.sha256()
 
 
 def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, ...]) -> StoredTensor:
-    """View mapped bytes as a tensor; the caller checks bounds."""
+    """View mapped bytes as a tensor. The caller checks bounds."""
 
     def bits() -> Bits:
         if not math.prod(shape):
@@ -115,12 +115,12 @@ def sliced(mapped: mmap.mmap | bytes, begin: int, dtype: str, shape: tuple[int, 
 
 
 def in_memory(array: Bits, dtype: str | None = None) -> StoredTensor:
-    """Wrap an array whose bits may represent another dtype."""
+    """Wrap an array whose bits may represent a different dtype."""
     return StoredTensor(dtype or array.dtype.name, array.shape, lambda: array)
 
 
 def digest(array: Bits) -> str:
-    """Return the SHA-256 of an array's bits, in C order."""
+    """SHA-256 of an array's bits, in C order."""
     return in_memory(array).sha256()
 
 
@@ -153,7 +153,7 @@ def tree(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(tree: Any, tensor: Callable[[Any, str], StoredTensor] = of_framework) -> dict[str, StoredTensor]:
-    """Return arrays in nested dictionaries and lists by dotted names, skipping everything else."""
+    """Arrays in nested dictionaries and lists by dotted names, skipping other values."""
     tensors: dict[str, StoredTensor] = {}
     for count, (name, value) in enumerate(_entries(tree, "")):
         if count > MOST_ENTRIES:

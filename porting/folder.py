@@ -27,20 +27,20 @@ CARRIED = (  # copied unchanged
     LABELS,
 )
 
-# Only of sentence-transformers: the maximum length of texts, and the prompt before each.
+# For sentence-transformers only: the maximum text length, and the prompt before each text.
 LENGTHS, PROMPTS = SENTENCES = ("sentence_bert_config.json", "config_sentence_transformers.json")
 
 CONFIG = "config.json"  # in the source's terms
 
-# The other names are Google's and PaddleNLP's.
+# The other names are from Google and PaddleNLP.
 CONFIGS = (CONFIG, "bert_config.json", "model_config.json")
 
-# The source's config.json, kept next to the family's config.toml as SOURCE.config.json for the way back.
+# The source's config.json, kept next to the family's config.toml as SOURCE.config.json for conversion back.
 FOREIGN = ".config.json"
 
 
 def folder_of(path: Path) -> Path:
-    """Return a checkpoint's folder, given it or the weights in it."""
+    """A checkpoint's folder, given the folder or a weight file in it."""
     if not path.exists():
         raise SpecError(f"{path}: no such file or folder")
     if is_weights(path):
@@ -49,22 +49,22 @@ def folder_of(path: Path) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a checkpoint's folder or of a link to it."""
+    """Name of a checkpoint's folder or of a link to it."""
     return Path(os.path.abspath(path.parent if path.exists() and is_weights(path) else path)).name
 
 
 def is_weights(path: Path) -> bool:
-    """Whether a path is a file of weights, or Orbax' folder of them."""
+    """Whether a path is a weight file, or an Orbax folder of weights."""
     return not path.is_dir() or orbax.is_folder(path)
 
 
 def carried(folder: Path) -> dict[str, bytes]:
-    """Return the files to copy unchanged, by name."""
+    """Files to copy unchanged, by name."""
     foreign = sorted(path.name for path in folder.iterdir() if path.name.endswith(FOREIGN))
     paths = {name: folder / name for name in (*CARRIED, *SENTENCES, *foreign) if (folder / name).exists()}
     refuse(
         [
-            # A checkpoint from elsewhere could link to a private file, which a port would then publish.
+            # An untrusted checkpoint could link to a private file, which a port would then publish.
             f"{path}: is a link that leads out of the folder: what it leads to would be written into others"
             for path in paths.values()
             if not stays(path, folder)
@@ -74,7 +74,7 @@ def carried(folder: Path) -> dict[str, bytes]:
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
-    """Return path and content of a source's configuration; ``required`` names its user."""
+    """Path and content of a source's configuration; ``required`` names its user."""
     path = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
     if path is None:
         raise SpecError(
@@ -84,14 +84,14 @@ def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
 
 
 def json_object(content: Any, where: Path | str) -> dict[str, Any]:
-    """Return a JSON file's content, refusing anything but an object."""
+    """Return a JSON file's content, and refuse anything but an object."""
     if not isinstance(content, dict):
         raise SpecError(f"{where}: holds a {type(content).__name__} but must hold a JSON object")
     return content
 
 
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return class names of ``id2label`` or ``labels.json``; None if unnamed."""
+    """Class names from ``id2label`` or ``labels.json``, or None if unnamed."""
     if LABELS in files:
         content = parse_json(files[LABELS], LABELS)
         names = content.get("names") if isinstance(content, dict) else None
@@ -106,11 +106,11 @@ def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, 
 
 
 def unnamed(count: int) -> tuple[str, ...]:
-    """Return Hugging Face's names of unnamed classes."""
+    """Hugging Face's names of unnamed classes."""
     return tuple(f"LABEL_{number}" for number in range(count))
 
 
 def json_file(content: Any) -> bytes:
-    """Return the bytes of a JSON file."""
+    """Bytes of a JSON file."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     return text.encode(errors="backslashreplace")

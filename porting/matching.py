@@ -1,4 +1,4 @@
-"""Assigns a file's tensors to parameters of the family, and accounts for all others."""
+"""Assignment of a file's tensors to the family's parameters, accounting for all others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from concord.spec.text import first_of
 
 
 def contradiction(holds: str, tensor: StoredTensor) -> str:
-    """Describe how a buffer differs from ``positions`` or ``zeros``; empty if it does not."""
+    """Describe how a buffer differs from ``positions`` or ``zeros``, if it does."""
     if not holds:
         return ""
     count = math.prod(tensor.shape)
@@ -36,26 +36,25 @@ def contradiction(holds: str, tensor: StoredTensor) -> str:
     return "".join(f"element {i} is {actual[i]} but must be {expected[i]}" for i in wrong)
 
 
-# Lines about the tensors of a file. A wrong table misnames all of them; a few lines suffice.
+# Maximum lines about a file's tensors: a wrong table misnames all of them, but a few lines suffice.
 MOST = 20
 
 
 def renamed(name: str, prefixes: Sequence[str], prefix: str) -> str:
-    """Replace a table's first prefix by another; names without it are unchanged."""
+    """Replace a table's first prefix; names without it are unchanged."""
     return prefix + name.removeprefix(prefixes[0]) if prefixes and name.startswith(prefixes[0]) else name
 
 
 def match(
     file_tensors: Mapping[str, StoredTensor], configs: Mapping[str, EncoderConfig], form: Format
 ) -> Checkpoint:
-    """Assign a file's tensors to parameters, reading numbers only to verify copies and buffers.
+    """Assign a file's tensors to parameters, reading values only to verify copies and buffers.
 
     Args:
-        configs: by candidate part, the most complete first.
+        configs: configurations by candidate part, the most complete part first.
 
     Raises:
-        WeightsError: for the best fitting part, listing tensors that are missing, unexpected, misshapen or
-            not floating-point.
+        WeightsError: listing the best fitting part's missing, unexpected, misshapen and non-float tensors.
     """
     candidates = [_Matching(file_tensors, config, part, form) for part, config in configs.items()]
     best = min(candidates, key=lambda candidate: len(candidate.problems))  # on a tie, the most complete part
@@ -86,7 +85,7 @@ class _Matching:
         self.context = f"source={form.title}, part={part}"
         self.places = form.places(config, part)
         names = [name for place in self.places.values() for name in place.names]
-        # A model may be bare or inside another; take the prefix that fits most names.
+        # A model may be bare or inside another model; use the prefix that fits most names.
         self.prefix = max(
             self.rules.prefixes,
             key=lambda prefix: sum(
@@ -150,7 +149,7 @@ class _Matching:
         place, buffer = self.places.get(name), self.rules.positions if name == POSITIONS else None
         natives = [self._spelled(native) for native in place.names] if place else []
         layout = place.layout if place else ""
-        # Fixed positions are not weights of the source, but some files keep them as a buffer.
+        # Fixed positions are not weights of the source, but some files contain them as a buffer.
         if not place and buffer and (native := self._named(buffer.name)) in self.file_tensors:
             natives, layout = [native], buffer.layout
         if natives:
@@ -171,7 +170,7 @@ class _Matching:
         return next((owner for owner in owners if owner in self.file_tensors), "")
 
     def _ignored(self, native: str) -> Ignored | None:
-        # Heads are outside the bare model, and never have its prefix.
+        # Heads are outside the bare model, so they never have its prefix.
         return next(
             (
                 rule
@@ -191,14 +190,14 @@ class _Matching:
         owner = self.file_tensors.get(original, stored)
         copied = bool(original) and (stored.shape, stored.held) == (owner.shape, owner.held)
         if ignored is None and not name and not copied:
-            # Nothing is skipped silently: a tensor without a line in the ledger is a refusal (decision 0027).
+            # Nothing is skipped silently: a tensor without an entry in the ledger is refused (decision 0027).
             self._problem(native, "is unexpected: the source has no such tensor in this configuration")
             return
         reason = ignored.reason if ignored else f"stands behind the part {self.part!r}"
         if wrong := contradiction(ignored.holds if ignored else "", stored):
             self._problem(native, f"{wrong}: otherwise it is not what it is said to be, {reason}")
             return
-        # A tied head may have been trained separately; only the bits show whether it is a copy.
+        # A tied head may have been trained separately; only its bits show whether it is a copy.
         reason += f"; it is no copy of {original!r}" if original else ""
         if name:
             reason += "; it is carried over to files that have a place for it"
@@ -222,7 +221,7 @@ class _Matching:
 
 
 def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> StoredTensor:
-    """Return a parameter or a piece of it, as another format stores it."""
+    """Return a parameter or a piece in another format's form."""
     return StoredTensor(
         tensor.dtype,
         place.shape,

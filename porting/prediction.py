@@ -1,4 +1,4 @@
-"""Class probabilities or embeddings of texts, by a checkpoint's backend."""
+"""Class probabilities or embeddings of texts, computed by a checkpoint's backend."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, located, refuse
 from concord.spec.parameters import Weights
 
-BATCH = 32  # texts computed at once
+BATCH = 32  # texts per batch
 
-# Widths are multiples of this, because JAX compiles every operation anew for each width.
+# Widths are multiples of this, because JAX recompiles every operation for each width.
 PAD_TO = 16
 
 
 @dataclass(frozen=True)
 class TextModel:
-    """A checkpoint that takes texts; unnamed classes are named by their numbers."""
+    """A checkpoint for texts; unnamed classes are named by their numbers."""
 
     name: str
     config: EncoderConfig
@@ -42,7 +42,7 @@ class TextModel:
 
     @classmethod
     def read(cls, path: Path, parts: Sequence[str]) -> TextModel:
-        """Read a checkpoint that holds one of some parts and a tokenizer."""
+        """Read a checkpoint with one of ``parts`` and a tokenizer."""
         checkpoint = reading.read(path)
         config, part = checkpoint.config, checkpoint.part
         if part not in parts:
@@ -60,11 +60,10 @@ class TextPredictor:
         self.model, self.worker, self.how = model, worker, {"dtype": dtype, **how}
 
     def __call__(self, texts: str | Iterable[str | Sequence[str]]) -> Any:
-        """Return class probabilities or the embedding of each text or pair; for a single text a dictionary,
-        else a list.
+        """Each text's or pair's class probabilities or embedding: a dictionary for one text, else a list.
 
         Raises:
-            SpecError: listing what is not a text.
+            SpecError: listing arguments that are not texts.
             WorkerFailure: without a result.
         """
         if isinstance(texts, str):
@@ -80,7 +79,7 @@ class TextPredictor:
         return list(self.predict([Text(*row) for row in rows]))
 
     def predict(self, texts: Sequence[Text], size: int = BATCH) -> Iterator[dict[str, Any]]:
-        """Yield each text's prediction in order, ``size`` texts at once."""
+        """Yield each text's prediction in order, in batches of ``size``."""
         model = self.model
         for start in range(0, len(texts), size):
             chunk = texts[start : start + size]
@@ -94,13 +93,13 @@ class TextPredictor:
                 yield {"text_a": text.text_a, **pair, **self._prediction(output), "truncated": ids.truncated}
 
     def _prediction(self, output: Array) -> dict[str, Any]:
-        # JSON has no NaN; None stands for it.
+        # None replaces NaN, which JSON lacks.
         finite = bool(np.isfinite(output).all())
         if self.model.part == "pooled":
             return {"embedding": output.tolist() if finite else None}
         if not finite:
             return {"label": None, "probabilities": None}
-        # A single logit is that of class 1 against 0 (SPEC LOS-1).
+        # A single logit is that of class 1 against class 0 (SPEC LOS-1).
         probabilities = softmax(np.array([0.0, *output] if len(output) == 1 else output, np.float64))
         labels = self.model.labels
         return {
@@ -109,7 +108,7 @@ class TextPredictor:
         }
 
     def close(self) -> None:
-        """End the worker; it also ends with the program."""
+        """End the worker, which otherwise ends with the program."""
         self.worker.close()
 
     def __enter__(self) -> Self:
@@ -125,14 +124,14 @@ def read_model(path: Path) -> TextModel:
 
 
 def load(path: str | Path, backend: str | None = None, dtype: str = "float32", **setup: Any) -> TextPredictor:
-    """Return a classifier or sentence encoder of any format, ready for texts.
+    """Load a classifier or sentence encoder of any format, ready for texts.
 
     Args:
-        backend: by default that of the format.
+        backend: name, by default that of the format's backend.
         setup: fields of :class:`concord.conformance.run.campaign.Setup`, such as ``device``.
 
     Raises:
-        SpecError: if it cannot be read, is neither, or has no tokenizer.
+        SpecError: if the checkpoint cannot be read, is neither, or has no tokenizer.
         WorkerFailure: if the framework is not installed.
     """
     model, where = read_model(Path(path)), Setup(**setup)
@@ -141,5 +140,5 @@ def load(path: str | Path, backend: str | None = None, dtype: str = "float32", *
 
 
 def framework_of(path: Path) -> str:
-    """Return the backend of a checkpoint's format."""
+    """Backend of a checkpoint's format."""
     return find_format(recognise(path).format).home

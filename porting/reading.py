@@ -22,7 +22,7 @@ from concord.spec.sources.schema import CheckpointTable, Table
 
 
 def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoint:
-    """Read a checkpoint; its weights stay in the file.
+    """Read a checkpoint, leaving its weights in the file.
 
     Args:
         path: a folder, or the weights in it.
@@ -30,8 +30,7 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
 
     Raises:
         UnknownNameError: for an unknown format.
-        SpecError: listing corrupt files, what the family cannot express, and tensors that are missing,
-            unexpected or misshapen.
+        SpecError: listing corrupt files, unsupported options, and missing, unexpected or misshapen tensors.
     """
     own = tables.read(table) if table else None
     recognition = recognise(path, table, format)
@@ -75,7 +74,7 @@ def _of_source(
 def _sized(
     settings: dict[str, Any], tensors: dict[str, StoredTensor], rules: CheckpointTable
 ) -> dict[str, Any]:
-    # Google's BERT does not state its number of classes; the shape of its classifier does.
+    # Google's BERT does not state its number of classes, so the classifier's shape determines it.
     places = {key: place.rpartition(":") for key, place in rules.sizes.items() if settings.get(key) is None}
     sizes = {
         key: tensors[name].shape[int(axis)]
@@ -88,7 +87,7 @@ def _sized(
 def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
     path = folder / checkpoints.CONFIG
     if form.name == OWN:
-        # Our own checkpoints list the SHA-256 of every file, which must match.
+        # Concord's own checkpoints list the SHA-256 of every file, which must match.
         contents = checkpoints.read_contents(folder)
         weights, part = folder / checkpoints.WEIGHTS, contents.part
         lacking = [file.name for file in (path, weights) if file.name not in contents.sha256]

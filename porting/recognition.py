@@ -1,4 +1,4 @@
-"""Recognises a checkpoint's format by files and names of tensors."""
+"""Recognition of a checkpoint's format by files and tensor names."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from concord.spec.text import shown
 
 AUTO = "auto"
 
-# Share of a table's names, without heads, by which a file is recognised.
+# Share of a table's names, without heads, that suffices to recognise a file.
 ALIKE = 0.5
 
-# Folders of Hugging Face's hub may have several of these files with the same weights. As in transformers, the
-# first is read.
+# Folders from Hugging Face's hub may have several of these files with the same weights. As in transformers,
+# the first is read.
 HUB = tuple(dict.fromkeys(form.weights for form in FORMATS.values() if form.name.startswith("hugging-face")))
 
 # Hugging Face's keys for a model's kind and the classes that it was saved from.
 KIND, CLASSES = "model_type", "architectures"
 
-LONGEST = 200  # characters shown of what a configuration says
+LONGEST = 200  # maximum characters shown of a configuration's entry
 
 
 @dataclass(frozen=True)
 class Recognition:
-    """What a path holds, and the evidence in words."""
+    """The recognised content of a path, with the evidence in words."""
 
     format: str
     why: str
     folder: Path
-    weights: Path  # a file, or the folder that Orbax has in its place
+    weights: Path  # a file, or an Orbax folder
 
 
 def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Recognition:
-    """Recognise a path's format without reading numbers.
+    """Recognise a path's format without reading tensor values.
 
     Args:
-        table: the user's names and layouts; then only the kind of file matters.
+        table: the user's names and layouts, with which only the file type matters.
 
     Raises:
         UnknownNameError: for an unknown format.
-        SpecError: if nothing known is there.
+        SpecError: if no known format is found.
     """
     folder, marks = folders.folder_of(path), (checkpoints.CONTENTS, checkpoints.CONFIG)
     choice = find_format(format) if format != AUTO else None
@@ -97,7 +97,7 @@ def _weights(candidates: Sequence[Format], path: Path, folder: Path) -> Path:
     names = dict.fromkeys(name for form in candidates for name in form.weights if (folder / name).exists())
     files = [folder / name for name in names] or sorted(entry for entry in folder.iterdir() if is_one(entry))
     of_hub = [[folder / name for name in kind if name in names] for kind in HUB]
-    if names and sum(map(len, of_hub)) == len(names):  # the hub's files hold the same weights
+    if names and sum(map(len, of_hub)) == len(names):  # the hub's files contain the same weights
         files = next(filter(None, of_hub))
     if not files:
         raise SpecError(f"{folder}: has no file of weights that is known")
@@ -146,7 +146,7 @@ def _of_this_kind(table: Table, settings: Mapping[str, Any]) -> bool:
 
 
 def _nearness(table: Table, names: Collection[str]) -> float:
-    # Without heads: a bare model has none, and a foreign head has other names.
+    # Without heads: a bare model has none, and an unknown head has different names.
     part = table.parts.get("encoder") or part_of(table)
     prefixes = part.checkpoint.prefixes or [""]
     own = (fill(native.name, {"i": 0, "h": 0, "n": 1}) for native in part.weights.values())

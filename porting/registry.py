@@ -1,4 +1,4 @@
-"""The formats, as a table of container, naming and file of weights."""
+"""The formats, as a table of container, naming and weight file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAYOUTS = {  # the canonical layout of each kind of parameter
 
 PARTS = ("model", "encoder", "pooled", "stack", "attention")  # the most complete first
 
-# Files of backends' models may hold more than parameters.
+# Files of backends' models may contain more than parameters.
 OPTIMIZER = CheckpointTable(
     ignored={
         "optimizer*": Ignored(reason="belongs to the optimizer"),
@@ -43,7 +43,7 @@ OPTIMIZER = CheckpointTable(
 
 
 def keras_path(name: str, config: EncoderConfig) -> str:
-    """Return a parameter's path in an HDF5 file of this project's Keras model."""
+    """A parameter's path in an HDF5 file of this project's Keras model."""
     path, _, leaf = name.rpartition(".")
     # Keras names layers in a list by class (PostNormLayer or PreNormLayer), and numbers all but the first.
     path = re.sub(
@@ -51,17 +51,17 @@ def keras_path(name: str, config: EncoderConfig) -> str:
         lambda match: f"blocks.{config.norm_placement}_norm_layer{'' if match[1] == '0' else f'_{match[1]}'}",
         path,
     )
-    # ``output`` is a property of every Keras layer, so the model's attribute has another name.
+    # ``output`` is a property of every Keras layer, so the model's attribute has a different name.
     path = re.sub(r"(^|\.)attention\.output$", r"\1attention.projection", path)
     return f"{path.replace('.', '/')}/vars/{int(leaf in ('bias', 'beta'))}"
 
 
 def tensorflow_key(name: str, config: EncoderConfig) -> str:  # noqa: ARG001 - as keras_path
-    """Return a parameter's key in a ``tf.train.Checkpoint`` of a ``model``."""
+    """A parameter's key in a ``tf.train.Checkpoint`` of a ``model``."""
     return f"model/{name.replace('.', '/')}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
-# How containers spell a backend's names.
+# Functions that spell a backend's names for each container.
 SPELLED: dict[str, Callable[[str, EncoderConfig], str]] = {
     "": lambda name, _: name,
     "keras": keras_path,
@@ -71,7 +71,7 @@ SPELLED: dict[str, Callable[[str, EncoderConfig], str]] = {
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of checkpoint. ``formats.toml`` explains the fields."""
+    """A checkpoint format; ``formats.toml`` explains the fields."""
 
     name: str
     meaning: str
@@ -85,11 +85,11 @@ class Format:
     also: Sequence[str] = ()
     loading: str = ""
 
-    own: Table | None = None  # the user's, in place of the source's
+    own: Table | None = None  # the user's table, instead of the source's
 
     @cached_property
     def table(self) -> Table | None:
-        """The table that names the tensors; None if a backend does."""
+        """The table that names the tensors, or None if a backend names them."""
         return self.own or (tables.load(self.source) if self.source else None)
 
     @property
@@ -99,24 +99,24 @@ class Format:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that it can hold, the most complete first."""
+        """The parts that it can contain, the most complete first."""
         if self.name == ONNX:
             return OF_IDS
         return tuple(self.table.parts) if self.table else PARTS
 
     @property
     def home(self) -> str:
-        """The backend that computes such checkpoints."""
+        """The backend that runs such checkpoints."""
         return self.backend or self.container.backend
 
     def rules(self, part: str) -> CheckpointTable:
-        """Return what the files hold besides parameters."""
+        """Rules for file contents other than parameters."""
         if self.table and part in self.table.parts:
             return self.table.parts[part].checkpoint
         return OPTIMIZER if self.backend else CheckpointTable()
 
     def places(self, config: EncoderConfig, part: str) -> Mapping[str, Binding]:
-        """Return each parameter's place, by canonical name."""
+        """Each parameter's place, by canonical name."""
         if self.table:
             return bindings(self.table.parts[part], config)
         naming, places = NAMINGS.get(self.backend), {}
@@ -131,11 +131,11 @@ class Format:
     @property
     def carried(self) -> tuple[str, ...]:
         """Accompanying files that are copied unchanged."""
-        # Other projects' folders have no place for the files of sentence-transformers.
+        # Other projects' folders have no place for files of sentence-transformers.
         return (*CARRIED, *(SENTENCES if self.modules or not self.source else ()))
 
 
-OWN, KERAS, ONNX = "concord", "keras", "onnx"  # formats that are written in ways of their own
+OWN, KERAS, ONNX = "concord", "keras", "onnx"  # formats with their own way of writing
 
 TABLE = Path(__file__).with_name("formats.toml")
 
@@ -153,7 +153,7 @@ FORMATS = {
 
 
 def formats() -> tuple[str, ...]:
-    """Return the names of all formats."""
+    """Names of all formats."""
     return tuple(FORMATS)
 
 

@@ -17,12 +17,13 @@ from concord.spec.text import shown
 
 MODULES = "modules.json"
 
-# Keys for settings of the modules after the model: how tokens become a vector, and whether it is normalised.
+# Keys for settings of the modules after the model: how tokens are pooled, and whether the vector is
+# normalised.
 POOLING, NORMALIZE = "pooling_mode", "normalize"
 
 CHAINS = (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize"))  # that the family can express
 
-# A flag for each pooling, older than pooling_mode. Every version reads flags, so these are written.
+# A flag for each pooling, older than pooling_mode. All versions read flags, so these are written.
 OLDER = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -32,12 +33,12 @@ OLDER = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
-WRITTEN = 4  # of these flags; older versions do not know the others
+WRITTEN = 4  # of these flags; older versions do not support the others
 
 # The unused pooler of such models, and the key of the model's arguments in LENGTHS.
 POOLER, ARGUMENTS = "pooler.*", "model_args"
 
-LONGEST = 400  # characters shown of a list of modules
+LONGEST = 400  # maximum characters shown of a list of modules
 
 NOT_REFUSED = "--from hugging-face, or that of its kind, reads the bare encoder"
 
@@ -69,7 +70,7 @@ def places(folder: Path) -> list[Path]:
 
 
 def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
-    """Return the settings of modules after the model; ``poolings`` are the family's."""
+    """Settings of modules after the model; ``poolings`` are those of the family."""
     _, *behind = places(folder)
     problems, where = list[str](), behind[0] / folders.CONFIG
     settings = folders.json_object(read_json(where), where)
@@ -85,7 +86,7 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
             f"pools every token; {NOT_REFUSED}"
         )
     for place in behind[1:]:
-        # A Normalize of anything else would leave the pooled vector as it is.
+        # A Normalize module for other values would leave the pooled vector unchanged.
         path = place / folders.CONFIG
         options = folders.json_object(read_json(path), path) if path.exists() else {}
         problems += [
@@ -100,12 +101,12 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
 def files(
     said: Mapping[str, Any], config: EncoderConfig, carried: bytes | None, bare: bool
 ) -> dict[str, bytes]:
-    """Return the files of a sentence-transformers folder, by name.
+    """Files of a sentence-transformers folder, by name.
 
     Args:
         said: pooling and normalisation, in a table's terms.
         carried: the checkpoint's own :data:`concord.porting.folder.LENGTHS`.
-        bare: the weights lack their kind's usual pooler.
+        bare: whether the weights lack the usual pooler.
     """
     kinds = CHAINS[said[NORMALIZE] == "true"]
     paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
@@ -136,7 +137,7 @@ def files(
 def _modes(settings: Mapping[str, Any]) -> list[Any]:
     if POOLING in settings:
         return settings[POOLING] if isinstance(settings[POOLING], list) else [settings[POOLING]]
-    # Several flags concatenate the poolings; without a flag the library takes the mean.
+    # Several flags concatenate the poolings; without a flag, the library uses the mean.
     return [mode for key, mode in OLDER.items() if settings.get(key)] or ["mean"]
 
 

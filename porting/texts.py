@@ -1,4 +1,4 @@
-"""Texts for a checkpoint: read, encoded by its tokenizer, and batched."""
+"""Texts for a checkpoint: reading, encoding with its tokenizer, and batching."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENIZER, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_conf
 
 @dataclass(frozen=True)
 class Text:
-    """A text or pair, and the name of its class; empty texts are refused."""
+    """A text or pair, with the name of its class; empty texts are refused."""
 
     text_a: str
     text_b: str | None = None
@@ -40,7 +40,7 @@ class Text:
 def read_texts(path: Path) -> list[Text]:
     """Read a text, or two separated by a tab, from each line.
 
-    In ``*.jsonl`` each line is an object with ``text``, or ``text_a`` and optionally ``text_b``, and
+    In ``*.jsonl``, each line is an object with ``text``, or ``text_a`` and optionally ``text_b``, and
     optionally ``label``.
     """
     parse = _of_json if path.suffix == ".jsonl" else _of_line
@@ -87,7 +87,7 @@ class EncodedText(NamedTuple):
     segment_ids: list[int]
     tokens: list[str]
     places: list[int | None]  # the text of each token, 0 or 1; None for a special token
-    truncated: int  # tokens that were cut off
+    truncated: int  # number of truncated tokens
 
 
 class TextEncoder:
@@ -103,13 +103,13 @@ class TextEncoder:
         with optional("A checkpoint's tokenizer", "porting"):
             from tokenizers.normalizers import Lowercase, Sequence
         self.tokenizer = _tokenizer(files, settings)
-        # A tokenizer.json may set both; padding and truncation here follow the model's own sizes.
+        # A tokenizer.json may set both, but padding and truncation here follow the model's own sizes.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         if sentences.get("do_lower_case") is True:
             normalizers = [] if self.tokenizer.normalizer is None else [self.tokenizer.normalizer]
             self.tokenizer.normalizer = Sequence([Lowercase(), *normalizers])
-        # Like sentence-transformers, prefer the length in its own file to the tokenizer's.
+        # Like sentence-transformers, prefer the length in its file to the tokenizer's.
         lengths = (sentences.get("max_seq_length"), settings.get("model_max_length"))
         self.max_tokens = min(room, next((n for n in lengths if type(n) is int and n > 0), room))
         self.prompt = _prompt(prompts)
@@ -119,11 +119,11 @@ class TextEncoder:
         rows = [(self.prompt + text.text_a, text.text_b) for text in texts]
         inputs = [a if b is None else (a, b) for a, b in rows]
         try:
-            # Encode without truncation too: the difference is the number of truncated tokens.
+            # Also encode without truncation: the difference is the number of truncated tokens.
             full = self.tokenizer.encode_batch(inputs)
             self.tokenizer.enable_truncation(self.max_tokens, strategy="longest_first")
             cut = self.tokenizer.encode_batch(inputs)
-        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+        except Exception as error:  # noqa: BLE001 - the library raises no narrower exception
             raise SpecError(f"the tokenizer fails: {first_line(error)}") from None
         finally:
             self.tokenizer.no_truncation()
@@ -141,10 +141,10 @@ def batch_of(
     labels: NDArray[np.int64] | None = None,
     multiple: int = 1,
 ) -> Batch:
-    """Return texts as a padded batch.
+    """Texts as a padded batch.
 
     Args:
-        multiple: round the width up to one of it, since frameworks compile for each width.
+        multiple: round the width up to a multiple, since frameworks compile each width.
     """
     longest = -(-max(len(text.ids) for text in texts) // multiple) * multiple
     width = min(longest, config.max_positions - config.position_start)
@@ -179,18 +179,18 @@ def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
                 lowercase=settings.get("do_lower_case", True) is not False,
             )
         tokenizer = Tokenizer.from_str(text)
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a panic in Rust is not an Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise SpecError(f"{name}: is no tokenizer: {first_line(error)}") from None
-    # It adds the special tokens. Without them a model computes something else, without an error.
+    # It adds the special tokens. Without them, the model's results would be wrong, without an error.
     if tokenizer.post_processor is None:
         raise SpecError(f"{name}: has no 'post_processor': which marks stand around a text?")
     return tokenizer
 
 
 def _prompt(settings: Mapping[str, Any]) -> str:
-    # sentence-transformers puts this before every text, unless the caller selects another prompt.
+    # sentence-transformers inserts this before every text, unless the caller selects a different prompt.
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
     prompt = "" if name is None else prompts.get(name) if isinstance(prompts, dict) else None
     if not isinstance(prompt, str):

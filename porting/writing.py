@@ -1,4 +1,4 @@
-"""Writing a checkpoint in a format: the whole folder or nothing."""
+"""Writing of a checkpoint, as a complete folder or not at all."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from concord.spec.sources.source_tables import POSITIONS, Binding
 
 
 def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, taps: bool = False) -> None:
-    """Write a checkpoint's folder: complete or not at all, even if the process is killed.
+    """Write a checkpoint's folder completely or not at all, even if killed.
 
     Args:
-        force: replace an existing checkpoint.
-        taps: make every tap of an ONNX graph an output.
+        force: whether to replace an existing checkpoint.
+        taps: whether to make every tap of an ONNX graph an output.
 
     Raises:
         UnknownNameError: for an unknown format.
-        SpecError: if something is in the way, the format cannot express the checkpoint, or writing fails.
+        SpecError: if the path is taken, the format cannot express the checkpoint, or writing fails.
     """
     form = find_format(format)
     if taps and form.name != ONNX:
@@ -62,7 +62,7 @@ def _graph(checkpoint: Checkpoint, every_tap: bool) -> dict[str, Any]:
     dtypes = {
         tensor.dtype
         for name, tensor in checkpoint.tensors.items()
-        if tensor.foreign or name != POSITIONS  # computed positions take any dtype
+        if tensor.foreign or name != POSITIONS  # computed positions may have any dtype
     }
     if len(dtypes) != 1 or dtypes - {*onnx.DTYPES}:
         raise SpecError(
@@ -84,7 +84,7 @@ def _in_the_way(path: Path, force: bool) -> str:
         return f"{path}: is there already; --force replaces it"
     if path.is_symlink() or not path.is_dir():
         return f"{path}: is no folder, which --force would replace"
-    # --force must never delete a folder of anything else.
+    # --force must never delete any other folder.
     marks = (checkpoints.CONFIG, *folders.CONFIGS)
     if any(path.iterdir()) and not any((path / mark).is_file() for mark in marks):
         return f"{path}: has neither {' nor '.join(marks)}: it is no checkpoint, which --force would replace"
@@ -92,7 +92,7 @@ def _in_the_way(path: Path, force: bool) -> str:
 
 
 def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
-    """Return tensors in a format's names and layouts, read when written.
+    """Tensors in a format's names and layouts, read when written.
 
     Raises:
         SpecError: listing parameters without a place in the format.
@@ -153,7 +153,7 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
         part = checkpoints.Part(checkpoints.PART_FORMAT, checkpoint.part)
         files[checkpoints.PART] = folders.json_file(asdict(part))
     if folders.CONFIG in checkpoint.files:
-        # Keep it for the way back: it may state what the family has no field for.
+        # Keep it for conversion back: it may contain settings that the family lacks.
         files[f"{checkpoint.words}{folders.FOREIGN}"] = checkpoint.files[folders.CONFIG]
     if checkpoint.labels and folders.LABELS not in files:
         files[folders.LABELS] = folders.json_file({"format": "concord.labels/1", "names": checkpoint.labels})
@@ -161,7 +161,7 @@ def _files(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 
 
 def _modules(checkpoint: Checkpoint, table: Table, settings: dict[str, Any]) -> dict[str, bytes]:
-    # Pooling and normalisation have their own modules; transformers does not know these keys.
+    # Pooling and normalisation have their own modules; transformers does not support these keys.
     behind = {key: settings.pop(key) for key in (sentences.POOLING, sentences.NORMALIZE)}
     bare = (
         checkpoint.source != table.source
@@ -181,7 +181,7 @@ CLASSES = {
 
 
 def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
-    """Return Python lines that load the folder in its framework; none if only this project reads it."""
+    """Python lines that load the folder in its framework, if possible."""
     head = "ForSequenceClassification" if checkpoint.part == "model" else ""
     form, config = find_format(format), checkpoint.config
     code = FORMATS[form.loading].loading if form.loading in FORMATS else form.loading
@@ -193,7 +193,7 @@ def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
 
 
 def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the files that ``keras.saving.load_model`` needs."""
+    """Files that ``keras.saving.load_model`` needs."""
     module, name = "concord.backends.tf.model", CLASSES[checkpoint.part]
     dtype = {
         "module": "keras",
@@ -219,7 +219,7 @@ def _carried(checkpoint: Checkpoint, form: Format) -> dict[str, bytes]:
 
 
 def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
-    """Return a configuration in a source's terms, keeping every valid key of the checkpoint."""
+    """Return a configuration in a source's terms, with the checkpoint's valid keys."""
     entry = tables.part_of(table, checkpoint.part)
     settings = tables.stated(table, checkpoint.config, checkpoint.part)
     original = _before(checkpoint, tables.words(table))
@@ -227,7 +227,7 @@ def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
     keys |= entry.checkpoint.writes if not original else {}
     for key, other in entry.checkpoint.counts.items():
         names = checkpoint.labels or folders.unnamed(int(settings[key]))
-        keys.pop(key, None)  # the number of classes follows from their names
+        keys.pop(key, None)  # the names determine the number of classes
         if other not in original:
             keys |= {
                 other: {str(number): name for number, name in enumerate(names)},

@@ -1,4 +1,4 @@
-"""The specification in NumPy: configurations, shapes, masks, reference and cases."""
+"""The specification in NumPy: configurations, shapes, masks, reference, cases."""
 
 from concord.spec.batch import PADDINGS, Batch, example_batch, from_arrays, validate_batch
 from concord.spec.config import FIELDS, EncoderConfig, from_mapping, from_toml, variant, variants

@@ -1,7 +1,7 @@
 """Elementary operations with rounding and reverse-mode derivatives.
 
-The model is written in them instead of NumPy, so one text of it serves every arithmetic: exact, rounded after
-each operation, or randomly perturbed (:mod:`concord.spec.montecarlo`).
+The model uses them instead of NumPy, so the same code runs exactly, rounded after each operation, or randomly
+perturbed (:mod:`concord.spec.montecarlo`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WAYS = ("weights", "logarithm", "output")
 running maximum over blocks of keys, and a derivative from the row sums of output times gradient.
 """
 
-# Blocks of keys for the running maximum. Any number above 1 makes it rescale earlier blocks, which is the
-# rounding that fused attention kernels add (SPEC ALG-2).
+# Blocks of keys for the running maximum. More than one block makes it rescale earlier blocks, which adds the
+# same rounding as fused attention kernels (SPEC ALG-2).
 BLOCKS = 4
 
 
@@ -36,21 +36,21 @@ class Arithmetic:
 
     Args:
         dtype: one of :data:`concord.spec.precision.PRECISIONS` or :data:`concord.spec.precision.MODES`.
-        corner: where a ReLU's slope changes from 0 to 1, relative to the largest entry of the row.
+        corner: where a ReLU's slope becomes 1, relative to the row's largest entry.
         shuffle: seed for a random order of summation.
         fused: keep the storage type between the steps of softmax and derivatives.
         strict: turn overflow into NaN.
         cut: truncate the factors of TF32 products instead of rounding them.
-        way: one of :data:`WAYS`; any but the first also uses layer norm's derivative in closed form, and
-            decay as a product (SPEC OPT-6).
+        way: one of :data:`WAYS`; all but the first also use layer norm's closed-form derivative, and decay as
+            a product (SPEC OPT-6).
     """
 
     # Arrays have this many leading axes that are not part of a tensor's shape.
     lead = samples = 0
-    # Set by the declared deviation of the same name: bias gradients of a bfloat16 run are summed in bfloat16.
+    # Set by the declared deviation of the same name: a bfloat16 run sums its bias gradients in bfloat16.
     narrow_bias_gradients = False
-    # Set by a declared deviation: a query that sees no key gets weights of zero, as PyTorch's
-    # scaled_dot_product_attention has them (SPEC MSK-5).
+    # Set by a declared deviation: a query that sees no key gets zero weights, as in PyTorch's
+    # scaled_dot_product_attention (SPEC MSK-5).
     blind_rows_zero = False
 
     def __init__(
@@ -76,10 +76,10 @@ class Arithmetic:
         return Node(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape, taped=False)
 
     def override(self, a: Node, values: NDArray[Any], unrounded: bool = False) -> Node:
-        """Replace computed values by pinned ones, keeping the path of gradients.
+        """Replace computed values with pinned ones, keeping the gradient path.
 
         Args:
-            unrounded: whether later steps may have seen the values unrounded.
+            unrounded: whether later steps may have used the unrounded values.
         """
         return self._replacing(a, self.leaf(values).value)
 
@@ -89,7 +89,7 @@ class Arithmetic:
         return replacement
 
     def uncertain(self, a: Node, size: Array) -> Node:
-        """Return an input; Monte Carlo arithmetic adds an error of this size."""
+        """Return an input; Monte Carlo arithmetic adds an error of ``size``."""
         return a
 
     def given_gradient(self, values: NDArray[Any]) -> Array:
@@ -114,7 +114,7 @@ class Arithmetic:
 
         Args:
             squares: returns the sum of the squares of the terms.
-            terms: their number.
+            terms: the number of terms.
             wide: whether half precisions accumulate in float32 (SPEC PRC-2).
         """
         return self._kept(self.precision.round(values))
@@ -128,14 +128,14 @@ class Arithmetic:
         return variance
 
     def round_sum(self, values: Array, value: float, rounded: str) -> Array:
-        """Add a mask constant, rounding as in the precision ``rounded`` (SPEC MSK-5)."""
-        # An exact sum would keep digits of the score that float32 absorbs into -1e9: a row without any
-        # visible key would get other weights than in the run.
+        """Add a mask constant, rounded as in ``rounded`` (SPEC MSK-5)."""
+        # An exact sum would keep digits of the score that float32 absorbs into -1e9. A row without visible
+        # keys would then get different weights than in the run.
         target = precision(rounded)
         return target.round(target.round(values) + np.float64(value)).astype(values.dtype)
 
     def step(self, values: Array, units: float = 1.0) -> Array:
-        """Settle a step within an operation; fused kernels do not round it."""
+        """Settle an intermediate step, which fused kernels do not round."""
         return self._kept(values) if self._fused else self.settle(values, units)
 
     # Sums and products.
@@ -174,14 +174,14 @@ class Arithmetic:
         )
 
     def scale(self, a: Node, factor: float) -> Node:
-        """Multiply by a number, rounded first."""
+        """Multiply by a rounded constant."""
         units = self._units_of(factor)
         return self._record(
             self._scaled(a.value, factor, units), (a, lambda g: self._scaled(g, factor, units))
         )
 
     def divide_by(self, a: Node, divisor: float) -> Node:
-        """Divide by a number, rounded first."""
+        """Divide by a rounded constant."""
         units, constant = self._units_of(divisor), self._constant(divisor)
 
         def divided(values: Array) -> Array:
@@ -190,14 +190,14 @@ class Arithmetic:
         return self._record(divided(a.value), (a, divided))
 
     def shift(self, a: Node, summand: float) -> Node:
-        """Add a number, rounded first."""
+        """Add a rounded constant."""
         constant = self._constant(summand)
         return self._record(
             self.settle(a.value + constant, 1.0 if float(constant) == summand else 2.0), (a, lambda g: g)
         )
 
     def einsum(self, subscripts: str, a: Node, b: Node) -> Node:
-        """Contract two tensors; no index may appear twice in one operand."""
+        """Contract two tensors; no index may repeat in an operand."""
         return self._record(self._product(subscripts, a.value, b.value), *self._pulls(subscripts, a, b))
 
     def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
@@ -207,7 +207,7 @@ class Arithmetic:
         return self._record(total, (product, self._unbroadcast(product)), (bias, self._bias_pullback(bias)))
 
     def sum(self, a: Node, axis: int | None = None) -> Node:
-        """Sum over one axis, counted from the end and kept, or over all to a scalar."""
+        """Sum over one axis, counted from the end and kept, or over all."""
         axes = (axis,) if axis is not None else tuple(range(self.lead, a.value.ndim))
         return self._record(
             self._sum(a.value, axes, axis is not None), (a, lambda g: self._shared(g, a, axis is None))
@@ -221,12 +221,12 @@ class Arithmetic:
         return self._record(root, (a, lambda g: self.settle(g / (2 * root))))
 
     def tanh(self, a: Node, absolute: bool = False) -> Node:
-        """Hyperbolic tangent; ``absolute``: its absolute error may stay constant near 0."""
+        """Hyperbolic tangent; with ``absolute``, its absolute error may stay constant near 0."""
         value = self._function(np.tanh(a.value), absolute)
         return self._record(value, (a, lambda g: self.settle(g * self.step(1 - self.step(value * value)))))
 
     def erf(self, a: Node) -> Node:
-        """Error function; its absolute error stays constant near 0, since GELU adds 1."""
+        """Error function, with a constant absolute error near 0, since GELU adds 1."""
         value = self._function(erf(a.value), absolute=True)
         slope = self._constant(2 / math.sqrt(math.pi))
         return self._record(
@@ -241,7 +241,7 @@ class Arithmetic:
         """Rectify.
 
         Args:
-            active: where the slope is 1; by default where the input is positive.
+            active: where the slope is 1; by default at positive inputs.
         """
         # Rounding may put an input near zero on either side, where the gradient jumps. A pinned result shows
         # which side the run took (SPEC PRT-2).
@@ -261,8 +261,7 @@ class Arithmetic:
         )
 
         def pullback(gradient: Array) -> Array:
-            # Probability minus target, from the side that loses no digits: 1 - logistic(x) cancels for large
-            # x.
+            # Probability minus target, in the form that loses no digits: 1 - logistic(x) cancels for large x.
             slope = (1 - targets) * logistic(x) - targets * logistic(-x)
             return self.settle(gradient * self.settle(slope, FUNCTION, 2.0))
 
@@ -279,14 +278,14 @@ class Arithmetic:
         """Softmax over the last axis.
 
         Args:
-            floor: lower bound of the shifted scores, where a kernel clips them.
-            sums: where :meth:`attend` leaves the row sums of output times gradient.
+            floor: lower bound of the shifted scores, if a kernel clips them.
+            sums: receives the row sums of output times gradient from :meth:`attend`.
         """
         exponentials = self.step(np.exp(self._shifted(a, floor)), FUNCTION)
         total = self._sum(exponentials, (-1,), True, internal=True)
         value = self.settle(exponentials / total)
-        # A mask constant absorbs the logarithm of a row's sum, so a row without a visible key has no usable
-        # one (SPEC ALG-3).
+        # A mask constant absorbs the logarithm of a row's sum, so a row without visible keys has no usable
+        # logarithm (SPEC ALG-3).
         rows: Any = None if a.hidden is None else ~a.hidden.all(-1, keepdims=True)
 
         def logarithms() -> Array:
@@ -307,7 +306,7 @@ class Arithmetic:
         return self.replace(weights, rows, 0.0) if self.blind_rows_zero and rows is not None else weights
 
     def attend(self, weights: Node, values: Node, sums: RowSums | None = None) -> Node:
-        """Sum values by attention weights: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K)."""
+        """Sum values by weights: (B, H, Q, S), (B, S, H, K) to (B, Q, H, K)."""
         result = self.einsum("bhqs,bshk->bqhk", weights, values)
         if not self.recording:
             return result
@@ -347,10 +346,10 @@ class Arithmetic:
     def vary_softmax(
         self, value: Array, x: Array, floor: float | Array | None, logarithms: Callable[[], Array]
     ) -> Array:
-        """Return the softmax in this arithmetic's :data:`way <WAYS>`.
+        """The softmax in this arithmetic's :data:`way <WAYS>`.
 
         Args:
-            value: exponentials over their sum.
+            value: exponentials divided by their sum.
             logarithms: returns the log-sum-exp of each row, or NaN.
         """
         if self.way == "output" and floor is None:
@@ -365,14 +364,14 @@ class Arithmetic:
     def vary_log_softmax(
         self, value: Array, x: Array, logarithms: Callable[[], Array], floor: float | None
     ) -> Array:
-        """Return the log-softmax in this arithmetic's way."""
+        """Log-softmax in this arithmetic's way."""
         return self.settle(x - logarithms()) if self.way == "logarithm" and floor is None else value
 
     def vary_row_sums(self, sums: Array, products: Array) -> Array:
-        """Return the row sums of weights times gradient in this arithmetic's way.
+        """Row sums of weights times gradient in this arithmetic's way.
 
         Args:
-            products: have the same row sums.
+            products: an array with the same row sums.
         """
         return self._sum(products, (-1,), True, internal=True) if self.way == "output" else sums
 
@@ -401,12 +400,12 @@ class Arithmetic:
     # Selection and layout: exact in every precision.
 
     def replace(self, a: Node, keep: Mask, value: float) -> Node:
-        """Replace by a constant wherever ``keep`` is False; no gradient flows there."""
+        """Insert a constant wherever ``keep`` is False; no gradient flows there."""
         keep = np.broadcast_to(keep, a.shape)
         replaced = self._record(
             np.where(keep, a.value, self._constant(value)), (a, lambda g: np.where(keep, g, 0))
         )
-        # Nothing of the score is left, so perturbing it later would invent an error that no run has.
+        # The score is gone, so perturbing it later would invent an error that no run has.
         replaced.constant = replaced.hidden = ~keep
         return replaced
 
@@ -423,7 +422,7 @@ class Arithmetic:
         return self.choose(a.value >= b.value, a, b)
 
     def bound(self, a: Node, low: float, high: float) -> Node:
-        """Clip to a range; no gradient flows where this changes the number."""
+        """Clip to a range; no gradient flows to clipped values."""
         inside = np.clip(a.value, self._constant(low), self._constant(high))
         return self._record(inside, (a, lambda g: np.where(inside == a.value, g, 0)))
 
@@ -460,7 +459,7 @@ class Arithmetic:
         return self._record(table.value[where], (table, pullback))
 
     def index(self, a: Node, where: Any) -> Node:
-        """Select with a NumPy index that picks every element at most once."""
+        """Select with a NumPy index, each element at most once."""
         inside = (*(slice(None),) * self.lead, *(where if isinstance(where, tuple) else (where,)))
 
         def pullback(gradient: Array) -> Array:
@@ -471,7 +470,7 @@ class Arithmetic:
         return self._record(a.value[inside], (a, pullback))
 
     def reshape(self, a: Node, shape: tuple[int, ...]) -> Node:
-        """Reshape, except the leading axes of the arithmetic."""
+        """Reshape all but the arithmetic's leading axes."""
 
         def pullback(gradient: Array) -> Array:
             return gradient.reshape((*gradient.shape[: self.lead], *a.shape))
@@ -481,7 +480,7 @@ class Arithmetic:
     # Derivatives.
 
     def backward(self, result: Node) -> None:
-        """Compute the derivative of a scalar with respect to every tensor on the tape.
+        """Differentiate a scalar with respect to every tensor on the tape.
 
         This frees the tape unless ``keeping`` is set.
         """
@@ -493,7 +492,7 @@ class Arithmetic:
             if tensor.completed:
                 tensor.completed(tensor)
             for operand, pullback in tensor.operands:
-                # Every use of a tensor comes later on the tape, so its gradient is complete here.
+                # All uses of a tensor come later on the tape, so its gradient is complete here.
                 part = pullback(tensor.gradient)
                 operand.gradient = part if operand.gradient is None else self.settle(operand.gradient + part)
             if tensor.operands and not self.keeping:
@@ -503,7 +502,7 @@ class Arithmetic:
 
     def _kept(self, values: Array) -> Array:
         return (
-            # Infinity would come back from a quotient as a sound zero; NaN taints everything that depends on
+            # A quotient would turn infinity into a valid-looking zero; NaN affects all results that depend on
             # it.
             np.where(np.isinf(values), np.nan, values).astype(values.dtype)
             if self._strict and np.isinf(values).any()
@@ -511,8 +510,8 @@ class Arithmetic:
         )
 
     def _ranked(self, a: Node, b: Node) -> tuple[Array, Array]:
-        # Broadcasting aligns axes from the right, so without this the samples' leading axis would meet a
-        # tensor axis.
+        # Broadcasting aligns axes from the right, so without this, the samples' leading axis would be aligned
+        # with a tensor axis.
         rank = max(len(a.shape), len(b.shape))
         left, right = (
             x.value.reshape((*x.value.shape[: self.lead], *(1,) * (rank - len(x.shape)), *x.shape))
@@ -521,8 +520,7 @@ class Arithmetic:
         return left, right
 
     def _one(self, values: Array) -> Array:
-        # The last sample is perturbed: unlike the exact values, it does not lie on a singular point such as
-        # zero.
+        # The last sample is perturbed: unlike the exact values, it avoids singular points such as zero.
         return values[-1:] if self.lead else values
 
     def _constant(self, value: float) -> Any:
@@ -531,7 +529,7 @@ class Arithmetic:
     def _units_of(self, factor: float) -> float:
         return (
             0.0
-            # A power of two is exact. A constant that was rounded itself adds a second error.
+            # A power of two is exact. Any other constant is itself rounded, which adds a second error.
             if abs(math.frexp(factor)[0]) == 0.5
             else 1.0
             if float(self._constant(factor)) == factor
@@ -577,9 +575,9 @@ class Arithmetic:
         if axes and self._generator is not None:
             ordered = self._generator.permutation(values, axis=axes[0])
         elif axes and self._strict:
-            # Term by term, as some kernels add: the errors of equal terms then have one sign. NumPy adds in
-            # pairs and misses that: the length of 37 equal rows was off by 18 units where pairs err by 3
-            # (decision 0010).
+            # Some kernels add term by term, so that the errors of equal terms have one sign. NumPy's pairwise
+            # sums miss that: the length of 37 equal rows was off by 18 units, and by 3 in pairs (decision
+            # 0010).
             ordered = np.add.accumulate(values, axes[0]).take([-1], axes[0])
         total: Array = np.asarray(ordered.sum(axes, keepdims=keepdims))
         if internal and self._fused:
@@ -609,7 +607,7 @@ class Arithmetic:
             return self._unbroadcast(bias)
 
         def pullback(gradient: Array) -> Array:
-            # One rounding per term, which is what the declared kernels do.
+            # One rounding per term, as in the declared kernels.
             return functools.reduce(
                 lambda total, term: self.settle(total + term), gradient, np.zeros(bias.shape, gradient.dtype)
             )

@@ -20,7 +20,7 @@ from concord.spec.tensors import OF_IDS, POOLED, axis_sizes, inputs, resolve
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """The inputs of one run, integers and floating-point numbers of any width.
+    """The inputs of one run: integers and floating-point values of any width.
 
     B samples of T tokens, Q queries, S keys, H heads of width K, D = H K. Each part accepts only its own
     inputs (:func:`concord.spec.tensors.inputs`).
@@ -50,7 +50,7 @@ class Batch:
     cotangent: Array | None = None
 
     def arrays(self) -> Arrays:
-        """Return the given arrays by name."""
+        """Given arrays by name."""
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: array for name, array in fields if array is not None}
 
@@ -63,7 +63,7 @@ class Batch:
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
-    """Build a batch from arrays by field name, without checking shapes and values.
+    """Build a batch from arrays by field name, without checking them.
 
     Raises:
         UnknownNameError: for an unknown input.
@@ -79,7 +79,7 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
     """Reject inputs that do not fit (SPEC INP-1 to INP-5).
 
     Args:
-        where: context of the messages, for example ``"backend=paddle"``.
+        where: context of messages, such as ``"backend=paddle"``.
 
     Raises:
         BatchError: listing all problems.
@@ -104,7 +104,7 @@ def validate_batch(config: EncoderConfig, batch: Batch, part: str = "model", whe
             )
             if problem:
                 problems.append(f"{problem} [{context}clause={tensor.clause}]")
-    # Check values only in arrays of the right type and shape.
+    # Check values only in arrays of the correct type and shape.
     if not problems:
         problems = [
             f"{problem} [{context}clause={clause}]"
@@ -125,7 +125,7 @@ def _shape_problem(
     if 0 in array.shape:
         return f"{name!r} has shape {array.shape} but no axis may be empty"
     for axis, size in zip(axes, array.shape, strict=True):
-        # The first array with an axis sets its size for all others.
+        # The first array with an axis determines its size for all others.
         sizes.setdefault(axis, axis_sizes(config).get(axis, size))
     return wrong_shape(name, array, resolve(shape, sizes))
 
@@ -198,11 +198,11 @@ def example_batch(
     padding: str | Sequence[int] = "ragged",
     part: str = "model",
 ) -> Batch:
-    """Draw a batch for a part of the model (SPEC INP-6): ids and labels int64, masks bool, numbers float64.
+    """Draw a batch for a part (SPEC INP-6): int64 ids and labels, bool masks, float64 values.
 
     Args:
-        tokens: T, by default the maximum; S of the attention parts, with T // 2 + 1 queries.
-        padding: one of :data:`PADDINGS`, or the number of real tokens at the start of each sample.
+        tokens: T, by default the maximum; in attention parts S, with T // 2 + 1 queries.
+        padding: one of :data:`PADDINGS`, or each sample's number of leading real tokens.
 
     Raises:
         UnknownNameError: for an unknown padding or part.
@@ -227,8 +227,8 @@ def completed(
     """Fill in missing labels or a missing cotangent (SPEC INP-3, LOS-5).
 
     Args:
-        drawn: whether gradients are wanted: labels then cycle through all classes and the cotangent is
-            random; otherwise labels are equal and the cotangent is zero.
+        drawn: cycle labels through all classes and draw the cotangent, for gradients; by default labels are
+            equal, and the cotangent is zero.
     """
     arrays = batch.arrays()
     table = inputs(config, part)
@@ -296,7 +296,7 @@ def _draw(config: EncoderConfig, generator: np.random.Generator, real: Mask, par
         elif name == "query_mask":
             arrays[name] = real[:, : shape[1]]
         else:
-            # float32 numbers stored as float64, so that runs in both precisions get the same input (SPEC
+            # float32 values stored as float64, so that runs in both precisions get the same input (SPEC
             # WGT-5).
             arrays[name] = generator.standard_normal(shape).astype(np.float32).astype(np.float64)
     return arrays

@@ -1,4 +1,4 @@
-"""Checkpoint folders: files, and proof that they are unchanged."""
+"""Checkpoint folders: their files, and the check that these are unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTENTS, CONFIG, WEIGHTS = "contents.json", "config.toml", "weights.safetensors
 
 FORMAT: Literal["concord.checkpoint/1"] = "concord.checkpoint/1"
 
-# This file names the part of the model next to a backend's weight file: some parts have parameters of the
+# This file names the part of the model next to a backend's weight file: some parts have parameters with the
 # same names.
 PART = "part.json"
 
@@ -41,7 +41,7 @@ class Part:
 
 
 def part_of(folder: Path) -> str | None:
-    """Return the part of the model that a folder's weights belong to, if a file states it.
+    """The part that a folder states for its weights, if any.
 
     Raises:
         SpecError: if that file is unreadable or names an unknown part.
@@ -58,13 +58,13 @@ def read_contents(folder: Path) -> Contents:
     """Read the index of a checkpoint.
 
     Raises:
-        SpecError: if it is unreadable, of another format, or names an unknown part or a file elsewhere.
+        SpecError: if it is unreadable, has a different format, or names an unknown part or a file elsewhere.
     """
     contents = read_as(folder / CONTENTS, Contents, written_by="'concord port'")
     problems = [
         f"{folder / CONTENTS}: names the file {name[:80]!r} but all must lie beside it"
         for name in contents.sha256
-        # A foreign checkpoint must not cause files outside its folder to be read.
+        # An untrusted checkpoint must not cause files outside its folder to be read.
         if os.sep in name or not name.isprintable()
     ]
     if contents.part not in PARTS:

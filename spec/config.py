@@ -36,7 +36,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Values of each option (SPEC, section 2)."""
 
-# Above these limits the names of the parameters, or the table of fixed positions, would exhaust memory.
+# Above these limits, parameter names or the table of fixed positions would exhaust memory.
 MOST_LAYERS, MOST_HEADS, LARGEST_TABLE = 1 << 10, 1 << 17, 1 << 26
 
 _AT_LEAST_ONE = ("vocab_size", "max_positions", "d_model", "num_heads", "d_ff", "num_layers", "num_classes")
@@ -65,9 +65,9 @@ class EncoderConfig:
         mask_fill: whether the mask constant replaces a score or is added to it (SPEC MSK-3).
         mask_value: the mask constant, finite and negative (SPEC MSK-2).
         mask_assignment: which sample's mask a head gets (SPEC MSK-7).
-        query_mask: treatment of padded queries' weights (SPEC MSK-8).
+        query_mask: treatment of weights of padded queries (SPEC MSK-8).
         qkv_bias: whether query, key and value have biases (SPEC ATT-1).
-        qkv_activation: follows these projections (SPEC ATT-1).
+        qkv_activation: activation after these projections (SPEC ATT-1).
         score_scale: divide scores or multiply queries (SPEC ATT-4).
         head_computation: all heads at once or in a loop (SPEC ATT-7).
         output_projection: whether a linear layer follows the joined heads (SPEC ATT-6).
@@ -77,13 +77,14 @@ class EncoderConfig:
         norm_variance: divided by D or by D - 1 (SPEC NRM-4).
         norm_sharing: whether both sublayers share one norm (SPEC NRM-5).
         final_norm: whether a norm follows the last layer (SPEC NRM-6).
-        activation: of the feed-forward sublayer (SPEC FFN-2).
+        activation: activation of the feed-forward sublayer (SPEC FFN-2).
         pooling: first token, all tokens concatenated, or mean of real tokens (SPEC HED-1).
         pooler: layer between pooling and classifier (SPEC HED-2).
-        l2_weight: of the penalty in the loss; 0 for none (SPEC LOS-4).
+        l2_weight: weight of the penalty in the loss; 0 for none (SPEC LOS-4).
         token_padding_row, segment_padding_row, position_padding_row: table rows without a gradient (SPEC
             EMB-4, EMB-5, POS-7).
-        position_layout, position_exponent, position_base: of sinusoidal positions (SPEC POS-2 to POS-4).
+        position_layout, position_exponent, position_base: parameters of sinusoidal positions (SPEC POS-2 to
+            POS-4).
         length_epsilon: lower bound of the pooled vector's length as a divisor; absent: no division (SPEC
             HED-5).
         ignore_label: label that does not count in the loss (SPEC LOS-3).
@@ -143,7 +144,7 @@ class EncoderConfig:
     ignore_label: int | None = None
 
     def __post_init__(self) -> None:
-        # Compare values with each other only once all types are right.
+        # Compare values with each other only once all types are correct.
         problems = type_problems(self, CHOICES, "CFG-1") or _value_problems(self)
         if problems:
             raise ConfigError(problems)
@@ -163,16 +164,16 @@ class EncoderConfig:
 
         Raises:
             UnknownNameError: for an unknown field.
-            ConfigError: if the result describes no model.
+            ConfigError: if the result is invalid.
         """
         return replaced(self, "configuration field", fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, without absent ones."""
+        """Fields by name, without absent ones."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def to_toml(self) -> str:
-        """Return TOML text for :func:`from_toml`."""
+        """TOML text for :func:`from_toml`."""
         return to_toml(self.as_dict())
 
 
@@ -184,7 +185,7 @@ def from_mapping(fields: Mapping[str, Any], where: str = "configuration") -> Enc
     """Build a configuration from plain data (SPEC CFG-1).
 
     Args:
-        where: name of the data in messages.
+        where: the data's name in messages.
 
     Raises:
         ConfigError: listing all unknown, missing and wrong fields.
@@ -193,11 +194,11 @@ def from_mapping(fields: Mapping[str, Any], where: str = "configuration") -> Enc
 
 
 def from_toml(text: str, where: str = "configuration") -> EncoderConfig:
-    """Read a configuration from TOML text, as printed by ``concord show variants NAME`` (SPEC CFG-1).
+    """Read a configuration from TOML, as printed by ``concord show variants NAME`` (SPEC CFG-1).
 
     Raises:
         SpecError: if the text is not TOML.
-        ConfigError: if it describes no model.
+        ConfigError: if it does not describe a model.
     """
     return from_mapping(parse_toml(text, where), where)
 
@@ -206,7 +207,7 @@ _VARIANTS = Path(__file__).parent / "variants"
 
 
 def variants() -> list[str]:
-    """Return the published members of the family, oldest first."""
+    """Published members of the family, oldest first."""
     # Reports list variants in this order, from the oldest encoder to bert and its successors.
     order = [
         "tf1-text-classifier",
@@ -229,7 +230,7 @@ def variant(name: str, **fields: Any) -> EncoderConfig:
 
     Raises:
         UnknownNameError: for an unknown variant or field.
-        ConfigError: if the result describes no model.
+        ConfigError: if the result is invalid.
     """
     if name not in variants():
         raise unknown("variant", name, variants())

@@ -1,6 +1,6 @@
-"""Deviations that a backend declares where its framework cannot follow the specification (SPEC PRC-4).
+"""Declared deviations, where a framework cannot follow the specification (SPEC PRC-4).
 
-The reference follows a declared deviation for that backend, so no tolerance widens.
+The reference follows them for that backend, so no tolerance widens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concord.spec.errors import SpecError, unknowns
 Deviations = Mapping[str, float]
 """Value of each deviation (:data:`KNOWN_DEVIATIONS`) by name."""
 
-# No deviation has a meaningful value beyond this.
+# The largest meaningful value of any deviation.
 LARGEST = 1e6
 
 NONE: Deviations = MappingProxyType({})
@@ -31,7 +31,7 @@ class KnownDeviation:
     rounds: bool = False  # whether it affects rounding only, so that the truth stays the same
     # Whether the judge excludes the tensors instead, because the reference cannot compute them.
     excuses: bool = False
-    alone: str = ""  # the verdict on a run that would agree if it declared this
+    alone: str = ""  # the verdict on a run that would agree with this declaration
 
 
 UNCOMPUTED_PADDING, WIDER_OUTPUT, BLIND_ROWS_ZERO = "uncomputed_padding", "wider_output", "blind_rows_zero"
@@ -95,7 +95,7 @@ KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
 
 BLIND_ROWS_UNIFORM = "blind_rows_uniform"
 
-# Only for candidates of a module: in the family such rows are uniform anyway (SPEC MSK-5).
+# Only for module candidates: in the family, such rows are uniform anyway (SPEC MSK-5).
 OF_MODULES: dict[str, KnownDeviation] = {
     BLIND_ROWS_UNIFORM: KnownDeviation(
         "MSK-5",
@@ -107,7 +107,7 @@ OF_MODULES: dict[str, KnownDeviation] = {
 
 
 def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
-    """Read declarations.
+    """Check and read declarations.
 
     Args:
         entries: each with ``name`` (of :data:`KNOWN_DEVIATIONS`), ``value`` and ``reason``.
@@ -135,7 +135,7 @@ def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
 
 
 def in_precision(deviations: Deviations, dtype: str) -> Deviations:
-    """Return the deviations that affect a precision."""
+    """Deviations that affect a precision."""
     return {
         name: value
         for name, value in deviations.items()

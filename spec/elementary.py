@@ -1,6 +1,6 @@
 """Elementary functions and products in every floating-point type of the reference.
 
-NumPy has no error function and no fast matrix product of ``numpy.longdouble``.
+NumPy lacks an error function and fast matrix products of ``numpy.longdouble``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from concord.spec.precision import EXTENDED
 # Beyond this, erf differs from 1 by less than a unit in the last place of 64 bits.
 _SATURATED = 6.7
 
-# Splitting does not pay off for this many products or fewer.
+# Splitting does not pay off up to this many products.
 _FEW = 1 << 16
 
-# Nor for this many rows: splitting the other factor would take longer than the products.
+# Nor up to this many rows: splitting the other factor would take longer than the products.
 _FEW_ROWS = 8
 
 
@@ -53,8 +53,8 @@ def logistic(x: Array) -> Array:
 
 
 def contract(subscripts: str, a: Array, b: Array) -> Array:
-    """Contract two arrays by one matrix product; no index may appear twice in one operand."""
-    # Exchanged factors yield the result in its final order; a later reader would copy a transposed view.
+    """Contract two arrays in one matrix product; no index may repeat in an operand."""
+    # Swapped factors yield the result in its final order; a transposed view would be copied later.
     if _comes_out_turned(subscripts):
         index_a, index_b, index = subscripts.replace("->", ",").split(",")
         subscripts, a, b = f"{index_b},{index_a}->{index}", b, a
@@ -84,7 +84,7 @@ def _multiply(left: Array, right: Array) -> Array:
         return _plainly(left, right)
     left, right = _balanced(left, right)
     # Each factor becomes a sum of parts with so few bits that float64 products of them, summed over the inner
-    # axis, are exact. Pairs of parts below 66 bits are left out: extended precision has 64.
+    # axis, are exact. Pairs of parts below 66 bits are omitted: extended precision has 64.
     bits = (53 - max(math.ceil(math.log2(left.shape[-1])), 1)) // 2
     count = math.ceil(66 / bits)
     lefts, rights = _parts(left, -1, bits, count), _parts(right, -2, bits, count)
@@ -96,8 +96,8 @@ def _multiply(left: Array, right: Array) -> Array:
 
 
 def _balanced(left: Array, right: Array) -> tuple[Array, Array]:
-    # Parts have as many bits as the largest number along an axis needs. Unbalanced, weights of -2^32 at
-    # padding cost 30 bits of a gradient beside them (decision 0016). Powers of two change no digit.
+    # Parts have as many bits as the largest value along an axis needs. Without balancing, weights of -2^32 at
+    # padding cost an adjacent gradient 30 bits (decision 0016). Scaling by powers of two is exact.
     sizes = [np.frexp(abs(array).max(axis))[1] for array, axis in ((left, -2), (right, -1))]  # (N, I)
     scale = np.ldexp(EXTENDED(1), (sizes[1] - sizes[0]) // 2)
     return left * scale[..., None, :], right * (1 / scale)[..., :, None]
@@ -109,13 +109,13 @@ def _plainly(left: Array, right: Array) -> Array:
 
 
 def _parts(values: Array, axis: int, bits: int, count: int) -> list[NDArray[np.float64]]:
-    """Split numbers into at most ``count`` float64 arrays of ``bits`` bits, leading ones first.
+    """Split values into at most ``count`` float64 arrays of ``bits`` bits, leading parts first.
 
-    Their sum is exact to 64 bits of the largest number along the axis.
+    Their sum is exact to 64 bits of the largest value along the axis.
     """
     rest = values.astype(np.float64)
     low = (values - rest).astype(np.float64)
-    scale = np.frexp(abs(rest).max(axis, keepdims=True))[1]  # numbers are at most 2^scale
+    scale = np.frexp(abs(rest).max(axis, keepdims=True))[1]  # values are at most 2^scale
     parts: list[NDArray[np.float64]] = []
     for place in range(1, count + 1):
         # Adding and subtracting this number rounds to the unit of a part, 2^(scale - place bits).
@@ -124,8 +124,8 @@ def _parts(values: Array, axis: int, bits: int, count: int) -> list[NDArray[np.f
         part -= above
         rest -= part
         if place == 1:
-            rest += low  # loses no more than the last part does
-        # Numbers that a precision has rounded have few bits, so later parts are often zero.
+            rest += low  # loses no more than the last part
+        # Values rounded to a precision have few bits, so later parts are often zero.
         if place == 1 or part.any():
             parts.append(part)
     return parts
@@ -159,7 +159,7 @@ def _comes_out_turned(subscripts: str) -> bool:
 
 
 def count_terms(subscripts: str, shape_a: tuple[int, ...]) -> int:
-    """Return how many products each element of a contraction sums."""
+    """Number of products in each element of a contraction."""
     operands, result = subscripts.split("->")
     return math.prod(
         size for index, size in zip(operands.split(",")[0], shape_a, strict=True) if index not in result

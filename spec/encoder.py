@@ -1,4 +1,4 @@
-"""The model family in NumPy, on top of an arithmetic.
+"""The model family in NumPy, in any arithmetic.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
 d_ff, C classes.
@@ -69,7 +69,7 @@ class Model:
         self.dropout: Dropout = lambda site, shape: None
 
     def observe(self, observer: Observer, gradients: bool, part: str) -> int:
-        """Report every tap, and gradients if wanted; return the number of forward elements."""
+        """Report taps, and gradients on request; return the number of forward elements."""
         self.observer = observer
         self.watched = set(trainable(self.config, part)) if gradients else set()
         self.a.recording = gradients or self.a.keeping
@@ -110,7 +110,7 @@ class Model:
         if name in self.watched:
             self.watched.remove(name)
             self.observer(f"gradients.{name}", tensor.gradient)
-        # A large model's gradients would fill the memory: sigma is accumulated as they arrive (decision
+        # A large model's gradients would fill the memory, so sigma is accumulated as they arrive (decision
         # 0016).
         if not self.a.keeping:
             tensor.gradient = None
@@ -122,13 +122,13 @@ class Model:
             leaf.completed = functools.partial(self.complete, name)
 
     def nothing(self, name: str) -> Array:
-        """Return zeros for a gradient that the loss does not depend on."""
+        """Zeros for a gradient that the loss does not depend on."""
         input_name = name.removeprefix("inputs.")
         leaf = self.given[input_name] if input_name != name else self.looked_up.get(name, self.weights[name])
         return np.zeros_like(leaf.value)
 
     def full(self, name: str, gradient: Array) -> Array:
-        """Return the gradient of a table with all rows, used or not."""
+        """A table's gradient with all rows, used or not."""
         if name not in self.rows:
             return gradient
         table = np.zeros((*gradient.shape[: self.a.lead], *self.weights.shape(name)), gradient.dtype)
@@ -136,17 +136,17 @@ class Model:
         return table
 
     def active(self, name: str) -> Mask | None:
-        """Return where a ReLU had slope 1 according to its pinned result."""
+        """Where a ReLU had slope 1, according to its pinned result."""
         # The input may be zero up to rounding; only the result shows which side the run took.
         return self.pinned[name] > 0 if name in self.pinned else None
 
     def held(self, constant: float, deviation: str) -> float:
-        """Round a constant to the bits that the backend declares."""
+        """Round a constant to the backend's declared bits."""
         bits = self.deviations.get(deviation)
         return constant if bits is None else float(round_to_bits(np.asarray(constant), int(bits)))
 
     def run(self, part: str) -> Node:
-        """Return the loss of a part (SPEC PRT-1)."""
+        """Loss of a part (SPEC PRT-1)."""
         if part in ("attention", "dot_product"):
             attend = self.attention if part == "attention" else self.dot_product
             query, key, value = (self.given[name] for name in ("query", "key", "value"))
@@ -169,7 +169,7 @@ class Model:
     # Embeddings (EMB-1 to EMB-6, POS-5).
 
     def embeddings(self, real: Mask) -> Node:
-        """Return the input of the first layer: (B, T, D)."""
+        """Input of the first layer: (B, T, D)."""
         config, ids = self.config, self.batch.required("input_ids")
         token = self.lookup("embeddings.token.weight", ids, config.token_padding_row)
         if config.token_padding_forward == "zero":
@@ -214,7 +214,7 @@ class Model:
             vectors.completed = lambda node: self.observer(
                 f"gradients.slices.{table}", np.asarray(node.gradient)
             )
-            # A separate node, since a tap puts its own callback into ``completed``.
+            # A separate node, since a tap sets its own callback as ``completed``.
             vectors = self.a.reshape(vectors, vectors.shape)
         return vectors if padding_row is None else self.a.freeze(vectors, (ids == padding_row)[..., None])
 
@@ -255,7 +255,7 @@ class Model:
         config, a = self.config, self.a
         mean = a.divide_by(a.sum(x, -1), config.d_model)
         centered = a.center(x, mean)
-        # The closed form of the derivative assumes that differences from the mean sum to zero, whatever their
+        # The derivative's closed form assumes that differences from the mean sum to zero, whatever their
         # rounding (SPEC ALG-5).
         differences = a.center(x, a.freeze(mean, np.ones(mean.shape, bool))) if a.closed else centered
         squares, count = (
@@ -294,7 +294,7 @@ class Model:
         )  # (B, T, D)
 
     def activation(self, x: Node, active: Mask | None) -> Node:
-        """The feed-forward activation (SPEC FFN-2)."""
+        """Apply the feed-forward activation (SPEC FFN-2)."""
         a = self.a
         if self.config.activation == "relu":
             return a.relu(x, active)
@@ -312,7 +312,7 @@ class Model:
     def attention(
         self, name: str, query: Node, key: Node, value: Node, key_mask: Mask | None, query_mask: Mask | None
     ) -> Node:
-        """Attention with its projections: (B, Q, D)."""
+        """Apply attention with its projections: (B, Q, D)."""
         q, k, v = (
             self.tap(f"{name}.{role}", self.project(f"{name}.{role}", x))
             for role, x in (("query", query), ("key", key), ("value", value))
@@ -325,7 +325,7 @@ class Model:
         )
 
     def project(self, name: str, x: Node) -> Node:
-        """Return queries, keys or values by head: (B, T, H, K)."""
+        """Queries, keys or values by head: (B, T, H, K)."""
         y = self.linear(name, x)
         if self.config.qkv_activation == "relu":
             y = self.a.relu(y, self.active(name))
@@ -336,7 +336,7 @@ class Model:
     ) -> Node:
         """Attend: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
 
-        All heads are computed at once: a loop yields the same (SPEC ATT-7).
+        All heads at once: a loop yields the same (SPEC ATT-7).
         """
         config, a = self.config, self.a
         scores = self.tap(f"{name}.scores", self.scores(q, k))
@@ -354,7 +354,7 @@ class Model:
             weights = self.tap(
                 f"{name}.masked_weights", a.replace(weights, query_mask[:, None, :, None], constant)
             )
-            # Overwritten weights no longer sum to 1, so the row sums do not belong to them.
+            # Overwritten weights no longer sum to 1, so the row sums do not apply.
             sums = None
         context = a.attend(self.drop(f"{name}.weights", weights), v, sums)
         return self.tap(
@@ -362,11 +362,12 @@ class Model:
         )
 
     def softmax_floor(self, key_mask: Mask | None) -> float | Array | None:
-        """Declared lower bound of the shifted scores, for all keys or by key (B, 1, 1, S)."""
+        """Declared lower bound of shifted scores, for all keys or (B, 1, 1, S)."""
         floor = self.deviations.get("softmax_floor")
         if floor is None or key_mask is None or not self.deviations.get("padding_left_out"):
             return floor
-        # Keys that a kernel leaves out get no weight, so no bound; it always keeps the first of each sample.
+        # Keys that a kernel skips get no weight, so they have no bound; it always keeps the first key of each
+        # sample.
         keys = key_mask | (np.arange(key_mask.shape[-1]) == 0)  # (B, S)
         return np.where(keys, floor, -np.inf)[:, None, None, :]
 
@@ -411,7 +412,7 @@ class Model:
     def normalized(self, x: Node) -> Node:
         """Divide vectors by their length, at least epsilon: (B, D)."""
         squares = self.a.sum(self.a.multiply(x, x), -1)  # (B, 1)
-        # Compared before the root, whose derivative at a zero vector is infinite.
+        # Compared before taking the root, whose derivative at a zero vector is infinite.
         least = self.a.leaf(np.full(squares.shape, least_squares(self.config, self.dtype)))
         return self.a.divide(x, self.a.sqrt(self.a.larger(squares, least)))
 

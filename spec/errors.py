@@ -1,4 +1,4 @@
-"""Errors of the specification: what is wrong, the actual and required value, and the clause."""
+"""Errors of the specification, with actual value, required value, and clause."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SpecError(ValueError):
 
 
 class ConfigError(SpecError):
-    """A configuration that describes no model of the family."""
+    """A configuration that does not describe a model of the family."""
 
 
 class WeightsError(SpecError):
@@ -40,14 +40,12 @@ class UnknownNameError(SpecError):
     """An unknown name; the message gives the nearest known ones."""
 
 
-# Usual names of the frameworks: string distance does not lead from "keras" to "tf".
+# Common names of the frameworks, since string distance does not lead from "keras" to "tf".
 USUAL = {"tensorflow": "tf", "keras": "tf", "pytorch": "torch", "paddlepaddle": "paddle", "flax": "jax"}
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
-    """Return the error for an unknown name, with the nearest known ones; ``kind``: for example
-    ``"variant"``.
-    """
+    """The error for an unknown name of a ``kind``, with the nearest known ones."""
     # Imported here because only an error needs it.
     import difflib
 
@@ -61,14 +59,14 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
 
 
 def unknowns(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return a line for each unknown name."""
+    """Return one line per unknown name."""
     among = list(known)
     return [str(unknown(kind, name, among)) for name in names if name not in among]
 
 
 @contextmanager
 def collecting(problems: list[str]) -> Iterator[None]:
-    """Add the problems of an error within the block to a list, each once, and continue."""
+    """Catch an error in the block, and collect its problems, each once."""
     try:
         yield
     except SpecError as error:
@@ -77,7 +75,7 @@ def collecting(problems: list[str]) -> Iterator[None]:
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Prefix the problems of an error within the block with a place, keeping its class."""
+    """Prefix an error's problems with a place, keeping its class."""
     try:
         yield
     except SpecError as error:
@@ -87,7 +85,7 @@ def located(where: str) -> Iterator[None]:
 
 
 def collect(*steps: Callable[[], Any]) -> list[Any]:
-    """Return the results of all steps, or raise one ``SpecError`` with all problems."""
+    """Return all steps' results, or raise one ``SpecError`` with all problems."""
     results, problems = list[Any](), list[str]()
     for step in steps:
         with collecting(problems):
@@ -116,7 +114,7 @@ def optional(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        # A missing module of ours is a bug, not a missing package.
+        # A missing module of Concord is a bug, not a missing package.
         if (error.name or "").startswith("concord"):
             raise
         raise SpecError(

@@ -11,7 +11,7 @@ from concord.spec.errors import ConfigError, unknown
 
 Kind = TypeVar("Kind")
 
-# float64 does not hold every integer from here on; no model has such a size.
+# float64 cannot represent every integer from here on; no model has such a size.
 LARGEST = 2**53
 
 
@@ -19,7 +19,7 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
     """Build a dataclass from plain data.
 
     Args:
-        where: name of the data in messages.
+        where: the data's name in messages.
 
     Raises:
         ConfigError: listing all unknown, missing and wrong fields.
@@ -54,15 +54,15 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
 
 
 def _plain(value: Any, annotation: str) -> Any:
-    # TOML and JSON writers may drop the decimal point of a whole number, and have no tuples.
+    # TOML and JSON writers may drop the decimal point of a whole number, and lack tuples.
     if "float" in annotation and type(value) is int:
         return float(value)
     return tuple(value) if isinstance(value, list) else value
 
 
 def to_toml(fields: Mapping[str, Any]) -> str:
-    """Return TOML text, one field per line."""
-    # TOML spells scalars of these types, and lists of them, as JSON does.
+    """TOML text, one field per line."""
+    # TOML and JSON write scalars of these types, and lists of them, in the same way.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
 
 

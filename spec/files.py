@@ -1,4 +1,4 @@
-"""Reading and writing whole files; irregular, oversized or malformed ones are rejected."""
+"""Reading and writing of files; irregular, oversized or malformed ones are rejected."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ T = TypeVar("T")
 # Writes the next bytes of a file.
 Write = Callable[[bytes | memoryview], None]
 
-# Largest text to read, in bytes; records of campaigns have some millions.
+# Largest text to read, in bytes; records of campaigns have a few million.
 LARGEST = 1 << 26
 
-# Largest file of arrays to read, in bytes. Weights, gradients and taps of a model with 350 million parameters
-# take less.
+# Largest file of arrays to read, in bytes: enough for weights, gradients and taps of a model with 350 million
+# parameters.
 LARGEST_ARRAYS = 1 << 34
 
 # Name prefix of a file being written; a killed process may leave one behind.
@@ -55,15 +55,15 @@ LONGEST_WHOLE = 40
 # Irregular files by their letter in ``ls -l``.
 KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}
 
-# Lines per file; the first ones suffice.
+# Maximum lines per file; the first problems suffice.
 MOST_PROBLEMS = 10
 
 
 def find(folder: Path, pattern: str) -> list[Path]:
-    """Return the files under a folder whose names match, sorted, without following links to folders.
+    """Matching files under a folder, sorted, without following links to folders.
 
     Raises:
-        SpecError: if a folder cannot be read: unreadable files must not seem absent.
+        SpecError: if a folder cannot be read: an unreadable file must not seem absent.
     """
     if not folder.is_dir():
         raise SpecError(f"{folder}: no such folder")
@@ -78,7 +78,7 @@ def find(folder: Path, pattern: str) -> list[Path]:
 
 
 def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
-    """Return the content of a regular file.
+    """Content of a regular file.
 
     Raises:
         SpecError: if it is missing, unreadable, irregular or too large.
@@ -117,7 +117,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a regular file."""
+    """SHA-256 of a regular file."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -136,16 +136,16 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
-    """Return the content of a JSON text.
+    """Content of a JSON text.
 
     Raises:
-        SpecError: if it is invalid, has ``NaN``, numbers beyond float64 or lone surrogates, or is nested
-            deeper than :data:`DEEPEST`.
+        SpecError: if it is invalid, contains ``NaN``, numbers beyond float64 or lone surrogates, or exceeds
+            :data:`DEEPEST`.
     """
     try:
         text = content if isinstance(content, str) else content.decode("utf-8")
         value = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_whole)
-        # Only an escaped surrogate, half of a character, can make this fail.
+        # Only an escaped lone surrogate can make this fail.
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         # Level by level, since a recursive walk would need the depth that it must reject.
@@ -179,10 +179,10 @@ def _whole(text: str) -> int:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Return the content of a TOML text.
+    """Content of a TOML text.
 
     Raises:
-        SpecError: if it is invalid or has an integer of more than 64 bits.
+        SpecError: if it is invalid or has an integer beyond 64 bits.
     """
     try:
         content = tomllib.loads(text)
@@ -205,8 +205,8 @@ def read_as(path: Path, kind: type[T], version: str = "format", written_by: str 
 
     Args:
         kind: a data class or typed dictionary; unknown keys are ignored.
-        version: key that names the format; if it is wrong, nothing else is reported.
-        written_by: command that writes such files, for the message about another format.
+        version: key of the format version; if it is wrong, nothing else is reported.
+        written_by: command that writes such files, for messages.
 
     Raises:
         SpecError: as in :func:`read_json`, and listing missing keys and wrong types.
@@ -219,7 +219,7 @@ def read_as(path: Path, kind: type[T], version: str = "format", written_by: str 
 
 @cache
 def adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Return the pydantic adapter of a type, which takes a tenth of a second to build."""
+    """Pydantic adapter of a type, which takes 0.1 s to build."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
@@ -228,8 +228,8 @@ def adapter(kind: type[T]) -> TypeAdapter[T]:
 def typed(
     kind: type[T], content: str | bytes | Mapping[str, Any], version: str = "format", written_by: str = ""
 ) -> T:
-    """Check the types of JSON text or plain data; for its arguments see :func:`read_as`."""
-    from pydantic import ValidationError  # not at the top: a worker's environment need not have pydantic
+    """Check the types of JSON text or plain data; arguments as in :func:`read_as`."""
+    from pydantic import ValidationError  # not at the top: a worker's environment may lack pydantic
 
     try:
         reader: TypeAdapter[T] = adapter(kind)  # type: ignore[arg-type]  # to mypy no type is hashable
@@ -238,14 +238,14 @@ def typed(
         return reader.validate_python(content, strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    # In a file of another format, all other problems are noise.
+    # If the format is wrong, all other problems are noise.
     other = [problem for problem in problems if problem["loc"] == (version,)]
     hint = f"; it is what {written_by} of this version writes" if other and written_by else ""
     raise SpecError([f"{line}{hint}" for line in _lines(other or problems)][:MOST_PROBLEMS])
 
 
 def _lines(errors: Iterable[ErrorDetails]) -> Iterator[str]:
-    # Everything missing in one place shares a line.
+    # All keys missing in one place share a line.
     missing: dict[str, list[str]] = {}
     for problem in errors:
         *outer, last = ("", *problem["loc"])
@@ -270,7 +270,7 @@ def _lines(errors: Iterable[ErrorDetails]) -> Iterator[str]:
                 f"{place!r} is {_briefly(value)} but {line}"
                 if line.startswith("must")
                 else f"{place!r}: {line}"
-                for line in required.split("\n")  # a configuration has several problems at once
+                for line in required.split("\n")  # a configuration can have several problems
             )
         else:
             yield f"holds a {type(value).__name__} but {required.replace('must be', 'must hold')}"
@@ -289,7 +289,7 @@ def _briefly(value: Any) -> str:
 
 
 def read_arrays(path: Path) -> Arrays:
-    """Read a safetensors file, or raise ``SpecError`` if it is unreadable or corrupt."""
+    """Read a safetensors file, or raise ``SpecError``."""
     return read_described(path)[1]
 
 
@@ -315,12 +315,12 @@ def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
 
 
 def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:
-    """Return the arrays whose names start with a prefix, without the prefix."""
+    """Arrays whose names start with a prefix, without the prefix."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def obstacle(path: Path) -> str | None:
-    """Return what prevents writing a file, or None, to ask before long work."""
+    """Reason why a file cannot be written, if any."""
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "Is a directory")
@@ -337,7 +337,7 @@ def obstacle(path: Path) -> str | None:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Return whether two names denote one regular file, which need not exist yet."""
+    """Whether two names denote the same regular file, which may not exist yet."""
     with suppress(OSError, RuntimeError, ValueError):
         modes = {_mode(one), _mode(other)}
         if any(mode is not None and not stat.S_ISREG(mode) for mode in modes):
@@ -352,7 +352,7 @@ def same_file(one: Path, other: Path) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     """Write utf-8 text atomically; an existing file keeps its permissions."""
-    # A file name that is not utf-8 has lone surrogates, which need an escape.
+    # A file name that is not utf-8 has lone surrogates, which must be escaped.
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
@@ -364,15 +364,15 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Write]:
-    """Write a file piece by piece; it appears once the block ends without an error.
+    """Write a file piece by piece; it appears after the block, unless that fails.
 
     Yields:
         A function that writes the next bytes.
     """
     with refusing(path):
         mode = _mode(path)
-        # A pipe or /dev/null is written directly: replacing it would destroy it. A link's target is replaced,
-        # not the link.
+        # A pipe or /dev/null is written directly: replacing it would destroy it. For a link, its target is
+        # replaced.
         regular = mode is None or stat.S_ISREG(mode)
         target = path.resolve(strict=False) if regular else path
         temporary = new_beside(target) if regular else path
@@ -408,12 +408,12 @@ def refusing(path: Path) -> Iterator[None]:
             raise
         raise SpecError(
             f"{path}: cannot be written: {os.strerror(errno.ENOTDIR)}"
-        ) from None  # a file stands where a folder must be
+        ) from None  # a file is where a folder must be
     except (
         OSError,
         RuntimeError,
         ValueError,
-    ) as error:  # RuntimeError: links in a circle; ValueError: a null character
+    ) as error:  # RuntimeError: circular links; ValueError: a null character
         raise SpecError(f"{path}: cannot be written: {_reason(error)}") from None
 
 

@@ -14,10 +14,10 @@ from concord.spec.files import new_beside, refusing
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a new folder with all its files, or nothing.
+    """Write a new folder with all its files, or not at all.
 
     Raises:
-        FileExistsError: if the name is taken; of two simultaneous writers one gets this.
+        FileExistsError: if the name is taken, also by a simultaneous writer.
         SpecError: if it cannot be written.
     """
     with new_folder(path) as temporary, refusing(path):
@@ -27,16 +27,16 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """Write a folder file by file; it appears once the block ends without an error.
+    """Write a folder file by file; it appears after the block, unless that fails.
 
     Args:
-        replace: whether to replace an existing folder; a kill leaves either the old or the new one.
+        replace: replace an existing folder; a kill leaves either the old or the new one.
 
     Yields:
         The folder to write into.
 
     Raises:
-        FileExistsError: if the name is taken and not to be replaced.
+        FileExistsError: if the name is taken and ``replace`` is False.
         SpecError: if it cannot be written.
     """
     with refusing(path):
@@ -59,8 +59,8 @@ HERE, NOT_OVER, BOTH = -100, 1, 2
 
 
 def _renamed(source: Path, target: Path, how: int) -> bool:
-    # One system call, so a kill leaves the old folder or the new one (decision 0027). Python's os module
-    # lacks it.
+    # A single system call, so a kill leaves either the old or the new folder (decision 0027). Python's os
+    # module lacks it.
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         return False
@@ -74,7 +74,7 @@ def _renamed(source: Path, target: Path, how: int) -> bool:
 def _place(source: Path, target: Path) -> None:
     if _renamed(source, target, NOT_OVER):
         return
-    # rename() silently replaces an empty folder. Making it first fails if another writer was faster.
+    # rename() silently replaces an empty folder. Creating it first fails if another writer was faster.
     target.mkdir()
     try:
         source.rename(target)
@@ -86,7 +86,7 @@ def _place(source: Path, target: Path) -> None:
 def _exchange(source: Path, target: Path) -> None:
     if _renamed(source, target, BOTH):
         return
-    # Without renameat2 there is a moment in which neither folder has the name.
+    # Without renameat2 there is a moment when neither folder has the name.
     aside = new_beside(target)
     target.rename(aside)
     try:

@@ -11,10 +11,10 @@ from concord.spec.tape import Node
 
 
 class Leaves(dict[str, Node]):
-    """Weights that become inputs on first use: many steps use few of them.
+    """Weights that become inputs on first use.
 
     Args:
-        carried: whether this arithmetic computed them, so that they have its leading axes.
+        carried: whether this arithmetic computed them, with its leading axes.
     """
 
     def __init__(self, arithmetic: Arithmetic, arrays: Mapping[str, Array], carried: bool = False) -> None:

@@ -17,7 +17,7 @@ def real_tokens(config: EncoderConfig, input_ids: Ids) -> Mask:
 
 
 def visible_keys(config: EncoderConfig, key_mask: Mask, num_heads: int) -> Mask:
-    """Return the keys visible to each query of each head (SPEC MSK-4, MSK-7).
+    """Keys visible to each query of each head (SPEC MSK-4, MSK-7).
 
     Args:
         key_mask: (B, S) or (B, Q, S).
@@ -29,20 +29,20 @@ def visible_keys(config: EncoderConfig, key_mask: Mask, num_heads: int) -> Mask:
     if config.mask_assignment == "per_sample":
         return per_query[:, None]
     batch = len(key_mask)
-    # Keras' published bug: heads are stacked before samples, masks are repeated sample by sample (MSK-7).
+    # Keras' published bug: heads are stacked before samples, but masks are repeated sample by sample (MSK-7).
     place = np.arange(num_heads)[None, :] * batch + np.arange(batch)[:, None]  # (B, H)
     assigned: Mask = per_query[place // num_heads]
     return assigned
 
 
 def sees_nothing(config: EncoderConfig, batch: Batch) -> bool:
-    """Return whether some query of a batch sees no key (SPEC MSK-5)."""
+    """Whether some query of a batch sees no key (SPEC MSK-5)."""
     visible = batch.key_mask if batch.input_ids is None else real_tokens(config, batch.input_ids)
     return visible is not None and not bool(visible.any(axis=-1).all())
 
 
 def mask_constant(config: EncoderConfig, dtype: str) -> float:
-    """Return ``mask_value``, clamped to the precision's lowest finite number (SPEC MSK-6)."""
+    """Return ``mask_value``, clamped to the precision's lowest finite value (SPEC MSK-6)."""
     # Converted naively, -1e9 is minus infinity in float16, and a row without a visible key becomes NaN
     # (decision 0005).
     target = precision(dtype)

@@ -1,6 +1,6 @@
-"""Monte Carlo arithmetic: each operation adds noise as large as its rounding error may be.
+"""Monte Carlo arithmetic: each operation adds noise the size of its rounding error.
 
-Samples lie along a leading axis, which has size 1 in a value without noise.
+Samples form a leading axis, which has size 1 in a value without noise.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ Size = Callable[[slice], Array]
 # Number of elements to perturb at a time: few enough to stay in the cache.
 BLOCK = 1 << 16
 
-# Number of random numbers, drawn once; each operation reads them from a random place.
+# Number of random numbers, which are drawn once; each operation reads them from a random position.
 PERIOD = (1 << 18) + 29
 
-# Near a tie with a mask constant, a score may err by this many unit roundoffs of its row's largest one.
-# Sixteen samples would miss such a tie by their own noise, but one of many correct runs meets it (decision
-# 0016).
+# Near a tie with a mask constant, a score may err by this many unit roundoffs of its row's largest one. The
+# noise of sixteen samples would miss such a tie, but one of many correct runs encounters it (decision 0016).
 NEAR = 16.0
 
 # A sum's effective number of terms may differ from an integer by this share for its terms to count as equal.
@@ -45,18 +44,18 @@ def _uniform(storage: np.dtype) -> Array:
 class MonteCarlo(Arithmetic):
     """Elementary operations on samples, each perturbed independently.
 
-    An operation with result y adds ``(units * u * |y| + smallest normal) * xi``, with u the unit roundoff and
-    xi uniform in [-1, 1]. A sum of K terms t adds ``(u_acc * sqrt(v) + K * smallest normal) * xi`` with ``v =
-    K/3 * y² + (K+1)/6 * max(sum t² - y²/K, 0)``, the variance of its rounding in a random order of summation.
-    Selections, masks and maxima add nothing.
+    An operation with result y adds ``(units * u * |y| + smallest normal) * xi``, where u is the unit roundoff
+    and xi is uniform in [-1, 1]. A sum of K terms t adds ``(u_acc * sqrt(v) + K * smallest normal) * xi``
+    with ``v = K/3 * y² + (K+1)/6 * max(sum t² - y²/K, 0)``, the variance of its rounding in a random order of
+    summation. Selections, masks and maxima add nothing.
 
-    Samples also carry the additional errors of admissible algorithms (SPEC ALG-1 to ALG-5). Each float64 or
-    float32 sample is itself a correct run that rounds up or down at random.
+    Samples also carry errors of admissible algorithms (SPEC ALG-1 to ALG-5). A float64 or float32 sample is
+    itself a correct run with random rounding.
 
     Args:
-        dtype: precision or mode whose rounding is imitated.
+        dtype: precision or mode whose rounding is simulated.
         samples: number of simultaneous samples.
-        first: index of the first sample, which determines its noise and whether it truncates TF32 factors.
+        first: index of the first sample, which determines its noise and TF32 truncation.
     """
 
     lead = 1
@@ -64,7 +63,7 @@ class MonteCarlo(Arithmetic):
     def __init__(self, dtype: str, samples: int, first: int = 0) -> None:
         target = precision(dtype)
         super().__init__(target.storage.name)
-        # The closed form of a norm's derivative has all errors of the other way, and more.
+        # The closed form of a norm's derivative has all errors of the other form, and more.
         self.samples, self.first, self.closed = (
             samples,
             first,
@@ -82,10 +81,10 @@ class MonteCarlo(Arithmetic):
         self._places = np.random.Generator(np.random.SFC64([first, 0x5EED]))
 
     def override(self, a: Node, values: Array, unrounded: bool = False) -> Node:
-        """Replace computed values by pinned ones."""
+        """Replace computed values with pinned ones."""
         pinned = self.leaf(values).value
         if self._half or unrounded:
-            # A fused step of a half precision continues with more digits than it delivers, unless a constant
+            # A fused half-precision step continues with more digits than it returns, unless a constant
             # absorbs its score.
             perturbed = self.settle(pinned)
             pinned = perturbed if a.constant is None else np.where(a.constant, pinned, perturbed)
@@ -97,7 +96,7 @@ class MonteCarlo(Arithmetic):
         return Node(values, a.shape, taped=False)
 
     def given_gradient(self, values: Array) -> Array:
-        """Perturb a pinned gradient by the rounding of its delivery."""
+        """Perturb a pinned gradient by the rounding of its output."""
         return self.settle(self.leaf(values).value)
 
     def affine(self, subscripts: str, a: Node, b: Node, bias: Node) -> Node:
@@ -138,7 +137,7 @@ class MonteCarlo(Arithmetic):
         self, values: Array, squares: Callable[[], Array], terms: float | Array, wide: bool = True
     ) -> Array:
         """Perturb a sum."""
-        # The sums of all samples agree up to rounding: one estimate serves all.
+        # The sums of all samples agree up to rounding, so one estimate suffices.
         sample, powers = self._one(values), squares()
         count = (
             max(terms, 1.0)
@@ -198,10 +197,11 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_largest(self, gradient: Array, x: Array, terms: Array, shares: Array) -> Array:
-        """Perturb the gradient of a row's largest entry by the rounding of the row's sum."""
-        # A softmax written by hand seldom stops the gradient at the maximum, so the rounding of the row sum
-        # flows back there: to the largest entry or, with a running maximum from either end, to each that was
-        # the largest so far. With 263 keys that was 2 to 18 tolerances (decision 0018).
+        """Perturb the gradient of a row's largest entry by the sum's rounding."""
+        # A manually written softmax rarely stops the gradient at the maximum, so the rounding of the row sum
+        # flows back there. It reaches the largest entry or, with a running maximum from either end, each
+        # entry that was the largest so far. With 263 keys the resulting error was 2 to 18 tolerances
+        # (decision 0018).
         x, terms, shares = (self._one(values) for values in (x, terms, shares))
         total = terms.sum(-1, keepdims=True, dtype=np.float64)
         # Entries that were equal differ by their own noise here.
@@ -223,7 +223,7 @@ class MonteCarlo(Arithmetic):
 
     def round_sum(self, values: Array, value: float, rounded: str) -> Array:
         """Add a mask constant and round, to either side near a tie."""
-        # Scores delivered by a run have no samples: they are its own, so their sum rounds one way only.
+        # Scores returned by a run have no samples: they are the run's own, so their sum rounds only one way.
         if len(values) > 1 or self.samples == 1:
             near = NEAR * self._roundoff * abs(values).max(-1, keepdims=True)
             values = self._perturbed(values, self._of(np.broadcast_to(near, values.shape)))
@@ -231,8 +231,8 @@ class MonteCarlo(Arithmetic):
 
     def center(self, x: Node, mean: Node) -> Node:
         """Subtract the mean of each row."""
-        # Expanded, (x - m) r = x r - m r, both products are rounded before they cancel (SPEC ALG-5). So are
-        # the gradients on the two ways back, which cancel where a row has one element.
+        # In the expanded form x r - m r, both products are rounded before they cancel (SPEC ALG-5). So are
+        # the gradients on the two paths back, which cancel where a row has one element.
         back, both = self._unbroadcast(mean), 2 * self._accumulation
         return self._record(
             self._perturbed(self.settle(x.value - mean.value), self._of(both * abs(x.value))),
@@ -241,7 +241,7 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_total(self, total: Node, parts: Sequence[Node]) -> Node:
-        """Perturb a sum of squares by the error of one long sum."""
+        """Perturb a sum of squares as one long sum."""
         if len(parts) == 1:
             return total
 
@@ -299,7 +299,7 @@ class MonteCarlo(Arithmetic):
         return contracted if sampled else contracted[None]
 
     def _squares(self, subscripts: str, a: Array, b: Array) -> Array:
-        # A noise size needs few digits, so float32 is enough once the factors are scaled to 1.
+        # A noise size needs few digits, so float32 suffices once the factors are scaled to 1.
         largest = [float(abs(self._one(x)).max(initial=0.0)) or 1.0 for x in (a, b)]
         left, right = (
             np.square(self._flushed(self._one(x) / size, 1e-15), dtype=np.float32)
@@ -317,9 +317,9 @@ class MonteCarlo(Arithmetic):
     def _factor(self, values: Array) -> Array:
         if not self.target.factors:
             return values
-        # Tensor cores may read the upper 19 bits and truncate the rest. That errs by up to twice as much, and
-        # always towards zero, so it does not average out in a sum of equal signs. Every second sample
-        # truncates; sigma is a mean square error about the truth, so a biased sample is as good a witness
+        # Tensor cores may read the upper 19 bits and truncate the rest. The error is up to twice as large,
+        # and always towards zero, so it does not average out in a sum of equal signs. Every second sample
+        # truncates; sigma is a mean square error about the truth, so a biased sample counts equally well
         # (decision 0013).
         towards_zero = np.arange(self.first, self.first + self.samples) % 2
         return self._perturbed(values, self._of(self.target.factors * values), towards_zero)
@@ -329,11 +329,11 @@ class MonteCarlo(Arithmetic):
         return lambda part: flat[:, part]
 
     def _perturbed(self, values: Array, size: Size, below: NDArray[np.integer] | None = None) -> Array:
-        """Return samples of values, each with its own noise.
+        """Samples of values, each with its own noise.
 
         Args:
             size: returns the noise sizes for some columns, as (1 or samples, …).
-            below: mean error of each sample, in sizes below zero.
+            below: negative of each sample's mean error, in noise sizes.
         """
         perturbed = np.empty((self.samples, *values.shape[1:]), values.dtype)
         flat, out = values.reshape(len(values), -1), perturbed.reshape(self.samples, -1)
@@ -356,9 +356,9 @@ class MonteCarlo(Arithmetic):
 
 
 def _rounding_up_to_larger(x: Array, reach: Array, *summed: Array) -> Array:
-    """Return the rounding of each row's sums up to the next larger entry, in unit roundoffs.
+    """Rounding of each row's sums up to the next larger entry, in unit roundoffs.
 
-    It is 0 where an entry is never the largest; ``reach``: how far below another an entry counts as equal.
+    It is 0 where an entry is never the largest; entries closer than ``reach`` count as equal.
     """
     size, shape = x.shape[-1], x.shape
     count, power = np.arange(1, size + 1), np.zeros(shape)

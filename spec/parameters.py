@@ -34,18 +34,18 @@ class Parameter:
 
 
 def parameters(config: EncoderConfig, part: str = "model") -> dict[str, Parameter]:
-    """Return every parameter of a part by canonical name, in order of computation (SPEC WGT-1)."""
+    """Every parameter of a part by canonical name, in order of computation (SPEC WGT-1)."""
     return dict(_parameters(config, check_part(part)))
 
 
 def trainable(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the parameters and ``inputs.<name>`` that get a gradient (SPEC GRD-1, GRD-3, GRD-5)."""
+    """Parameters and ``inputs.<name>`` that get a gradient (SPEC GRD-1, GRD-3, GRD-5)."""
     names = [name for name, parameter in parameters(config, part).items() if parameter.trainable]
     return names + [f"inputs.{name}" for name in differentiable_inputs(part)]
 
 
 def shape_of(config: EncoderConfig, parameter: Parameter) -> tuple[int, ...]:
-    """Return the shape of a parameter in numbers (SPEC WGT-2)."""
+    """Numeric shape of a parameter (SPEC WGT-2)."""
     return resolve(parameter.shape, axis_sizes(config))
 
 
@@ -53,10 +53,10 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
     """Reject weights that do not fit (SPEC WGT-1 to WGT-3).
 
     Args:
-        where: context of the messages, for example ``"backend=paddle"``.
+        where: context of messages, such as ``"backend=paddle"``.
 
     Raises:
-        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight.
+        WeightsError: listing missing, unexpected, misshapen, non-float or non-finite weights.
     """
     context = f"{where}, " if where else ""
     table = parameters(config, part)
@@ -113,7 +113,7 @@ def initialize(
         profile: one of :data:`PROFILES`.
 
     Returns:
-        float64 arrays of float32 numbers by canonical name.
+        float64 arrays of float32 values by canonical name.
 
     Raises:
         UnknownNameError: for an unknown profile or part.
@@ -126,7 +126,7 @@ def initialize(
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         shape = shape_of(config, parameter)
         values = _profiled(config, name, _draw(config, parameter, generator.standard_normal(shape)), profile)
-        # float32 numbers, so that float64 and float32 runs get one model (SPEC WGT-5).
+        # float32 values, so that float64 and float32 runs get the same model (SPEC WGT-5).
         weights[name] = values.astype(np.float32).astype(np.float64)
     return weights
 
@@ -135,8 +135,8 @@ def _draw(config: EncoderConfig, parameter: Parameter, normal: NDArray[np.float6
     if parameter.kind == "positions" and config.positions == "sinusoidal":
         return positions.sinusoid(config)
     scale, center = {
-        # Variance 1/in keeps activations at one size. No gamma is 1 and no bias 0: a bug in them would not
-        # show.
+        # Variance 1/in keeps the size of activations. No gamma is 1 and no bias is 0, since these values
+        # would hide a bug.
         "kernel": (1 / np.sqrt(normal.shape[0]), 0.0),
         "positions": (0.5, 0.0),
         "embedding": (
@@ -161,7 +161,7 @@ def _profiled(
     if profile == "extreme":
         values = values * next((factor for part, factor in EXTREME.items() if part in name), 1.0)
     if profile == "tiny":
-        # Every input of a norm gets a deviation near epsilon, or near its root if epsilon is inside the root.
+        # Every norm input gets a deviation near epsilon, or near its root if epsilon is inside the root.
         deviation = (
             config.norm_epsilon
             if config.norm_epsilon_placement == "outside"
@@ -186,7 +186,7 @@ EXTREME = {
     "classifier.weight": 150.0,
 }
 
-# Mean of the token vectors in the profile ``offset``, in units of their deviation.
+# Mean of the token vectors in the profile ``offset``, in units of their standard deviation.
 OFFSET = 40.0
 
 

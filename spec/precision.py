@@ -17,8 +17,8 @@ class Precision:
     """A binary floating-point format.
 
     Attributes:
-        storage: NumPy dtype that holds its values exactly.
-        unit_roundoff: half the distance from 1 to the next number.
+        storage: NumPy dtype that represents its values exactly.
+        unit_roundoff: half the distance from 1 to the next value.
         accumulation: unit roundoff of sums; half precisions accumulate in float32.
         factors: unit roundoff of product factors; 0 if they are not shortened.
     """
@@ -32,7 +32,7 @@ class Precision:
     factors: float = 0.0
 
     def round(self, values: ArrayLike) -> Array:
-        """Round to nearest, ties to even, into ``storage``; numbers beyond ``largest`` become infinite."""
+        """Round to nearest, ties to even, into ``storage``; values beyond ``largest`` become infinite."""
         array: Array = np.asarray(values)
         if self.name == "bfloat16":
             return _round_to_bfloat16(array)
@@ -46,12 +46,12 @@ class Precision:
             )
 
     def holds(self, values: Array) -> bool:
-        """Return whether the precision holds each finite number exactly."""
+        """Whether the precision represents each finite value exactly."""
         finite = values[np.isfinite(values)]
         return bool((self.round(finite) == finite).all())
 
     def round_factor(self, values: Array, cut: bool = False) -> Array:
-        """Round, or with ``cut`` truncate, a product's factor to the bits of TF32."""
+        """Round, or truncate if ``cut``, a product's factor to the bits of TF32."""
         if not self.factors:
             return values
         bits = round(-math.log2(self.factors))
@@ -60,7 +60,7 @@ class Precision:
 
 
 def round_to_bits(values: Array, bits: int) -> Array:
-    """Round to nearest with a number of significant bits, for any exponent."""
+    """Round to nearest with ``bits`` significant bits, for any exponent."""
     own = np.finfo(values.dtype).nmant + 1
     # Veltkamp's splitting needs no access to bits, so it works for longdouble too.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -70,7 +70,7 @@ def round_to_bits(values: Array, bits: int) -> Array:
 
 
 def cut_to_bits(values: Array, bits: int) -> Array:
-    """Truncate float32 numbers to a number of significant bits."""
+    """Truncate float32 values to ``bits`` significant bits."""
     mask = np.uint32(0xFFFFFFFF >> (24 - bits) << (24 - bits))
     single = np.atleast_1d(values.astype(np.float32))
     return np.where(np.isfinite(single), (single.view(np.uint32) & mask).view(np.float32), single).reshape(
@@ -89,13 +89,13 @@ def _round_to_bfloat16(values: Array) -> NDArray[np.float32]:
 
 
 def _sticky(single: NDArray[np.float32], values: Array) -> NDArray[np.float32]:
-    # Truncate, and set the last bit if something was lost, so that the second rounding sees no false tie.
+    # Truncate, and set the last bit if digits were lost, so that the second rounding sees no false tie.
     inexact = np.isfinite(single) & (single != values)
     cut = np.where(abs(single) > abs(values), np.nextafter(single, np.float32(0)), single)
     return np.where(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), single)
 
 
-# The widest type of this platform, for the truth of float64; float64 itself if there is none wider.
+# The widest type of this platform, or float64 if none is wider, for the truth of float64.
 EXTENDED: type[np.floating] = (
     np.longdouble if np.finfo(np.longdouble).nmant > np.finfo(np.float64).nmant else np.float64
 )
@@ -126,7 +126,7 @@ MODES: dict[str, Precision] = {
         # Factors of matrix products keep 11 significant bits, rounded or truncated; everything else is
         # float32.
         _precision("tf32", np.float32, 24, 128, factors=2.0**-11),
-        # The truth for float64. Numbers that float64 cannot hold are out of range here too.
+        # The truth for float64. Values beyond the range of float64 are out of range here too.
         _precision("extended", EXTENDED, np.finfo(EXTENDED).nmant + 1, 1024),
     )
 }

@@ -28,9 +28,9 @@ class Truth:
         output: result of the part: (B, C), (B, D), (B, T, D) or (B, Q, D).
         loss: scalar (SPEC LOS-1 to LOS-5).
         taps: every intermediate tensor (:func:`concord.spec.tensors.taps`).
-        gradients: of the loss, by parameter and ``inputs.<name>``, in order of the backward pass (SPEC
-            GRD-1).
-        tap_gradients: by each tap that the loss depends on (SPEC GRD-6).
+        gradients: gradients of the loss by parameter and ``inputs.<name>``, in order of the backward pass
+            (SPEC GRD-1).
+        tap_gradients: gradients by tap that the loss depends on (SPEC GRD-6).
         backward: names of all gradients in order, with ``taps.<tap>`` for taps.
     """
 
@@ -58,17 +58,15 @@ def reference(
     pinned: Mapping[str, Array] | None = None,
     deviations: Deviations = NONE,
 ) -> Truth:
-    """Compute a part of the model with the reference that judges every backend.
+    """Compute a part of the model.
 
     Args:
         weights: exactly the parameters of the part, in any floating dtype (SPEC WGT-1, WGT-2).
         part: one of :data:`concord.spec.tensors.PARTS`.
-        dtype: precision of the *model*: weights, inputs and mask constants are rounded to it (SPEC PRC-2,
-            MSK-5, MSK-6).
-        arithmetic: precision of the *computation*. ``float64`` gives the truth, ``dtype`` one correct run of
-            that precision.
-        pinned: arrays by tap name, which later steps continue from (SPEC PRT-2).
-        deviations: declared by a backend (:mod:`concord.spec.deviations`).
+        dtype: precision of the *model*: of weights, inputs and mask constants (SPEC PRC-2, MSK-5, MSK-6).
+        arithmetic: precision of the *computation*. ``float64`` gives the truth, ``dtype`` a correct run.
+        pinned: arrays by tap name; later steps continue from them (SPEC PRT-2).
+        deviations: deviations declared by a backend (:mod:`concord.spec.deviations`).
 
     Raises:
         WeightsError, BatchError: listing all problems of the input.
@@ -99,7 +97,7 @@ def compute(
     deviations: Deviations = NONE,
     model: Callable[..., Model] | None = None,
 ) -> Truth:
-    """Compute a part of the model in any arithmetic; for other arguments see :func:`reference`.
+    """Compute a part in any arithmetic; other arguments as in :func:`reference`.
 
     Args:
         arithmetic: :class:`concord.spec.montecarlo.MonteCarlo` adds a leading axis of samples, or of size 1.
@@ -153,16 +151,17 @@ def observe(
     slices: bool = False,
     dropout: Dropout = lambda site, shape: None,
 ) -> int:
-    """Compute a part of the model and report each tensor immediately, so that none is kept.
+    """Compute a part, and report each tensor immediately instead of keeping it.
 
     Args:
         weights, batch: valid, and already rounded to ``dtype``.
-        pinned_gradients: gradients by tap name, which the backward pass continues from.
-        unrounded: whether later steps may have seen a pinned tap unrounded.
-        slices: whether to report ``gradients.slices.<table>`` (B, T, D), before rows of one id are summed.
+        pinned_gradients: gradients by tap name; the backward pass continues from them.
+        unrounded: whether later steps may have used a tap's unrounded values.
+        slices: whether to report ``gradients.slices.<table>`` (B, T, D), before rows with the same id are
+            summed.
 
     Returns:
-        The number of elements of the forward pass, to which a sample's memory is proportional.
+        The number of forward elements, which determines a sample's memory.
     """
     run = Model(config, weights, batch, dtype, arithmetic, pinned or {}, deviations)
     run.pinned_gradients, run.unrounded, run.slices = pinned_gradients or {}, unrounded, slices
@@ -171,7 +170,7 @@ def observe(
 
 
 def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[str, Ids]:
-    """Return the rows of each table that a batch looks up, sorted; only these have a gradient."""
+    """Sorted rows of each table that a batch looks up."""
     if part not in OF_IDS:
         return {}
     tokens = batch.required("input_ids")
@@ -185,5 +184,5 @@ def used_rows(config: EncoderConfig, batch: Batch, part: str = "model") -> dict[
 
 
 def predict(config: EncoderConfig, logits: Array) -> Ids:
-    """Return the predicted label of each sample: (B, C) to int64 (B,) (SPEC HED-4)."""
+    """Predicted label of each sample: (B, C) to int64 (B,) (SPEC HED-4)."""
     return (logits[:, 0] >= 0).astype(np.int64) if config.num_classes == 1 else np.argmax(logits, axis=-1)

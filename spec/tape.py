@@ -13,12 +13,12 @@ FUNCTION = 4.0
 
 
 class Node:
-    """A value on the tape, its operands, and how a gradient flows back to each.
+    """A value on the tape, with its operands and their gradients.
 
     Attributes:
         completed: called once the gradient is complete; it may replace the gradient.
-        constant: where a constant absorbed all digits of the value (SPEC MSK-5); None for nowhere.
-        hidden: where a mask hides a score; None for nowhere.
+        constant: where a constant absorbed the value (SPEC MSK-5), or None.
+        hidden: where a mask hides a score, or None.
     """
 
     __slots__ = ("completed", "constant", "gradient", "hidden", "operands", "shape", "taped", "value")
@@ -41,9 +41,9 @@ class Node:
 
 
 class RowSums:
-    """Products of output and gradient that a weighted sum leaves for its softmax.
+    """Products of output and gradient that a weighted sum passes to its softmax.
 
-    Up to rounding, their row sums are those of weights times gradient (SPEC ALG-3).
+    Their row sums equal those of weights times gradient, up to rounding (SPEC ALG-3).
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Names, order and symbolic shapes of the inputs, taps and output of each part of the model."""
+"""Names, order and symbolic shapes of each part's inputs, taps and output."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_part(part: str) -> str:
 
 
 def inputs(config: EncoderConfig, part: str = "model") -> dict[str, Tensor]:
-    """Return the inputs of a part (SPEC INP-1, PRT-1)."""
+    """Inputs of a part (SPEC INP-1, PRT-1)."""
     ids = {"input_ids": Tensor("batch tokens", "INP-1", "int")}
     segments = {"segment_ids": Tensor("batch tokens", "EMB-5", "int")} if config.num_segments else {}
     masks = {
@@ -88,10 +88,10 @@ def differentiable_inputs(part: str) -> tuple[str, ...]:
 def taps(
     config: EncoderConfig, part: str = "model", given: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """Return every intermediate tensor of a part, in order of computation (SPEC PRT-1).
+    """Every intermediate tensor of a part, in order of computation (SPEC PRT-1).
 
     Args:
-        given: names of the inputs, by default all; without masks, attention has no masked tensors.
+        given: names of the given inputs, by default all; masked tensors need masks.
     """
     if given is None or part not in ("attention", "dot_product"):
         return dict(_listed(config, check_part(part), True, True))
@@ -99,7 +99,7 @@ def taps(
 
 
 def output_name(config: EncoderConfig, part: str = "model") -> str:
-    """Return the tap that is the result of a part (SPEC PRT-1)."""
+    """Name of a part's result (SPEC PRT-1)."""
     if part == "model":
         return "logits"
     # The output is the last tap before the loss; in the whole model other taps follow the logits.
@@ -107,7 +107,7 @@ def output_name(config: EncoderConfig, part: str = "model") -> str:
 
 
 def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
-    """Return the result of a part and later taps, which may be wider than the run."""
+    """A part's result and later taps, which may be wider than the run."""
     names = list(taps(config, part))
     return names[names.index(output_name(config, part)) :]
 
@@ -138,13 +138,13 @@ def sizes_of(config: EncoderConfig, given: Mapping[str, NDArray[Any]]) -> dict[s
 
 
 def resolve(shape: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Turn a symbolic shape into numbers."""
+    """Turn a symbolic shape into a numeric one."""
     return tuple(sizes[axis] for axis in shape.split())
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
-    """Return the clause that defines a tap or gradient."""
+    """The clause that defines a tap or gradient."""
     # A wrong tap gradient is a wrong derivative of the step that uses the tap.
     if name.startswith("gradients.taps."):
         return _clause_of_use(config, name.removeprefix("gradients.taps."), part)
@@ -156,7 +156,7 @@ def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
 
 @functools.lru_cache(maxsize=1 << 14)
 def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str = "") -> str:
-    """Return the input of the step before a tap: a tap, or ``inputs.<name>``.
+    """Input of the step before a tap: a tap, or ``inputs.<name>``.
 
     Args:
         which: ``"result"`` for the sublayer's result in a residual.
@@ -164,7 +164,7 @@ def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str =
     scope, _, leaf = tap.rpartition(".")
     if part in ALONE and leaf in ("query", "key", "value"):
         return f"inputs.{leaf}"
-    # Query, key and value have the same input: key and value do not follow from the preceding tap.
+    # Query, key and value share an input: key and value do not depend on the preceding tap.
     if leaf in ("key", "value"):
         tap = f"{scope}.query"
     elif leaf in ("residual1", "residual2") and which != "result":

@@ -1,4 +1,4 @@
-"""Foreign text, such as names in a file, made visible and short enough to print."""
+"""Formatting of untrusted text, such as names in a file, for printing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def legible(text: str) -> str:
 
 
 def _seen(char: str) -> str:
-    # Python calls spaces of other widths unprintable, but they do no harm.
+    # Python considers spaces of other widths unprintable, but they are harmless.
     return (
         char
         if char.isprintable() or (char.isspace() and char > "\x9f" and char not in "\u2028\u2029")
@@ -24,7 +24,7 @@ def _seen(char: str) -> str:
 
 
 def shortened(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
-    """Cut the middle out of long texts and words."""
+    """Shorten long texts and words in the middle."""
     return _cut(re.sub(rf"\S{{{word + 1},}}", lambda match: _cut(match[0], word), text), most)
 
 
@@ -39,11 +39,11 @@ def shown(text: str, most: int = LONGEST, word: int = LONGEST_WORD) -> str:
 
 
 def first_line(said: object) -> str:
-    """Return the first line of an error's message, or nothing."""
+    """First line of an error's message, if any."""
     return next(iter(str(said).strip().splitlines()), "")
 
 
 def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
-    """List the first words, and the number of the others."""
+    """List the first words, and count the others."""
     text, more = between.join(words[:most]), len(words) - most
     return f"{text}{' ' if between == ', ' else between}and {more} more" if more > 0 else text

@@ -1,4 +1,4 @@
-"""Compares the speed of frameworks among programs with right results."""
+"""Comparison of frameworks' speed, for correct programs."""
 
 from concord.speed.measurement import Mode, SpeedPlan, measure
 from concord.speed.measurement_record import SpeedRecord

@@ -30,10 +30,10 @@ from concord.speed.presets import SEED, Workload
 from concord.speed.statistics import median, settled
 from concord.speed.work import product_sizes
 
-# Sizes at which every framework reaches its best rate, for each kind of device.
+# Sizes at which every framework reaches its best rate, by kind of device.
 SQUARE = {"cpu": (2048, 2048, 2048), "cuda": (8192, 8192, 8192)}
 
-PRODUCT_TURNS, PRODUCT_SECONDS = 3, 0.15  # of each bare product
+PRODUCT_TURNS, PRODUCT_SECONDS = 3, 0.15  # for each bare product
 
 Tell = Callable[[str], None]
 
@@ -63,11 +63,11 @@ class SpeedPlan:
     workloads: tuple[Workload, ...]
     modes: tuple[Mode, ...]
     settings: Setup = field(default_factory=Setup)
-    turns: int = 3  # minimum; up to ``patience`` times as many while a measurement is unsteady
+    turns: int = 3  # minimum; up to ``patience`` times as many if a measurement is unsteady
     patience: int = 3
-    budget: float | None = None  # seconds after which no workload and no further turn begins
-    square: bool = True  # measure a large square product as well as one of the model's size
-    slice: float = 0.3  # seconds that a turn lasts, or one step if that is longer
+    budget: float | None = None  # seconds after which no workload or turn starts
+    square: bool = True  # whether to measure a large square product in addition to one of the model's size
+    slice: float = 0.3  # seconds per turn, or one step if that is longer
 
 
 def measure(
@@ -75,10 +75,10 @@ def measure(
     keep: Callable[[dict[str, Any]], None] = lambda entry: None,
     tell: Tell = lambda text: None,
 ) -> bool:
-    """Measure a plan; return whether the budget sufficed.
+    """Measure a plan, and return whether the budget sufficed.
 
     Args:
-        keep: receives each complete entry of the record.
+        keep: receives each complete entry.
     """
     deadline = math.inf if plan.budget is None else time.perf_counter() + plan.budget
     offered: dict[str, list[str]] = {}
@@ -103,7 +103,7 @@ def measure(
 
 
 def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a backend runs a mode; ``offered`` are known implementations."""
+    """Whether a backend supports a mode; ``offered`` are known implementations."""
     if name in PEERS:
         return mode.implementation == "library" and mode.execution in PEER_EXECUTIONS[name]
     # A name with a colon is a backend's own implementation, such as library:onednn.
@@ -111,7 +111,7 @@ def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> b
 
 
 def rules_of(work: Workload, settings: Setup, description: Mapping[str, Any]) -> str | None:
-    """Return the precision whose rounding is allowed, if not the workload's: TF32 on a GPU."""
+    """The precision whose rounding is allowed, if different from the workload's: TF32 on a GPU."""
     if work.dtype != "float32" or settings.device == "cpu":
         return None
     products = description.get("precision_defaults", {}).get("products", {}).get("cuda")
@@ -123,9 +123,9 @@ class Member:
 
     def __init__(self, name: str, settings: Setup, pool: Pool) -> None:
         self.name, self.settings = name, settings
-        self.description: dict[str, Any] = {}  # stays empty if it does not start
-        self.entry: dict[str, Any] = {}  # of the workload that is being measured
-        # No restarts: a new process would have to build, compile and be checked between turns.
+        self.description: dict[str, Any] = {}  # remains empty if it does not start
+        self.entry: dict[str, Any] = {}  # entry of the current workload
+        # No restarts: between turns, a new process would have to build, compile and be checked.
         self.supervisor = pool.supervise(
             partial(settings.open, PEERS.get(name, name), profile="tuned"), restarts=0
         )
@@ -158,8 +158,8 @@ class Member:
 
     def rest(self) -> None:
         """Wait until the process is idle."""
-        # PaddlePaddle's MKL keeps a core busy for 0.2 s after each step, to the next backend's loss (decision
-        # 0012).
+        # PaddlePaddle's MKL keeps a core busy for 0.2 s after each step, which slows down the next backend
+        # (decision 0012).
         worker = self.supervisor.worker
         if worker and worker.pid is not None:
             machine.wait_for_rest(worker.pid)
@@ -170,7 +170,7 @@ class Member:
 
 
 def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:
-    """Return the number of busy cores of a process, from CPU times."""
+    """Number of busy cores of a process, from CPU times."""
     return None if before is None or after is None or elapsed <= 0 else (after - before) / elapsed
 
 
@@ -181,14 +181,15 @@ class Team:
     plan: SpeedPlan
     mode: Mode
     members: list[Member]
-    rates: Rates  # shared by all modes: a bare product has none
+    rates: Rates  # shared by all modes, since a bare product has no mode
     folder: Path  # of the weights
     tell: Tell
 
     def measure(self, work: Workload, deadline: float) -> list[dict[str, Any]]:
-        """Measure one workload on every backend; return an entry for each."""
+        """Measure a workload on every backend; return their entries."""
         device = self.plan.settings.device.partition(":")[0]
-        # A share of this machine's measured rate is more telling than one of a data sheet's (decision 0012).
+        # A share of this machine's measured rate is more informative than a share of a data sheet's rate
+        # (decision 0012).
         sizes = [product_sizes(work), *([SQUARE[device]] if self.plan.square else [])]
         for size in sizes:
             self._measure_product(size, work.dtype)
@@ -228,7 +229,7 @@ class Team:
         for _ in range(PRODUCT_TURNS):
             for member in ready:
                 if answer := member.repeat(PRODUCT_SECONDS):
-                    # As for steps, the rate sustained over a turn, not that of a lucky moment.
+                    # As for steps, the rate sustained over a turn instead of that of a lucky moment.
                     rate = 2 * math.prod(sizes) / median([answer["seconds"]]) / 1e9
                     key = member.name, sizes, dtype
                     self.rates[key] = max(self.rates[key], rate)
@@ -237,7 +238,7 @@ class Team:
         self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
         settings, checked = self.plan.settings, truth.probe(work)
         options = {**asdict(self.mode), "device": settings.device, "precision": settings.precision}
-        # Judge before timing: the speed of a wrong program is of no use (decision 0012).
+        # Judge before timing, since the speed of a wrong program is useless (decision 0012).
         for part in dict.fromkeys((checked, work)):
             answer = member.ask("prepare", request=part.request(**options), weights=self._weights(part))
             if answer is None:
@@ -252,10 +253,10 @@ class Team:
 
     def _weights(self, work: Workload) -> str:
         config = work.preset.config
-        # A file: generating weights takes longer than reading them, and each mode needs them again.
+        # In a file, since generating weights takes longer than reading them, and each mode needs them again.
         path = self.folder / f"{hashlib.sha256(config.to_toml().encode()).hexdigest()}.safetensors"
         if not path.exists():
-            weights = initialize(config, SEED)  # already float32 numbers, so the file rounds nothing
+            weights = initialize(config, SEED)  # already float32 values, so the file rounds nothing
             save_file(
                 {name: np.asarray(array, np.float32, order="C") for name, array in weights.items()}, path
             )
@@ -265,12 +266,12 @@ class Team:
         where = f"{work.name}, {self.mode.name}"
         self.tell(f"{where}: warming up")
         for member in self._running():
-            # A first step as long as a turn has warmed up already, unless that time went into compiling.
+            # A first step as long as a turn suffices as warm-up, unless it includes compilation.
             if member.entry["first_seconds"] < self.plan.slice or self.mode.execution.endswith("compiled"):
                 member.repeat(self.plan.slice)
         for turn in range(self.plan.turns * self.plan.patience):
             running = self._running()
-            # All backends get the same number of turns, so that momentary noise affects all of them.
+            # All backends get the same number of turns, so that temporary noise affects all of them.
             steady = all(settled([turn["seconds"] for turn in member.entry["turns"]]) for member in running)
             if turn >= self.plan.turns and (steady or time.perf_counter() > deadline):
                 return
@@ -284,7 +285,7 @@ class Team:
 
 
 def judged(work: Workload, rules: str | None, results: Mapping[str, Array]) -> dict[str, Any]:
-    """Return an entry's status and error in tolerances."""
+    """An entry's status and error in tolerances."""
     verdict = truth.judge(truth.expected(work, rules), results)
     nearest = verdict.nearest
     entry = {

@@ -13,12 +13,12 @@ from concord.speed.measurement import SpeedPlan
 from concord.speed.presets import Workload
 from concord.speed.work import flops
 
-# Records name a backend's environment. There is only one: equal threads, and documented switches.
+# Name of a backend's environment in records. There is only one: equal threads, and documented switches.
 TUNED = "tuned"
 
 
 class SpeedRecord:
-    """A record that grows entry by entry, so that interrupted runs keep theirs."""
+    """A record that grows entry by entry, so that interrupted runs keep their entries."""
 
     def __init__(self, plan: SpeedPlan) -> None:
         self.seconds = 0.0
@@ -37,7 +37,7 @@ class SpeedRecord:
         self.entries.append({name: value for name, value in entry.items() if name != "backend_info"})
 
     def record(self) -> record.Record:
-        """Return the record with summaries."""
+        """The record with summaries."""
         best = best_rates(self.entries, self.workloads)
         body = {
             "exit_code": exit_code(self.entries),
@@ -78,7 +78,7 @@ def described(work: Workload) -> dict[str, Any]:
 def best_rates(
     entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]
 ) -> dict[tuple[str, str], float]:
-    """Return the best bare product rates by backend and precision; ``""`` means all backends."""
+    """Best bare product rates by backend and precision; ``""`` means all backends."""
     best: dict[tuple[str, str], float] = {}
     for entry in entries:
         for key in ((name, workloads[entry["workload"]]["dtype"]) for name in (entry["backend"], "")):
@@ -89,13 +89,13 @@ def best_rates(
 def summary(
     entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[tuple[str, str], float]
 ) -> dict[str, Any] | None:
-    """Return the figures of an entry; None if it was not measured."""
+    """Figures of an entry, or None if it was not measured."""
     turns = [turn["seconds"] for turn in entry["turns"]]
     if entry["status"] != "measured" or not turns:
         return None
     median, (low, high) = statistics.median(turns), statistics.interval(turns)
     spread = statistics.spread(turns)
-    # Unpadded execution skips padding. If its rate counted padding, it could exceed the machine's.
+    # Unpadded execution skips padding. If its rate included padding, it could exceed the machine's.
     rate = work["real_flops" if "unpadded" in entry["execution"] else "flops"] / median / 1e9
     own, overall = (best.get((name, work["dtype"])) for name in (entry["backend"], ""))
     busy = [turn["busy_cores"] for turn in entry["turns"] if turn["busy_cores"] is not None]
@@ -112,7 +112,7 @@ def summary(
         "gflops": rate,
         "share_of_own_product": rate / own if own else None,
         "share_of_best_product": rate / overall if overall else None,
-        # PyTorch compiles in its first step: its extra time counts as compilation.
+        # PyTorch compiles in its first step, whose additional time counts as compilation.
         "compile_seconds": entry["compile_seconds"] + max(0.0, entry["first_seconds"] - median),
         "peak_memory_bytes": max(peaks, default=None),
         "busy_cores": sum(busy) / len(busy) if busy else None,

@@ -1,4 +1,4 @@
-"""Models and batches to measure, of sizes in common use."""
+"""Models and batches to measure, in common sizes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from concord.spec.files import read_text
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 
-# Without padding, or with lengths like those of real texts, which are close to log-normal.
+# Without padding, or with the approximately log-normal lengths of real texts.
 LENGTHS = ("full", "ragged")
 
-# Of ragged lengths: median as a share of T, and standard deviation of the logarithm. A sixteenth is cut at T.
+# Ragged lengths: median as a share of T, and standard deviation of the logarithm. A sixteenth is cut at T.
 MEDIAN, SIGMA = 0.4, 0.6
 
-# Training steps to check, each on its own inputs. One step does not show whether moments are kept; two on the
-# same batch have nearly the same gradients, which hides the betas (decision 0029).
+# Number of training steps to check, each on its own inputs. One step does not show whether moments are kept.
+# Two steps on the same batch have nearly the same gradients, which hides the betas (decision 0029).
 STEPS = 2
 
 SEED = 0  # of weights and inputs
 
-# AdamW with RoBERTa's numbers (large, Liu et al. 2019, table 9), at the peak of its schedule and without
-# dropout. Compared with gradients, epsilon is large enough for its placement to show, and bfloat16 can
-# distinguish the second beta from 1 (decision 0029).
+# AdamW with RoBERTa's hyperparameters (large, Liu et al. 2019, table 9), at the peak of its schedule and
+# without dropout. Compared with gradients, epsilon is large enough for its placement to matter, and bfloat16
+# can distinguish the second beta from 1 (decision 0029).
 RECIPE = Recipe(
     algorithm="adam",
     learning_rate=4e-4,
@@ -57,7 +57,7 @@ class Preset:
     config: EncoderConfig
     batch: int
     tokens: int
-    ragged: tuple[int, ...] = ()  # lengths of the samples; empty: typical lengths
+    ragged: tuple[int, ...] = ()  # lengths of the samples; empty for typical lengths
 
 
 @dataclass(frozen=True)
@@ -102,18 +102,18 @@ class Workload:
 
     @property
     def recipe(self) -> Recipe | None:
-        """The training recipe; None for inference."""
+        """The training recipe, or None for inference."""
         return RECIPE if self.kind == "training" else None
 
     @property
     def batches(self) -> list[Batch]:
-        """The inputs: one batch, or one for each of :data:`STEPS` training steps."""
+        """The inputs: one batch, or one per training step."""
         lengths, count = self.lengths, STEPS if self.recipe else 1
         sizes = self.preset.config, len(lengths), self.preset.tokens
         return [example_batch(*sizes, SEED + step, lengths) for step in range(count)]
 
     def request(self, **settings: str) -> Request:
-        """Return the request to a backend, without weights."""
+        """The request, without weights."""
         batches = self.batches
         training = Training(self.recipe, [[batch] for batch in batches]) if self.recipe else None
         options: dict[str, Any] = {**settings, "dtype": self.dtype, "training": training}
@@ -122,7 +122,7 @@ class Workload:
 
 
 def ragged(batch: int, tokens: int) -> list[int]:
-    """Return evenly spaced, deterministic quantiles of the log-normal distribution, cut at T."""
+    """Evenly spaced quantiles of the log-normal distribution, cut at T."""
     normal = statistics.NormalDist()
     quantiles = [normal.inv_cdf((i + 0.5) / batch) for i in range(batch)]
     return [max(1, min(tokens, round(MEDIAN * tokens * math.exp(SIGMA * z)))) for z in quantiles]
@@ -130,7 +130,7 @@ def ragged(batch: int, tokens: int) -> list[int]:
 
 @functools.cache
 def presets() -> Mapping[str, Preset]:
-    """Return the presets by name."""
+    """Presets by name."""
     nndl, tf1 = variant("nndl-paddle-api", num_layers=1), variant("tf1-text-classifier")
     minilm = variant("bert", num_layers=6, d_model=384, num_heads=12, d_ff=1536)
     large = variant("bert", num_layers=24, d_model=1024, num_heads=16, d_ff=4096)
@@ -144,17 +144,17 @@ def presets() -> Mapping[str, Preset]:
     return {preset.name: preset for preset in entries}
 
 
-BATCH, TOKENS = 8, 128  # of a model that is no preset
+BATCH, TOKENS = 8, 128  # for a model that is not a preset
 
 
 def own(name: str, source: str, config: EncoderConfig) -> Preset:
-    """Return another model as a preset, with the usual batch."""
+    """Return a model as a preset, with the usual batch."""
     room = config.max_positions - config.position_start
     return Preset(name, source, config, BATCH, room if config.pooling == "flatten" else min(room, TOKENS))
 
 
 def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
-    """Return a preset with another batch; refuse more tokens than positions."""
+    """Return a preset with a different batch, and refuse more tokens than positions."""
     sizes: dict[str, Any] = {"batch": batch, "tokens": tokens}
     for axis, size in sizes.items():
         if size is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, NotRequired
 
 from pydantic import ConfigDict, Field
-from typing_extensions import TypedDict  # typing's own will do from Python 3.12 on
+from typing_extensions import TypedDict  # typing's own suffices from Python 3.12 on
 
 Number = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=1e-30, le=1e30, allow_inf_nan=False)]
@@ -15,9 +15,9 @@ Name = Annotated[str, Field(max_length=300)]
 
 
 class Open(TypedDict):
-    """Keys besides the known ones."""
+    """A dictionary that allows additional keys."""
 
-    # A later version may write further keys, which are kept.
+    # A later version may write additional keys, which are kept.
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""Statistics of timings: the median, its spread, and whether it is steady."""
+"""Statistics of timings: median, spread, and steadiness."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Sequence
 # The largest spread, as a share of the median, of a steady measurement.
 STEADY = 0.10
 
-# Fewer steps show no spread: two similar ones may both have been disturbed.
+# Fewer steps do not show the spread: two similar steps may both have been disturbed.
 LEAST = 5
 
-# In a turn of at least this many steps the first does not count: other processes had filled the caches.
+# In a turn of at least this many steps, the first does not count, because other processes had filled the
+# caches.
 WARM = 3
 
 
@@ -25,18 +26,18 @@ def _medians(turns: Sequence[Sequence[float]]) -> list[float]:
 
 
 def median(turns: Sequence[Sequence[float]]) -> float:
-    """Return the median of the turns' medians, in seconds; NaN without turns."""
+    """Median of the turns' medians in seconds, or NaN without turns."""
     medians = _medians(turns)
     return statistics.median(medians) if medians else math.nan
 
 
 def least(turns: Sequence[Sequence[float]]) -> float:
-    """Return the shortest step that counts, in seconds; NaN without turns."""
+    """The shortest counted step in seconds, or NaN without turns."""
     return min((step for turn in _counted(turns) for step in turn), default=math.nan)
 
 
 def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the interquartile range of the turns' medians, in seconds."""
+    """Interquartile range of the turns' medians, in seconds."""
     medians = _medians(turns)
     if len(medians) < 4:
         return min(medians, default=math.nan), max(medians, default=math.nan)
@@ -45,7 +46,7 @@ def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def spread(turns: Sequence[Sequence[float]]) -> float | None:
-    """Return the width of :func:`interval` relative to the median; None for too few data."""
+    """Width of :func:`interval` relative to the median, or None for too few data."""
     if len(turns) < 2 or sum(map(len, _counted(turns))) < LEAST:
         return None
     low, high = interval(turns)

@@ -1,4 +1,4 @@
-"""Formats measurements for terminal, Markdown and page."""
+"""Formatting of measurements for terminal, Markdown and page."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from concord.speed.peers import PEERS
 
 Entry = Mapping[str, Any]
 
-HARMLESS = ("unsupported", "absent")  # statuses that are no failures
+HARMLESS = ("unsupported", "absent")  # statuses that are not failures
 
-# Cores that a process may keep busy beyond its threads: runtimes have extra threads for other work.
+# Number of cores that a process may keep busy beyond its threads, since runtimes have additional threads for
+# other work.
 TOLERATED = 0.25
 
-# Cores that other processes may keep busy without a warning.
+# Number of cores that other processes may keep busy without a warning.
 NOISE = 0.25
 
-WIDE = 170  # columns in which every figure fits
+WIDE = 170  # columns that fit every figure
 
 NARROW = ("step", "±", "of peer", "tokens/s", "MiB")  # figures for any width
 
@@ -70,7 +71,7 @@ def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, 
         value = numbers.get(key)
         figures[heading] = value, "" if value is None else write(value)
     if numbers["spread"] is None:
-        # Too few steps have no spread; their number shows how little the median is worth.
+        # Too few steps have no spread; instead, their number indicates the reliability of the median.
         figures["±"] = None, f"{steps} step{'' if steps == 1 else 's'}"
     elif not numbers["steady"]:
         figures["±"] = numbers["spread"], f"{figures['±'][1]} unsteady"
@@ -78,7 +79,7 @@ def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, 
 
 
 def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tuple[float | None, str]]]]:
-    """Return a workload's measurements with their figures, fastest first."""
+    """A workload's measurements with their figures, fastest first."""
     entries = [entry for entry in data["entries"] if entry["workload"] == workload and entry["summary"]]
     entries.sort(key=lambda entry: float(entry["summary"]["median_seconds"]))
     peers = (entry["summary"]["median_seconds"] for entry in entries if entry["backend"] in PEERS)
@@ -87,7 +88,7 @@ def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tup
 
 
 def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]:
-    """Return backend, mode and chosen figures of a workload's measurements."""
+    """Backend, mode and chosen figures of a workload's measurements."""
     return [
         [entry["backend"], entry["mode"], *(figures[heading][1] for heading in headings)]
         for entry, figures in fastest_first(data, workload)
@@ -95,7 +96,7 @@ def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]
 
 
 def to_deploy(data: Entry) -> dict[str, str]:
-    """Return each framework's fastest mode, a sentence for each workload."""
+    """Each framework's fastest mode, as one sentence per workload."""
     doubt = ", as far as one can tell" if busy_before(data) else ""
     sentences = {}
     for workload in data["workloads"]:
@@ -108,13 +109,13 @@ def to_deploy(data: Entry) -> dict[str, str]:
 
 
 def limits(data: Entry) -> str:
-    """Return the best rates of bare products, in words."""
+    """Best rates of bare products, in words."""
     rates = (f"{rate(best)}FLOP/s ({dtype})" for dtype, best in data["best_product_gflops"].items())
     return ", ".join(rates) or "none"
 
 
 def versions_of(data: Entry) -> dict[str, str | None]:
-    """Return each backend's version."""
+    """Each backend's version."""
     return {name: next(iter(profiles.values())).get("version") for name, profiles in data["backends"].items()}
 
 
@@ -138,13 +139,13 @@ def unmeasured(data: Entry) -> dict[tuple[str, str, str], list[Entry]]:
 
 
 def busy_before(data: Entry) -> str:
-    """Report disturbance by other processes; empty if there was hardly any."""
+    """Report disturbance by other processes, unless negligible."""
     busy, cores = data["settings"].get("cores_busy_before", 0.0), data["machine"]["cores"]
     return f"Other processes kept {busy:.1f} of {cores} cores busy" if busy > NOISE else ""
 
 
 def greedy(data: Entry) -> list[Entry]:
-    """Return entries of backends that kept more cores busy than they had threads."""
+    """Entries of backends that kept more cores busy than their threads."""
     threads = data["settings"].get("threads")
     return [
         entry
@@ -154,7 +155,7 @@ def greedy(data: Entry) -> list[Entry]:
 
 
 def notes(data: Entry) -> Iterator[tuple[str, str]]:
-    """Yield remarks on a record, each with its style."""
+    """Yield remarks on a record, with their styles."""
     for (backend, status, detail), runs in unmeasured(data).items():
         more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
         where = f"[{runs[0]['workload']}, {runs[0]['mode']}{more}]"
@@ -168,7 +169,7 @@ def notes(data: Entry) -> Iterator[tuple[str, str]]:
 
 
 def show(data: Entry, console: Console) -> None:
-    """Print a record: a table for each workload, fastest first, then failures."""
+    """Print a record: tables of workloads, fastest first, then failures."""
     headings = list(FIGURES)[:-1] if console.width >= WIDE else NARROW
     for name, work in data["workloads"].items():
         table = Table(

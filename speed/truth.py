@@ -1,6 +1,6 @@
 """The reference's results for timed programs, stored for presets.
 
-``python -m concord.speed.truth`` writes ``speed/expected`` again; other sizes are derived on demand.
+``python -m concord.speed.truth`` regenerates ``speed/expected``; other sizes are derived on demand.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ LARGE = 4e12
 
 PROBE = 2
 
-# Low-precision runs from which sigma is estimated.
+# Number of low-precision runs for estimating sigma.
 ROUNDED = 4
 
-# Tokens to differentiate at once in the reference: sample by sample takes longer.
+# Tokens to differentiate at once in the reference, which is faster than sample by sample.
 CHUNK = 512
 
-# Maximum of those tokens times width times layers: a backward pass holds all layers in memory.
+# Maximum of those tokens times width times layers, since a backward pass keeps all layers in memory.
 ROOM = 1_250_000
 
 
@@ -58,13 +58,13 @@ KEPT = (
 
 
 def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
-    """Judge a program's results: ``logits`` (B, C), or losses, updates and moments of training."""
+    """Judge a program's ``logits`` (B, C), or losses, updates and moments of training."""
     judging = Judge(PublishedReference(lambda: expected, wider=True), results)
     return Verdict(judging.table(local=False), outputs=tuple(expected.values))
 
 
 def probe(work: Workload) -> Workload:
-    """Return the workload to check: two samples if all would take the reference hours."""
+    """The workload to check: two samples if all would take hours."""
     few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
     return few if flops(work) > LARGE else work
 
@@ -73,10 +73,10 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
     """Compute a program's expected results, with one sigma per tensor.
 
     Args:
-        rules: the precision whose rounding is allowed, if not the workload's.
+        rules: the precision whose rounding is allowed, if different from the workload's.
 
     Returns:
-        ``logits`` (B, C); or the ``loss`` of each training step, and of each parameter its change
+        ``logits`` (B, C); or each training step's ``loss``, and each parameter's change
             ``updates/NAME`` and first moment ``moments/NAME``, along a few random directions.
     """
     config = work.preset.config
@@ -86,7 +86,8 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
 
     def run(arithmetic: Arithmetic, take: Observer) -> None:
         if work.recipe:
-            # A step's gradient is the mean over samples, computed a few at a time to fit in memory.
+            # A step's gradient is the mean over samples, of which a few are computed at a time to fit in
+            # memory.
             recipe = work.recipe.replace(accumulation=len(steps[0]), accumulation_mean="samples")
             for name, array in _train(
                 config, weights, Training(recipe, steps), arithmetic, work.dtype
@@ -96,22 +97,22 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
             parts = (compute(config, weights, part, arithmetic, dtype=work.dtype) for part in steps[0])
             take("logits", np.concatenate([part.output for part in parts]))
 
-    # Frameworks differ in their order of sums, and some fuse multiply-add: use random orders, and fuse every
-    # second run.
+    # Frameworks differ in their order of sums, and some fuse multiply-add, so use random orders, and fuse in
+    # every second run.
     runs = [
         Arithmetic(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1) for seed in range(ROUNDED)
     ]
     values, estimated = estimate(run, work.dtype, truth=Arithmetic(), arithmetics=runs)
     sigmas = {name: _rms(sigma) for name, sigma in estimated.items()}
     for name in values:
-        if name.startswith("updates/"):  # the stored parameter is rounded, not its change
+        if name.startswith("updates/"):  # the stored parameter is rounded, but not its change
             least = least_sigma(weights[name.removeprefix("updates/")], work.dtype)
             sigmas[name] = float(np.hypot(sigmas[name], _rms(least)))
     return expectation(work.dtype, values, sigmas)
 
 
 def expectation(dtype: str, values: dict[str, Array], sigmas: Mapping[str, float]) -> Expectation:
-    """Return an expectation with one sigma for all elements of a tensor."""
+    """Return an expectation with one sigma per tensor."""
     full = {name: np.full(value.shape, sigmas[name]) for name, value in values.items()}
     return Expectation(dtype, values, full, dict.fromkeys(values, ""), chained=False)
 
@@ -126,7 +127,7 @@ def _most(work: Workload) -> int:
 
 
 def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
-    """Split a batch into parts of at most ``most`` samples, if samples are independent."""
+    """Split a batch of independent samples into parts of at most ``most``."""
     if config.mask_assignment != "per_sample" or config.ignore_label is not None or config.l2_weight:
         return [batch]
     arrays = batch.arrays()
@@ -161,7 +162,7 @@ def _train(
 
 
 class Averaging(Trajectory):
-    """Training whose gradients are summed over samples and rounded once, as in one product."""
+    """Training with gradients summed over samples and rounded once."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -170,12 +171,12 @@ class Averaging(Trajectory):
     def accumulated(
         self, batches: Sequence[Batch], observer: Observer
     ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
-        """Return the gradient of a step, rounded after the sum."""
+        """Gradient of a step, rounded after the sum."""
         total, slices = super().accumulated(batches, observer)
         return {name: self.a.settle(values) for name, values in total.items()}, slices
 
     def whole(self, name: str, values: Array, rows: NDArray[np.int64]) -> Array:
-        """Return only the looked-up rows of a table's gradient, remembering which."""
+        """Return only looked-up rows of a table's gradient, and store their indices."""
         # BERT's table has 30,522 rows, and a sample looks up a few of them.
         self.looked_up[name] = rows
         return values
@@ -184,7 +185,7 @@ class Averaging(Trajectory):
         self,
         total: Mapping[str, Array],
         piece: Mapping[str, Array],
-        weight: float,  # noqa: ARG002 - each has been scaled
+        weight: float,  # noqa: ARG002 - each is already scaled
     ) -> dict[str, Array]:
         """Add the gradients of one more sample, in place."""
         gradients = dict(total) or {name: np.zeros(self.parameters[name].shape) for name in piece}
@@ -198,7 +199,7 @@ def expected(work: Workload, rules: str | None = None) -> Expectation:
     """Return the stored expectation of a workload, or derive it."""
     if not rules and _file(work).is_file():
         stored = json.loads(_file(work).read_text())
-        # A result of other sizes, weights or recipe does not apply.
+        # A result for different sizes, weights or recipe does not apply.
         if stored["key"] == work.key:
             values = {name: np.asarray(value) for name, value in stored["values"].items()}
             return expectation(work.dtype, values, stored["sigmas"])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from concord.speed.presets import Workload
 
-BACKWARD = 2  # the gradients of a product are two products of its size
+BACKWARD = 2  # a product's gradients are two products of its size
 
 
 def flops(workload: Workload, real_only: bool = False) -> float:
-    """Return the floating-point operations of one step; ``real_only`` leaves padding out."""
+    """Floating-point operations of one step; ``real_only`` excludes padding."""
     preset = workload.preset
     config, tokens = preset.config, preset.tokens
     width, rows = config.d_model, sum(workload.lengths) if real_only else preset.batch * tokens
     projections = 3 + bool(config.output_projection)
     per_token = 2 * width * (projections * width + 2 * config.d_ff)
-    attention = 4 * preset.batch * tokens * tokens * width  # unpadded execution has padding here too
+    attention = 4 * preset.batch * tokens * tokens * width  # even unpadded execution has padding here
     features = width * (config.max_positions if config.pooling == "flatten" else 1)
     head = (
         2 * preset.batch * (features * config.num_classes + (width * width if config.pooler != "none" else 0))
@@ -24,7 +24,7 @@ def flops(workload: Workload, real_only: bool = False) -> float:
 
 
 def product_sizes(workload: Workload) -> tuple[int, int, int]:
-    """Return the sizes of the model's largest product: the first of the feed-forward."""
+    """Sizes of the model's largest product, the first of the feed-forward."""
     return (
         workload.preset.batch * workload.preset.tokens,
         workload.preset.config.d_model,

@@ -20,7 +20,7 @@ from concord.backends.jax import library, optimizers, training
 from concord.backends.jax.model import PARTS
 from concord.backends.session import FrameworkSession
 
-# Otherwise XLA skips roundings to bfloat16 where it fuses steps, and results depend on the fusion.
+# Otherwise XLA skips roundings to bfloat16 in fused steps, so results depend on the fusion.
 OPTIONS: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 
 
@@ -86,14 +86,14 @@ class Adapter(FrameworkAdapter):
 
     def __init__(self) -> None:
         super().__init__()
-        # Without this JAX silently turns float64 into float32 and int64 into int32.
+        # Without this, JAX silently converts float64 to float32 and int64 to int32.
         jax.config.update("jax_enable_x64", True)
 
     def cuda_devices(self) -> int:
         return len(_devices("cuda"))
 
     def threads(self) -> int:
-        # XLA's thread pool has NPROC threads, or as many as the cores that the process may use.
+        # XLA's thread pool has NPROC threads, or one for each core that the process may use.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return int(os.environ.get("NPROC") or cores or 1)
 
@@ -119,7 +119,7 @@ class Adapter(FrameworkAdapter):
         return model
 
     def tensor(self, array: np.ndarray, dtype: str, device: jax.Device) -> Array:
-        with np.errstate(over="ignore"):  # What float16 cannot hold becomes infinite.
+        with np.errstate(over="ignore"):  # Values beyond float16 become infinite.
             return jax.device_put(
                 array.astype(jnp.dtype(dtype)) if np.issubdtype(array.dtype, np.floating) else array, device
             )
@@ -158,7 +158,7 @@ class Adapter(FrameworkAdapter):
         jax.config.update("jax_default_matmul_precision", wanted["jax_default_matmul_precision"])
 
     def set_determinism(self, on: bool) -> None:
-        """Allow deterministic kernels only, or all.
+        """Allow only deterministic kernels, or all.
 
         Raises:
             Unsupported: if XLA was started without its flag, which it reads only once.
@@ -175,7 +175,7 @@ class Adapter(FrameworkAdapter):
     # Weights.
 
     def assign(self, parameter: nnx.Variable, array: np.ndarray) -> None:
-        with np.errstate(over="ignore"):  # What float16 cannot hold becomes infinite.
+        with np.errstate(over="ignore"):  # Values beyond float16 become infinite.
             parameter.set_value(jax.device_put(array.astype(parameter.dtype), parameter.sharding))
 
     def to_numpy(self, tensor: Array | nnx.Variable) -> np.ndarray:

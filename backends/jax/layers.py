@@ -1,7 +1,7 @@
-"""Layers of the classifier, written out as in the published sources.
+"""Layers of the classifier, written explicitly as in the published sources.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each step continues with the result of ``self.tap(name, tensor)``.
+d_ff. Steps continue with the result of ``self.tap``.
 """
 
 import math
@@ -26,7 +26,7 @@ def dtype_name(**kwargs: Any) -> str:
     return jnp.dtype(kwargs.get("param_dtype", jnp.float32)).name
 
 
-# Options of the configuration, as functions.
+# Configuration options, as functions.
 
 
 def identity(x: Array) -> Array:
@@ -77,7 +77,7 @@ def mask_per_sample(mask: Array, heads: int) -> Array:
 
 
 def mask_batch_major(mask: Array, heads: int) -> Array:
-    # A published bug of Keras: heads are stacked before samples, but masks are repeated sample by sample.
+    # A published Keras bug: heads are stacked before samples, but masks are repeated sample by sample.
     batch = mask.shape[0]
     place = jnp.arange(heads)[None, :] * batch + jnp.arange(batch)[:, None]  # (B, H)
     return mask[place // heads]  # (B, H, 1 or Q, S)
@@ -95,7 +95,7 @@ def all_tokens(x: Array, real: Array) -> Array:
 
 
 def mean_of_real_tokens(x: Array, real: Array) -> Array:
-    # The mean of a text of padding alone is 0, not 0/0 (HED-1).
+    # The mean of a text with only padding is 0, not 0/0 (HED-1).
     total = jnp.sum(jnp.where(real[..., None], x, 0.0), axis=1)  # (B, D)
     return total / jnp.maximum(jnp.sum(real, axis=1, keepdims=True), 1).astype(x.dtype)
 
@@ -127,7 +127,7 @@ def every_token(real: Array) -> Array:
 
 
 def real_tokens_alone(real: Array) -> Array:
-    return jnp.cumsum(real, axis=1) - 1  # (B, T); of padding any number
+    return jnp.cumsum(real, axis=1) - 1  # (B, T); any value for padding
 
 
 NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_tokens_alone}  # POS-6
@@ -141,12 +141,12 @@ class Embeddings(Tapped, nnx.Module):
         self.token = nnx.Embed(config.vocab_size, width, **kwargs)
         self.position = nnx.Embed(config.max_positions, width, **kwargs)
         if config.positions != "learned":
-            # A plain Variable: gradients are taken by every Param, and a fixed table has none (GRD-3).
+            # A plain Variable, since every Param gets a gradient, and a fixed table has none (GRD-3).
             self.position.embedding = nnx.Variable(self.position.embedding[...])  # type: ignore[assignment]
         self.segment = nnx.Embed(segments, width, **kwargs) if segments else None
         self.norm = make.norm(config, **kwargs) if config.embedding_norm else None
         self.scale = math.sqrt(width) if config.embedding_scale == "sqrt_d_model" else None
-        # Not padding_idx: PyTorch returns the row as stored, Paddle returns zeros (EMB-3).
+        # Not padding_idx: PyTorch returns the row as stored, but Paddle returns zeros (EMB-3).
         self.token_padding_row = config.token_padding_row
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
@@ -241,7 +241,7 @@ class DotProductAttention(Tapped, nnx.Module):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same head by head, each with its own sample's mask (SPEC ATT-7, MSK-7)."""
+    """Attention computed head by head, with each sample's own mask (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -321,7 +321,7 @@ class PostNormLayer(Tapped, nnx.Module):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with norms before the sublayers, off the residual stream (SPEC NRM-1)."""
+    """The same layer with norms before the sublayers, outside the residual stream (SPEC NRM-1)."""
 
     def __call__(self, x: Array, real: Array | KeptRows) -> Array:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

@@ -1,4 +1,4 @@
-"""The same classifier and parameter names, with layers and fused kernels of JAX and Flax.
+"""The same classifier, with layers and fused kernels of JAX and Flax.
 
 Shapes as in :mod:`concord.backends.jax.layers`, with N rows kept.
 """
@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 
 
 class LibraryLayerNorm(nnx.LayerNorm):
-    """Layer norm with biased variance and epsilon inside (SPEC NRM-2): (B, T, D)."""
+    """Layer norm with biased variance and epsilon inside the root (SPEC NRM-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         # Not the fast variance, E[x^2] - E[x]^2, which cancels (ALG-5).
@@ -49,7 +49,7 @@ class LibraryLayerNorm(nnx.LayerNorm):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Embeddings by the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
+    """Embeddings with the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
 
     def look_up(self, embedding: nnx.Embed, ids: Array) -> Array:
         return embedding(ids)
@@ -84,7 +84,7 @@ class FusedAttention(explicit.DotProductAttention):
         return jax.nn.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Array, key_mask: Array) -> Array:
-        # An additive mask: for a boolean one the kernel would choose the constant (MSK-2).
+        # An additive mask: for a boolean mask, the kernel would choose the constant (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(jnp.zeros(visible.shape, dtype=q.dtype), visible, self.mask_constant)
 
@@ -107,7 +107,7 @@ def unsupported_reasons(request: Request) -> list[str]:
     return reasons
 
 
-# Without padding, everything but the core of attention runs on the kept rows, as one sample of N tokens.
+# Without padding, all but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Array, selection: KeptRows) -> Array:
@@ -116,7 +116,7 @@ def unpad(x: Array, selection: KeptRows) -> Array:
 
 
 def pad(x: Array, selection: KeptRows) -> Array:
-    """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
+    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets any row."""
     return x[0].at[selection.places].get(mode="promise_in_bounds")
 
 

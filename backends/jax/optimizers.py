@@ -1,4 +1,4 @@
-"""Optax's optimizer if it computes a recipe, otherwise :mod:`concord.backends.update_rules`."""
+"""Optax's optimizer if it can compute a recipe, otherwise :mod:`concord.backends.update_rules`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +29,7 @@ OPERATIONS = Operations(
 
 
 def direction(recipe: Recipe) -> optax.GradientTransformation | None:
-    """Return Optax's transformation before the learning rate, if it computes this recipe."""
+    """Optax's transformation before the learning rate, if it can compute this recipe."""
     if (
         recipe.algorithm == "adam"
         and recipe.epsilon_placement == "corrected"

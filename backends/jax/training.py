@@ -43,7 +43,7 @@ class ClassificationLoss(Tapped):
         if self.ignore_label is None:
             loss = jnp.mean(losses)
         else:
-            # Ignored samples leave both sum and count (LOS-3).
+            # Ignored samples do not enter the sum or the count (LOS-3).
             mask = labels != self.ignore_label
             loss = jnp.sum(jnp.where(mask, losses, jnp.zeros_like(losses))) / jnp.sum(mask).astype(
                 losses.dtype
@@ -86,7 +86,7 @@ def differentiate(
         loss_of, argnums=argnums, has_aux=True
     )(model, sources, zeros)
     sources = {f"inputs.{name}": gradient for name, gradient in sources.items()}
-    # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).
+    # A zero added to a tap gets the gradient of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in of_taps.items() if name in taps}
     gradients = {".".join(map(str, path)): gradient[...] for path, gradient in nnx.to_flat_state(of_model)}
     return Observation(output, loss, taps, gradients | sources | of_taps)

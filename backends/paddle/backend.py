@@ -21,7 +21,7 @@ class ModelSession(FrameworkSession):
     """A :class:`concord.backends.interface.Session`."""
 
     def prepare(self) -> None:
-        # With in-place computation, static programs would overwrite tensors that they return.
+        # In-place computation would make static programs overwrite tensors that they return.
         paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
         # Every static program stays in memory until this cache is cleared.
         paddle.base.core.clear_executor_cache()
@@ -39,7 +39,7 @@ class ModelSession(FrameworkSession):
         ) -> Any:
             return self.evaluate(model, inputs, zeros, recorded, with_loss)
 
-        # Traced without converting control flow: no branch depends on a value.
+        # Traced without converting control flow, since no branch depends on a value.
         plain = paddle.jit.not_to_static(evaluate)
         return paddle.jit.to_static(plain, full_graph=True, backend=None)
 
@@ -55,7 +55,7 @@ class Adapter(FrameworkAdapter):
     dtypes = {"cpu": ["float64", "float32"], "cuda": list(PRECISIONS)}
     thread_switches = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")
     implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
-    # Softmax and log-softmax clip shifted scores at -64, in float64 too.
+    # Softmax and log-softmax clip shifted scores at -64, even in float64.
     known_deviations = {
         "cpu": [
             {
@@ -84,10 +84,10 @@ class Adapter(FrameworkAdapter):
         return int(paddle.device.cuda.device_count())
 
     def threads(self) -> int:
-        return int(os.environ["OMP_NUM_THREADS"])  # PaddlePaddle sets it at import, to 1 unless it was set
+        return int(os.environ["OMP_NUM_THREADS"])  # PaddlePaddle sets it to 1 at import if unset
 
     def place(self, kind: str, index: int) -> str:
-        paddle.device.set_device(f"gpu:{index}" if kind == "cuda" else kind)  # the one for new tensors
+        paddle.device.set_device(f"gpu:{index}" if kind == "cuda" else kind)  # the device of new tensors
         return str(paddle.device.get_device())
 
     def construct(self, part: Callable[..., nn.Layer], request: Request, device: str) -> nn.Layer:

@@ -1,7 +1,7 @@
-"""Layers of the classifier, written out as in the published sources.
+"""Layers of the classifier, written explicitly as in the published sources.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each step continues with the result of ``self.tap(name, tensor)``.
+d_ff. Steps continue with the result of ``self.tap``.
 """
 
 import math
@@ -20,9 +20,9 @@ from concord.spec.masks import mask_constant
 Step = Callable[[Tensor], Tensor]
 
 
-# Static programs round a constant in arithmetic with a tensor to float32, even for float64 tensors: ``x *
-# c``, ``x + c``, ``x / c``, ``paddle.full_like`` and ``paddle.to_tensor(c)`` do. ``paddle.where`` does so
-# eagerly too. ``paddle.full`` with a dtype does not.
+# Static programs round constants to float32, even for float64 tensors: in ``x * c``, ``x + c``, ``x / c``,
+# ``paddle.full_like`` and ``paddle.to_tensor(c)``. ``paddle.where`` also does so in eager mode.
+# ``paddle.full`` with a dtype does not.
 
 
 def scalar(value: float, like: Tensor) -> Tensor | float:
@@ -33,7 +33,7 @@ def filled(like: Tensor, value: float) -> Tensor:
     return paddle.full(like.shape, value, dtype=like.dtype)
 
 
-# Options of the configuration, as functions.
+# Configuration options, as functions.
 
 
 def identity(x: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # A published bug of Keras: heads are stacked before samples, but masks are repeated sample by sample.
+    # A published Keras bug: heads are stacked before samples, but masks are repeated sample by sample.
     batch = mask.shape[0]
     place = (
         paddle.arange(heads, dtype="int64")[None, :] * batch + paddle.arange(batch, dtype="int64")[:, None]
@@ -108,7 +108,7 @@ def all_tokens(x: Tensor, real: Tensor) -> Tensor:
 
 
 def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
-    # The mean of a text of padding alone is 0, not 0/0 (HED-1).
+    # The mean of a text with only padding is 0, not 0/0 (HED-1).
     total = paddle.sum(paddle.where(real[..., None], x, paddle.zeros_like(x)), axis=1)  # (B, D)
     return total / paddle.clip(paddle.sum(real.astype("int64"), axis=1, keepdim=True), min=1).astype(x.dtype)
 
@@ -140,7 +140,7 @@ def every_token(real: Tensor) -> Tensor:
 
 
 def real_tokens_alone(real: Tensor) -> Tensor:
-    return paddle.cumsum(real.astype("int64"), axis=1) - 1  # (B, T); of padding any number
+    return paddle.cumsum(real.astype("int64"), axis=1) - 1  # (B, T); any value for padding
 
 
 NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_tokens_alone}  # POS-6
@@ -158,7 +158,7 @@ class Embeddings(Tapped, nn.Layer):
         self.segment = nn.Embedding(segments, width, padding_idx=None) if segments else None
         self.norm = make.norm(config) if config.embedding_norm else None
         self.scale = math.sqrt(width) if config.embedding_scale == "sqrt_d_model" else None
-        # Not padding_idx: PyTorch returns the row as stored, Paddle returns zeros (EMB-3).
+        # Not padding_idx: PyTorch returns the row as stored, but Paddle returns zeros (EMB-3).
         self.token_padding_row = config.token_padding_row
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
@@ -253,7 +253,7 @@ class DotProductAttention(Tapped, nn.Layer):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same head by head, each with its own sample's mask (SPEC ATT-7, MSK-7)."""
+    """Attention computed head by head, with each sample's own mask (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
@@ -338,7 +338,7 @@ class PostNormLayer(Tapped, nn.Layer):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with norms before the sublayers, off the residual stream (SPEC NRM-1)."""
+    """The same layer with norms before the sublayers, outside the residual stream (SPEC NRM-1)."""
 
     def forward(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

@@ -1,4 +1,4 @@
-"""The same classifier and parameter names, with PaddlePaddle's own layers and fused kernels.
+"""The same classifier, with PaddlePaddle's own layers and fused kernels.
 
 Shapes as in :mod:`concord.backends.paddle.layers`, with N rows kept.
 """
@@ -40,14 +40,14 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 
 
 class LibraryLayerNorm(nn.LayerNorm):
-    """Layer norm with biased variance and epsilon inside (SPEC NRM-2): (B, T, D)."""
+    """Layer norm with biased variance and epsilon inside the root (SPEC NRM-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.d_model, epsilon=config.norm_epsilon, elementwise_affine=True, bias=True)
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Embeddings by the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
+    """Embeddings with the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
 
     def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
@@ -72,7 +72,7 @@ class FusedAttention(explicit.DotProductAttention):
         return self.tap("context", paddle.flatten(context, start_axis=2))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        # Not the argument ``scale``: static programs round a number to float32, even for float64 tensors.
+        # Not the argument ``scale``: static programs round a constant to float32, even for float64 tensors.
         q = q * scalar(self.scale, q)
         options: dict[str, Any] = {
             "dropout_p": 0.0,
@@ -85,7 +85,7 @@ class FusedAttention(explicit.DotProductAttention):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
-        # An additive mask: for a boolean one the kernel would choose the constant (MSK-2).
+        # An additive mask: for a boolean mask, the kernel would choose the constant (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(paddle.zeros(visible.shape, dtype=q.dtype), visible, self.mask_constant)
 
@@ -102,7 +102,7 @@ KNOWN_DEVIATIONS = {
     for kind in ("cpu", "cuda")
 }
 
-# nn.LayerNorm refuses larger ones.
+# nn.LayerNorm refuses larger values.
 LARGEST_EPSILON = 0.001
 
 
@@ -116,7 +116,7 @@ def unsupported_reasons(request: Request) -> list[str]:
     return reasons
 
 
-# The whole model by Paddle Inference, which fuses its steps into oneDNN's kernels (decision 0034).
+# The whole model in Paddle Inference, which fuses steps into oneDNN kernels (decision 0034).
 
 
 class Traced(nn.Layer):
@@ -170,7 +170,7 @@ def onednn_reasons(request: Request) -> list[str]:
     return reasons
 
 
-# Without padding, everything but the core of attention runs on the kept rows, as one sample of N tokens.
+# Without padding, all but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Tensor, selection: KeptRows) -> Tensor:
@@ -179,7 +179,7 @@ def unpad(x: Tensor, selection: KeptRows) -> Tensor:
 
 
 def pad(x: Tensor, selection: KeptRows) -> Tensor:
-    """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
+    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets any row."""
     return x[0][selection.places]
 
 
@@ -204,7 +204,7 @@ class UnpaddedClassifier(TextClassifier):
 
 UNPADDED_LAYERS = replace(LIBRARY, dot_product=dict.fromkeys(LIBRARY.dot_product, UnpaddedAttention))
 
-# In the padded model the floor of the softmax gives every padded key a weight of 1.6e-28 of the largest.
+# In the padded model the softmax floor gives every padded key 1.6e-28 times the largest weight.
 UNPADDED_DEVIATIONS = {
     "cpu": [
         *KNOWN_DEVIATIONS["cpu"],

@@ -1,4 +1,4 @@
-"""The classifier and its parts that run alone, with inputs of :func:`concord.spec.tensors.inputs`.
+"""The classifier and its parts (inputs: :func:`concord.spec.tensors.inputs`).
 
 Shapes as in :mod:`concord.backends.paddle.layers`, with C classes.
 """
@@ -28,7 +28,7 @@ class EncoderStack(Tapped, nn.Layer):
         self.pad_id = config.pad_id
         layer = LAYERS[config.norm_placement]
         self.layers = nn.LayerList([layer(config, make) for _ in range(config.num_layers)])
-        # No published source has one (NRM-6).
+        # No published source has a final norm here (NRM-6).
         self.final_norm = make.norm(config) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class PooledEncoder(Encoder):
         return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Tensor) -> Tensor:
-        # Compare before the root, whose derivative at a zero vector would be infinite.
+        # Compare before taking the root, whose derivative at a zero vector would be infinite.
         squares = paddle.sum(x * x, axis=-1, keepdim=True)  # (B, 1)
         least = filled(squares, self.least_squares)
         return x / paddle.sqrt(paddle.where(squares > self.least_squares, squares, least))

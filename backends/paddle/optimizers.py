@@ -1,4 +1,4 @@
-"""Paddle's optimizer if it computes a recipe, otherwise :mod:`concord.backends.update_rules`."""
+"""Paddle's optimizer if it can compute a recipe, otherwise :mod:`concord.backends.update_rules`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -112,7 +112,7 @@ class OwnOptimizer(Optimizer):
 
 
 def _raised(beta: float, steps: int, variable: Tensor) -> Tensor:
-    # One factor at a time and in the kernel's precision, as Adam's kernel does.
+    # One factor at a time, in the kernel's precision, as in Adam's kernel.
     kind = np.dtype("float64" if variable.dtype == paddle.float64 else "float32")
     return paddle.to_tensor(np.multiply.accumulate(np.full(steps, beta, kind))[-1:], place=variable.place)
 

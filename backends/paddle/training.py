@@ -39,7 +39,7 @@ class ClassificationLoss(Tapped):
         if self.ignore_label is None:
             loss = paddle.mean(losses)
         else:
-            # Ignored samples leave both sum and count (LOS-3).
+            # Ignored samples do not enter the sum or the count (LOS-3).
             mask = labels != self.ignore_label
             loss = paddle.sum(paddle.where(mask, losses, paddle.zeros_like(losses))) / paddle.sum(
                 mask, dtype=losses.dtype
@@ -73,7 +73,7 @@ def differentiate(
     """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
     sources = {name: parameter for name, parameter in named(model).items() if not parameter.stop_gradient}
     sources |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
-    # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).
+    # A zero added to a tap gets the gradient of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*sources.values(), *of_taps.values()):
         tensor.stop_gradient = False

@@ -47,7 +47,7 @@ class Adapter(FrameworkAdapter):
     version = f"{tf.__version__} (keras {keras.__version__})"
     thread_switches = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
     implementations = {"explicit": Implementation(PARTS), **library.IMPLEMENTATIONS}
-    # On the CPU BiasAddGrad accumulates bfloat16 terms in bfloat16, but float16 terms in float32.
+    # On the CPU BiasAddGrad accumulates bfloat16 terms in bfloat16, and float16 terms in float32.
     known_deviations = {
         "cpu": [
             {
@@ -67,7 +67,7 @@ class Adapter(FrameworkAdapter):
         return len(tf.config.list_physical_devices("GPU"))
 
     def threads(self) -> int:
-        # TensorFlow returns 0 if nothing was set from Python. Then the environment or the number of cores
+        # TensorFlow returns 0 if Python code has not set it; the environment or the number of cores then
         # decides.
         return tf.config.threading.get_intra_op_parallelism_threads() or int(
             os.environ.get("TF_NUM_INTRAOP_THREADS") or os.cpu_count() or 1
@@ -83,7 +83,7 @@ class Adapter(FrameworkAdapter):
             yield
 
     def construct(self, part: Callable[..., keras.Model], request: Request, device: str) -> keras.Model:
-        keras.config.disable_traceback_filtering()  # TensorFlow's own errors; Keras would wrap them
+        keras.config.disable_traceback_filtering()  # shows TensorFlow's own errors, which Keras would wrap
         model = part(request.config, dtype=request.dtype)
         model.build()
         return model
@@ -111,7 +111,7 @@ class Adapter(FrameworkAdapter):
         tf.experimental.async_wait() if computed is None else computed[(0,) * computed.shape.rank].numpy()
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
-        with tf.device(left.device):  # else the first GPU would get copies of both
+        with tf.device(left.device):  # otherwise the first GPU would get copies of both
             return tf.matmul(left, right)
 
     # Switches.

@@ -1,7 +1,7 @@
-"""Layers of the classifier, written out as in the published sources.
+"""Layers of the classifier, written explicitly as in the published sources.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each step continues with the result of ``self.tap(name, tensor)``.
+d_ff. Steps continue with the result of ``self.tap``.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from concord.backends.taps import Tapped
 from concord.spec.config import EncoderConfig, from_mapping
 from concord.spec.masks import mask_constant
 
-# Pass masks by name: Keras fills in missing ones by name.
+# Pass masks by name, since Keras fills in missing masks by name.
 Step = Callable[[Tensor], Tensor]
 
 
 class Layer(Tapped, layers.Layer):
-    """A layer that knows its sizes, and builds its sublayers for any input."""
+    """A layer that knows its sizes and builds its sublayers for any input."""
 
     def build(self, input_shape: Any = None) -> None:
-        # Without this method, Keras would trace ``call`` to find what to build.
+        # Without this method, Keras would trace ``call`` to find the sublayers to build.
         for layer in self._flatten_layers(include_self=False, recursive=False):
             layer.build()
 
@@ -36,7 +36,7 @@ class Layer(Tapped, layers.Layer):
 
 
 class Linear(layers.Dense):
-    """A dense layer with a fixed number of inputs: (..., in) to (..., out)."""
+    """A dense layer with a fixed input size: (..., in) to (..., out)."""
 
     def __init__(self, inputs: int, outputs: int, use_bias: bool, **kwargs: Any) -> None:
         super().__init__(outputs, activation=None, use_bias=use_bias, **kwargs)
@@ -71,7 +71,7 @@ class ModelBase(Layer, keras.Model):
         )
 
 
-# Options of the configuration, as functions.
+# Configuration options, as functions.
 
 
 def identity(x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # A published bug of Keras: heads are stacked before samples, but masks are repeated sample by sample.
+    # A published Keras bug: heads are stacked before samples, but masks are repeated sample by sample.
     batch = ops.shape(mask)[0]
     place = ops.arange(heads)[None, :] * batch + ops.arange(batch)[:, None]  # (B, H)
     return ops.take(mask, place // heads, axis=0)  # (B, H, 1 or Q, S)
@@ -141,7 +141,7 @@ def all_tokens(x: Tensor, real: Tensor) -> Tensor:
 
 
 def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
-    # The mean of a text of padding alone is 0, not 0/0 (HED-1).
+    # The mean of a text with only padding is 0, not 0/0 (HED-1).
     total = ops.sum(ops.where(real[..., None], x, ops.zeros_like(x)), axis=1)  # (B, D)
     count = ops.maximum(ops.sum(ops.cast(real, "int64"), axis=1, keepdims=True), 1)
     return total / ops.cast(count, x.dtype)
@@ -176,7 +176,7 @@ def every_token(real: Tensor) -> Tensor:
 
 
 def real_tokens_alone(real: Tensor) -> Tensor:
-    return ops.cumsum(ops.cast(real, "int64"), axis=1) - 1  # (B, T); of padding any number
+    return ops.cumsum(ops.cast(real, "int64"), axis=1) - 1  # (B, T); any value for padding
 
 
 NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_tokens_alone}  # POS-6
@@ -196,7 +196,7 @@ class Embeddings(Layer):
         )
         self.norm = make.norm(config, **self.sub("norm")) if config.embedding_norm else None
         self.scale = math.sqrt(width) if config.embedding_scale == "sqrt_d_model" else None
-        # Not padding_idx: PyTorch returns the row as stored, Paddle returns zeros (EMB-3).
+        # Not padding_idx: PyTorch returns the row as stored, but Paddle returns zeros (EMB-3).
         self.token_padding_row = config.token_padding_row
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
@@ -292,7 +292,7 @@ class DotProductAttention(Layer):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same head by head, each with its own sample's mask (SPEC ATT-7, MSK-7)."""
+    """Attention computed head by head, with each sample's own mask (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -319,7 +319,7 @@ class MultiHeadAttention(Layer):
         self.value = Linear(width, width, use_bias=bias, **self.sub("value"))
         self.activation = make.activations[config.qkv_activation]
         self.dot_product = make.dot_product[config.head_computation](config, **self.sub("dot_product"))
-        # Not ``self.output``: every Keras layer has a property of that name.
+        # Not ``self.output``: every Keras layer has a property with that name.
         self.projection = (
             Linear(width, width, use_bias=True, **self.sub("output")) if config.output_projection else None
         )
@@ -378,7 +378,7 @@ class PostNormLayer(Layer):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with norms before the sublayers, off the residual stream (SPEC NRM-1)."""
+    """The same layer with norms before the sublayers, outside the residual stream (SPEC NRM-1)."""
 
     def call(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

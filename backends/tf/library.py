@@ -1,4 +1,4 @@
-"""The same classifier and parameter names, with Keras' own layers and fused kernels.
+"""The same classifier, with Keras' own layers and fused kernels.
 
 Shapes as in :mod:`concord.backends.tf.layers`, with N rows kept.
 """
@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 
 
 class LibraryLayerNorm(layers.LayerNormalization):
-    """Layer norm with biased variance and epsilon inside (SPEC NRM-2): (B, T, D)."""
+    """Layer norm with biased variance and epsilon inside the root (SPEC NRM-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         start = {"gamma_initializer": "ones", "beta_initializer": "zeros"}
@@ -46,7 +46,7 @@ class LibraryLayerNorm(layers.LayerNormalization):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Embeddings by the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
+    """Embeddings with the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
 
     def look_up(self, embedding: layers.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
@@ -71,7 +71,7 @@ class FusedAttention(explicit.DotProductAttention):
         return self.tap("context", ops.reshape(context, (*ops.shape(context)[:2], -1)))  # (B, Q, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        # tf.cast would round a Python number to float32, even for float64 tensors.
+        # tf.cast would round a Python float to float32, even for float64 tensors.
         scale = tf.constant(self.scale, dtype=q.dtype)
         options: dict[str, Any] = {
             "mask": None,
@@ -83,7 +83,7 @@ class FusedAttention(explicit.DotProductAttention):
         return keras.ops.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
-        # An additive mask: for a boolean one the kernel would choose the constant (MSK-2).
+        # An additive mask: for a boolean mask, the kernel would choose the constant (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         return explicit.add_to_masked(
             ops.zeros(ops.shape(visible), dtype=q.dtype), visible, self.mask_constant
@@ -115,7 +115,7 @@ def unsupported_reasons(request: Request) -> list[str]:
     )
 
 
-# Without padding, everything but the core of attention runs on the kept rows, as one sample of N tokens.
+# Without padding, all but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Tensor, selection: KeptRows) -> Tensor:
@@ -124,7 +124,7 @@ def unpad(x: Tensor, selection: KeptRows) -> Tensor:
 
 
 def pad(x: Tensor, selection: KeptRows) -> Tensor:
-    """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
+    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets any row."""
     return tf.gather(x[0], selection.places, axis=0)
 
 

@@ -1,4 +1,4 @@
-"""The classifier and its parts that run alone, with inputs of :func:`concord.spec.tensors.inputs`.
+"""The classifier and its parts (inputs: :func:`concord.spec.tensors.inputs`).
 
 Shapes as in :mod:`concord.backends.tf.layers`, with C classes.
 """
@@ -31,7 +31,7 @@ class EncoderStack(ModelBase):
         self.pad_id = config.pad_id
         layer = LAYERS[config.norm_placement]
         self.blocks = [layer(config, make, **self.sub(f"layers.{i}")) for i in range(config.num_layers)]
-        # No published source has one (NRM-6).
+        # No published source has a final norm here (NRM-6).
         self.final_norm = make.norm(config, **self.sub("final_norm")) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class PooledEncoder(Encoder):
         return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Tensor) -> Tensor:
-        # Compare before the root, whose derivative at a zero vector would be infinite.
+        # Compare before taking the root, whose derivative at a zero vector would be infinite.
         squares = ops.sum(x * x, axis=-1, keepdims=True)  # (B, 1)
         least = ops.full_like(squares, self.least_squares)
         return x / ops.sqrt(ops.where(squares > least, squares, least))

@@ -1,4 +1,4 @@
-"""Keras' optimizer if it computes a recipe, otherwise :mod:`concord.backends.update_rules`."""
+"""Keras' optimizer if it can compute a recipe, otherwise :mod:`concord.backends.update_rules`."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from concord.backends.update_rules import Operations, Optimizer
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.reference_optimizer import moments
 
-# The order of Keras' variables: group by group, each for one parameter after the other.
+# The order of Keras' variables: group by group, and by parameter within each group.
 ORDER = {
     "sgd": (("momentum",),),
     "adam": (("first_moment", "second_moment"), ("largest_second_moment",)),
@@ -31,7 +31,7 @@ OPERATIONS = Operations(
 
 
 def own(recipe: Recipe, dtype: str) -> keras.optimizers.Optimizer | None:
-    # Keras stores the learning rate as float32, too coarse for float64 runs (decision 0023).
+    # Keras stores the learning rate as float32, which is too coarse for float64 runs (decision 0023).
     if recipe.embedding_updates == "lazy" or recipe.decay_form in ("alone", "coupled") or dtype == "float64":
         return None
     rate, decay = recipe.learning_rate, recipe.weight_decay or None
@@ -78,7 +78,7 @@ class OwnOptimizer(Optimizer):
             variable.assign(self._signed(kept[name]))
 
     def _signed(self, tensor: Tensor) -> Tensor:
-        # Keras adds the displacement, so it stores the negative.
+        # Keras adds the displacement, so it stores its negative.
         return -tensor if self.recipe.algorithm == "sgd" else tensor
 
 

@@ -40,7 +40,7 @@ class ClassificationLoss(Tapped):
         if self.ignore_label is None:
             loss = tf.reduce_mean(losses, axis=0)
         else:
-            # Ignored samples leave both sum and count (LOS-3).
+            # Ignored samples do not enter the sum or the count (LOS-3).
             mask = labels != self.ignore_label
             count = tf.cast(tf.math.count_nonzero(mask, axis=0, dtype=tf.int64), losses.dtype)
             loss = tf.reduce_sum(tf.where(mask, losses, tf.zeros_like(losses)), axis=0) / count
@@ -73,14 +73,14 @@ def differentiate(
     """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
     sources = {name: variable.value for name, variable in named(model).items() if variable.trainable}
     sources |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
-    # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).
+    # A zero added to a tap gets the gradient of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     with tf.GradientTape(persistent=False, watch_accessed_variables=False) as tape:
         tape.watch([*sources.values(), *of_taps.values()])
         output, loss, taps = evaluate(model, inputs, zeros, recorded)
     sources |= {name: zero for name, zero in of_taps.items() if name.removeprefix("taps.") in taps}
     gradients = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    # The gradient of a table comes as looked-up rows; the conversion sums them into the shape of the table.
+    # A table's gradient consists of looked-up rows; the conversion sums them into the table's shape.
     return Observation(
         output, loss, taps, {name: tf.convert_to_tensor(gradient) for name, gradient in gradients.items()}
     )

@@ -20,7 +20,7 @@ from concord.spec.precision import precision
 # Switches of torch.backends.cuda.matmul that allow sums in half precision (SPEC PRC-2).
 REDUCED = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 
-# Compiler modes, without and with capturing the kernels as a CUDA graph.
+# Compiler modes, without and with kernels captured as a CUDA graph.
 MODES = {False: "default", True: "reduce-overhead"}
 
 
@@ -36,7 +36,7 @@ class ModelSession(FrameworkSession):
             and (training is None or training.recipe.accumulation == 1)
         )
         if self.compiled:
-            # A worker compiles a model per session. Programs of earlier sessions would count towards the
+            # A worker compiles one model per session; otherwise, earlier sessions would count towards the
             # recompilation limit.
             torch.compiler.reset()
             torch.compiler.config.recompile_limit = 2 * MOST
@@ -47,7 +47,7 @@ class ModelSession(FrameworkSession):
         program = torch.compile(self.evaluate, fullgraph=True, dynamic=False, mode=MODES[captured])
 
         def begun(*arguments: Any) -> Any:
-            # Otherwise the graph would overwrite outputs of the previous step that are still in use.
+            # Otherwise the graph would overwrite the previous step's outputs while they are in use.
             torch.compiler.cudagraph_mark_step_begin()
             return program(*arguments)
 
@@ -132,7 +132,7 @@ class Adapter(FrameworkAdapter):
         }
 
     def put_switches(self, wanted: Mapping[str, Any]) -> None:
-        # Only the older switches: PyTorch raises an error where they are mixed with fp32_precision.
+        # Only the older switches: PyTorch raises an error if they are mixed with fp32_precision.
         torch.set_float32_matmul_precision(wanted["float32_matmul_precision"])
         torch.backends.cudnn.allow_tf32 = wanted["cudnn_allow_tf32"]
         for name in REDUCED:
@@ -151,7 +151,7 @@ class Adapter(FrameworkAdapter):
     # Weights.
 
     def assign(self, parameter: Tensor, array: np.ndarray) -> None:
-        # copy_ converts float64 to float16 through float32, and so rounds twice.
+        # copy_ converts float64 to float16 through float32, which rounds twice.
         parameter.detach().copy_(
             torch.from_numpy(precision(str(parameter.dtype).removeprefix("torch.")).round(array))
         )

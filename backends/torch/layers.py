@@ -1,7 +1,7 @@
-"""Layers of the classifier, written out as in the published sources.
+"""Layers of the classifier, written explicitly as in the published sources.
 
 Shapes: B batch, T tokens, Q queries, S keys (Q = S = T inside the encoder), D d_model, H heads, K head_dim, F
-d_ff. Each step continues with the result of ``self.tap(name, tensor)``.
+d_ff. Steps continue with the result of ``self.tap``.
 """
 
 import math
@@ -24,7 +24,7 @@ def dtype_name(**kwargs: Any) -> str:
     return str(kwargs.get("dtype") or torch.get_default_dtype()).removeprefix("torch.")
 
 
-# Options of the configuration, as functions.
+# Configuration options, as functions.
 
 
 def identity(x: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def mask_per_sample(mask: Tensor, heads: int) -> Tensor:
 
 
 def mask_batch_major(mask: Tensor, heads: int) -> Tensor:
-    # A published bug of Keras: heads are stacked before samples, but masks are repeated sample by sample.
+    # A published Keras bug: heads are stacked before samples, but masks are repeated sample by sample.
     batch = mask.shape[0]
     place = (
         torch.arange(heads, device=mask.device)[None, :] * batch
@@ -96,7 +96,7 @@ def all_tokens(x: Tensor, real: Tensor) -> Tensor:
 
 
 def mean_of_real_tokens(x: Tensor, real: Tensor) -> Tensor:
-    # The mean of a text of padding alone is 0, not 0/0 (HED-1).
+    # The mean of a text with only padding is 0, not 0/0 (HED-1).
     total = torch.sum(torch.where(real[..., None], x, 0.0), dim=1)  # (B, D)
     return total / torch.clamp(torch.sum(real, dim=1, keepdim=True), min=1).to(x.dtype)
 
@@ -127,7 +127,7 @@ def every_token(real: Tensor) -> Tensor:
 
 
 def real_tokens_alone(real: Tensor) -> Tensor:
-    return torch.cumsum(real.to(torch.int64), dim=1) - 1  # (B, T); of padding any number
+    return torch.cumsum(real.to(torch.int64), dim=1) - 1  # (B, T); any value for padding
 
 
 NUMBERS = {"counted": every_token, "zero_row": every_token, "pad_row": real_tokens_alone}  # POS-6
@@ -145,7 +145,7 @@ class Embeddings(Tapped, nn.Module):
         self.segment = nn.Embedding(segments, width, padding_idx=None, **kwargs) if segments else None
         self.norm = make.norm(config, **kwargs) if config.embedding_norm else None
         self.scale = math.sqrt(width) if config.embedding_scale == "sqrt_d_model" else None
-        # Not padding_idx: PyTorch returns the row as stored, Paddle returns zeros (EMB-3).
+        # Not padding_idx: PyTorch returns the row as stored, but Paddle returns zeros (EMB-3).
         self.token_padding_row = config.token_padding_row
         self.zeroed_row = config.token_padding_row if config.token_padding_forward == "zero" else None
         self.segment_padding_row = config.segment_padding_row
@@ -237,7 +237,7 @@ class DotProductAttention(Tapped, nn.Module):
 
 
 class AttentionHeadByHead(DotProductAttention):
-    """The same head by head, each with its own sample's mask (SPEC ATT-7, MSK-7)."""
+    """Attention computed head by head, with each sample's own mask (SPEC ATT-7, MSK-7)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -320,7 +320,7 @@ class PostNormLayer(Tapped, nn.Module):
 
 
 class PreNormLayer(PostNormLayer):
-    """The same with norms before the sublayers, off the residual stream (SPEC NRM-1)."""
+    """The same layer with norms before the sublayers, outside the residual stream (SPEC NRM-1)."""
 
     def forward(self, x: Tensor, real: Tensor | KeptRows) -> Tensor:
         norm1, norm2 = self.norm1 or self.norm, self.norm2 or self.norm  # NRM-5

@@ -1,4 +1,4 @@
-"""The same classifier and parameter names, with PyTorch's own layers and fused kernels.
+"""The same classifier, with PyTorch's own layers and fused kernels.
 
 Shapes as in :mod:`concord.backends.torch.layers`, with N rows kept.
 """
@@ -37,7 +37,7 @@ ACTIVATIONS: dict[str, explicit.Step] = {
 
 
 class LibraryLayerNorm(nn.LayerNorm):
-    """Layer norm with biased variance and epsilon inside (SPEC NRM-2): (B, T, D)."""
+    """Layer norm with biased variance and epsilon inside the root (SPEC NRM-2): (B, T, D)."""
 
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class LibraryLayerNorm(nn.LayerNorm):
 
 
 class LibraryEmbeddings(explicit.Embeddings):
-    """Embeddings by the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
+    """Embeddings with the framework's lookup (SPEC EMB-1 to EMB-6, POS-5 to POS-7)."""
 
     def look_up(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         return embedding(ids)
@@ -81,7 +81,7 @@ class FusedAttention(explicit.DotProductAttention):
         return torch.transpose(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, **options), 1, 2)
 
     def bias(self, q: Tensor, key_mask: Tensor) -> Tensor:
-        # An additive mask: for a boolean one the kernel would choose the constant (MSK-2).
+        # An additive mask: for a boolean mask, the kernel would choose the constant (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
         zeros = torch.zeros(visible.shape, dtype=q.dtype, device=q.device)
         return explicit.add_to_masked(zeros, visible, self.mask_constant)
@@ -117,15 +117,15 @@ def fused_reasons(request: Request) -> list[str]:
 def kernels(request: Request) -> AbstractContextManager[None]:
     # With gradients, use the kernel that keeps its weights (SPEC ATT-5). The backward pass of fused kernels
     # recomputes them as exp(score - log-sum-exp). The rounding of that logarithm shifts a whole row, more for
-    # larger scores; a row of masked keys loses it altogether.
+    # larger scores; a row of masked keys loses it completely.
     return sdpa_kernel(SDPBackend.MATH) if request.gradients else nullcontext()
 
 
-# Linear layers by oneDNN: F.linear on the CPU calls MKL, which is slow on AMD processors (decision 0034).
+# Linear layers in oneDNN: on the CPU, F.linear calls MKL, which is slow on AMD processors (decision 0034).
 
 
 class ReorderedLinear(nn.Module):
-    """A linear layer in oneDNN's weight layout, without gradient: (..., in) to (..., out)."""
+    """A linear layer with oneDNN's weight layout, without gradient: (..., in) to (..., out)."""
 
     living: ClassVar[WeakValueDictionary[int, "ReorderedLinear"]] = WeakValueDictionary()
 
@@ -141,7 +141,7 @@ class ReorderedLinear(nn.Module):
         return reordered_linear(x, self.number, self.features)
 
 
-# The compiler cannot trace a weight in this layout. It sees one operation that takes the layer's number.
+# The compiler cannot trace a weight in this layout, so it sees one operation that takes the layer's number.
 @torch.library.custom_op("concord::reordered_linear", mutates_args=())
 def reordered_linear(x: Tensor, number: int, features: int) -> Tensor:
     layer = ReorderedLinear.living[number]
@@ -172,7 +172,7 @@ def onednn_reasons(request: Request) -> list[str]:
     return reasons
 
 
-# Without padding, everything but the core of attention runs on the kept rows, as one sample of N tokens.
+# Without padding, all but the core of attention runs on the kept rows, as one sample of N tokens.
 
 
 def unpad(x: Tensor, selection: KeptRows) -> Tensor:
@@ -181,7 +181,7 @@ def unpad(x: Tensor, selection: KeptRows) -> Tensor:
 
 
 def pad(x: Tensor, selection: KeptRows) -> Tensor:
-    """Restore rows to their places: (1, N, ...) to (B, T, ...), any row for padding."""
+    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets any row."""
     return x[0][selection.places]
 
 

@@ -1,4 +1,4 @@
-"""The classifier and its parts that run alone, with inputs of :func:`concord.spec.tensors.inputs`.
+"""The classifier and its parts (inputs: :func:`concord.spec.tensors.inputs`).
 
 Shapes as in :mod:`concord.backends.torch.layers`, with C classes.
 """
@@ -30,7 +30,7 @@ class EncoderStack(Tapped, nn.Module):
         self.pad_id = config.pad_id
         layer = LAYERS[config.norm_placement]
         self.layers = nn.ModuleList([layer(config, make, **kwargs) for _ in range(config.num_layers)])
-        # No published source has one (NRM-6).
+        # No published source has a final norm here (NRM-6).
         self.final_norm = make.norm(config, **kwargs) if config.final_norm else None
 
     def forward(self, embeddings: Tensor, input_ids: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class PooledEncoder(Encoder):
         return self.tap("normalized", self.normalize(pooled)) if self.least_squares else pooled
 
     def normalize(self, x: Tensor) -> Tensor:
-        # Compare before the root, whose derivative at a zero vector would be infinite.
+        # Compare before taking the root, whose derivative at a zero vector would be infinite.
         squares = torch.sum(x * x, dim=-1, keepdim=True)  # (B, 1)
         return x / torch.sqrt(torch.where(squares > self.least_squares, squares, self.least_squares))
 

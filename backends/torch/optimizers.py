@@ -1,4 +1,4 @@
-"""PyTorch's optimizer if it computes a recipe, otherwise :mod:`concord.backends.update_rules`."""
+"""PyTorch's optimizer if it can compute a recipe, otherwise :mod:`concord.backends.update_rules`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -95,7 +95,7 @@ class OwnOptimizer(Optimizer):
     def resume(self, kept: Mapping[str, Tensor], steps: int) -> None:
         self.native.state.clear()
         if steps == 0 and self.recipe.algorithm == "sgd":
-            return  # SGD has no buffer before its first step, which is not dampened
+            return  # SGD creates its buffer in the first step, which is not dampened
         counts = {} if self.recipe.algorithm == "sgd" else {"step": torch.tensor(float(steps))}
         for name, variable in self.variables.items():
             moments = {

@@ -38,7 +38,7 @@ class ClassificationLoss(Tapped):
         if self.ignore_label is None:
             loss = torch.mean(losses)
         else:
-            # Ignored samples leave both sum and count (LOS-3).
+            # Ignored samples do not enter the sum or the count (LOS-3).
             mask = labels != self.ignore_label
             loss = torch.sum(torch.where(mask, losses, torch.zeros_like(losses))) / torch.sum(mask)
         if self.l2_weight:
@@ -70,7 +70,7 @@ def differentiate(
         name: parameter for name, parameter in named(model).items() if parameter.requires_grad
     }
     sources |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
-    # The gradient of a zero added to a tap is that of the tap's total use (GRD-6).
+    # A zero added to a tap gets the gradient of the tap's total use (GRD-6).
     of_taps = {f"taps.{name}": zero for name, zero in zeros.items()}
     for tensor in (*sources.values(), *of_taps.values()):
         tensor.requires_grad_()

@@ -1,1 +1,1 @@
-"""The commands, each in the file of its name."""
+"""The commands, each in a file of the same name."""

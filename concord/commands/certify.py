@@ -1,4 +1,4 @@
-"""``concord certify``: prove that one checkpoint is another, or verify such a proof."""
+"""``concord certify``: prove that two checkpoints compute the same results, or verify such a proof."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def certify(
     from concord.porting.texts import read_texts
 
     names, settings, problems = workers.backend or (), workers.settings(), list[str]()
-    workers.names()  # an unknown one is refused
+    workers.names()  # an unknown name is refused
     output_files.check(certificate, html)
     if verify is not None:
         inputs = {"from": form != "auto", "to": to != "auto", "table": table, "texts": texts}
-        # With other inputs or another device it would not be the same proof.
+        # With different inputs or a different device, it would not be the same proof.
         extra = [name for name, value in {**inputs, "device": workers.device != "cpu"}.items() if value]
         refuse([f"--{name} is given beside --verify, whose certificate states it itself" for name in extra])
         certified = record.read(verify, output_files.KINDS).outcome

@@ -45,7 +45,7 @@ class Checked(options.Runs):
 
 @dataclass(frozen=True)
 class Selection(options.OptionGroup):
-    """Standard cases, and what runs of each.
+    """A selection of standard cases, and of the parts that run.
 
     Attributes:
         dtype (D): {values}; may be repeated.
@@ -60,7 +60,7 @@ class Selection(options.OptionGroup):
     forward_only: bool = False
 
     def jobs(self, model: OwnModel) -> list[Job]:
-        """Return the jobs of standard cases, or of the user's model."""
+        """Jobs of standard cases, or of the user's model."""
         dtypes = self.dtype or list(DTYPES)
         if model.check(variant=self.variant, case=self.case):
             return model.jobs(self.part, dtypes, not self.forward_only)
@@ -102,11 +102,11 @@ def judge_jobs(
     kind: str = "check",
     notes: Mapping[str, str] | None = None,
 ) -> NoReturn:
-    """Run and judge jobs, show the progress of each backend, and end the command."""
+    """Run and judge jobs, show each backend's progress, and end the command."""
     how = [what, settings.implementation, settings.execution, settings.device]
     how += [f"precision {settings.precision}"] * (settings.precision != "strict")
     how += ["deterministic"] * settings.deterministic
-    # The first signal ends the command after all verdicts so far have been written and shown.
+    # The first signal ends the command after the verdicts so far have been written and shown.
     with halting() as stopped:
         with counting(names, len(repeated(jobs, settings.repeat))) as progress:
             report = conduct(jobs, names, settings, progress, stopped)

@@ -21,7 +21,7 @@ from concord.spec.cases import build_case
 from concord.spec.errors import refuse, unknowns
 from concord.terminal import Terminal, complain
 
-# A common bug, hardly visible in the output.
+# A common bug that is hardly visible in the output.
 PLANTED = BUGS["gelu_tanh_for_erf"]
 
 NEXT = (
@@ -79,7 +79,7 @@ def demo(
     output_files.write((html, lambda: output_files.page(written)))
     for line in NEXT:
         console.tell(line)
-    # The demonstration fails unless it names its bug (decision 0033).
+    # The demonstration fails unless the bug is named (decision 0033).
     cause = verdicts[buggy].cause
     raise typer.Exit(
         0 if verdicts[name].passed and PLANTED.diagnosed(cause.hypothesis if cause else "") == "right" else 1
@@ -87,7 +87,7 @@ def demo(
 
 
 def _first(names: list[str]) -> tuple[str, Worker]:
-    """Return the first installed backend, and a worker of it that accepts bugs."""
+    """The first installed backend, and a worker of it that accepts bugs."""
     reason = ""
     for name in names:
         try:

@@ -1,4 +1,4 @@
-"""``concord diff``: how two checkpoints differ."""
+"""``concord diff``: differences between two checkpoints."""
 
 from __future__ import annotations
 

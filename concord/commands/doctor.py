@@ -1,4 +1,4 @@
-"""``concord doctor``: what is installed, and what to do about it."""
+"""``concord doctor``: installed backends, and advice."""
 
 from __future__ import annotations
 

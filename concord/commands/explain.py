@@ -1,4 +1,4 @@
-"""``concord explain``: what a clause, a bug, a status or a declaration means, offline."""
+"""``concord explain``: the meaning of a clause, a bug, a status or a declaration, offline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def explain(name: str) -> None:
 
 
 def known_meanings() -> dict[str, list[str]]:
-    """Return the lines that explain each name."""
+    """Lines that explain each name."""
     specification = read_text(Path(spec.__file__).with_name("SPEC.md"))
     clauses = dict(re.findall(r"^\| \*\*([A-Z]{3}-\d+)\*\* \| (.*) \|$", specification, re.MULTILINE))
     meanings = {name: [f"{name}, a status: {text}"] for name, text in STATUSES.items()}

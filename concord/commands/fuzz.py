@@ -19,13 +19,13 @@ from concord.terminal import Terminal, bars
 
 CASES = 100  # by default
 
-# All tuples of sizes are generated before the first case.
+# Maximum number of size tuples, which are all generated before the first case.
 MOST_SHAPES = 10_000
 
 
 @dataclass(frozen=True)
 class Fuzzed(options.Runs):
-    """Backends of one thread each: cases are small.
+    """Backends with one thread each, since cases are small.
 
     Attributes:
         threads: Threads of each worker.
@@ -36,7 +36,7 @@ class Fuzzed(options.Runs):
 
 @dataclass(frozen=True)
 class Drawn(options.OptionGroup):
-    """Which cases are drawn.
+    """Options for drawing random cases.
 
     Attributes:
         cases: How many. Default: {CASES}; with --time: no limit.
@@ -56,7 +56,7 @@ class Drawn(options.OptionGroup):
     shapes: int = 12
 
     def plan(self) -> Any:
-        """Return the plan that the options describe, without backends."""
+        """The plan that the options describe, without backends."""
         from concord.conformance.fuzz.plan import Plan
 
         dtypes, parts, seconds = self.dtype or ["float32"], self.part or spec.PARTS, self.seconds

@@ -82,7 +82,7 @@ def lockstep(
 
     settings, names, training = collect(workers.settings, workers.names, case)
     mode, count = MODES[free_running], len(training.training.steps)
-    # For example, a beta2 of 0.999 is 1 in bfloat16, which shows in the curves.
+    # For example, a beta2 of 0.999 is 1 in bfloat16, which affects the curves.
     for warning in rounded_hyperparameters(training.training.recipe, dtype):
         Terminal(stderr=True).tell(f"warning: {warning}", style="yellow")
     with bars(names, count, "steps") as advance:

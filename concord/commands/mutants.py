@@ -1,4 +1,4 @@
-"""``concord mutants``: plant bugs in backends, and show which of them are found."""
+"""``concord mutants``: plant bugs in backends, and show which ones are found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mutants(
     interpreters = {matrix.plugin(name): path for name, path in settings.python.items()}
     settings = replace(settings, python=interpreters)
     title = f"{len(bugs)} mutant{'' if len(bugs) == 1 else 's'}"
-    with halting() as stopped:  # after the first signal, findings so far are written and shown
+    with halting() as stopped:  # after the first signal, the findings so far are written and shown
         turns = matrix.turns(bugs, names, every)
         with counting(names, max(map(len, turns.values()))) as progress:
             outcome = matrix.conduct(turns, settings, progress, stopped)

@@ -1,4 +1,4 @@
-"""``concord speed``: compare the speed of backends that conform."""
+"""``concord speed``: compare the speed of conforming backends."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ MODES = (  # by default
     Mode("library:onednn", "compiled"),
 )
 
-# Seconds after which a default run starts nothing more, for slow or busy machines.
+# Seconds after which a default run starts no new measurement, for slow or busy machines.
 BUDGET = 300.0
 
-# Defaults on accelerators, with models large enough to keep one busy.
+# Defaults on accelerators, with models large enough to keep them busy.
 ON_DEVICES = (Mode("library", "compiled"), Mode("library:fused", "compiled"), Mode("library", "eager"))
 
 LARGE_PRESETS = ("bert-base", "bert-large")
 
-# Limit of samples in a batch and of tokens in a sample; no memory holds more.
+# Limit of samples in a batch and of tokens in a sample; more do not fit in any memory.
 MOST = 10**6
 
 UNPADDED = (Mode("library", "unpadded"), Mode("library", "unpadded-compiled"))  # with ragged lengths
@@ -60,7 +60,7 @@ class Timed(options.Workers):
     precision: str = "strict"
 
     def names(self) -> list[str]:
-        """Return the requested backends and peers, or all backends."""
+        """Requested backends and peers, or all backends."""
         peers = [name for name in self.backend or () if name in PEERS]
         own = [name for name in self.backend or () if name not in PEERS]
         if peers and not own:
@@ -70,7 +70,7 @@ class Timed(options.Workers):
 
 @dataclass(frozen=True)
 class Models(options.OptionGroup):
-    """What is measured.
+    """Options for the workloads to measure.
 
     Attributes:
         preset (P): nndl, tf1, minilm, bert-base or bert-large, a variant, or a model of your own
@@ -94,7 +94,7 @@ class Models(options.OptionGroup):
     dtype: list[str] | None = None
 
     def workloads(self, device: str, own: Preset | None) -> tuple[Workload, ...]:
-        """Return the workloads of presets, or of a checkpoint with the lengths of its texts."""
+        """Workloads of presets, or of a checkpoint with the lengths of its texts."""
         on_cpu = device == "cpu"
         problems = [
             *unknowns("kind", self.kind or (), WORKLOAD_KINDS),
@@ -118,7 +118,7 @@ class Models(options.OptionGroup):
 
 @dataclass(frozen=True)
 class Modes(options.OptionGroup):
-    """How it is measured.
+    """Options for the modes of measurement.
 
     Attributes:
         implementation (I): explicit, library, or a backend's own; may be repeated.
@@ -136,7 +136,7 @@ class Modes(options.OptionGroup):
     budget: float | None = None
 
     def modes(self, ragged: bool, device: str) -> tuple[Mode, ...]:
-        """Return the modes that the options describe, or the default ones."""
+        """Requested modes, or the default ones."""
         refuse(options.outside(("budget", self.budget, 0, options.MOST_SECONDS)))
         if self.implementation or self.execution:
             pairs = itertools.product(
@@ -203,7 +203,7 @@ def _own(model: OwnModel, models: Models) -> Preset:
 
 def _known(work: Workload) -> bool:
     config = work.preset.config
-    # The peers are Hugging Face's BERT, which supports no other poolers or positions.
+    # The peers are Hugging Face's BERT, which supports only these poolers and positions.
     return (config.pooler, config.positions, config.position_of_padding) == ("tanh", "learned", "counted")
 
 
@@ -221,7 +221,7 @@ def _measure(plan: SpeedPlan, outputs: options.Outputs) -> int:
     def keep(entry: dict[str, Any]) -> None:
         record.add(entry)
         record.seconds = time.perf_counter() - began
-        if json is not None:  # after each entry: an interrupted run keeps what it has
+        if json is not None:  # after each entry, so that an interrupted run keeps its entries
             files.write(json, record.record())
 
     try:

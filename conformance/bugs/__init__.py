@@ -1,1 +1,1 @@
-"""One catalogue of bugs, injected into backends as mutants and tried as explanations."""
+"""A catalogue of bugs, injected into backends as mutants and tested as explanations."""

@@ -1,4 +1,4 @@
-"""Activations that may replace one another, and bugs of each (SPEC FFN-1, FFN-2, HED-2)."""
+"""Interchangeable activations, and bugs of each (SPEC FFN-1, FFN-2, HED-2)."""
 
 from __future__ import annotations
 

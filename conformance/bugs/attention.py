@@ -1,4 +1,4 @@
-"""Bugs of attention's products and softmax, including those of fused kernels (SPEC ATT-1 to ATT-7)."""
+"""Bugs of attention's products and softmax, including fused kernels (SPEC ATT-1 to ATT-7)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ VECTOR = 4
 
 
 def in_block(m: Context) -> NDArray[np.int64]:
-    """Return the index of each key in its block, (S,)."""
+    """Index of each key in its block, (S,)."""
     return np.arange(m.ids.shape[1]) % BLOCK
 
 
 def beyond_blocks(m: Context) -> Flags:
-    """Return the keys of an incomplete block that follows complete ones, (S,)."""
+    """Keys of an incomplete block that follows complete ones, (S,)."""
     keys = m.ids.shape[1]
     return np.arange(keys) >= keys // BLOCK * BLOCK if keys > BLOCK else np.zeros(keys, bool)
 
 
 def numbers_of_heads(m: Context) -> NDArray[np.int64]:
-    """Return head indices, (H, 1, 1)."""
+    """Head indices, (H, 1, 1)."""
     return np.arange(m.config.num_heads)[:, None, None]
 
 
@@ -105,7 +105,7 @@ def softmax_least_weight(m: Context) -> Array:
 
 
 def softmax_exponential_approximate(m: Context) -> Array:
-    """Replace 2^f between whole powers by a parabola, with an error of 2e-3, via ten squarings."""
+    """Approximate 2^f between whole powers by a parabola and ten squarings, to 2e-3."""
 
     def exponential(x: Array) -> Array:
         root = m.where(x < -80.0, x * 0.0 - 80.0, x) / 1024.0

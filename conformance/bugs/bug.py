@@ -33,20 +33,20 @@ def untouched(m: Any, right: Any, *inputs: Any) -> Any:
 class Change:
     """Edits that turn the correct model or training into the mutant.
 
-    Those of training take the step, the correct value and further inputs; ``recipe`` takes the recipe alone.
+    Edits of training take the step, the correct value and more; ``recipe`` takes only the recipe.
 
     Attributes:
         request: edits the backend's configuration, weights or inputs.
         taps: patterns of the edited taps.
-        batches: of a step; also takes those of all steps.
-        weights: of the batches; also takes their numbers of samples and counted labels.
+        batches: batches of a step; also takes those of all steps.
+        weights: batch weights; also takes their numbers of samples and counted labels.
         masks: kept elements and dropout rate; also takes the
             :class:`concord.conformance.bugs.training.edited_step.DropoutSite`.
         added: gradients with one more batch; also takes both, and the batch's weight.
-        gradients: of a step, accumulated.
-        clip: clipped gradients and norm; also takes gradients, and the function for the squares in a norm.
+        gradients: accumulated gradients of a step.
+        clip: clipped gradients and norm; also takes gradients, and the function for squares.
         keeps: optimizer state after a step, as ``<moment>.<parameter>``.
-        skips: whether a step updates nothing; also takes its number of batches.
+        skips: whether a step skips its update; also takes its number of batches.
         load: checkpoint as ``<section>.<name>``, and the optimizer's step count.
     """
 
@@ -87,18 +87,18 @@ def fits(name: str, patterns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Bug:
-    """A wrong operation: a mutant when injected into a backend, an explanation when tried on a run's tensors.
+    """A wrong operation: a mutant if injected into a backend, an explanation if tried on a run.
 
     Attributes:
         operation: one of :data:`concord.conformance.bugs.catalogue.OPERATIONS`.
-        variant: model that it is injected into, or :data:`TRAINING`.
+        variant: the model to inject it into, or :data:`TRAINING`.
         scenario: standard case (:data:`concord.spec.cases.SCENARIOS`) or training run
-            (:data:`concord.conformance.bugs.training.runs.RUNS`) that makes it visible.
-        after: scenario that runs first, in the same process.
-        options: fields of the configuration or recipe to set in the case.
-        first: patterns of tensors that may diverge first; :data:`REFUSED` if the framework may refuse to run.
-        cause: names that explanations give it, joined by "or"; empty if none can.
-        source: where it was seen.
+            (:data:`concord.conformance.bugs.training.runs.RUNS`) that reveals it.
+        after: scenario to run first, in the same process.
+        options: configuration or recipe fields to set in the case.
+        first: patterns of tensors that may diverge first; :data:`REFUSED` if the framework may refuse.
+        cause: its names in explanations, joined by "or"; empty if there are none.
+        source: where it was found.
         only: the only algorithm that can have it; empty for any.
     """
 
@@ -122,7 +122,7 @@ class Bug:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Precisions to look for it in, in order; training is in float32."""
+        """Precisions to search, in order; training uses float32."""
         return ("float32", "float64") if self.of_training else ("float64", "float32")
 
     @property
@@ -139,10 +139,9 @@ class Bug:
         return fits(tensor, self.first)
 
     def diagnosed(self, said: str) -> str:
-        """Return whether a diagnosis, names joined by "or", names this bug: ``"right"``, ``"none"`` or
-        ``"wrong"``.
+        """Whether a diagnosis (names joined by "or") names this bug: ``"right"``, ``"none"`` or ``"wrong"``.
 
-        Returns an empty string if no diagnosis can.
+        The result is empty if no diagnosis can name it.
         """
         if not self.cause or not said:
             return "none" if self.cause else ""
@@ -164,7 +163,7 @@ def with_constants(edit: Callable[..., Any], given: Any) -> Callable[..., Any]:
 
 
 def only(there: Callable[[Context], bool], edit: Edit) -> Edit:
-    """Restrict an edit to some places."""
+    """Restrict an edit to certain places."""
     return lambda m: edit(m) if there(m) else m.y
 
 
@@ -178,7 +177,7 @@ def in_last_layer(edit: Edit) -> Edit:
 
 
 def skipped(m: Context) -> Any:
-    """Return the input of a step instead of its result."""
+    """Input of a step instead of its result."""
     return m.x
 
 
@@ -213,9 +212,7 @@ def recipe(**fields: Any) -> Change:
 
 
 def rule(**methods: StepEdit) -> Change:
-    """Replace methods of the optimizer; each edit takes the optimizer, the correct method, and its
-    arguments.
-    """
+    """Replace optimizer methods; each edit takes the optimizer, the correct method, and its arguments."""
 
     def edited(name: str, edit: StepEdit) -> Callable[..., Any]:
         method = getattr(Optimizer, name)

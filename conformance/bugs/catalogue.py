@@ -1,8 +1,8 @@
-"""Every bug by name: its entry in ``entries/OPERATION.toml``, and its edit in this package.
+"""Every bug by name: an entry in ``entries/OPERATION.toml``, and an edit in this package.
 
-An entry has the fields of :class:`Bug`, and either ``taps``, patterns of the edited taps, or ``place``, a
-field of :class:`Change` or a method of the optimizer. ``edit`` names the edit unless it has the bug's own
-name; a table adds constants. ``only_of`` lists options of models that can have the bug.
+An entry has the fields of :class:`Bug`, and either ``taps`` (patterns of edited taps) or ``place`` (a field
+of :class:`Change`, or an optimizer method). ``edit`` names the edit if its name differs from the bug's; a
+table adds constants. ``only_of`` lists options of possible models.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _entries(operation: str, module: ModuleType) -> Iterator[Bug]:
                 "scenario": "adamw",
                 "first": ("where the reference shows it",),
             }
-        elif taps:  # at the first of its taps, in the first layer
+        elif taps:  # at its first tap, in the first layer
             fields["first"] = (
                 f"layers.0.{taps[0][1:].removeprefix('.')}" if taps[0].startswith("*") else taps[0],
             )

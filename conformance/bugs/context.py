@@ -1,4 +1,4 @@
-"""The context of an edit of a tap, the same for the frameworks and NumPy, so that a bug is written once.
+"""The context of a tap's edit, for the frameworks and NumPy, so that bugs are written only once.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim, F d_ff, C classes.
 """
@@ -32,27 +32,27 @@ def directly(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> A
 
 
 def parameters_of(tap: str) -> str:
-    """Return the prefix of a linear layer's parameter names."""
+    """Prefix of a linear layer's parameter names."""
     return {"pooler.dense": "pooler", "logits": "classifier"}.get(tap, tap)
 
 
 def norm_of(sharing: str, tap: str) -> str:
-    """Return the prefix of a norm's parameter names."""
+    """Prefix of a norm's parameter names."""
     return tap[:-1] if sharing == "shared" and tap.startswith("layers.") else tap
 
 
 class Context(TensorOperations):
-    """One run of the model, at one tap.
+    """A run of the model, at one tap.
 
     Args:
-        now: each preceding tap as later steps see it, ``inputs.<name>``, and parameters by canonical name, in
-            canonical layout.
-        memory: what edits keep between runs in the same process.
+        now: preceding taps as later steps see them, ``inputs.<name>``, and parameters in canonical names and
+            layouts.
+        memory: data that edits keep between runs in the same process.
 
     Attributes:
         tap: name of the edited tap.
         y: its correct value.
-        contract: how steps compute products.
+        contract: the function that computes products.
     """
 
     tap = ""
@@ -84,23 +84,23 @@ class Context(TensorOperations):
         return int(self.tap.split(".")[1])
 
     def size(self, **powers: float) -> float:
-        """Return the product of powers of configuration sizes."""
+        """Product of powers of configuration sizes."""
         return math.prod(float(getattr(self.config, name) ** power) for name, power in powers.items())
 
     def weight(self, name: str) -> Array:
         return self.now[name]
 
     def beside(self, name: str) -> Array:
-        """Return another tap of the same submodule, even if it is an input or hidden in a fused kernel."""
+        """Another tap of the same submodule, even an input or one hidden in a fused kernel."""
         full = f"{self.scope}.{name}"
         if full not in self.now and name in ("scores", "weights"):
             return self.scores() if name == "scores" else self.softmax(self.unnormalised, 3)
         return self.now[full] if full in self.now else self.now[f"inputs.{name}"]
 
     def source(self, which: str = "", of: str = "") -> Array:
-        """Return the input of the tap's step, or of another.
+        """Input of the tap's step, or of another tap's.
 
-        For a residual, ``"result"`` selects the sublayer's output instead of the operand that bypasses it.
+        For a residual, ``"result"`` selects the sublayer's output instead of the bypass.
         """
         return self.now[source_of(self.config, of or self.tap, self.part, which)]
 
@@ -137,7 +137,7 @@ class Context(TensorOperations):
 
     @property
     def real(self) -> Flags:
-        """Real tokens, (B, T); in attention alone, visible keys, (B, S) or (B, Q, S)."""
+        """Real tokens, (B, T); in separate attention, visible keys, (B, S) or (B, Q, S)."""
         return real_tokens(self.config, self.ids) if self.batch.key_mask is None else self.batch.key_mask
 
     @property
@@ -160,9 +160,7 @@ class Context(TensorOperations):
     # Steps of the specification that a bug may replace.
 
     def rows_of(self, table: str, ids: Ids) -> Array:
-        """Look up rows of an embedding, (B, T, D); ids out of range take the row at that end (SPEC EMB-1,
-        POS-5).
-        """
+        """Look up rows of an embedding, (B, T, D); ids out of range are clamped (SPEC EMB-1, POS-5)."""
         count = {
             "token": self.config.vocab_size,
             "position": self.config.max_positions,
@@ -189,7 +187,7 @@ class Context(TensorOperations):
         offset: Unary = lambda offset: offset,
         axes: tuple[int, ...] = (-1,),
     ) -> Array:
-        """Return the layer norm of the tap; each argument replaces one step (SPEC NRM-2)."""
+        """The tap's layer norm; each argument replaces one step (SPEC NRM-2)."""
         count = math.prod([tuple(x.shape)[axis] for axis in axes])
 
         def total(values: Array) -> Array:
@@ -207,11 +205,11 @@ class Context(TensorOperations):
 
     @property
     def owner(self) -> str:
-        """Prefix of the parameter names of the tap's norm."""
+        """Prefix of parameter names of the tap's norm."""
         return norm_of(self.config.norm_sharing, self.tap)
 
     def deviation(self, variance: Array) -> Array:
-        """Return a norm's divisor (SPEC NRM-3)."""
+        """A norm's divisor (SPEC NRM-3)."""
         epsilon = self.config.norm_epsilon
         return (
             self.sqrt(variance + epsilon)
@@ -220,7 +218,7 @@ class Context(TensorOperations):
         )
 
     def scores(self, q: Array | None = None, k: Array | None = None, divisor: float | None = None) -> Array:
-        """Return scaled products of queries and keys, (B, H, Q, S) (SPEC ATT-4)."""
+        """Scaled products of queries and keys, (B, H, Q, S) (SPEC ATT-4)."""
         q, k = self.beside("query") if q is None else q, self.beside("key") if k is None else k
         multiply = partial(self.einsum, "bqhk,bshk->bhqs")
         if divisor is None and self.config.score_scale == "multiply_query":
@@ -230,7 +228,7 @@ class Context(TensorOperations):
         )
 
     def masked(self, visible: Flags, constant: float | None = None, scores: Array | None = None) -> Array:
-        """Return scores with keys hidden (SPEC MSK-3)."""
+        """Scores with keys hidden (SPEC MSK-3)."""
         scores = self.beside("scores") if scores is None else scores
         constant = self.mask_constant if constant is None else constant
         if self.config.mask_fill == "replace":
@@ -251,19 +249,19 @@ class Context(TensorOperations):
         powers: Unary = lambda powers: powers,
         total: Unary = lambda total: total,
     ) -> Array:
-        """Return the softmax; each argument replaces one step (SPEC ATT-5)."""
+        """The softmax; each argument replaces one step (SPEC ATT-5)."""
         scores = self.unnormalised
         exponentials = powers((exponential or self.exp)(scores - self.max(scores, -1)))
         return exponentials / total(self.sum(exponentials, -1))
 
     @property
     def used_weights(self) -> Array:
-        """Weights that sum the values, (B, H, Q, S)."""
+        """Weights for the sum of values, (B, H, Q, S)."""
         full = f"{self.scope}.masked_weights"
         return self.now[full] if full in self.now else self.beside("weights")
 
     def context(self, weights: Array, values: Array | None = None) -> Array:
-        """Return the weighted sum of values with joined heads, (B, Q, D) (SPEC ATT-6)."""
+        """Weighted sum of values with joined heads, (B, Q, D) (SPEC ATT-6)."""
         multiply = partial(self.einsum, "bhqs,bshk->bqhk")
         summed = self.contract(multiply, weights, self.beside("value") if values is None else values)
         return self.reshape(summed, (*tuple(summed.shape)[:2], self.config.d_model))
@@ -277,7 +275,7 @@ class Context(TensorOperations):
         return self.reshape(self.concat([heads[:, :, h : h + 1] for h in order], 2), tuple(x.shape))
 
     def dropped(self, x: Array, each: int) -> Array:
-        """Drop every ``each``-th number and scale up the others (SPEC DRP-1)."""
+        """Drop every ``each``-th element, and scale up the others (SPEC DRP-1)."""
         shape = tuple(x.shape)
         factors = (np.arange(math.prod(shape)) % each > 0).reshape(shape) * (each / (each - 1))
         return x * self.constant(factors, x)
@@ -298,11 +296,11 @@ class Context(TensorOperations):
         factor: float = math.sqrt(2.0 / math.pi),
         tanh: Unary | None = None,
     ) -> Array:
-        """Return the tanh approximation of GELU (SPEC FFN-2)."""
+        """Tanh approximation of GELU (SPEC FFN-2)."""
         return x * 0.5 * ((tanh or self.tanh)((x + x * x * x * cubic) * factor) + 1.0)
 
     def flags(self, axis: int, *entries: int) -> Flags:
-        """Flag entries of an axis, in a shape that broadcasts; negative indices count from the end."""
+        """Flag entries of an axis, in a broadcastable shape; negative indices count from the end."""
         shape = tuple(self.y.shape)
         selection = np.isin(np.arange(shape[axis]), [entry % shape[axis] for entry in entries])
         return selection.reshape([shape[axis] if i == axis % len(shape) else 1 for i in range(len(shape))])

@@ -1,4 +1,4 @@
-"""The operations of bugs on the NumPy tape, and a model with a bug on it."""
+"""Bugs' operations on the NumPy tape, and a model with a bug."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Value:
         )
 
     def aligned(self, other: Value) -> tuple[Node, Node]:
-        """Give both tensors equally many axes, or NumPy would broadcast samples along another axis."""
+        """Give both tensors the same number of axes, so that samples broadcast correctly."""
         rank = max(len(self.shape), len(other.shape))
         first, second = (
             value.a.reshape(value.tensor, (*[1] * (rank - len(value.shape)), *value.shape))
@@ -52,7 +52,7 @@ class Value:
         return first, second
 
     def with_other(self, other: Any, of_tensors: str, of_number: str, sign: float = 1) -> Value:
-        """Apply ``of_tensors`` to two tensors, or ``of_number`` to a tensor and a number."""
+        """Apply ``of_tensors`` to two tensors, or ``of_number`` to a tensor and a scalar."""
         if isinstance(other, Value):
             return self.of(getattr(self.a, of_tensors)(*self.aligned(other)))
         return self.of(getattr(self.a, of_number)(self.tensor, sign * other))
@@ -107,7 +107,7 @@ class Value:
 
 
 class TapeContext(Context):
-    """The context of a run on a tape; ``run``: the arguments of :class:`Context`."""
+    """The context of a run on a tape; ``run`` contains the arguments of :class:`Context`."""
 
     def __init__(self, arithmetic: Arithmetic, *run: Any) -> None:
         super().__init__(*run)
@@ -117,11 +117,11 @@ class TapeContext(Context):
         return Value(self.a, tensor)
 
     def recorded(self, value: Any, *operands: tuple[Node, Callable[[Any], Any]]) -> Value:
-        """Record a new value, with the function that propagates a gradient to each operand."""
+        """Record a new value, with gradient functions per operand."""
         return self.value(self.a._record(value, *operands))
 
     def __getattr__(self, name: str) -> Callable[..., Value]:
-        """Look up an operation of the arithmetic under the same name."""
+        """Look up the arithmetic's operation with the same name."""
         operation = getattr(self.a, name)
         return lambda *operands: self.value(
             operation(*(operand.tensor if isinstance(operand, Value) else operand for operand in operands))
@@ -131,7 +131,7 @@ class TapeContext(Context):
         return self.value(self.a.sum(x.tensor, None if axis is None else self.behind(x, axis)))
 
     def max(self, x: Value, axis: int) -> Value:
-        """Return the maximum; tied entries share the gradient, as in every framework."""
+        """The maximum; tied entries share the gradient, as in every framework."""
         place = self.behind(x, axis)
         largest = x.tensor.value.max(place, keepdims=True)
         ties = x.tensor.value == largest
@@ -159,7 +159,7 @@ class TapeContext(Context):
         return self.last(x, axis, self.a.log_softmax)
 
     def last(self, x: Value, axis: int, function: Callable[[Node], Node]) -> Value:
-        """Apply along any axis a function of the last axis."""
+        """Apply a function of the last axis along any axis."""
         order = list(range(len(x.shape)))
         order[axis], order[-1] = order[-1], order[axis]
         return self.transpose(self.value(function(self.transpose(x, order).tensor)), order)
@@ -168,7 +168,7 @@ class TapeContext(Context):
         return self.value(self.a.reshape(x.tensor, tuple(shape)))
 
     def rearranged(self, x: Value, order: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Value:
-        """Permute the elements as ``order`` permutes their indices."""
+        """Permute elements as ``order`` permutes their indices."""
         size = int(np.prod(x.shape))
         numbers = order(np.arange(size).reshape(x.shape))
         flat = self.a.reshape(x.tensor, (size,))
@@ -195,7 +195,7 @@ class TapeContext(Context):
 
     def where(self, condition: Any, a: Value, b: Any) -> Value:
         if not isinstance(b, Value) and np.broadcast_shapes(np.shape(condition), a.shape) == a.shape:
-            return self.value(self.a.replace(a.tensor, condition, b))  # softmax knows what absorbs (MSK-5)
+            return self.value(self.a.replace(a.tensor, condition, b))  # softmax needs to know this (MSK-5)
         alternative = a.like(b)
         values = np.where(condition, a.tensor.value, alternative.value)
         back_a, back_b = self.a._unbroadcast(a.tensor), self.a._unbroadcast(alternative)
@@ -230,12 +230,12 @@ class TapeContext(Context):
         return self.rounded(x, number_format)
 
     def behind(self, x: Value, axis: int) -> int:
-        """Return an axis counted from the end, because samples precede the axes."""
+        """Count an axis from the end, because samples precede the axes."""
         return axis if axis < 0 else axis - len(x.shape)
 
 
 class Seen(Mapping[str, Any]):
-    """Tensors that an edit can see: the taps so far, ``inputs.<name>``, and parameters."""
+    """Tensors visible to an edit: preceding taps, ``inputs.<name>``, and parameters."""
 
     def __init__(self, model: Edited, value: Callable[[Node], Value]) -> None:
         self.model, self.value = model, value
@@ -254,13 +254,13 @@ class Seen(Mapping[str, Any]):
 
 
 class Edited(Model):
-    """The reference with edits of taps: a port that has a bug.
+    """The reference with edited taps, as a port with a bug.
 
     Attributes:
         edits: returns the edit of a tap, if any.
-        memory: what edits keep between runs.
+        memory: data that edits keep between runs.
         taps: each tap as computed.
-        now: each tap as later steps see it.
+        now: each tap as seen by later steps.
     """
 
     edits: Callable[[str], Edit | None] = staticmethod(lambda tap: None)
@@ -280,7 +280,7 @@ class Edited(Model):
         return self.seen_by(self.a, functools.partial(Value, self.a))
 
     def seen_by(self, arithmetic: Arithmetic, value: Callable[[Node], Value]) -> Context:
-        """Return the context of an edit in ``arithmetic``; ``value`` converts nodes."""
+        """Context of an edit in ``arithmetic``; ``value`` converts nodes."""
         tensors = Seen(self, value)
         return TapeContext(arithmetic, self.config, self.batch, self.part, self.dtype, tensors, self.memory)
 

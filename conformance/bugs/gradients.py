@@ -1,7 +1,7 @@
-"""Bugs that leave every value unchanged and show only in gradients (SPEC GRD-1 to GRD-5).
+"""Bugs that leave all values unchanged and appear only in gradients (SPEC GRD-1 to GRD-5).
 
-Each edits the tap of its step: values stay, and the gradient is that of something else. It shows in the
-parameters of the step and in everything before it.
+Each bug edits the tap of its step: values stay, but the gradient is that of a different function. The error
+appears in the step's parameters and all preceding steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def times(m: Context, factor: float = 1.0, **powers: float) -> Array:
 
 
 def instead(m: Context, other: Array) -> Array:
-    """Return the tap with the gradient of something else."""
+    """The tap with the gradient of ``other``."""
     return m.value_of(m.y, other)
 
 
@@ -66,13 +66,13 @@ def tanh_gradient_of_rounded(m: Context) -> Array:
 
 
 def of_softmax(m: Context, pull: Callable[[Array, Array], Array]) -> Array:
-    """Return the softmax with a derivative computed from the gradient and the weights."""
+    """The softmax with a derivative computed from gradient and weights."""
     weights = detached(m)
     return instead(m, m.with_gradient(m.unnormalised, lambda gradient: pull(gradient, weights)))
 
 
 def softmax_gradient_without_row_term(m: Context) -> Array:
-    """Differentiate the softmax as an elementwise function: p g, without the row term."""
+    """Differentiate softmax as an elementwise function: p g, without the row term."""
     return of_softmax(m, lambda gradient, weights: gradient * weights)
 
 
@@ -106,7 +106,7 @@ def norm_shared_counted_twice(m: Context) -> Array:
 
 
 def norm_slope(m: Context, pull: Callable[[Array, Array, Array], Array]) -> Array:
-    """Return the norm with a derivative computed from the gained gradient, normed input, and deviation."""
+    """The norm with a derivative computed from scaled gradient, normalized input, and deviation."""
     gain, offset = m.weight(f"{m.owner}.weight"), m.weight(f"{m.owner}.bias")
     centered = m.x - m.mean(m.x, -1)
     count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))

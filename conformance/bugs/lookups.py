@@ -33,12 +33,12 @@ def rounded(m: Context, number_format: str) -> Array:
 
 
 def numbered(m: Context, rows: Ids) -> Array:
-    """Return other rows of the table, (B, T), with wraparound."""
+    """Different rows of the table, (B, T), with wraparound."""
     return m.rows_of("position", rows % m.config.max_positions)
 
 
 def table_of(m: Context, **fields: Any) -> Array:
-    """Return rows of another configuration's table."""
+    """Rows of a different configuration's table."""
     return rows_of(m, sinusoid(m.config.replace(**fields)))
 
 
@@ -53,7 +53,7 @@ def position_sine_and_cosine_swapped(m: Context) -> Array:
 
 
 def positions_from_first_real_token(m: Context) -> Array:
-    """Count from the first real token, as for a left-padded batch."""
+    """Count from the first real token, as in a left-padded batch."""
     numbers: Ids = np.maximum(np.arange(m.real.shape[1]) - m.real.argmax(1)[:, None], 0)
     return numbered(m, numbers + m.config.position_start)
 
@@ -68,7 +68,7 @@ def positions_moved_by_each_call(m: Context) -> Array:
 
 
 def stale(m: Context, what: str, now: Any) -> Any:
-    """Return an array as in the first run, where it fits."""
+    """Return an array of the first run, if it fits."""
     first = m.memory.setdefault(what, now)
     samples, tokens = (min(sizes) for sizes in zip(first.shape, now.shape, strict=True))
     result = now.copy()

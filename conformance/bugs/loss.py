@@ -13,7 +13,7 @@ from concord.conformance.bugs.operations import Array
 
 
 def of_targets(m: Context, targets: NDArray[np.floating]) -> Array:
-    """Return losses against soft targets, (B, C)."""
+    """Losses against soft targets, (B, C)."""
     if m.config.num_classes == 1:
         share, logits = targets[:, 0], m.now["logits"][:, 0]  # of the label 1
         ones, zeros = (binary_losses(m, logits, np.full(share.shape, flag)) for flag in (True, False))
@@ -40,7 +40,7 @@ def count(m: Context) -> float:
 
 
 def reduced(m: Context, factor: float, penalised: Iterable[str] = ("weight", "bias")) -> Array:
-    """Scale the sum of the counted losses, and add the L2 term of some classifier parameters (SPEC LOS-2 to
+    """Scale the sum of counted losses, and add the L2 term of some classifier parameters (SPEC LOS-2 to
     LOS-4).
     """
     total = m.sum(m.x if m.config.ignore_label is None else m.where(m.counted, m.x, 0.0)) * factor

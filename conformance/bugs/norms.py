@@ -1,4 +1,4 @@
-"""Bugs of norms, residuals and other sums, and vector lengths (SPEC NRM-1 to NRM-7, RES-1, EMB-6, HED-5)."""
+"""Bugs of norms, residuals, other sums, and vector lengths (SPEC NRM-1 to NRM-7, RES-1, EMB-6, HED-5)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def floored(m: Context, variance: Array) -> Array:
 
 
 def result(m: Context) -> Array:
-    """Return the sublayer's output, before its residual or norm."""
+    """The sublayer's output, before its residual or norm."""
     return m.source("result", of=m.tap.replace("norm", "residual"))
 
 
@@ -35,7 +35,7 @@ def norm_before_residual(m: Context) -> Array:
 
 
 def norm_of_padded_row(m: Context) -> Array:
-    """Pad rows with zeros to a power of two, whose distances from the mean count."""
+    """Pad rows with zeros to a power of two, and count their distances from the mean."""
     size, mean = m.config.d_model, m.mean(m.x, -1)
     width = 2 ** math.ceil(math.log2(size))
     return m.norm(m.x, variance=lambda variance: variance + mean * mean * (width / size - 1))

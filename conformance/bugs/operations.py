@@ -1,7 +1,6 @@
-"""Array operations with the same names in all four frameworks and on the tape.
+"""Array operations with identical names in all four frameworks and on the tape.
 
-Operators, comparisons, ``~`` and ``&`` of masks, indexing with slices and ``None``, and ``.shape`` mean the
-same everywhere and need no method.
+Operators, comparisons, ``~`` and ``&`` of masks, slices, ``None`` and ``.shape`` work everywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Unary = Callable[[Array], Array]
 
 
 class TensorOperations(ABC):
-    """The operations that bugs are written in.
+    """The operations that bugs use.
 
     Attributes:
         stop_gradient: returns the same values; no gradient flows back.
@@ -49,15 +48,15 @@ class TensorOperations(ABC):
 
     @abstractmethod
     def sum(self, x: Array, axis: int | None = None) -> Array:
-        """Sum over an axis, which stays with size 1, or over all to a scalar."""
+        """Sum over an axis, kept with size 1, or over all."""
 
     @abstractmethod
     def max(self, x: Array, axis: int) -> Array:
-        """Return the maximum along an axis, which stays with size 1."""
+        """The maximum along an axis, kept with size 1."""
 
     @abstractmethod
     def where(self, condition: Array, a: Array, b: Array | float) -> Array:
-        """Choose between a tensor and another or a constant; the condition may be a NumPy array."""
+        """Choose between two tensors, or a tensor and a constant; the condition may be a NumPy array."""
 
     def take(self, table: Array, ids: Array) -> Array:
         """Look up rows: (…) to (…, D)."""
@@ -69,7 +68,7 @@ class TensorOperations(ABC):
 
     @abstractmethod
     def with_gradient(self, x: Array, function: Unary) -> Array:
-        """Return the same values; apply a function to the gradient that flows back."""
+        """Keep the values, and apply a function to the gradient that flows back."""
 
     # Derived operations.
 
@@ -78,7 +77,7 @@ class TensorOperations(ABC):
         return self.sum(x, axis) / float(tuple(x.shape)[axis])
 
     def within(self, x: Array, low: float, high: float) -> Array:
-        """Clamp numbers; no gradient flows to those beyond a limit."""
+        """Clamp values; no gradient flows to values beyond a limit."""
         raised = self.where(x < low, x * 0.0 + low, x)
         return self.where(raised > high, raised * 0.0 + high, raised)
 
@@ -93,13 +92,13 @@ class TensorOperations(ABC):
         return self.reshape(x, [size for size in tuple(x.shape) if size != 1])
 
     def value_of(self, value: Array, surrogate: Array) -> Array:
-        """Return the values of one tensor with the gradient of another, unrounded."""
+        """Return one tensor's values with another's gradient, unrounded."""
         return self.stop_gradient(value) + (surrogate - self.stop_gradient(surrogate))
 
     def instead(self, wrong: Array, right: Array) -> Array:
         """Return ``wrong``, with a zero gradient to ``right``.
 
-        Some frameworks refuse to differentiate with respect to unused tensors.
+        Some frameworks cannot differentiate with respect to unused tensors.
         """
         shape = tuple(right.shape)
         return self.where(np.zeros(shape, bool), right, wrong) if shape == tuple(wrong.shape) else wrong
@@ -114,8 +113,8 @@ class TensorOperations(ABC):
 
     def cut_off(self, x: Array, number_format: str) -> Array:
         """Truncate to a shorter format, ignoring its range."""
-        # Where rounding went away from zero, take the number before: it is the nearest to the number reduced
-        # by 1.25 units of 2^-bits, wherever in its binade that lies.
+        # Where rounding went away from zero, take the preceding value. It is nearest to the value reduced by
+        # 1.25 units of 2^-bits, at any place in its binade.
         nearest = self.rounded(x, number_format)
         before = self.rounded(nearest * (1.0 - 1.25 * 2.0 ** -SIGNIFICANT_BITS[number_format]), number_format)
         return self.where(
@@ -123,7 +122,7 @@ class TensorOperations(ABC):
         )
 
     def rounded(self, x: Array, number_format: str) -> Array:
-        """Round to a shorter format, ignoring its range, by Dekker and Veltkamp's splitting."""
+        """Round to a shorter format, ignoring its range, with Dekker and Veltkamp's splitting."""
         cut = {"float64": 53, "float32": 24}[self.dtype] - SIGNIFICANT_BITS[number_format]
         if cut <= 0:
             return x

@@ -10,7 +10,7 @@ from concord.conformance.bugs.operations import Array
 
 
 def mean(m: Context, tokens: Flags, counted: Flags | None = None) -> Array:
-    """Average over some tokens; ``counted`` replaces them in the divisor, (B, T)."""
+    """Average some tokens; ``counted`` replaces them in the divisor, (B, T)."""
     total = m.sum(m.where(tokens[..., None], m.x, 0.0), 1)[:, 0]
     count = (tokens if counted is None else counted).sum(axis=1)[:, None]
     return total / m.constant(np.maximum(count, 1).astype(np.float64), m.x)

@@ -25,9 +25,9 @@ PRODUCTS = (*LINEAR, "*attention.scores", "*attention.context")
 
 
 def products(m: Context, number_format: str, cut: bool = False) -> Array:
-    """Recompute the product of a tap, and its derivatives, with factors in a shorter format.
+    """Recompute a tap's product, and its derivatives, with factors in a shorter format.
 
-    This includes preceding products that a fused kernel hides.
+    Preceding products that a fused kernel hides are included.
     """
     shorten, shorten_gradient = (m.cut_to, m.cut_off) if cut else (m.round_to, m.rounded)
 

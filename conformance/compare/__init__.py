@@ -32,23 +32,22 @@ a kernel of :data:`concord.conformance.compare.kernels.KERNELS` with larger erro
 def compare(
     reference: Any, candidate: Any = None, inputs: Any = None, **options: Any
 ) -> Verdict | Comparisons:
-    """Judge whether a candidate computes the same as a PyTorch module, up to rounding.
+    """Judge whether a candidate agrees with a PyTorch module, up to rounding.
 
     Args:
         reference: a ``torch.nn.Module`` in evaluation mode, or a NumPy model
             (:class:`concord.conformance.compare.written.Written`).
-        candidate: another module, the path of an ONNX graph or a safetensors file, arrays by name, a
-            callable, or ``package.module:function``, which runs in its own process with arrays by keyword.
-            The default is the reference itself. A mapping of names to candidates compares several; its values
-            may also be names of :data:`concord.conformance.compare.ways.WAYS`.
-        inputs: tensors or arrays by keyword, a tuple, or a single one. By default, standard text
-            (``input_ids``), images (``pixel_values``) or audio (``input_features``, ``input_values``), as the
-            module's parameters require.
+        candidate: a module, an ONNX or safetensors path, arrays by name, a callable, or
+            ``package.module:function``, which runs in its own process with arrays as keywords. The default is
+            the reference itself. A mapping of names compares several candidates, which may also be
+            :data:`concord.conformance.compare.ways.WAYS`.
+        inputs: tensors or arrays: by keyword, in a tuple, or one. By default, standard text (``input_ids``),
+            images (``pixel_values``) or audio (``input_features``, ``input_values``).
         options: keyword arguments of :func:`prepare`.
 
     Returns:
-        A row per activation, and per gradient if requested, judged end to end and locally. For several
-        candidates: their verdicts by name, and timings of those that agree.
+        Rows of activations, and of gradients if requested, judged end to end and locally. For several
+        candidates: verdicts by name, and timings of agreeing ones.
 
     Raises:
         SpecError: if the comparison is impossible.
@@ -62,7 +61,7 @@ def compare(
 
 
 def is_several(candidate: Any) -> bool:
-    """Whether a mapping holds several candidates, not arrays."""
+    """Whether a mapping contains several candidates instead of arrays."""
     return isinstance(candidate, Mapping) and not any(
         hasattr(value, "__array__") or isinstance(value, (bool, int, float)) for value in candidate.values()
     )
@@ -81,23 +80,19 @@ def prepare(
     python: str | None = None,
     known: dict[Any, Any] | None = None,
 ) -> ModelComparison:
-    """Run a candidate, and return the comparison that :func:`compare` judges.
+    """Run a candidate, and return its comparison for :func:`compare`.
 
     Args:
-        reference: see :func:`compare`.
-        candidate: a single one; see :func:`compare`.
-        inputs: see :func:`compare`.
-        way: how to run the reference's own module as the candidate: names of
+        reference, candidate, inputs: as in :func:`compare`, with one candidate.
+        way: how to run the reference's module as the candidate: names of
             :data:`concord.conformance.compare.ways.WAYS`, joined by ``+``. With ``int8``, the reference gets
-            the weights that torchao quantized.
-        gradients: whether to judge gradients too. The differentiated scalar is the sum of all outputs times
-            fixed random numbers.
-        names: the reference's name for each of the candidate's names; ``{i}`` matches a number, and an axis
-            order may follow a colon. :attr:`~.model_comparison.ModelComparison.proposed` suggests names.
-        declared: names from :data:`DECLARATIONS`, and outputs that the candidate lacks on purpose
-            (``output``: all).
-        seed: seeds every run. Without it, a reference that draws random numbers is refused.
-        python: the interpreter of another environment, for a ``package.module:function``.
+            torchao's quantized weights.
+        gradients: whether to judge gradients of the outputs times fixed random numbers.
+        names: the reference's names by the candidate's; ``{i}`` matches a number, and an axis order may
+            follow a colon. :attr:`~.model_comparison.ModelComparison.proposed` suggests names.
+        declared: names from :data:`DECLARATIONS`, and intentionally missing outputs (``output``: all).
+        seed: seed of every run, required by a reference that draws random numbers.
+        python: another environment's interpreter, for ``package.module:function``.
         known: a cache of references, shared by candidates with the same inputs.
     """
     from torch import nn
@@ -130,10 +125,10 @@ def prepare(
     )
     right = replace(right, args=args, kwargs=kwargs, declared=declared, seed=seed, keeps=known is not None)
     parts = way.split("+")
-    with tempfile.TemporaryDirectory() as folder:  # holds an exported graph
+    with tempfile.TemporaryDirectory() as folder:  # for an exported graph
         if isinstance(right, ModuleReference):
             device = right.device
-            # Way tf32 is also a declaration.
+            # The way tf32 is also a declaration.
             declared = [*declared, *({TF32} & {*parts})]
             right = replace(right, declared=declared, **right.map_inputs(lambda x: x.to(device)))
             candidates.refuse_values(right.model, right.role)
@@ -151,8 +146,8 @@ def prepare(
         if known is not None and "int8" not in parts:
             dtype = dtype_of(right.model) if isinstance(right, ModuleReference) else None
             right = known.setdefault((dtype, frozenset(declared)), right)
-        # The reference runs first, so that its own fault, or one of the inputs, is not blamed on the
-        # candidate.
+        # The reference runs first, so that the candidate is not blamed for a fault of the reference or its
+        # inputs.
         repeat_note = refuse_changes(right)
         outputs = [name for name in right.plain if is_output(name)]
         refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
@@ -180,12 +175,12 @@ def prepare(
 
 
 def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:
-    """Raise an error that describes the first divergence. The arguments are those of :func:`compare`.
+    """Raise an error that describes the first divergence. Arguments as in :func:`compare`.
 
     Raises:
         AssertionError: if the candidate diverges, or nothing was judged.
     """
-    __tracebackhide__ = True  # pytest shows only the caller's line
+    __tracebackhide__ = True  # so that pytest shows only the caller's line
     verdict = compare(reference, candidate, inputs, **options)
     assert verdict.passed, str(verdict)
 

@@ -1,4 +1,4 @@
-"""Match a candidate's tensors to activations by name or content."""
+"""Matching of a candidate's tensors to activations by name or content."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from concord.conformance.judging.expectation import root_mean_square
 from concord.spec.arrays import Array, Arrays
 from concord.spec.errors import refuse
 
-# Largest relative distance at which an activation is proposed for a tensor. A tensor with a bug lies far
-# nearer, and another activation far off.
+# Largest relative distance at which an activation is proposed for a tensor. A tensor with a bug is far
+# nearer; a different activation is far away.
 NEAREST = 0.5
 
-# Number of sorted elements that are compared first, because sorting is much cheaper than trying every layout.
+# Number of sorted elements to compare first, since sorting is much cheaper than trying every layout.
 OUTLINE = 257
 
 
 def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
-    """Return an array in a layout, an axis order such as ``0 2 1 3``."""
+    """Permute an array's axes to an order such as ``0 2 1 3``."""
     return array.transpose([int(axis) for axis in layout.split()]).reshape(shape) if layout else array
 
 
 def renamed(
     given: Mapping[str, Array], names: Mapping[str, str], plain: Mapping[str, Any]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Return a candidate's tensors by the reference's names, and the candidate's name of each.
+    """A candidate's tensors by the reference's names, and each tensor's own name.
 
     Args:
-        names: the reference's names by the candidate's, with ``{i}`` for numbers and an optional layout after
-            a colon.
+        names: the reference's names by the candidate's, with ``{i}`` for numbers and an optional ``:layout``.
 
     Raises:
         SpecError: if a pattern matches no tensor, or a layout does not fit.
@@ -64,7 +63,7 @@ def renamed(
 
 
 def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, str]:
-    """Propose an activation for each tensor, as :func:`renamed` takes them."""
+    """Propose an activation for each tensor, as input for :func:`renamed`."""
     names, rest = dict[str, str](), dict(plain)
     outlines = {name: _outline(right) for name, right in plain.items()}
     for own, array in given.items():
@@ -86,11 +85,11 @@ def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str
 
 
 def _outline(array: Array) -> Array:
-    # The sorted elements are the same in every layout.
+    # Sorted elements are the same in every layout.
     places = np.linspace(0, array.size - 1, OUTLINE) if array.size else np.zeros(0)
     return np.sort(array, None)[places.astype(int)].astype(np.float64)
 
 
 def apart(one: Array, other: Array) -> float:
-    """Return the relative distance of two arrays."""
+    """Relative distance of two arrays."""
     return root_mean_square(one - other) / (root_mean_square(other) or 1.0)

@@ -1,7 +1,7 @@
-"""Run any PyTorch model in exact arithmetic, in Monte Carlo arithmetic, or rounded after each operation.
+"""PyTorch models in exact or Monte Carlo arithmetic, or rounded after each operation.
 
 A :class:`Computed` tensor has the model's dtype and a float64 value. A dispatch mode intercepts every ATen
-operation. Its error depends on the operation (SPEC ALG-1 to ALG-5) and on its dtype.
+operation. Errors depend on operation (SPEC ALG-1 to ALG-5) and dtype.
 """
 
 from __future__ import annotations
@@ -65,26 +65,27 @@ SUMMED = 2.0**-24
 # this way: without this rule T5 and BEiT were flagged (decision 32).
 IN_PLACE = ("embedding_dense_backward", "index_put", "_unsafe_index_put")
 
-# Numbers below the smallest normal one may be flushed to zero, as XLA does.
+# Values below the smallest normal one may be flushed to zero, as in XLA.
 LEAST = {dtype: torch.finfo(dtype).smallest_normal for dtype in ROUNDOFF}
 
 # A term that rounding absorbs into one of at least this size is lost, like a score added to a mask constant.
-# Such a sum is rounded and not perturbed: otherwise sigma of a fully masked row is a million times too large.
+# Such a sum is rounded instead of perturbed: otherwise a fully masked row's sigma is a million times too
+# large.
 ABSORBS = 1e3
 
 RULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("operations.toml").read_text())
 
-# Random draws return the model's own numbers in every arithmetic.
+# Random draws return the model's own values in every arithmetic.
 DRAWN = frozenset(RULES["drawn"])
 
-# Operations that select, move or compare, and so never round.
+# Operations that only select, move or compare, and therefore never round.
 EXACT = frozenset(RULES["exact"])
 
 # Error of elementwise operations in unit roundoffs.
 UNITS: dict[str, float] = RULES["units"]
 
-# Functions with an absolute error of 4 unit roundoffs. In a tail 1 + erf(x) consists of nothing but that
-# error, and correct runs were flagged without this rule.
+# Functions with an absolute error of 4 unit roundoffs. In a tail, 1 + erf(x) consists only of that error;
+# without this rule, correct runs were flagged.
 SATURATING = ("erf", "tanh", "sin", "cos")
 
 # One more unit roundoff if the other operand is a Python number that the dtype cannot represent.
@@ -96,10 +97,10 @@ SHORTENED = precision("tf32").factors
 # Conversions round only to a narrower dtype.
 CONVERTING = ("_to_copy", "copy")
 
-# Sums that are exact if they count whole numbers, such as a mask: counts may become indices.
+# Sums that are exact for whole numbers, such as masks, since counts may become indices.
 COUNTING = ("sum", "cumsum")
 
-# Mask constants lie below this. A row sees no key if even its largest score does.
+# Mask constants are below this value. A row sees no key if even its largest score is below it.
 BLIND = -5e3
 
 # Error of a fused kernel's backward pass in unit roundoffs of a score, because it recomputes scores.
@@ -111,17 +112,18 @@ EQUAL = 1e-5
 # A sum of at least LONG terms may be accumulated in order, which is tracked in BLOCKS blocks.
 LONG, BLOCKS = 128, 16
 
-# An operation with at most this error is exact where the dtype represents its result.
+# An operation with at most this error is exact if the dtype can represent its result.
 ROUNDED_ONCE = 1
 
-# Operations that round a Python number to their dtype, like those that compare or select.
+# Operations that round a Python number to their dtype, like comparisons and selections.
 FILLING = ("full", "full_like", "new_full", "scalar_tensor", "fill", "masked_fill")
 
-# Error in unit roundoffs of an operation without a rule. It is never silently exact, and the report names it.
+# Error in unit roundoffs of operations without a rule, which are never silently exact, and which the report
+# names.
 FOREIGN = 8
 
 
-# Computes operations, and records or replays their decisions.
+# An object that computes operations, and records or replays their decisions.
 Runner = Decisions | Followed | Branch
 
 
@@ -156,7 +158,7 @@ class Computed(Tensor):
     ) -> Any:
         return ExactMode().__torch_dispatch__(func, types, args, kwargs)
 
-    # What a forward pass may do with tensors besides operations.
+    # Uses of tensors in a forward pass other than operations.
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         with _disable_current_modes():
@@ -167,12 +169,12 @@ class Computed(Tensor):
             return format(self.value, form)
 
     def tolist(self) -> Any:
-        """Return the float64 values."""
+        """Float64 values."""
         with _disable_current_modes():
             return self.value.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refuse, because no arithmetic can follow NumPy."""
+        """Refuse conversion, because no arithmetic can follow NumPy."""
         raise TypeError(
             "a tensor is handed to NumPy, where no arithmetic follows it: "
             "compute that in PyTorch, or before, as an input"
@@ -228,7 +230,7 @@ def value_of(tensor: Tensor) -> Tensor:
         return tensor.value
     if tensor.dtype not in ROUNDOFF:
         return tensor  # not a copy: an in-place operation may change its shape
-    with _disable_current_modes():  # else an arithmetic would intercept this
+    with _disable_current_modes():  # otherwise an arithmetic would intercept this
         return _wide(tensor.detach())
 
 
@@ -253,10 +255,10 @@ def _squared(x: Tensor) -> Tensor:
 
 
 class ExactMode(TorchDispatchMode):
-    """Exact arithmetic: runs operations in float64."""
+    """Exact arithmetic, which runs operations in float64."""
 
     # `samples` and `corner` are as in concord.spec.arithmetic.Arithmetic. `backward` is True during the
-    # backward pass. `blind_rows` is what softmax returns for a row that sees no key: "zero", "uniform", or
+    # backward pass. `blind_rows` is the result of softmax for a row that sees no key: "zero", "uniform", or
     # empty for the softmax of its scores.
     samples, corner, backward, blind_rows = 0, 0.0, False, ""
     kernels: Collection[str] = ()  # names from KERNELS that may have run
@@ -268,7 +270,7 @@ class ExactMode(TorchDispatchMode):
         super().__init__()
         self.without_rule: set[str] = set()
         self.decisions = decisions  # None: the run makes its own decisions
-        self.occurred: set[str] = set()  # names of operations and functions
+        self.occurred: set[str] = set()  # names of operations and functions that ran
 
     @property
     def recorded(self) -> Decisions:
@@ -277,7 +279,7 @@ class ExactMode(TorchDispatchMode):
         return self.decisions
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-        """Add an error of a given size."""
+        """Add an error of ``size``."""
         return y
 
     def erred(
@@ -287,7 +289,7 @@ class ExactMode(TorchDispatchMode):
         return y
 
     def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
-        """Add the error of a sum, result number ``place`` of its operation."""
+        """Add the error of a sum, its operation's result number ``place``."""
         return self.erred(y, dtype, 1)
 
     def shortened(self, x: Tensor) -> Tensor:
@@ -299,24 +301,24 @@ class ExactMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
-        """Note the scores of weights for the backward pass."""
+        """Store the scores of weights for the backward pass."""
 
     def finish(self) -> None:
         """Drop what the backward pass needed."""
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Return the sums of a product's absolute terms, if known."""
+        """Sums of a product's absolute terms, if known."""
         return product.abs()
 
     def operand(self, x: Any) -> Any:
-        """Return the float64 value."""
+        """The float64 value."""
         return value_of(x) if isinstance(x, Tensor) else x
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs, about = dict(kwargs or {}), traits(func)
-        # Composite operations run within the mode again, which intercepts their steps.
+        # Composite operations run again within the mode, which intercepts their steps.
         if about.steps is not None:
             with self:
                 return about.steps(*args, **kwargs)
@@ -332,7 +334,7 @@ class ExactMode(TorchDispatchMode):
         if kwargs.get("dtype") in ROUNDOFF:
             kwargs["dtype"] = torch.complex128 if kwargs["dtype"].is_complex else torch.float64
         if changing and isinstance(args[0], Computed):
-            args[0].value = args[0].value  # keep what is written to a weight until the pass is over
+            args[0].value = args[0].value  # keep values written to a weight until the pass ends
         (operands, named), rounded_operands = self._operands(bare, dtype, (tuple(args), kwargs), entries)
         run = partial(self.solved, func, bare, dtype) if bare in SOLVING else func
         y = self._result(func, floats, (operands, named), rounded_operands, run)
@@ -379,12 +381,12 @@ class ExactMode(TorchDispatchMode):
                 y = self.decisions.compute(func, floats, operands, rounded_operands, run)
             else:
                 y = run(*args, **kwargs)
-        except (RuntimeError, TypeError, ValueError) as error:  # a custom operator may refuse them
+        except (RuntimeError, TypeError, ValueError) as error:  # a custom operator may refuse these operands
             raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
         return mapped(_dense, y)
 
     def _drawn(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        # In the model's own dtype: float64 would draw other numbers from the same generator.
+        # In the model's own dtype: float64 would draw different values from the same generator.
         positional, named = mapped(
             lambda x: x.value.to(x.dtype) if isinstance(x, Computed) else x, (tuple(args), kwargs)
         )
@@ -416,7 +418,7 @@ class ExactMode(TorchDispatchMode):
         if name in EXACT or not floats:
             return y
         if name in COUNTING:
-            # Only while the dtype counts exactly: up to 2^24 in float32.
+            # Only while the dtype can count exactly: up to 2^24 in float32.
             is_whole, representable = args[0] == args[0].abs().floor(), y.abs() * ROUNDOFF[dtype] <= 1
             if bool(is_whole.all() & representable.all()):
                 return y
@@ -466,7 +468,7 @@ class ExactMode(TorchDispatchMode):
         return self.erred(y, dtype, units, 4 if name in SATURATING else 0, once)
 
     def _taken_off(self, y: Tensor, dtype: torch.dtype, x: Any, other: Any) -> Tensor:
-        # Another algorithm may round the subtracted multiple, or the other operand.
+        # Other algorithms may round the subtracted multiple, or the other operand.
         multiple = x - y
         lost = (_wide(multiple.to(dtype)) != multiple) | (torch.as_tensor(_held(dtype, other)) != other)
         return self.varied(y, lambda _: 2 * ROUNDOFF[dtype] * multiple.abs() * lost)
@@ -484,13 +486,13 @@ class ExactMode(TorchDispatchMode):
 
 
 class Perturbed(ExactMode):
-    """Monte Carlo arithmetic: adds random errors the size of rounding."""
+    """Monte Carlo arithmetic, which adds random errors the size of rounding."""
 
     samples = 1
 
     def __init__(self, seed: int, decisions: Runner | None = None) -> None:
         super().__init__(decisions)
-        # Tensor cores may truncate factors, which errs by up to twice as much as rounding (decision 13).
+        # Tensor cores may truncate factors, with up to twice the error of rounding (decision 13).
         self.cut = seed % 2
         self.weights: dict[int, tuple[Tensor, Tensor]] = {}  # weights and scores by storage
         # The last two matrix products with their factors; two, because a product has two gradients.
@@ -499,7 +501,7 @@ class Perturbed(ExactMode):
         self.seed, self.generators = seed, dict[torch.device, torch.Generator]()  # by device
 
     def noise(self, y: Tensor) -> Tensor:
-        """Return uniform noise in [-1, 1]."""
+        """Uniform noise in [-1, 1]."""
         if y.is_complex():
             return torch.complex(self.noise(y.real), self.noise(y.imag))
         if y.device.type == "cpu":
@@ -516,11 +518,11 @@ class Perturbed(ExactMode):
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
     ) -> Tensor:
-        """Perturb by roundoffs of the result, or of 1 if absolute."""
+        """Perturb by unit roundoffs of the result, or of 1 if absolute."""
         size = y.abs().mul_(0 if absolute else units * ROUNDOFF[dtype])
         size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
-        # A representable result needs no rounding: a mask of zeros and ones stays one. Otherwise `1 - mask`
-        # times the smallest float32 is noise of 1e31, and any attention weights agree (decision 32).
+        # A representable result needs no rounding: a mask of zeros and ones stays such a mask. Otherwise `1 -
+        # mask` times the smallest float32 is noise of 1e31, and any attention weights agree (decision 32).
         exact = y == 0
         if units <= ROUNDED_ONCE and not absolute:
             exact |= (_wide(y.to(dtype)) == y) & once
@@ -541,8 +543,8 @@ class Perturbed(ExactMode):
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
         """Perturb the matrices, and solve."""
         unit = min(ROUNDOFF[dtype], SUMMED)
-        # LAPACK is backward stable: its results are exact for a matrix that differs by a unit roundoff of the
-        # norm.
+        # LAPACK is backward stable: its results are exact for a matrix that differs by one unit roundoff of
+        # its norm.
         erring = [
             self.varied(x, lambda x: unit * size_of(x)) if place in SOLVING[name] else x
             for place, x in enumerate(args)
@@ -560,7 +562,7 @@ class Perturbed(ExactMode):
         self.products.clear()
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Use the factors, if it is one of the last two products."""
+        """Compute them from the factors, for one of the last two products."""
         for y, a, b in self.products:
             same = y.untyped_storage().data_ptr() == product.untyped_storage().data_ptr()
             if same and product.is_contiguous() and y.shape[-2:] == product.shape[-2:]:
@@ -581,7 +583,7 @@ class Perturbed(ExactMode):
         place = x.untyped_storage().data_ptr()
         if place not in self.weights:
             return x
-        # A fused kernel's backward pass recomputes them without normalizing.
+        # A fused kernel's backward pass recomputes the weights without normalizing.
         y, scores = self.weights[place]
         perturbed = self.varied(y, lambda y: RECOMPUTED * SUMMED * scores.abs().nan_to_num(posinf=0.0) * y)
         return perturbed.as_strided(x.size(), x.stride(), x.storage_offset())
@@ -664,7 +666,7 @@ def without_fast_paths() -> Iterator[None]:
 def plainly() -> Iterator[None]:
     """Disable fused kernels: math attention, no oneDNN, no NNPACK, no cuDNN."""
     with sdpa_kernel(SDPBackend.MATH), contextlib.ExitStack() as stack:
-        with warnings.catch_warnings(action="ignore"):  # it warns about GPUs that nobody asked for
+        with warnings.catch_warnings(action="ignore"):  # it warns about GPUs that nobody requested
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.enter_context(without_fast_paths())
@@ -675,7 +677,7 @@ def plainly() -> Iterator[None]:
 @contextlib.contextmanager
 def unfused() -> Iterator[None]:
     """Run TorchScript without fusion."""
-    # Its fused GPU kernels read a tensor's memory, which a Computed tensor does not have.
+    # Its fused GPU kernels read a tensor's memory, which a Computed tensor lacks.
     compiled: Any = torch.jit._state._python_cu
     for function in compiled.get_functions() if torch.cuda.is_initialized() else ():
         function._debug_flush_compilation_cache()
@@ -688,7 +690,7 @@ def _resulting(stated: Any, floats: Sequence[Tensor]) -> torch.dtype:
     if stated in ROUNDOFF:
         dtype: torch.dtype = stated
         return dtype
-    # PyTorch promotes dtypes of tensors that have axes; scalars count only if there are no others.
+    # PyTorch promotes the dtypes of tensors that have axes; scalars count only if all are scalars.
     ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats] or [torch.get_default_dtype()]
     return reduce(torch.promote_types, ranked)
 
@@ -696,7 +698,7 @@ def _resulting(stated: Any, floats: Sequence[Tensor]) -> torch.dtype:
 def _held(dtype: torch.dtype, x: Any) -> Any:
     if not isinstance(x, float):
         return x
-    # A number out of range stays unchanged: infinity would turn masks into NaN.
+    # A value out of range stays unchanged: infinity would turn masks into NaN.
     number = float(torch.tensor(x, dtype=dtype))
     return number if math.isfinite(number) else x
 
@@ -727,8 +729,8 @@ def _deviation(y: Tensor, dtype: torch.dtype, counted: Counted, accumulation: fl
     several = (terms > 1) * 1.0  # a single term is not rounded
     variance = several * terms / 3 * square
     variance += several * (terms + 1) / 6 * torch.clamp(total - square / terms, min=0)
-    # Equal terms are rounded alike, and n of them err by up to n/2 of their sum. If all nonzero terms are
-    # equal, the squared sum over the sum of squares is a whole number.
+    # Equal terms are rounded alike: n of them err by up to n/2 of their sum. If all nonzero terms are equal,
+    # the squared sum over the sum of squares is a whole number.
     equal = square / torch.where(total > 0, total, math.inf)
     alike = several * ((equal - equal.round()).abs() <= EQUAL * equal)
     variance = torch.maximum(variance, alike * (equal / 2) ** 2 * square)
@@ -748,7 +750,7 @@ def _product(y: Tensor, *operands: Tensor, beta: float = 1, alpha: float = 1) ->
     *added, a, b = operands
     squares = alpha**2 * torch.matmul(_squared(a), _squared(b))
     count = a.shape[-1]
-    terms: Any = max(count + len(added), 2)  # a single product is rounded too
+    terms: Any = max(count + len(added), 2)  # even a single product is rounded
     if b.ndim > 1:
         terms = terms * _alike(a.mT, b)
     walked = _walked(
@@ -764,7 +766,7 @@ def _blocks(count: int) -> list[slice]:
 
 def _walked(parts: Iterable[Tensor]) -> Any:
     # Neighbouring terms may share a sign, as gradients of a text's tokens do. Partial sums are then far
-    # larger than in a random order: MiniLM's gradients were flagged before.
+    # larger than in a random order: without this, MiniLM's gradients were flagged.
     total: Any = 0.0
     squares: Any = 0.0
     for part in parts:
@@ -774,9 +776,9 @@ def _walked(parts: Iterable[Tensor]) -> Any:
 
 
 def _alike(*factors: Tensor) -> Tensor:
-    # How many terms are rounded alike, averaged over the terms of a sum along the second-to-last axis.
-    # Equal terms, such as rows of padding, err in one direction in a kernel that adds one by one. With 50 of
-    # 148 rows equal, an H200's product erred by 31 unit roundoffs of all terms' sizes (decision 37).
+    # The number of terms rounded alike, averaged over the terms of a sum along the second-to-last axis. Equal
+    # terms, such as rows of padding, err in one direction in a kernel that adds term by term. With 50 of 148
+    # rows equal, an H200's product erred by 31 unit roundoffs of all terms' sizes (decision 37).
     *batch, count, _ = factors[0].shape
     if not count:  # such as an expert without tokens
         return factors[0].new_ones(*batch, 1, 1, dtype=torch.float64)
@@ -812,7 +814,7 @@ def _mean(y: Tensor, x: Tensor, *rest: Any, **named: Any) -> Counted:
 
 def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *_: Any) -> Counted:
     given_terms = math.prod(x.shape[d] for d in dim)
-    terms = max(given_terms, math.prod(y.shape[d] for d in dim))  # a real transform takes half of its terms
+    terms = max(given_terms, math.prod(y.shape[d] for d in dim))  # a real transform uses half of its terms
     share = terms / given_terms * float(terms) ** -normalization
     return terms, share * _squared(x).sum(tuple(dim), keepdim=True), 0.0
 
@@ -828,7 +830,7 @@ def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
 
 def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Counted]:
     # Applied to ones, a linear operation counts terms; applied to squares, it sums them. `places` are the
-    # operands in which it is linear, by default all.
+    # operands in which the operation is linear, by default all.
 
     def rule(y: Any, *args: Any, **named: Any) -> Counted:
         def of(function: Callable[[Tensor], Tensor]) -> Any:
@@ -862,13 +864,13 @@ SUMS: dict[str, Callable[..., Counted]] = {
 # Tiles of 4 x 4 and 6 x 6 outputs err by 120 to 240 times that error, TF32 by 800 to 4000 times.
 FAST = 28.0
 
-# The same for gradients of 5 x 5 weights by cuDNN 9.19: 8e-4 of their size, and 4e-3 of the largest.
+# The same error for gradients of 5 x 5 weights in cuDNN 9.19: 8e-4 of their size, and 4e-3 of the largest.
 WINOGRAD_9X9 = 5000.0
 
 # Relative error of tanh and sigmoid in cuDNN's recurrent kernels: 4e-6 to 7e-6 in cuDNN 9.19.
 APPROXIMATED = 2.0**-17
 
-# Length of the window along an axis whose values determine the error at its centre: tiles have 4 to 8 places,
+# Length of the window along an axis whose values determine the error at its center: tiles have 4 to 8 places,
 # or cover the image.
 NEIGHBOURS = 15
 
@@ -882,7 +884,7 @@ def _around(x: Tensor) -> Tensor:
     # Padded first, because 3D pooling refuses an image that is smaller than its window without padding.
     padded = torch.nn.functional.pad(squares, [NEIGHBOURS // 2] * 2 * (x.ndim - 2))
     around: Tensor = pool(padded, NEIGHBOURS, 1)
-    # The mean over all places is for an FFT, whose tile is the whole image.
+    # The mean over all places represents an FFT, whose tile is the whole image.
     return around + squares.mean(tuple(range(2, x.ndim)), keepdim=True)
 
 
@@ -946,7 +948,7 @@ KERNEL_RULES: dict[str, Callable[..., Any]] = {
 
 
 class WholeFunctions(TorchFunctionMode):
-    """Tells an arithmetic which composite function is running."""
+    """A mode that tells an arithmetic which composite function is running."""
 
     def __init__(self, arithmetic: ExactMode) -> None:
         super().__init__()
@@ -956,7 +958,7 @@ class WholeFunctions(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        # On a GPU PyTorch would use fused cells, whose operations an arithmetic cannot intercept.
+        # On a GPU, PyTorch would use fused cells, whose operations an arithmetic cannot intercept.
         if name in RECURRENT and args[0].device.type != "cpu":
             func = _recurrent(name, args)
         if name not in KERNELS[CUDNN_RECURRENT].concerns:
@@ -1001,7 +1003,7 @@ def _gru_cell(x: Tensor, hidden: Tensor, by_x: Tensor, by_h: Tensor, *biases: An
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Return each neighbourhood's maximum, (N, C, *)."""
+    """Each neighbourhood's maximum, (N, C, *)."""
     largest: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(x, 3, 1, 1)
     return largest
 
@@ -1020,8 +1022,8 @@ def _resized_back(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda y, gradient, *rest: max(y.shape[2:]) * _largest(operation(gradient.abs(), *rest)).abs()
 
 
-# Operations that compute coordinates: these err by a rounding of the whole side, which changes the selected
-# values.
+# Operations that compute coordinates, which err by a rounding of the whole side length and thus change the
+# selected values.
 RESAMPLING: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys([name for name in RULES["averaged"] if "upsample" in name], _resized),
     **dict.fromkeys([name for name in RULES["averaged"] if "grid" in name], _sampled),
@@ -1049,10 +1051,10 @@ def _unit(x: Tensor) -> float:
 
 
 def _normalized(operation: Any) -> Callable[..., Any]:
-    """Allow for norms that multiply out (SPEC ALG-5)."""
+    """Allow for norms in expanded form (SPEC ALG-5)."""
 
     def rule(x: Tensor, *rest: Any) -> Any:
-        # PyTorch's CPU kernel computes `x r - m r`, and rounds both products.
+        # PyTorch's CPU kernel computes `x r - m r` and rounds both products.
         return DECOMPOSITIONS[operation](_erring(x, lambda value: 2 * _unit(x) * value.abs()), *rest)
 
     return rule
@@ -1061,7 +1063,7 @@ def _normalized(operation: Any) -> Callable[..., Any]:
 def _variance(
     x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Allow for one pass or blocks (SPEC ALG-5)."""
+    """Allow for one-pass or blocked algorithms (SPEC ALG-5)."""
     dims = list(dim or range(x.ndim))
     count = math.prod(x.shape[d] for d in dims)
     mean = torch.mean(x, dims, keepdim=True)
@@ -1113,8 +1115,9 @@ def _softmax_backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype)
     product, mode = gradient * y, cast(Any, _get_current_dispatch_mode())
 
     def size(_: Tensor) -> Tensor:
-        # If a query sees one key, the gradient of its weight and the row sum are the same number, computed in
-        # two ways. Their difference errs by what cancelled in each, even where the number itself is small.
+        # If a query sees one key, the gradient of its weight and the row sum have the same value, computed in
+        # two ways. Their difference errs by the terms that cancelled in each, even if the value itself is
+        # small.
         size, weights = value_of(gradient), value_of(y)
         cancelled = (mode.cancelled(size) * weights).sum(dim, keepdim=True)
         return 4 * _unit(product) * torch.maximum(size.abs().amax(dim, keepdim=True), cancelled)
@@ -1143,7 +1146,7 @@ def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int |
 def _grouped_product(a: Tensor, b: Tensor, ends: Any = None, bias: Any = None, dtype: Any = None) -> Any:
     if ends is None or a.ndim != 2 or bias is not None:
         raise SpecError("a grouped product has no rule but of groups of rows, without a bias")
-    with _disable_current_modes():  # ends may have been counted with a model's numbers, and so be Computed
+    with _disable_current_modes():  # ends may be Computed, if counted with a model's values
         places = [0, *map(int, value_of(ends).tolist())]
     if b.ndim == 2:
         return torch.stack([a[:, i:j] @ b[i:j] for i, j in pairwise(places)])
@@ -1205,6 +1208,6 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     aten._sparse_addmm.default: lambda c, a, b, **by: torch.addmm(c, computed(a), computed(b), **by),
     aten._conj.default: lambda x: torch.conj_physical(
         torch.as_tensor(x)
-    ),  # autograd passes plain numbers too
+    ),  # autograd also passes plain numbers
     aten._neg_view.default: torch.neg,
 }

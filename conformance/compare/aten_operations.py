@@ -29,7 +29,7 @@ class Operation:
     number: int
 
     def __call__(self) -> Any:
-        """Compute it."""
+        """Compute the result."""
         return self.func(*self.args, **self.kwargs)
 
     @property
@@ -40,7 +40,7 @@ class Operation:
     @functools.cached_property
     def operands(self) -> dict[str, Any]:
         """Operands by name, defaults included."""
-        arguments = self.func._schema.arguments  # noqa: SLF001 – nothing else names them
+        arguments = self.func._schema.arguments  # noqa: SLF001 – no public API names them
         defaults = {
             argument.name: argument.default_value for argument in arguments if argument.has_default_value()
         }
@@ -48,7 +48,7 @@ class Operation:
         return {**defaults, **dict(positional), **self.kwargs}
 
     def having(self, /, **others: Any) -> Any:
-        """Compute it with some operands replaced."""
+        """Compute the result with some operands replaced."""
         arguments, operands = self.func._schema.arguments, {**self.operands, **others}  # noqa: SLF001
         keywords = {argument.name: operands[argument.name] for argument in arguments if argument.kwarg_only}
         return self.func(
@@ -56,12 +56,12 @@ class Operation:
         )
 
     def changed(self, name: str, function: Callable[[Any], Any]) -> Any:
-        """Compute it with a function applied to one operand."""
+        """Compute the result with a function applied to one operand."""
         return self.having(**{name: function(self.operands[name])})
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Operands that are tensors, or lists of one."""
+        """Operands that are tensors, or lists of one tensor."""
         alone = {
             name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in self.operands.items()
         }
@@ -74,7 +74,7 @@ class Operation:
 
     @property
     def optional(self) -> list[str]:
-        """Names of the optional floating-point operands present."""
+        """Names of the optional floating-point operands that are present."""
         arguments = self.func._schema.arguments  # noqa: SLF001
         return [
             argument.name
@@ -91,21 +91,21 @@ class Operation:
         return self.changed(name, torch.clone)
 
     def giving(self, value: Tensor) -> Any:
-        """Return the results with the first one replaced."""
+        """Results with the first replaced."""
         return (value, *self.result[1:]) if isinstance(self.result, tuple) else value
 
 
 def first(results: Any) -> Any:
-    """Return the first result, or the only one."""
+    """The first result, or the only one."""
     return results[0] if isinstance(results, tuple) else results
 
 
-# Computes the result of an operation, possibly a wrong one.
+# A function that computes an operation's result, possibly a wrong one.
 Make = Callable[[Operation], Any]
 
 
 class Watched(TorchDispatchMode):
-    """Lets a function compute each operation in a block."""
+    """A mode in which a function computes each operation."""
 
     def __init__(self, make: Make) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class OperationBug:
     clause: str = ""
 
 
-# Yields the bugs that an operation may have.
+# A function that yields the possible bugs of an operation.
 Kinds = Callable[[Operation], Iterator[OperationBug]]
 
 
@@ -142,7 +142,7 @@ def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds) -> Make:
 
 
 def sites(run: Callable[[Make], Any], kinds: Kinds) -> Mapping[OperationBug, list[int]]:
-    """Return the numbers of operations that may have each bug."""
+    """Each bug's possible operations, by number."""
     numbers_by_bug = defaultdict[OperationBug, list[int]](list)
 
     def note(operation: Operation) -> Any:

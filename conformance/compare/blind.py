@@ -1,4 +1,4 @@
-"""Rows that see no key: values on each side, and the declaration."""
+"""Rows that see no key: their values on each side, and the declaration."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ HELD = {"zero": "zero weights", "uniform": "uniform weights (the mean of all val
 
 @dataclass(frozen=True)
 class BlindRows:
-    """Wrong rows of an activation that see no key."""
+    """An activation's wrong rows that see no key."""
 
     rows: Flags  # (B, T)
-    expected: str  # "zero", "uniform", or other words, like `actual`
+    expected: str  # "zero", "uniform", or a description; `actual` likewise
     actual: str
 
     @property
     def declaration(self) -> str:
-        """The declaration that allows the candidate's values, if any."""
+        """The declaration that permits the candidate's values, if any."""
         return {"zero": BLIND_ROWS_ZERO, "uniform": BLIND_ROWS_UNIFORM}.get(self.actual, "")
 
     @property
@@ -62,7 +62,7 @@ OTHER = "neither zero nor uniform weights"
 
 
 def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
-    """Return a stretch's wrong rows, if all see no key."""
+    """A stretch's wrong rows, if none of them sees a key."""
     shape = asked.actual.shape
     if len(shape) < 2:
         return None
@@ -78,7 +78,7 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
         return None
     predictions = {kind: _filled(stretch, asked.right, kind) for kind in HELD}
 
-    # Where the exact weights are zero, sigma does not include the rounding of any other weights.
+    # Where the exact weights are zero, sigma does not include the rounding of nonzero weights.
     sigma = np.broadcast_to(asked.right.sigma, shape)
     sigma = np.maximum(sigma, np.median(sigma[np.isfinite(sigma)]))
 

@@ -1,4 +1,4 @@
-"""Load and run candidates: modules, graphs, callables and arrays."""
+"""Loading and running of candidates: modules, graphs, callables and arrays."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from concord.spec.text import first_line, first_of
 Array = NDArray[Any]
 
 # Length in tokens of the longest standard text, and in samples of the standard audio. They are primes, so
-# that no two axes have the same length.
+# that all axes have different lengths.
 TOKENS = 11
 
 SAMPLES = 5003
@@ -62,7 +62,7 @@ ARRAYS = (np.ndarray, np.generic)
 
 
 def load(reference: str) -> Any:
-    """Load a module from ``package.module:function`` or a folder of transformers."""
+    """Load a module from ``package.module:function`` or a transformers folder."""
     if ":" in reference and not Path(reference).exists():
         sys.path.insert(0, os.getcwd())
         try:
@@ -80,12 +80,12 @@ def load(reference: str) -> Any:
 
 
 def loaded(candidate: str) -> Any:
-    """Return the module of a folder, or of a function without parameters; any other candidate as it is."""
+    """Load a folder's or parameterless function's module; return other candidates unchanged."""
     return load(candidate) if Path(candidate).is_dir() or _builds_module(candidate) else candidate
 
 
 def _builds_module(candidate: str) -> bool:
-    # Only sources are read, and no package is imported: a port in another framework has a process of its own.
+    # Sources are read without importing a package: a port in another framework runs in its own process.
     module, _, name = candidate.partition(":")
     place: Any = [os.getcwd(), *sys.path]
     with contextlib.suppress(AttributeError, OSError, SyntaxError, ValueError):
@@ -118,7 +118,7 @@ def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
 
 
 def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments as tensors, by default :func:`standard` ones."""
+    """Arguments as tensors, by default :func:`standard` inputs."""
     if inputs is None:
         return (), standard(model)
     tensors = tree_map(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, ARRAYS) else x, inputs)
@@ -128,13 +128,13 @@ def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
 
 
 def standard(model: Any) -> dict[str, Any]:
-    """Return standard text, images or audio for a module's parameters."""
+    """Standard text, images or audio for a module's parameters."""
     if not isinstance(model, nn.Module):
         raise SpecError("inputs are missing but required of a reference in NumPy")
     parameters, config = inspect.signature(model.forward).parameters, getattr(model, "config", None)
 
     def of(name: str) -> Any:
-        # Models of text and images keep the image settings in a part of their configuration.
+        # Models of text and images store the image settings in a part of their configuration.
         return getattr(config, name, None) or getattr(getattr(config, "vision_config", None), name, None)
 
     generator = torch.Generator().manual_seed(0)
@@ -184,7 +184,7 @@ PACKED = ("torch.ao.nn", "torch.nn.quantized")
 
 def refuse_values(model: nn.Module, role: str) -> None:
     """Refuse lazy and meta weights."""
-    # A run would fail too, with an error that blames something else.
+    # A run would also fail, but with a misleading error.
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor):
             why = "is lazy and has no value yet: call the module once before"
@@ -221,7 +221,7 @@ def refuse_modes(model: nn.Module, seed: int | None) -> None:
         if (
             seed is None
             and module.training
-            and "train" not in vars(module)  # modules from torch.export have a single mode
+            and "train" not in vars(module)  # modules from torch.export have only one mode
             and (not name or getattr(module, "p", 0) or getattr(module, "dropout", 0))
         ):
             path = name or "the module"
@@ -233,9 +233,9 @@ def refuse_modes(model: nn.Module, seed: int | None) -> None:
 
 
 def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleReference:
-    """Return the reference with the candidate's 8-bit weights."""
-    # 8-bit weights make another model: compared with the original weights, every correct candidate diverges
-    # (decision 32).
+    """The reference with the candidate's 8-bit weights."""
+    # 8-bit weights define a different model: compared with the original weights, every correct candidate
+    # diverges (decision 32).
     model = reference.model
     copied, apart = copy.deepcopy(model), dict[str, float]()
     for path, module in candidate.named_modules():
@@ -253,7 +253,7 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
 
 @contextlib.contextmanager
 def weights_kept(reference: ModelReference) -> Iterator[None]:
-    """Undo a candidate's changes to the reference; refuse changed parameters."""
+    """Undo a candidate's changes to the reference, and refuse changed parameters."""
     with reference.untouched() as changed:
         yield
     weights = dict(reference.model.named_parameters()) if isinstance(reference, ModuleReference) else {}
@@ -266,22 +266,22 @@ class Delivered:
     """A candidate's tensors."""
 
     arrays: Arrays  # by name
-    # Tensors of a separate run, which therefore do not follow from these activations.
+    # Tensors of a separate run, which therefore do not depend on these activations.
     whole: frozenset[str] = frozenset()
     notes: Mapping[str, str] = field(default_factory=dict)  # remarks on the run
-    unsteady: str = ""  # why the candidate is not deterministic; empty if it is
+    unsteady: str = ""  # why the candidate is nondeterministic, or empty
 
 
 HOOKS = "a run with hooks"
 
 
 def run_module(candidate: ModuleReference) -> Delivered:
-    """Run a module without hooks, and with hooks that expose activations."""
+    """Run a module without hooks, then with hooks that expose activations."""
 
     def unhooked() -> Arrays:
         return {name: numbers(tensor) for name, tensor in candidate.watched(hooked=False).items()}
 
-    # Hooks break up what a compiler fuses, and disable fast paths. So outputs and gradients of parameters
+    # Hooks prevent a compiler's fusions, and disable fast paths. Outputs and parameter gradients therefore
     # come from the run without hooks.
     before, arrays, notes, hooked = states(), unhooked(), dict[str, str](), dict[str, Array]()
     try:
@@ -324,13 +324,13 @@ def run(reference: ModelReference, candidate: Any, python: str | None) -> Delive
     return Delivered(by_name(reference, candidate))
 
 
-# Under this key PyTorch's exporter lists the paths of the modules that contain a node, outermost first.
+# Under this key, PyTorch's exporter lists the paths of the modules that contain a node, outermost first.
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
-    """Add outputs of modules to an ONNX graph."""
-    # The output of a module is the only tensor of the module that is used outside it.
+    """Add module outputs to an ONNX graph."""
+    # A module's output is its only tensor that is used outside it.
     output_names = {output.name for output in graph.output}
     users: Any = defaultdict(list, {name: [set()] for name in output_names})
     modules_of: dict[str, set[str]] = {}
@@ -359,7 +359,7 @@ def session_of(path: Path, graph: bytes = b"") -> Any:
 
 
 def feed(reference: ModelReference, session: Any) -> Arrays:
-    """Return a graph's inputs, matched by name or position."""
+    """A graph's inputs, matched by name or position."""
     inputs, names = reference.inputs, [entry.name for entry in session.get_inputs()]
     by_place = dict(zip(names, inputs.values(), strict=False)) if len(names) == len(inputs) else {}
     return {name: array for name, array in (by_place | inputs).items() if name in names}
@@ -388,7 +388,7 @@ def run_graph(reference: ModelReference, path: Path) -> Arrays:
 
 
 def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | None:
-    """Return a call of the candidate for timing, if it runs here."""
+    """Return the candidate's call for timing, if it runs in this process."""
     if isinstance(candidate, ModuleReference):
         inputs = candidate.map_inputs(lambda x: x.to(candidate.device))
 
@@ -455,7 +455,7 @@ def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
         return arrays_by_name
     outputs = [name for name in plain if is_output(name)]
     by_place: Arrays = {}
-    for continuous in (True, False):  # integers are held in float64 and matched separately
+    for continuous in (True, False):  # integers are stored in float64 and matched separately
         names = [name for name in outputs if (plain[name].dtype != torch.float64) == continuous]
         same_kind = [array for array in arrays_by_name.values() if (array.dtype.kind == "f") == continuous]
         fits = len(same_kind) <= len(names) and all(

@@ -1,4 +1,4 @@
-"""Search for the cause of a wrong stretch."""
+"""The search for the cause of a wrong stretch."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ from concord.conformance.judging.explanation import Explanation
 from concord.conformance.wording import few, gather, instead
 from concord.spec.arrays import Array
 
-# Number of module differences that are tried one by one.
+# Maximum number of module differences to try one by one.
 MOST_DIFFERENCES = 20
 
-# Each moved slice of an axis must contain at least this many distinct numbers.
+# Each moved slice of an axis must contain at least this many distinct values.
 LEAST_MOVED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted(Hypothesis):
-    """A hypothesis with its prediction; ``own_sigma`` recomputes sigma."""
+    """A hypothesis with its prediction; with ``own_sigma``, sigma is recomputed."""
 
     predict: Callable[[], Prediction]
     own_sigma: Callable[[], Array] | None = None
 
 
 class StretchComputation(Computation):
-    """The wrong end of a stretch; ``right`` is expected."""
+    """The wrong end of a stretch; ``right`` is the expected one."""
 
     def __init__(self, tensor: str, actual: Array, dtype: str, right: Prediction) -> None:
         self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the prediction where it is finite."""
+        """The prediction where finite."""
         return self._prediction(hypothesis).value
 
     def _prediction(self, hypothesis: Hypothesis) -> Prediction:
@@ -72,7 +72,7 @@ class StretchComputation(Computation):
         return Prediction(np.where(is_finite, prediction.value, self.right.value), prediction.sigma)
 
     def predict(self, hypothesis: Hypothesis) -> Prediction:
-        """Return the prediction, with its own sigma if necessary."""
+        """The prediction, with its own sigma if necessary."""
         prediction = self._prediction(hypothesis)
         assert isinstance(hypothesis, Predicted)
         if hypothesis.own_sigma is None or self.judged(self.actual, prediction).status == "agrees":
@@ -87,7 +87,7 @@ def cause(
     differing: Sequence[Difference],
     effort: Effort,
 ) -> Explanation | None:
-    """Search for what explains the end of a stretch.
+    """Search for an explanation of a stretch's end.
 
     Args:
         strange: tensors that only the candidate has.
@@ -146,8 +146,8 @@ def changed(
     """Yield each bug in all operations, then in those of one source location.
 
     Args:
-        possible: returns operations by bug.
-        once: try single operations, such as one iteration of a loop.
+        possible: returns the operations of each bug.
+        once: whether to try single operations, such as one loop iteration.
     """
     for bug, places in possible().items():
         groups = gather(places, stretch.places.__getitem__).values()
@@ -170,7 +170,7 @@ def changed(
 
 
 def place_of(steps: Sequence[Recorded], stretch: Stretch, once: bool) -> str:
-    """Name the line or module that operations share."""
+    """Name the operations' common line or module."""
     lines = {step.line for step in steps}
     inner = {path for step in steps for path in stretch.within(step)[:1]}
     if len(lines) == 1:
@@ -206,7 +206,7 @@ def replay(
 
 
 def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
-    """Yield parameters of other modules of equal shapes."""
+    """Yield parameters of other modules with equal shapes."""
     within, parameters = dict(stretch.module.model.named_modules()), stretch.module.parameters
     own = re.split(r"[#\[]", stretch.end)[0]
     module = within.pop(own, nn.Module())
@@ -218,13 +218,13 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
             yield Predicted("parameters_exchanged", f"the parameters of {path}", "", predict=prediction)
 
 
-# Numbers among the operands, and numbers that change results.
+# Numeric operands, and factors or summands that change results.
 
 NumberChange = Callable[[Tensor, float], Tensor]
 
 
 def fitted(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
-    """Yield other numbers among the operands."""
+    """Yield other values of numeric operands."""
     groups = defaultdict[tuple[str, str, str, float], list[int]](list)
     for number, step in enumerate(stretch.steps):
         for place, value in step.operation.operands.items() if step.computes else ():
@@ -241,12 +241,12 @@ def _having(place: str, operation: Operation, number: float) -> Any:
     return operation.having(**{place: number})
 
 
-# Changes of an operation's result by a number, each with the number that changes nothing.
+# Changes of an operation's result by a value, each with its neutral value.
 CHANGES: dict[str, tuple[NumberChange, float]] = {"times": (torch.mul, 1.0), "plus": (torch.add, 0.0)}
 
 
 def offset(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
-    """Yield results of operations, times or plus a number."""
+    """Yield operation results times or plus a value."""
     steps = stretch.steps
     numbers_of = [n for n, step in enumerate(steps) if step.computes and is_float(first(step.result))]
     groups = gather(numbers_of, lambda n: (steps[n].operation.name, stretch.places[n]))
@@ -267,11 +267,11 @@ def fit(
     change: Callable[[Operation, float], Any],
     value: float,
 ) -> Iterator[tuple[float, Callable[[], Prediction]]]:
-    """Yield the number with which changed operations best give the actual value, if any, and the prediction.
+    """Yield the value with which changed operations best reproduce the result, and its prediction.
 
     Args:
-        group: the changed operations.
-        value: the number with which nothing is changed.
+        group: numbers of the changed operations.
+        value: the neutral value.
     """
 
     def predict(other: float) -> Prediction:
@@ -285,7 +285,7 @@ def fit(
         np.isfinite(computation.actual) & np.isfinite(computation.right.value),
     )
     weight = np.where(is_finite & np.isfinite(sigma) & (sigma > 0), 1 / sigma, 0.0)
-    positive = 0 < value < 1e-2  # an epsilon has any magnitude, but one sign
+    positive = 0 < value < 1e-2  # an epsilon may have any magnitude, but only one sign
 
     def weighed(first: Array, second: Array) -> Array:
         return np.where(is_finite, first - second, 0.0) * weight
@@ -301,7 +301,7 @@ def fit(
         slope = weighed(predict(number(u + step)).value, predict(number(u - step)).value) / (2 * step)
         power, along = float((slope * slope).sum()), float((slope * error).sum())
         if not power > 0 or not np.isfinite(along) or (not turn and along**2 < 0.2 * power * before**2):
-            return  # this number does not change the wrong elements
+            return  # this value does not change the wrong elements
         move = float(np.clip(along / power, -3.0, 3.0)) if positive else along / power
         u += move
         error = weighed(computation.actual, predict(number(u)).value)
@@ -309,7 +309,7 @@ def fit(
             break
     if not float(np.linalg.norm(error)) <= before / 5:
         return
-    for digits in (2, 3, 4, 6):  # the shortest number that explains it
+    for digits in (2, 3, 4, 6):  # the shortest value that explains the error
         candidate = float(f"{number(u):.{digits}g}")
         if candidate != value and computation.explains(predict(candidate)):
             yield candidate, partial(predict, candidate)
@@ -334,7 +334,7 @@ def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
 
 
 def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
-    """Yield centred, half-precision and moved tensors."""
+    """Yield centered, half-precision and moved tensors."""
     tensors = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
     tensors |= {f"what {step} gives": step.result for step in stretch.steps if step.computes}
     for name, x in tensors.items():
@@ -361,7 +361,7 @@ def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
             )
 
 
-# Number of other tensors tried as operands.
+# Maximum number of other tensors to try as operands.
 MOST_SUBSTITUTED = 200
 
 
@@ -424,7 +424,7 @@ def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Pre
 
 
 def of_bias(stretch: Stretch) -> Iterator[Array]:
-    """Yield the last operation's bias, ready to broadcast."""
+    """Yield the last operation's bias in a broadcastable shape."""
     computing = [step for step in stretch.steps if step.computes]
     last = computing[-1].operation if computing else None
     shape = tuple(stretch.result.shape)
@@ -439,7 +439,7 @@ def of_bias(stretch: Stretch) -> Iterator[Array]:
 
 
 def shifted(computation: StretchComputation) -> Iterator[Predicted]:
-    """Yield shifts along an axis, with the candidate's free edge."""
+    """Yield shifts along an axis, with the candidate's values at the edge."""
     for axis, size in enumerate(computation.actual.shape):
         if size < 3 or computation.actual.size // size < LEAST_MOVED:
             continue

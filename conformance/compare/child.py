@@ -1,6 +1,6 @@
-"""Call a function of any framework in its own process: ``child.py TARGET INPUTS OUTPUTS``.
+"""Call of a function of any framework in its own process: ``child.py TARGET INPUTS OUTPUTS``.
 
-It does not import Concord, because the interpreter's environment may lack it.
+Concord is not imported, because the interpreter's environment may lack it.
 """
 
 import os
@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 
 def called(function: Callable[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return a function's arrays by name, or as ``output``."""
+    """A function's arrays by name, or a single one as ``output``."""
     positional = [inputs.pop(key) for key in sorted(key for key in inputs if key.isdigit())]
     result = function(*positional, **inputs)
     return result if isinstance(result, dict) else {"output": result}
@@ -25,7 +25,7 @@ def main(target: str, inputs_path: str, outputs_path: str) -> None:
     sys.path.insert(0, os.getcwd())
     try:
         arrays = called(pkgutil.resolve_name(target), load_file(inputs_path))
-    except SystemExit as end:  # else exit(0) would leave neither a result nor a message
+    except SystemExit as end:  # otherwise exit(0) would leave neither a result nor a message
         sys.exit(f"SystemExit: {end.code}")
     save_file({key: np.ascontiguousarray(np.asarray(array)) for key, array in arrays.items()}, outputs_path)
 

@@ -1,4 +1,4 @@
-"""Errors that a row or channel shares in a half precision, visible only in its mean or scale."""
+"""Half-precision errors shared by a row or channel, visible only in its mean or scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concord.conformance.judging.verdict import NO_ELEMENT, Judgement
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
-# Least number of elements in a group; the mean of fewer shows little more than they do.
+# Minimum number of elements in a group; the mean of fewer elements adds little information.
 LEAST = 16
 
 MEAN, SCALE = "mean", "scale"
@@ -29,7 +29,7 @@ Key = tuple[str, Axes]
 
 def groups(shape: Axes) -> Iterator[Axes]:
     """Yield the axes of groups: the last, all but the first two, all but one."""
-    # A tensor with one axis is a single group, whose mean is no more certain than its elements.
+    # A tensor with one axis is a single group, whose mean adds no certainty to its elements.
     axes = range(len(shape))
     kept = [axes[:-1], axes[:2], *([axis] for axis in axes)] if len(shape) > 1 else []
     over = dict.fromkeys(tuple(axis for axis in axes if axis not in some) for some in kept)
@@ -50,7 +50,7 @@ def _summed(key: Key, values: Array, weights: Array) -> Array:
 
 
 class Shared:
-    """Sums over groups in correct runs: sigma from samples, bounds from low-precision runs."""
+    """Sums over groups in correct runs, with sigma from samples and bounds from low-precision runs."""
 
     def __init__(self, rounded: Array) -> None:
         self.sigma = Sigma(np.zeros_like(rounded), "float64")
@@ -64,18 +64,18 @@ class Shared:
             self.low, self.high = np.minimum(self.low, errors), np.maximum(self.high, errors)
 
     def beyond(self, errors: Array) -> Array:
-        """Return the errors outside the bounds."""
-        # Rounding may be coherent too: multiplied by a number near 1, each element of a row rounds to itself.
+        """Errors outside the bounds."""
+        # Rounding may also be coherent: multiplied by a value near 1, each element of a row rounds to itself.
         return errors - np.clip(errors, self.low, self.high)
 
 
 class Coherent:
-    """Errors that groups share in correct runs; the exact one comes first."""
+    """Errors shared by groups in correct runs; the exact run comes first."""
 
     def __init__(self, dtypes: Mapping[str, str]) -> None:
         of = {name: precision(dtype) for name, dtype in dtypes.items()}
-        # Half precisions only. In float32 the efficient attention of an H200 approximates exponentials: it
-        # errs by 30 sigma of a row's scale, and is correct (decision 37).
+        # Half precisions only. In float32, an H200's efficient attention approximates exponentials: its error
+        # is 30 sigma of a row's scale, and is correct (decision 37).
         self.halves = {
             name: target for name, target in of.items() if target.unit_roundoff > target.accumulation
         }
@@ -84,7 +84,7 @@ class Coherent:
         self.repeats: dict[str, float] = {}
 
     def take(self, arithmetic: Any, name: str, array: Array) -> None:
-        """Add a tensor; samples have a leading axis."""
+        """Add a tensor; samples form a leading axis."""
         if name not in self.halves:
             return
         if name not in self.values:
@@ -101,7 +101,7 @@ class Coherent:
             shared.take(arithmetic, _summed(key, errors, _weights(key, self.values[name])))
 
     def repeated(self, name: str) -> float:
-        """Return how often a row occurs, averaged over rows."""
+        """Mean number of occurrences of a row."""
         if name not in self.repeats:
             value = on_host(self.values[name])
             rows = self.halves[name].round(value).reshape(-1, value.shape[-1])
@@ -110,7 +110,7 @@ class Coherent:
         return self.repeats[name]
 
     def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
-        """Return the worse judgement of elements and groups."""
+        """Worse judgement of elements and groups."""
         is_finite = np.isfinite(sigma) & np.isfinite(errors)
         errors, sigma = np.where(is_finite, errors, 0.0), np.where(is_finite, sigma, 0.0)
         worst, value = judged, on_host(self.values.get(name, errors))

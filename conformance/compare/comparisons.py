@@ -1,4 +1,4 @@
-"""Compare several candidates with one reference, and time those that agree."""
+"""Comparison of candidates with one reference, and timing of agreeing ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from concord.spec.errors import SpecError
 
 LEAST_TURNS, MOST_TURNS = 5, 50
 
-# Seconds of timing per candidate, after the least number of turns.
+# Seconds of timing per candidate, after the minimum number of turns.
 SECONDS = 2.0
 
 # Characters per line of the text table.
@@ -38,9 +38,8 @@ class Comparisons(Mapping[str, Verdict]):
     """Verdicts by candidate.
 
     Attributes:
-        missing: why other candidates could not be judged.
-        milliseconds: median forward pass of the ``"reference"``, and of each candidate that agrees and runs
-            here.
+        missing: reasons why other candidates could not be judged.
+        milliseconds: median forward pass of the ``"reference"`` and of agreeing candidates in this process.
         dtypes: dtype of the outputs.
         notes: remarks by candidate and topic.
     """
@@ -52,10 +51,10 @@ class Comparisons(Mapping[str, Verdict]):
     notes: Mapping[str, str]
 
     def __getitem__(self, name: str) -> Verdict:
-        """Return a candidate's verdict.
+        """A candidate's verdict.
 
         Raises:
-            SpecError: if it could not be judged.
+            SpecError: if the candidate could not be judged.
         """
         if name in self.missing:
             raise SpecError(f"{name}: {self.missing[name]}")
@@ -77,7 +76,7 @@ class Comparisons(Mapping[str, Verdict]):
         return replace(self, verdicts={name: verdict.explained() for name, verdict in self.verdicts.items()})
 
     def results(self, reference: str = "", case: str = "") -> list[Result]:
-        """Return a report's results; ``case`` describes the inputs."""
+        """A report's results; ``case`` describes the inputs."""
         results = [
             Result(
                 name,
@@ -116,7 +115,7 @@ def compare_several(
     """Judge several candidates, by name, and time those that agree.
 
     Args:
-        own_options: of single candidates by name, in place of ``options``.
+        own_options: options of single candidates by name, instead of ``options``.
 
     Raises:
         SpecError: if none can be compared.
@@ -140,7 +139,7 @@ def compare_several(
             continue
         dtypes[name] = comparison.reference.precision
         notes |= {f"{name}, {subject}": text for subject, text in comparison.notes.items()}
-        other_batches = in_way and candidate in BATCHES  # these take longer, and say nothing about speed
+        other_batches = in_way and candidate in BATCHES  # these take longer, without information about speed
         if verdicts[name].passed and comparison.call and not other_batches:
             calls[name] = comparison.call
             modules += [comparison.theirs] if comparison.theirs else []
@@ -157,9 +156,9 @@ def compare_several(
 
 
 def milliseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return median times; calls take turns, so that other load affects all alike."""
+    """Median times of calls that take turns."""
     turns = {name: list[float]() for name in calls}
-    for call in calls.values():  # a compiled program compiles at its first call
+    for call in calls.values():  # a compiled program is compiled in its first call
         call()
     first_start = time.perf_counter()
     for turn in range(MOST_TURNS):

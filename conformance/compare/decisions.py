@@ -1,7 +1,7 @@
 """Discrete operations whose results rounding may change.
 
-Samples follow the exact run's decisions, and note where rounding could change them. Branches are exact runs
-with changed decisions: the allowed alternatives (docs/decisions/0036-what-rounding-decides.md).
+Samples follow the exact run's decisions, and record where rounding could change them. Branches are exact runs
+with changed decisions, the allowed alternatives (docs/decisions/0036-what-rounding-decides.md).
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from concord.spec.text import first_of
 
 OWN, TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
 
-# Operands may lie this many of a sample's errors away. The largest of 16 samples lies about two sigma out, so
-# this reaches the 16 sigma of a tolerance.
+# Operands may differ by this many times a sample's error. The largest of 16 errors is about two sigma, so
+# this covers the 16 sigma of a tolerance.
 REACH = 8
 
-# Alternative results kept for each element.
+# Maximum number of alternative results per element.
 KEPT = 4
 
-# Up to this many turns are tried one by one; each costs an exact run.
+# Up to this many turns are tried one by one, each in an exact run.
 FEW = 6
 
-# Pairs of branches if there are more turns; each turn occurs in one branch of a pair.
+# Pairs of branches for more turns; each turn occurs in one branch of a pair.
 PAIRS = 4
 
-# Maximum number of branches of each of two kinds: up to 28 exact runs are added.
+# Maximum number of branches of each of two kinds, for up to 28 additional exact runs.
 MOST = 14
 
 # A change by fewer sigma is judged as usual, because the tolerance covers it.
 SMALL = Z / 4
 
-# Discrete operations that may return floating-point numbers, so that the result does not reveal them.
+# Discrete operations that may return floating-point values, so that the result does not reveal them.
 DISCRETE = (
     *("floor", "ceil", "round", "trunc", "sign", "sgn", "histc"),
     *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not"),
@@ -55,15 +55,15 @@ DISCRETE = (
 
 SELECTING = ("sort", "topk", "max", "min", "kthvalue", "median", "nanmedian", "mode", "cummax", "cummin")
 
-# Operations that decide once for a whole axis: no single index of an order can change.
+# Operations that decide once for a whole axis, since a single index of an order cannot change.
 BY_ROW = ("sort", "topk", *UNORDERED_VALUES)
 
 # Operations that may return any of several equal elements.
 UNORDERED = ("sort", "topk", "kthvalue", "median", "nanmedian")
 
-# Each run decides these itself. Numbers that Python reads control the program. Maxima of pooling are
-# continuous in the forward pass; in the backward pass their turns are many and small, and samples show how
-# they add up.
+# Each run makes these decisions itself. Values that Python reads control the program. Maxima of pooling are
+# continuous in the forward pass; in the backward pass their turns are many and small, and samples show their
+# sum.
 UNFORCED = (
     *("_local_scalar_dense", "max_pool2d_with_indices", "max_pool3d_with_indices"),
     *("adaptive_max_pool2d", "adaptive_max_pool3d"),
@@ -80,14 +80,14 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def leaves(x: Any) -> list[Any]:
-    """Return the entries of nested values."""
+    """Entries of nested values."""
     if isinstance(x, (tuple, list)):
         return [leaf for entry in x for leaf in leaves(entry)]
     return [leaf for entry in x.values() for leaf in leaves(entry)] if isinstance(x, dict) else [x]
 
 
 def source_line() -> str | None:
-    """Return the innermost line outside PyTorch, or in its modules."""
+    """The innermost line outside PyTorch, or in its modules."""
     inner = None
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
@@ -110,20 +110,20 @@ Operands = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 class Kind(NamedTuple):
-    """How a discrete operation decides and follows."""
+    """The decision of a discrete operation, and its result given a decision."""
 
     decide: Callable[..., Tensor]  # returns the decision
-    follow: Callable[..., Any]  # returns the result by a given decision, with inexact operands
+    follow: Callable[..., Any]  # returns the result for a given decision and inexact operands
 
 
 def _all(func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    if func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
+    if func._schema.is_mutable:  # noqa: SLF001 – no public API has it
         args = (args[0].clone(), *args[1:])
     return torch.as_tensor(func(*args, **kwargs))
 
 
 def _as_decided(decided: Tensor, func: Any, *_: Any, **__: Any) -> Any:
-    gives_tensor = func._schema.returns[0].type.kind() == "TensorType"  # noqa: SLF001 – nothing else says it
+    gives_tensor = func._schema.returns[0].type.kind() == "TensorType"  # noqa: SLF001 – no public API has it
     return decided.clone() if gives_tensor else decided.item()
 
 
@@ -166,7 +166,7 @@ CLASSES = Kind(_classes, _distinct)
 
 
 def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | None:
-    """Return a discrete operation's kind, if known before it runs."""
+    """A discrete operation's kind, if known before it runs."""
     name = func.overloadpacket.__name__
     bare, several = name.rstrip("_"), len(func._schema.returns) > 1  # noqa: SLF001
     if not floats or bare in UNFORCED:
@@ -192,19 +192,19 @@ def is_discrete(y: Any) -> bool:
 
 
 class Decision:
-    """The exact run's decision in an operation, and alternatives.
+    """The exact run's decision in an operation, and its alternatives.
 
     Attributes:
-        others: alternatives, each different from those before or equal to the decision.
-        rounded: the low-precision run's, if different.
-        reshaped: an alternative of another shape.
+        others: alternatives, each different from the previous ones or equal to the decision.
+        rounded: the low-precision run's decision, if different.
+        reshaped: an alternative with a different shape.
     """
 
     def __init__(
         self, func: Any, kind: Kind, operands: Operands, rounded_operands: Operands, dtype: torch.dtype
     ) -> None:
         self.func, self.kind, self.line = func, kind, source_line()
-        self.operands = mapped(_kept, rounded_operands)  # copied, because later operations may work in place
+        self.operands = mapped(_kept, rounded_operands)  # copied, because later operations may be in-place
         self.state = rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         self.decided = self.decide_again(*rounded_operands)
         self.others: list[Tensor] = []
@@ -215,7 +215,7 @@ class Decision:
         if kind is REMAINDER:
             x, y = rounded_operands[0]
             self._divide(x, y, dtype)
-        # A kernel may select any of several equal elements: the flipped operand selects from the other end.
+        # A kernel may select any of several equal elements; the flipped operand selects from the other end.
         if _bare(func) in UNORDERED and not rounded_operands[1].get("stable"):
             x, *rest = rounded_operands[0]
             if x.ndim:
@@ -230,19 +230,19 @@ class Decision:
 
     @property
     def turned(self) -> Tensor | None:
-        """Where rounding could change it."""
+        """Places where rounding could change it."""
         if self.reshaped is not None:
             return torch.ones_like(self.decided, dtype=torch.bool)
         return self.differing(self.others[0]) if self.others else None
 
     @property
     def wholly(self) -> bool:
-        """Whether rounding decides most of it."""
+        """Whether rounding determines most of it."""
         return self.turned is not None and float(self.turned.double().mean()) >= WHOLE
 
     @property
     def groups(self) -> tuple[Tensor, int]:
-        """Groups that turn together (0: fixed), and their count."""
+        """Groups of elements that turn together (0: fixed), and their count."""
         # Equal operands have equal errors if one operation computed them.
         turned = self.turned
         assert turned is not None
@@ -252,7 +252,7 @@ class Decision:
             rows, count = _numbered(turned.any(self.axis, keepdim=True))
             return rows * turned, count
         keys = [x for x in leaves(self.operands) if isinstance(x, Tensor) and x.is_floating_point()]
-        with contextlib.suppress(RuntimeError):  # other shapes, such as a maximum's index
+        with contextlib.suppress(RuntimeError):  # different shapes, such as a maximum's index
             values = torch.stack([x.expand(self.decided.shape)[turned] for x in keys])
             number = torch.unique(values, dim=1, return_inverse=True)[1] + 1
             return torch.zeros_like(turned, dtype=torch.long).masked_scatter(turned, number), int(
@@ -262,7 +262,7 @@ class Decision:
 
     @property
     def by_row(self) -> bool:
-        """Whether its axis is decided at once."""
+        """Whether it decides once for the whole axis."""
         return _bare(self.func) in BY_ROW and self.decided.ndim > 0
 
     @property
@@ -271,7 +271,7 @@ class Decision:
         return -1 if isinstance(self, Solving) else _axis(self.func, *self.operands)
 
     def differing(self, other: Tensor) -> Tensor:
-        """Return where another result differs."""
+        """Places where another result differs."""
         # NaN equals NaN here.
         differs = (other != self.decided) & ~((other != other) & (self.decided != self.decided))
         if self.by_row:
@@ -279,7 +279,7 @@ class Decision:
         return differs.any().expand(differs.shape) if self.kind is CLASSES else differs
 
     def decide_again(self, args: Any, kwargs: Any) -> Tensor:
-        """Decide on other operands with the same random numbers."""
+        """Decide for other operands, with the same random numbers."""
         if self.state is None:
             return self.kind.decide(self.func, *args, **kwargs)
         with torch.random.fork_rng():
@@ -288,7 +288,7 @@ class Decision:
             return self.kind.decide(self.func, *args, **kwargs)
 
     def doubt(self, operands: Operands, reach: float, rounded: bool) -> None:
-        """Note where operands `reach` errors away change the decision."""
+        """Record where operands that are `reach` errors away change the decision."""
         exact, form = tree_flatten(self.operands)
         errors = [_error(x, y) for x, y in zip(leaves(operands), exact, strict=True)]
         if not any(isinstance(error, Tensor) and bool(error.any()) for error in errors):
@@ -306,8 +306,8 @@ class Decision:
                 self._add(low)
 
     def _divide(self, x: Any, y: Any, dtype: torch.dtype) -> None:
-        # The quotient may be rounded, and its multiple too. A multiple that the dtype represents leaves
-        # nothing open.
+        # The quotient and its multiple may be rounded. A multiple that the dtype represents leaves no
+        # alternative.
         multiple = self.decided * y
         lost = multiple.to(dtype).to(multiple.dtype) != multiple
         for by in (1 + torch.finfo(dtype).eps, 1 - torch.finfo(dtype).eps):
@@ -330,7 +330,7 @@ class Decision:
 
 
 class Solving(Decision):
-    """Linear algebra: signs and orders are always open."""
+    """A linear algebra operation, whose signs and orders are never determined."""
 
     def __init__(self, func: Any, results: Any) -> None:
         self.func, self.line, self.solution = func, source_line(), Solution(func, results)
@@ -341,7 +341,7 @@ class Solving(Decision):
 
 
 def rng_state() -> list[Tensor]:
-    """Return the states of generators, the CPU's first."""
+    """States of generators, the CPU's first."""
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 
@@ -396,20 +396,20 @@ class Decisions:
     steps: list[ExactStep] = field(default_factory=list)  # in order
     # The last operation that returned a Python number before another run left the sequence.
     handed: str = ""
-    # Why another run lacks a tensor, or has it in another shape.
+    # Why another run lacks a tensor, or has it in a different shape.
     lost: dict[str, str] = field(default_factory=dict)
     # The deviation of each sum, by operation number and result index.
     deviations: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     parted = False
 
     def lose(self, name: str) -> None:
-        """Note a missing or reshaped tensor."""
+        """Record a missing or reshaped tensor."""
         self.lost[name] = f"rounding decides {self.handed or 'its shape'}"
 
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Compute and record an operation; ``held`` operands have numbers rounded to the dtype."""
+        """Compute and record an operation; ``held`` operands have constants rounded to the dtype."""
         args, kwargs = operands
         decision: Decision | None = None
         kind, integers = kind_of(func, args, floats), _whole(operands)
@@ -425,7 +425,7 @@ class Decisions:
         return y
 
     def branches(self) -> list[Branch]:
-        """Return exact runs with changed decisions."""
+        """Exact runs with changed decisions."""
         turnable = {
             place: step.decision
             for place, step in enumerate(self.steps)
@@ -445,14 +445,14 @@ class Decisions:
 
 @dataclass
 class Beside:
-    """A run that follows the exact one's sequence."""
+    """A run that follows the exact run's sequence."""
 
     record: Decisions  # the exact run's
     place: int = field(default=-1, init=False)  # the last operation's number
     another: bool = field(default=False, init=False)  # whether it has left the sequence
 
     def decision(self, func: Any, operands: Operands) -> Decision | None:
-        """Return the exact run's decision, if any."""
+        """The exact run's decision, if any."""
         steps = self.record.steps
         self.place += 1
         self.another = self.another or self.place >= len(steps) or not steps[self.place].fits(func, operands)
@@ -461,7 +461,7 @@ class Beside:
 
 @dataclass
 class Followed(Beside):
-    """A sample or low-precision run with the exact decisions."""
+    """A sample or low-precision run with the exact run's decisions."""
 
     rounded: bool = False
     handed: str = ""
@@ -472,11 +472,11 @@ class Followed(Beside):
         return self.another
 
     def lose(self, name: str) -> None:
-        """Note a missing tensor."""
+        """Record a missing tensor."""
         self.record.lose(name)
 
     def share(self, place: int, shape: torch.Size, make: Callable[[], Tensor]) -> Tensor:
-        """Return a deviation that one sample computes for all."""
+        """Return a deviation that one sample computes and all samples share."""
         deviation = None if self.another else self.record.deviations.get((self.place, place))
         if deviation is None or deviation.shape != shape:
             sample_deviation = make()
@@ -488,7 +488,7 @@ class Followed(Beside):
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Follow the exact decision; note what rounding could change."""
+        """Follow the exact decision, and record possible changes by rounding."""
         (args, kwargs), before = operands, self.another
         decision = self.decision(func, operands)
         if self.another and not before:
@@ -512,16 +512,16 @@ class Followed(Beside):
 class Branch(Beside):
     """An exact run with changed decisions."""
 
-    # By operation number: where the decision changes, and the alternative.
+    # By operation number: the places where the decision changes, and the alternative.
     turns: Mapping[int, tuple[Tensor, Tensor]]
-    share: float  # largest effect of all turns together, relative to this branch's
-    wholly: bool  # whether rounding decides nearly all elements
+    share: float  # largest effect of all turns together, relative to this branch's effect
+    wholly: bool  # whether rounding determines nearly all elements
     because: str  # describes the decisions
-    spoils: bool = False  # whether it replaces results of linear algebra by NaN
-    parted = False  # one that leaves the sequence, such as past an expert without tokens, is still right
+    spoils: bool = False  # whether it replaces linear algebra results with NaN
+    parted = False  # one that leaves the sequence, as past an expert without tokens, is still correct
 
     def lose(self, name: str) -> None:
-        """Ignore it: branches may lack tensors."""
+        """Ignore the loss, since branches may lack tensors."""
 
     def compute(
         self,
@@ -531,7 +531,7 @@ class Branch(Beside):
         held: Operands,
         run: Run,
     ) -> Any:
-        """Compute, with the alternative if any."""
+        """Compute an operation, with the alternative if any."""
         (args, kwargs), decision = operands, self.decision(func, operands)
         if decision is None:
             return run(*args, **kwargs)
@@ -555,12 +555,12 @@ class Branch(Beside):
         return decision.solution.turned(results, torch.where(where, other, decision.decided))
 
 
-# Operation number, where the decision changes, and the alternative.
+# Operation number, places where the decision changes, and the alternative.
 Turn = tuple[int, Tensor, Tensor]
 
 
 def _branches(record: Decisions, decisions: Mapping[int, Decision], wholly: bool) -> list[Branch]:
-    # A few turns are tried one by one, more of them in random halves; then all together.
+    # A few turns are tried one by one, more turns in random halves; then all together.
     groups = {place: decision.groups for place, decision in decisions.items()}
     count = sum(number for _, number in groups.values())
     because = first_of(list(dict.fromkeys(decision.name for decision in decisions.values())), 2)
@@ -580,12 +580,12 @@ def _branches(record: Decisions, decisions: Mapping[int, Decision], wholly: bool
                 first = (torch.rand(number + 1, generator=generator) < 0.5).to(numbers.device)[numbers]
                 first_other, *more = others = _others(decision, numbers > 0)
                 other = others[int(torch.randint(len(others), (), generator=generator))]
-                if more:  # elements without this alternative take the first
+                if more:  # elements without this alternative use the first
                     other = torch.where(decision.differing(other), other, first_other)
                 for half, where in zip(halves, (first, ~first), strict=True):
                     half.append((place, where & (numbers > 0), other))
-            # Half of n effects with random signs add up to sqrt(n / 2) times one effect, and all n with one
-            # sign to n times: sqrt(2 n) times as much.
+            # Half of n effects with random signs add up to sqrt(n / 2) effects. All n with equal signs add up
+            # to n: sqrt(2 n) times as much.
             plans += [(half, math.sqrt(2 * count), because) for half in halves]
     joint = [
         [
@@ -616,7 +616,7 @@ def _others(decision: Decision, where: Tensor) -> list[Tensor]:
 
 
 def described(name: str, line: str | None) -> str:
-    """Return an operation's name with its source line."""
+    """An operation's name with its source line."""
     return f"`{name}`" + (f" ({line})" if line else "")
 
 
@@ -642,9 +642,9 @@ class Ties:
         self.nothing_of = ""
 
     def take(self, branch: Branch, array: Array) -> None:
-        """Add a branch; NaN where it has no value."""
+        """Add a branch, with NaN where it has no value."""
         if branch.spoils:
-            # For an ill-conditioned matrix sigma exceeds the result that it should judge.
+            # For an ill-conditioned matrix, sigma exceeds the result that it should judge.
             size = abs(self.value)
             if size.ndim > 1:
                 size = np.sqrt(np.square(size).mean(-1, keepdims=True))
@@ -667,15 +667,15 @@ class Ties:
             self.together = self.together + distance
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
-        """Return the nearest allowed value, and sigma (NaN: undetermined)."""
+        """The nearest allowed value, and sigma (NaN: undetermined)."""
         if self.lost:
             return self.value, np.full(self.value.shape, np.nan)
         value, least = self.value, abs(actual - self.value)
         for other in self.allowed:
             nearer = self.affected & (abs(actual - other) < least)
             value, least = np.where(nearer, other, value), np.where(nearer, abs(actual - other), least)
-        # An element agrees with any allowed value, unless rounding decides nearly all of an operation: then a
-        # wrong operation would agree too. It diverges beyond the reach of all turns together.
+        # An element agrees with any allowed value, unless rounding determines nearly all of an operation:
+        # then a wrong operation would also agree. It diverges beyond the reach of all turns together.
         near = (least <= Z * self.sigma) & ~self.wholly
         beyond = abs(actual - self.value) > 2 * (self.together + self.halves) + Z * self.sigma
         unsure = (self.affected & ~near & ~beyond & np.isfinite(actual)) | self.spoilt
@@ -683,7 +683,7 @@ class Ties:
 
     @property
     def why(self) -> str:
-        """Why elements are undetermined."""
+        """The reason why elements are undetermined."""
         words = [f"rounding decides {first_of([*self.because], 2)}"] if self.because else []
         words += [f"rounding leaves nothing of {self.nothing_of}"] if self.nothing_of else []
         return self.lost or "; ".join(words)

@@ -1,4 +1,4 @@
-"""Differences of two modules in parameters, buffers, settings and layers."""
+"""Differences between two modules in parameters, buffers, settings and layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from concord.conformance.wording import counted, few, instead
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
-# Number of elements that are listed.
+# Maximum number of listed elements.
 FEW = 3
 
 SCALARS = (bool, int, float, str, type(None), torch.dtype)
@@ -38,8 +38,8 @@ class Difference:
     """A tensor, setting or kind of layer that differs."""
 
     text: str
-    # Keys: the path of the module, the object in it that holds the setting (such as config) or an empty
-    # string, and the name.
+    # Keys: the module's path, the object in it with the setting (such as config) or an empty string, and the
+    # name.
     values: Mapping[tuple[str, str, str], Any]
 
     @property
@@ -48,11 +48,11 @@ class Difference:
         return any(isinstance(value, nn.Module) for value in self.values.values())
 
     def within(self, active: Collection[str]) -> bool:
-        """Whether it lies in these modules or their children."""
+        """Whether it is in these modules or their children."""
         return any({path, path.rpartition(".")[0]} & {*active} for path, _, _ in self.values)
 
     def applied(self, reference: ModuleReference) -> ModuleReference:
-        """Copy the reference, with the candidate's value."""
+        """Copy the reference with the candidate's values."""
         parameters = {id(tensor): tensor for tensor in reference.model.parameters()}
         model = copy.deepcopy(reference.model, dict(parameters))
         for (path, inner, name), value in self.values.items():
@@ -82,8 +82,8 @@ def there(value: Any, device: torch.device) -> Any:
 
 def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]) -> Iterator[Difference]:
     """Yield differences; ``paths`` maps the reference's paths to the candidate's."""
-    # Of two names of a compiled module, the later one belongs to the module itself, not to its wrapper.
-    # Tensors without a counterpart of the same shape are skipped: another layout is not a difference.
+    # Of a compiled module's two names, the later one belongs to the module itself instead of its wrapper.
+    # Tensors without a counterpart of the same shape are skipped: a layout is not a difference.
     others = {
         without_wrappers(name): submodule for name, submodule in theirs.named_modules(remove_duplicate=False)
     }
@@ -182,7 +182,7 @@ def _of_settings(path: str, module: nn.Module, other: nn.Module) -> Iterator[Dif
     for inner, holder in {"": module, **configurations}.items():
         counterpart = vars(other).get(inner) if inner else other
         expected, actual = (_settings(owner) for owner in (holder, counterpart))
-        # Values derived from the settings go with them, such as a convolution's padding.
+        # Values derived from settings belong to them, such as a convolution's padding.
         same = type(holder) is type(counterpart)
         derived = {key: value for key, value in actual.items() if same and key.startswith("_")}
         for name in expected.keys() & actual.keys() - derived.keys():

@@ -1,4 +1,4 @@
-"""Detect runs that do not repeat, and activations that do not depend on inputs."""
+"""Detection of nonrepeating runs, and of activations independent of inputs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from concord.spec.text import first_of
 
-# Exact tensors may differ from run to run by this share of their size, because sums may change order.
+# Exact tensors may differ between runs by this share of their size, because sums may change their order.
 REPEATED = 2.0**-30
 
 
 def states(*generators: torch.Generator | None) -> list[bytes]:
-    """Return all global generators' states, and those of others."""
+    """States of all global and the given generators."""
     tensors = rng_state()
     tensors += [generator.get_state() for generator in generators if generator is not None]
     shared = repr(random.getstate()), repr(np.random.get_state())
@@ -34,7 +34,7 @@ def states(*generators: torch.Generator | None) -> list[bytes]:
 
 
 def drawn(model: ModuleReference) -> list[str]:
-    """Return operations that draw without a seed, with lines."""
+    """Operations that draw without a seed, with source lines."""
     operations = dict[str, None]()
 
     def watch(operation: Operation) -> Any:
@@ -50,7 +50,7 @@ def drawn(model: ModuleReference) -> list[str]:
 
 
 def constants(model: ModelReference) -> set[str]:
-    """Return activations that do not depend on the inputs."""
+    """Activations that do not depend on the inputs."""
     if not isinstance(model, ModuleReference):
         return set()
     free, names = WeakIdKeyDictionary(), set[str]()
@@ -60,7 +60,7 @@ def constants(model: ModelReference) -> set[str]:
         operands = (x for x in tree_leaves((operation.args, operation.kwargs)) if isinstance(x, Tensor))
         if all(isinstance(x, nn.Parameter) or x in free for x in operands):
             free.update((x, True) for x in tree_leaves(result) if isinstance(x, Tensor))
-        elif operation.func._schema.is_mutable:  # noqa: SLF001 - nothing else says it
+        elif operation.func._schema.is_mutable:  # noqa: SLF001 - no public API has it
             free.pop(operation.args[0], None)
         return result
 
@@ -75,7 +75,7 @@ def constants(model: ModelReference) -> set[str]:
 def change(
     arrays: Mapping[str, Array], others: Mapping[str, Array], sizes: Mapping[str, Array] | None = None
 ) -> tuple[str, float]:
-    """Return the first tensor with other bits, and the largest difference relative to ``sizes``."""
+    """The first tensor with different bits, and the largest difference relative to ``sizes``."""
     first, largest, sizes = "", 0.0, sizes or arrays
     for name, array in arrays.items():
         other = others.get(name)
@@ -83,7 +83,7 @@ def change(
             return first or name, np.inf
         if np.array_equal(array, other, equal_nan=True):
             continue
-        with np.errstate(invalid="ignore"):  # a value that is finite in only one run is infinitely far off
+        with np.errstate(invalid="ignore"):  # a value that is finite in only one run differs infinitely
             off = np.nan_to_num(abs(array.astype(np.float64) - other), nan=np.inf)
         off[np.isnan(array) & np.isnan(other) | (array == other)] = 0.0
         size = float(np.max(abs(sizes[name]), initial=0.0, where=np.isfinite(sizes[name]))) or 1.0
@@ -92,7 +92,7 @@ def change(
 
 
 def refuse_changes(reference: ModelReference) -> str:
-    """Refuse a reference that does not repeat; return a note if only rounding differs."""
+    """Refuse a nonrepeatable reference; return a note if only rounding differs."""
     plain, before = reference.arrays, states()
     name, share = change(plain, replace(reference).arrays)
     if states() == before and not name:
@@ -108,7 +108,7 @@ def refuse_changes(reference: ModelReference) -> str:
     runs = [dict[str, Array]() for _ in range(2)]
     for run in runs:
         reference.compute(reference.exact(), run.__setitem__, nothing)
-    # An exact gradient of zero is only float64 rounding: compared with that of the plain run it is small.
+    # An exact gradient of zero is only float64 rounding, which is small compared with the plain run's.
     sizes = {
         name: np.maximum(abs(array), 2.0**10 * abs(plain[name] - array)) for name, array in runs[0].items()
     }

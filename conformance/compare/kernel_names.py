@@ -1,4 +1,4 @@
-"""Name the GPU kernels that computed an activation."""
+"""Names of the GPU kernels that computed an activation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MARK = "concord: "
 # Limits on the listed names, and on the characters of each.
 FEW, LONGEST = 3, 72
 
-# What a pattern in a kernel's name means.
+# Meaning of each pattern in a kernel's name.
 MEANINGS = {
     r"tf32|s1688(gemm|fprop|dgrad|wgrad)": "products in TF32",
     r"(?i)winograd": "a convolution by Winograd's algorithm",
@@ -60,7 +60,7 @@ def kernels(candidate: ModuleReference, end: str, starts: Collection[str]) -> li
 
 
 def meanings(names: Collection[str]) -> list[str]:
-    """Return what kernel names mean."""
+    """Meanings of kernel names."""
     return [text for pattern, text in MEANINGS.items() if any(re.search(pattern, name) for name in names)]
 
 

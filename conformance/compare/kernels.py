@@ -1,4 +1,4 @@
-"""Kernels with larger errors than their operations; :mod:`~.aten_arithmetic` has the sizes."""
+"""Kernels with larger errors than their operations; :mod:`~.aten_arithmetic` defines the sizes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Kernel:
     """A kernel that a candidate may have run."""
 
-    text: str  # follows "explained by"
+    text: str  # continues "explained by"
     concerns: tuple[str, ...]  # at least one of these must occur
-    switch: str = ""  # how to avoid it; empty for a correct algorithm, which need not be declared
+    switch: str = ""  # how to avoid it; empty for correct algorithms, which need no declaration
 
 
 FAST_CONVOLUTION = "fast_convolution"

@@ -1,4 +1,4 @@
-"""Bugs of operations beyond the catalogue: a changed step, number, operand, mask, format or order."""
+"""Bugs of operations beyond the catalogue: a changed step, value, operand, mask, format or order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _moves(it: Operation) -> bool:
 
 # Omitted or repeated steps.
 
-# Names of bugs by what is omitted.
+# Names of bugs by omitted item.
 LEFT_OUT = {
     "scale": "score_scale_missing",
     "bias": "missing_bias",
@@ -59,7 +59,7 @@ LEFT_OUT = {
 
 
 def left_out(it: Operation) -> Found:
-    """Yield steps omitted or repeated, and omitted operands."""
+    """Yield omitted or repeated steps, and omitted operands."""
     if _moves(it) or mask_of(it) or not it.floats:
         return
     for name, x in it.floats.items():
@@ -90,7 +90,7 @@ def left_out(it: Operation) -> Found:
 
 
 def _besides(it: Operation, kept: str) -> str:
-    """Name the operation's other part."""
+    """Name the remaining part of the operation."""
     other = it.operands.get("self" if kept == "other" else "other")
     if it.name in ("mul", "div", "sub"):
         words = {"mul": "factor", "div": "division", "sub": "subtraction"}
@@ -104,11 +104,11 @@ def _besides(it: Operation, kept: str) -> str:
     return "second term" if kept == "self" else "first term"
 
 
-# Other numbers.
+# Other values.
 
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
 
-# Other indices are tried only along axes up to this length.
+# Longest axis along which other indices are tried.
 MOST_PLACES = 64
 
 # Names of bugs by the changed argument.
@@ -138,7 +138,7 @@ def of_numbers(it: Operation) -> Found:
 
 
 def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
-    """Return alternatives to a number."""
+    """Alternatives to a value."""
     x = next((x for x in it.operands.values() if isinstance(x, Tensor)), None)
     if name == "eps" or (it.name == "add" and type(value) is float and 0 < value <= 1e-2):
         return EPSILONS if value is not None else ()
@@ -191,7 +191,7 @@ IN_PLACE_OF: dict[str, Callable[..., Any]] = {
     "max_pool2d_with_indices": aten.avg_pool2d,
 }
 
-# Only results with at most this many parts have them exchanged.
+# Maximum number of parts of a result to exchange.
 PARTS = 4
 
 
@@ -279,7 +279,7 @@ def _with_exchanged(it: Operation, i: int, j: int) -> Any:
 
 # Other masks.
 
-# Mask constants that hide too little if scores are large.
+# Mask constants that hide too little for large scores.
 CONSTANTS = (-10.0, -100.0, -1e3, -1e4)
 
 
@@ -316,7 +316,7 @@ def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
-    """Return softmax rows that see no key, if any."""
+    """Softmax rows that see no key, if any."""
     with _disable_current_modes():
         rows = value_of(scores).amax(axis, keepdim=True) <= BLIND
         return rows if bool(rows.any()) else None
@@ -396,7 +396,7 @@ def _result_in(
 
 # Other orders of elements.
 
-# Other orders are tried only for up to this many joined axes.
+# Maximum number of joined axes for which other orders are tried.
 MOST_JOINED = 3
 
 
@@ -471,7 +471,7 @@ MECHANISMS = (
     *(of_masks, of_statistics, of_formats, of_layouts, of_borders),
 )
 
-# Bugs that a proof of sensitivity counts: people make them, and usual inputs reveal them.
+# Bugs that a proof of sensitivity counts: common mistakes that usual inputs reveal.
 COUNTED = {
     *(bug.name for bug in BUGS.values() if bug.scenario == "ragged"),
     *LEFT_OUT.values(),

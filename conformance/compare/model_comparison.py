@@ -1,4 +1,4 @@
-"""Judge one candidate's tensors by a PyTorch module or a NumPy model.
+"""Judgement of a candidate's tensors against a PyTorch module or NumPy model.
 
 Local judgement assigns an error to the stretch between two submodules.
 """
@@ -49,12 +49,12 @@ class ModelComparison(Judge):
 
     Args:
         given: the candidate's tensors by the reference's names.
-        allow_same_bits: whether equal bits agree without judgement.
-        whole: tensors of a separate run, which do not follow from these activations.
+        allow_same_bits: whether equal bits suffice for agreement.
+        whole: tensors of a separate run, which do not depend on these activations.
         theirs: the candidate, if it is a module.
-        own: the candidate's names by the reference's.
-        unsteady: why agreement would show nothing; else empty.
-        check: called for each activation; may raise to stop.
+        own: the candidate's names by the reference's names.
+        unsteady: reason why agreement would prove nothing, or empty.
+        check: called for each activation; may raise an exception to stop.
         call: runs the candidate once, for timing.
     """
 
@@ -83,8 +83,8 @@ class ModelComparison(Judge):
             for name, array in matches.items()
             if array.shape != shapes[name]
         }
-        # An output of another shape is refused. An activation is skipped, because a port may use another
-        # layout, unless none fits.
+        # An output with a different shape is refused. Such an activation is skipped, since a port may use a
+        # different layout, unless none fits.
         outputs = [words for name, words in self.misshapen.items() if is_output(name)]
         refuse(outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(matches)))
         self.unmatched = {name: array for name, array in given.items() if name not in self.plain}
@@ -97,13 +97,13 @@ class ModelComparison(Judge):
         super().__init__(reference, tensors, () if alone else whole)
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
-        """Handle misshapen tensors too."""
+        """Also handle misshapen tensors."""
         if name in self.misshapen:
             return "not exposed", self.misshapen[name]
         return super().unjudgeable(name)
 
     def pin(self, name: str) -> Array | None:
-        """Return the candidate's tensor, if any."""
+        """The candidate's tensor, if any."""
         self.check()
         return super().pin(name)
 
@@ -171,20 +171,20 @@ class ModelComparison(Judge):
         return explain(self, verdict)
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
-        """Judge every tensor, and mark agreement that shows nothing."""
+        """Judge every tensor, and mark agreement that proves nothing."""
         table = super().table(local, end_to_end)
         blind = next((row for row in table if row.local and is_blind(row.local)), None)
         return [self.with_exemptions(row, blind) for row in table]
 
     def with_exemptions(self, row: Row, blind: Row | None) -> Row:
-        """Add why a row is undetermined, or its agreement shows nothing."""
+        """Add the reason why a row is undetermined, or its agreement proves nothing."""
         if row.status == "undetermined":
             return dataclasses.replace(row, note=self.void(row.tensor) or row.note)
         if row.status != "agrees":
             return row
         by_steps = row.local and not (row.end_to_end and row.end_to_end.status == "agrees")
         if blind and by_steps and is_output(row.tensor):
-            # It was computed from an activation about which nothing is known.
+            # It was computed from an undetermined activation.
             note = f"so is {blind.tensor} before it: {blind.local and blind.local.note}"
             return dataclasses.replace(row, status="undetermined", note=note)
         if self.unsteady:
@@ -205,7 +205,7 @@ class ModelComparison(Judge):
         return self.reference.watched(hooked=False)
 
     def void(self, name: str) -> str:
-        """Why a whole tensor cannot be judged."""
+        """Reason why a whole tensor cannot be judged."""
         if not self.plain[name].numel():
             return "it has no elements"
         if bool(self.plain[name].isfinite().any()):
@@ -228,7 +228,7 @@ class ModelComparison(Judge):
         return (
             *([f"{first_of(names, 3)}: {fast}"] if names else []),
             *(f"declared: {kernel.text}" for kernel in declared),
-            # PyTorch's maintainers use this to tell rounding from a bug.
+            # PyTorch's maintainers use this to distinguish rounding from a bug.
             *[*self.truth_errors.values()][:FEW_OUTPUTS],
         )
 
@@ -242,17 +242,17 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def is_same(self) -> bool:
-        """Whether equal bits settle the judgement."""
+        """Whether equal bits suffice for the judgement."""
         return self.allow_same_bits and self.same_bits()
 
     def judge_steps(self) -> dict[str, Judgement]:
-        """Judge locally, unless equal bits settle it."""
+        """Judge locally, unless equal bits suffice."""
         if self.is_same:
             return {name: self.same(array) for name, array in self.tensors.items()}
         return super().judge_steps()
 
     def judge_whole(self, deciding: bool = False) -> dict[str, Judgement]:
-        """Judge end to end, unless equal bits settle it."""
+        """Judge end to end, unless equal bits suffice."""
         return {} if self.is_same else super().judge_whole(deciding)
 
     def look(
@@ -280,7 +280,7 @@ class ModelComparison(Judge):
         for name in self.judged:
             if not is_output(name) or name not in expected.values:
                 continue
-            decided = np.isfinite(expected.values[name])  # elsewhere nothing is expected
+            decided = np.isfinite(expected.values[name])  # elsewhere there is no expectation
             with np.errstate(all="ignore"):
                 errors, own = (
                     abs(run - expected.values[name])[decided]
@@ -299,7 +299,7 @@ class ModelComparison(Judge):
         return descriptions
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
-        """Return tensors that agree with a kernel's errors."""
+        """Tensors that agree within a kernel's errors."""
         wrong = {
             name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
         }
@@ -310,7 +310,8 @@ class ModelComparison(Judge):
         reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])
         comparison = ModelComparison(reference, self.tensors, allow_same_bits=False, whole=self.whole)
         judgements = comparison.judge_steps() if pinned else comparison.judge_whole()
-        # New random draws alone may move a tensor at its limit below it: the kernel must halve the error.
+        # New random draws may already move a tensor at its limit below it, so the kernel must halve the
+        # error.
         return {
             name: dataclasses.replace(judgements[name], note=f"computed by {KERNELS[kernel].text}")
             for name, ratio in wrong.items()
@@ -320,10 +321,10 @@ class ModelComparison(Judge):
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Use the unhooked value where it is nearer."""
+        """Use the unhooked value where nearer."""
         value, sigma, why = super().settle(name, expected, actual, local)
         if not local and name in self.unhooked and self.unhooked[name].shape == value.shape:
-            # A fast path, such as one that returns zeros for padding, belongs to the reference too.
+            # A fast path, such as one that returns zeros for padding, also belongs to the reference.
             other = numbers(self.unhooked[name]).astype(np.float64)
             another = abs(other - value) > Z * sigma
             value = np.where(another & (abs(actual - other) < abs(actual - value)), other, value)
@@ -339,7 +340,7 @@ class ModelComparison(Judge):
         return all(judgement.status != "diverges" for judgement in judged.values())
 
     def path(self, own: str) -> str:
-        """Return the candidate's path of a submodule."""
+        """The candidate's path of a submodule."""
         if own in self.own:
             return self.own[own]
         parent, dot, name = own.rpartition(".")
@@ -347,5 +348,5 @@ class ModelComparison(Judge):
 
 
 def is_blind(judged: Judgement) -> bool:
-    """Whether rounding decides an entire tensor."""
+    """Whether rounding determines an entire tensor."""
     return judged.status == "undetermined" and judged.note.startswith("rounding")

@@ -1,4 +1,4 @@
-"""Explain a divergence: its place, its cause, or a missing declaration."""
+"""Explanation of a divergence: its place, its cause, or a missing declaration."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 # CPU seconds for the whole explanation.
 LONGEST = 40.0
 
-# Number of module differences that are listed.
+# Maximum number of listed module differences.
 FEW_TOLD = 3
 
-# Note on an output of a separate run, if the activations of the other run agree.
+# Note on an output of a separate run, if the hooked run's activations agree.
 APART = (
     "no activation diverges in the run that shows them: "
     "what is wrong here, the program has only where nothing takes it apart, as where steps are fused"
@@ -72,7 +72,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
             undeclared = find_declaration(comparison, end, right, effort, notes)
             if right and end in comparison.local_expected and not undeclared:
                 explanation = find_cause(comparison, right, effort, notes)
-    # A kernel's tolerance hides small bugs, so any other exact cause goes first.
+    # A kernel's tolerance hides small bugs, so any other exact cause has priority.
     exact = explanation.hypothesis if explanation else ""
     if (not exact or "tf32" in exact) and not undeclared:
         by_kernel, switch = explain_by_kernel(comparison, first, bool(exact))
@@ -85,7 +85,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
 def explain_by_kernel(
     comparison: ModelComparison, row: Row, is_exact: bool
 ) -> tuple[Explanation | None, tuple[str, ...]]:
-    """Return the kernel that explains a tensor, and its switch."""
+    """The kernel that explains a tensor, and its switch."""
     candidate = comparison.theirs
     device = next((p.device.type for p in candidate.model.parameters()), "cpu") if candidate else ""
     if device == "cpu":  # cuDNN has not run
@@ -93,7 +93,7 @@ def explain_by_kernel(
     assert row.deciding is not None
     for key, kernel in KERNELS.items():
         if kernel.switch and comparison.by_kernel(key, {row.tensor: row.deciding}, row.local is not None):
-            # Nobody knows where arrays were computed.
+            # The device that computed arrays is unknown.
             is_sure = is_exact or candidate is not None
             text = f"`{row.tensor}` {'is' if is_sure else 'may be'} explained by {kernel.text}"
             cause = Explanation(row.tensor, hypothesis=key, text=text, confident=is_sure)
@@ -104,8 +104,8 @@ def explain_by_kernel(
 def find_declaration(
     comparison: ModelComparison, end: str, stretch: Stretch | None, effort: Effort, notes: list[str]
 ) -> str:
-    """Return the declaration that would suffice, if any."""
-    # Each declaration costs a judgement, so those that the wrong rows exclude are not tried.
+    """The declaration that would suffice, if any."""
+    # Each declaration costs a judgement, so declarations that the wrong rows exclude are not tried.
     names, reference = list(ROWS), comparison.reference
     if stretch and end in comparison.local_expected:
         divergence = computation(comparison, end)
@@ -162,6 +162,6 @@ def find_cause(
 
 
 def computation(comparison: ModelComparison, end: str) -> StretchComputation:
-    """Return a divergent tensor for the search."""
+    """A divergent tensor's computation for the search."""
     actual, dtype = comparison.tensors[end].astype(np.float64), comparison.reference.activations[end].dtype
     return StretchComputation(end, actual, dtype, comparison.local_expected[end])

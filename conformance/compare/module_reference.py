@@ -1,7 +1,8 @@
-"""A PyTorch module as the reference: its activations by name, in any arithmetic.
+"""A PyTorch module as the reference, with activations by name, in any arithmetic.
 
-An activation has its submodule's path, ``encoder.layer.0.attention``. A second call is ``norm#2``; several
-results have keys, ``lstm[1]`` or ``decoder[logits]``. A tensor returned unchanged keeps its first name.
+An activation's name is its submodule's path, ``encoder.layer.0.attention``. A second call is ``norm#2``;
+several results have keys, as in ``lstm[1]`` or ``decoder[logits]``. A tensor returned unchanged keeps its
+first name.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPU
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line, shown
 
-# Receives each tensor as soon as it is computed; later operations may change it in place.
+# A function that receives each tensor once computed; later operations may change it in place.
 Take = Callable[[str, Tensor], None]
 
 # Name of the whole module's result.
@@ -109,7 +110,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 class Finished(Exception):
-    """Stops a run when an observer has enough."""
+    """An observer needs no further tensors of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +119,12 @@ class ModelReference:
 
     args: tuple[Any, ...] = ()  # input tensors and other arguments
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    # Gradients are those of the sum of all outputs times these. None: no gradients.
+    # Gradients are those of the sum of all outputs times these tensors. None: no gradients.
     cotangents: Mapping[str, Tensor] | None = None
     declared: Collection[str] = ()  # names from DECLARATIONS, and absent outputs
     role: str = "the reference"  # name in errors
     seed: int | None = None  # seeds each run; None: no random draws allowed
-    keeps: bool = False  # whether to keep what is expected from the inputs, for the next candidate
+    keeps: bool = False  # whether to keep expectations from the inputs for the next candidate
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
@@ -137,23 +138,23 @@ class ModelReference:
         return next((kind for name, kind in kinds.items() if name in self.declared), "")
 
     def exact(self) -> Any:
-        """Return the exact arithmetic."""
+        """Exact arithmetic."""
         raise NotImplementedError
 
     def runs(self, seeds: range, truth: Any) -> list[Any]:
-        """Return samples and low-precision runs."""
+        """Samples and low-precision runs."""
         raise NotImplementedError
 
     def others(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return low-precision runs that reveal shared errors."""
+        """Low-precision runs that reveal shared errors."""
         return []
 
     def branches(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Return exact runs with changed decisions."""
+        """Exact runs with changed decisions."""
         return []
 
     def lost(self, truth: Any) -> Mapping[str, str]:  # noqa: ARG002
-        """Return why runs lack tensors."""
+        """Reasons for missing tensors."""
         return {}
 
     def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
@@ -223,7 +224,7 @@ class ModelReference:
             independent, last = estimate.independent(), seeds.stop == SAMPLES
             sigmas, branches = estimate.sigmas(last=last), self.branches(truth)
             if branches and not last:
-                continue  # more samples may open more decisions
+                continue  # more samples may reveal more open decisions
             ties = {name: Ties(value, sigmas[name]) for name, value in estimate.values.items()}
             for place, branch in enumerate(branches):
                 say(f"{where}: decisions of rounding, {place + 1} of {len(branches)}")
@@ -244,7 +245,7 @@ class ModelReference:
             )
 
     def compute_exactly(self, pin: Pin) -> dict[str, Array]:
-        """Return every exact tensor."""
+        """Every exact tensor."""
         values: dict[str, Array] = {}
         self.compute(self.exact(), values.__setitem__, pin)
         return values
@@ -255,7 +256,7 @@ class ModelReference:
         return ~self.real.cpu().numpy() if UNCOMPUTED_PADDING in self.declared else None
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return which elements are uncomputed padding."""
+        """Elements that are uncomputed padding."""
         if self.padding is None:
             return False
         uncomputed = spread(self.padding, self.activations[name].shape)
@@ -266,11 +267,11 @@ class ModelReference:
         return ""
 
     def untouched(self) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo a block's changes; yield their names."""
+        """Undo a block's state changes; yield their names."""
         return contextlib.nullcontext([])
 
     def cast(self, dtype: torch.dtype) -> Any:
-        """Return the reference in another dtype."""
+        """The reference in another dtype."""
         raise NotImplementedError
 
     def map_inputs(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
@@ -280,7 +281,7 @@ class ModelReference:
         return inputs
 
     def inputs_in(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Return the inputs in a dtype."""
+        """Inputs in a dtype."""
         return self.map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     @property
@@ -295,12 +296,12 @@ class ModelReference:
 
     @property
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """Copies of input tensors; positional ones by number."""
+        """Copies of input tensors; positional inputs by number."""
         entries = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
         return {name: numbers(entry).copy() for name, entry in entries.items() if isinstance(entry, Tensor)}
 
     def differentiated(self) -> Any:
-        """Return the reference with gradients."""
+        """The reference with gradients."""
         generator = torch.Generator().manual_seed(SEED)
         cotangents = {
             name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
@@ -326,11 +327,11 @@ class ModuleReference(ModelReference):
 
     model: nn.Module
     compiled: bool = False  # whether compiled parts stay compiled; exact runs are always eager
-    # Relative distance of quantized weights from the user's.
+    # Relative distance of quantized weights from the original weights.
     quantized: Mapping[str, float] = field(default_factory=dict)
 
     def cast(self, dtype: torch.dtype) -> ModuleReference:
-        """Return the reference in another dtype, except float64."""
+        """The reference in another dtype, except float64."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
         with running(self.role, f"cannot be copied, to run in {dtype_name(dtype)} as the candidate does"):
@@ -338,7 +339,7 @@ class ModuleReference(ModelReference):
 
     @property
     def device(self) -> torch.device:
-        """Device of its parameters, else of its inputs."""
+        """Device of its parameters, or else of its inputs."""
         arguments = tree_leaves((self.args, dict(self.kwargs)))
         tensors = itertools.chain(self.model.parameters(), self.model.buffers(), arguments)
         return next((x.device for x in tensors if isinstance(x, Tensor)), torch.device("cpu"))
@@ -372,7 +373,7 @@ class ModuleReference(ModelReference):
         return self._as_it_is[1]
 
     def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> dict[str, Tensor]:
-        """Return tensors computed in dispatch modes."""
+        """Tensors computed in dispatch modes."""
         return self._watched(*modes, hooked=hooked)[0]
 
     def _watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> tuple[dict[str, Tensor], list[str]]:
@@ -385,7 +386,7 @@ class ModuleReference(ModelReference):
 
     @functools.cached_property
     def parameters(self) -> dict[str, Tensor]:
-        """Parameters with float64 values; shared ones once."""
+        """Parameters with float64 values; shared parameters appear once."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         by_identity = {
             id(x): Weight(x) if x.layout == torch.strided else computed(x) for x in parameters.values()
@@ -401,17 +402,17 @@ class ModuleReference(ModelReference):
         return Copies(wrap, modules | {id(tensor): used[name] for name, tensor in parameters})
 
     def untouched(self, copied: Copies | None = None) -> contextlib.AbstractContextManager[list[str]]:
-        """Undo a block's changes; yield their names."""
+        """Undo a block's state changes; yield their names."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         fixed = parameters | dict(self.model.named_buffers())
         return untouched(self.model, copied or self._copies(parameters, lambda x: x), fixed)
 
     def exact(self) -> ExactMode:
-        """Return exact arithmetic."""
+        """Exact arithmetic."""
         return ExactMode(Decisions())
 
     def runs(self, seeds: range, truth: ExactMode) -> list[ExactMode]:
-        """Return samples, and at first a low-precision run."""
+        """Samples, initially with a low-precision run."""
         samples = [Perturbed(seed, Followed(truth.recorded)) for seed in seeds]
         return [*samples, *([] if seeds.start else [Rounded(Followed(truth.recorded, rounded=True))])]
 
@@ -420,11 +421,11 @@ class ModuleReference(ModelReference):
         return [Rounded(Followed(truth.recorded, rounded=True), constants=True)]
 
     def branches(self, truth: ExactMode) -> list[ExactMode]:
-        """Return exact runs with changed decisions."""
+        """Exact runs with changed decisions."""
         return [ExactMode(branch) for branch in truth.recorded.branches()]
 
     def lost(self, truth: ExactMode) -> Mapping[str, str]:
-        """Return why runs lack tensors."""
+        """Reasons for missing tensors."""
         return truth.recorded.lost
 
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
@@ -460,7 +461,7 @@ class ModuleReference(ModelReference):
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         used = self.parameters if arithmetic else parameters
         trained = {name: used[name] for name, _ in self.model.named_parameters() if used[name].requires_grad}
-        # Copied outside the modes: an arithmetic would compute the copies too.
+        # Copied outside the modes, since an arithmetic would also compute the copies.
         copied = self._copies(used, computed if arithmetic else lambda x: x)
         for name, weight in used.items() if arithmetic else ():
             if isinstance(weight, Weight):
@@ -513,7 +514,7 @@ class ModuleReference(ModelReference):
             stack.enter_context(without_fast_paths())  # hooks disable most of them, but not all
             if self.compiled and DYNAMO in sys.modules:
                 stack.enter_context(recompiling())
-                hook = torch.compiler.disable(hook)  # else it is recompiled for each name
+                hook = torch.compiler.disable(hook)  # otherwise it is recompiled for each name
             for path, module in submodules(self.model).items():
                 stack.callback(module.register_forward_hook(partial(hook, path)).remove)
             yield
@@ -521,8 +522,8 @@ class ModuleReference(ModelReference):
     def _hook(
         self, take: Take, pin: Pin, arithmetic: ExactMode | None, outputs: Mapping[str, Tensor]
     ) -> Callable[..., None]:
-        # Outputs exist once the forward pass is over: an earlier gradient belongs to a backward pass within
-        # the model.
+        # Outputs exist once the forward pass ends: an earlier gradient belongs to a backward pass within the
+        # model.
         calls, visited = Counter[str](), WeakIdKeyDictionary()
 
         def pinned(name: str, tensor: Computed) -> Tensor:
@@ -533,12 +534,12 @@ class ModuleReference(ModelReference):
                 value = torch.empty_like(tensor.value)
                 parts(value).copy_(torch.from_numpy(array))
                 if arithmetic and tensor.dtype in HALF and not is_gradient(name):
-                    # The candidate may have used it before rounding it.
+                    # The candidate may have used its unrounded value.
                     value = arithmetic.varied(value, lambda value: ROUNDOFF[tensor.dtype] * value.abs())
                 return value
 
         def back(name: str, gradient: Tensor | None) -> Tensor | None:
-            # None: nothing depends on it, though another result of its operation is used.
+            # None: it is unused, although another result of its operation is used.
             if gradient is None or not outputs:
                 return None
             take(name, gradient)
@@ -550,7 +551,7 @@ class ModuleReference(ModelReference):
             calls[path] += 1
             stem = path if calls[path] == 1 else f"{path}#{calls[path]}"
             for name, tensor in named(result, stem).items():
-                # Tensors in a transformation such as vmap cannot be taken out.
+                # Tensors cannot be extracted from a transformation such as vmap.
                 if tensor in visited or is_functorch_wrapped_tensor(tensor):
                     continue
                 visited[tensor] = True
@@ -627,7 +628,7 @@ def joined(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.view_as_complex(tensor) if dtype.is_complex else tensor
 
 
-# PyTorch's compiler. Nothing is compiled before it is imported, which takes seconds, so it is never imported
+# PyTorch's compiler. Nothing is compiled before its import, which takes seconds, so it is never imported
 # here.
 DYNAMO = "torch._dynamo"
 
@@ -641,13 +642,13 @@ def without_wrappers(path: str) -> str:
 
 
 def submodules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return submodules that accept hooks, by path."""
+    """Submodules that accept hooks, by path."""
     modules: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         if not isinstance(module, torch.jit.ScriptModule):
             modules.setdefault(without_wrappers(path), module)
     modules.pop("", None)
-    modules.pop(OUTPUT, None)  # else its activation would be mistaken for the model's output
+    modules.pop(OUTPUT, None)  # otherwise its activation would be mistaken for the model's output
     return modules
 
 
@@ -666,7 +667,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def recompiling() -> Iterator[None]:
     """Recompile before and after a block."""
-    torch.compiler.reset()  # compiled code ignores hooks that are added or removed
+    torch.compiler.reset()  # compiled code ignores added or removed hooks
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
@@ -683,7 +684,7 @@ def numbers(tensor: Tensor) -> NDArray[np.floating]:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return the float64 value on its device."""
+    """The float64 value on its device."""
     with _disable_current_modes():
         return parts(value_of(tensor)).resolve_neg()
 
@@ -696,7 +697,7 @@ def handing(
 ) -> Callable[[str, Tensor | None], None]:
     """Return a function that passes tensors to an observer as arrays.
 
-    Tensors of other shapes than in ``plain`` become NaN.
+    Tensors whose shapes differ from ``plain`` become NaN.
     """
     names = set[str]()
 
@@ -705,13 +706,13 @@ def handing(
             return
         names.add(name)
         decisions, right = arithmetic.decisions, plain[name]
-        with _disable_current_modes():  # else an arithmetic would intercept the observer
+        with _disable_current_modes():  # otherwise an arithmetic would intercept the observer
             array = None if tensor is None else read(tensor)
             if array is None or array.shape != right.shape or (decisions and decisions.parted):
                 array = read(torch.full_like(right, math.nan, dtype=torch.float64))
                 if decisions:
                     decisions.lose(name)
-            if not arithmetic.samples:  # it may be kept while later operations work in place
+            if not arithmetic.samples:  # it may be kept during later in-place operations
                 array = namespace_of(array).asarray(array, copy=True)
             observer(name, array[None] if arithmetic.samples else array)
 
@@ -719,18 +720,18 @@ def handing(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a precision."""
+    """Name of a precision."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype of the first floating-point parameter."""
+    """Dtype of the first floating-point parameter."""
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
     return next((dtype for dtype in dtypes if dtype in ROUNDOFF), torch.float32)
 
 
 def named(result: Any, stem: str) -> dict[str, Tensor]:
-    """Return floating-point results by name."""
+    """Floating-point results by name."""
     tensors = [(place, leaf) for place, leaf in _leaves(result) if is_continuous(leaf)]
     tensors_by_name = dict[str, Tensor]()
     for place, tensor in tensors:
@@ -747,7 +748,7 @@ def named(result: Any, stem: str) -> dict[str, Tensor]:
 
 
 def discrete(result: Any) -> dict[str, Tensor]:
-    """Return integer and Boolean results as float64."""
+    """Integer and Boolean results as float64."""
     with _disable_current_modes():  # they are not rounded to the model's dtype
         return {
             f"{OUTPUT}[{place}]": torch.as_tensor(leaf).double()
@@ -773,19 +774,19 @@ def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def running(what: str, why: str = "cannot be run with these inputs") -> Iterator[None]:
-    """Turn errors and exits of a block into a one-line :class:`SpecError`."""
+    """Convert errors and exits of a block to a one-line :class:`SpecError`."""
     try:
         yield
     except SpecError:
         raise
-    except SystemExit as error:  # else it would end the command silently
+    except SystemExit as error:  # otherwise it would end the command silently
         raise SpecError(f"{what} ends the process: {described(error)}") from None
     except Exception as error:
         raise SpecError(f"{what} {why}: {described(error)}") from error
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type, first line and source."""
+    """An error's type, first line and source."""
     lines = [
         f" ({Path(frame.f_code.co_filename).name}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -1,6 +1,6 @@
-"""Apply the catalogue's edits to single ATen operations.
+"""Application of the catalogue's edits to single ATen operations.
 
-Edits that need a model or a batch fail, and do not apply.
+Edits that need a model or batch are skipped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ACTIVATIONS = {
     "leaky_relu": "leaky relu",
 }
 
-# A number below this, added to a score, hides its key.
+# A value below this, added to a score, hides its key.
 HIDDEN = -1e3
 
 
@@ -62,7 +62,7 @@ class OperationContext(TorchOperations, Context):
         self.config = SimpleNamespace(**options)  # type: ignore[assignment]  # only the options of this step
 
     def beside(self, name: str) -> Array:
-        """Return the scores of a mask."""
+        """Scores of a mask."""
         return {"scores": self.x}[name]
 
     def rows_of(self, table: str, ids: Ids) -> Array:  # noqa: ARG002 – there is only one table
@@ -83,7 +83,7 @@ def rounded(x: Tensor, rounding: Callable[[Any], Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class Mask:
-    """What an operation hides: scores that ``constant`` replaces or is added to."""
+    """The mask of an operation: ``constant`` replaces scores or is added to them."""
 
     operation: Operation
     operand: str
@@ -97,7 +97,7 @@ class Mask:
         return "replace" if self.operand == "mask" else "add"
 
     def hide(self, hidden: Tensor, constant: float | None = None) -> Any:
-        """Compute with another mask or constant."""
+        """Compute with a different mask or constant."""
         constant = self.constant if constant is None else constant
         if self.operand == "mask":
             return self.operation.having(mask=hidden, value=constant)
@@ -106,7 +106,7 @@ class Mask:
 
 
 def mask_of(it: Operation) -> Mask | None:
-    """Return an operation's mask, if it hides anything."""
+    """An operation's mask, if any."""
     operands = it.operands
     with _disable_current_modes():
         if (
@@ -190,7 +190,7 @@ Show = Callable[[Operation], OperationContext]
 
 
 def shown(it: Operation) -> tuple[str, Show] | None:
-    """Return an operation's tap in the family, and its context."""
+    """An operation's tap in the family, and its context."""
     if it.name in SOFTMAXES:
         return "layers.0.attention.weights", _as_weights
     if it.name in ("native_layer_norm", "native_group_norm"):
@@ -214,7 +214,7 @@ def _unbiased(m: Context) -> Array:
     return m.norm(m.x, variance=lambda variance: variance * (width / (width - 1)))
 
 
-# Alternatives to a norm that are options of the family, and other axes.
+# Alternatives to a norm: options of the family, and other axes.
 OF_NORMS: tuple[tuple[str, str, Edit], ...] = (
     ("norm_variance", "the unbiased variance", _unbiased),
     (

@@ -1,4 +1,4 @@
-"""Prove that a comparison could fail, and that samples do not depend on their batch."""
+"""Proofs that a comparison could fail, and that samples do not depend on their batch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from concord.spec.errors import SpecError
 
 ANOTHER_SHAPE = "it has another shape alone than in its batch"
 
-# For each bug the number of mutants ``tried`` and ``found``, and of ``silent`` ones, whose bits do not change
-# with these inputs.
+# For each bug the number of mutants ``tried``, ``found``, and ``silent`` (unchanged bits with these inputs).
 Proof = Mapping[OperationBug, Counter[str]]
 
 
@@ -57,7 +56,7 @@ def prove(comparison: ModelComparison) -> Proof:
 
 
 def summary(proof: Proof) -> dict[str, str]:
-    """Describe which bugs the comparison finds and misses."""
+    """Describe the bugs that the comparison finds and misses."""
     total = sum(proof.values(), Counter[str]())
     effective = total["tried"] - total["silent"]
     words = {"sensitivity": f"{total['found']} of {effective} bugs planted in the reference would be caught"}
@@ -75,7 +74,7 @@ def summary(proof: Proof) -> dict[str, str]:
 
 
 def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
-    """Judge each sample of a batch by the same sample alone, without padding."""
+    """Judge each sample of a batch against the sample alone, without padding."""
     mask = reference.real if "attention_mask" in reference.kwargs else None
     samples, tokens = (samples_of(reference), 0) if mask is None else mask.shape
     for sample in range(samples):
@@ -110,7 +109,7 @@ def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
 
 
 def samples_of(reference: ModelReference) -> int:
-    """Return the number of samples."""
+    """Number of samples."""
     sizes = {name: len(array) for name, array in reference.inputs.items() if array.ndim}
     if len({*sizes.values()}) != 1:
         raise SpecError(f"the first axes of the inputs must be samples, but have lengths {sizes}")

@@ -1,4 +1,4 @@
-"""Write a divergence as a script that needs only PyTorch."""
+"""Scripts that reproduce a divergence with only PyTorch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print("tolerance of that element: {tolerance:.3g}")
 
 
 def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
-    """Write the stretch of the first divergence as a script, with tensors in a ``.pt`` file.
+    """Write the first divergence's stretch as a script, with tensors in a ``.pt`` file.
 
     Raises:
         SpecError: if nothing diverges, or no forward stretch produced it.
@@ -70,7 +70,7 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
         starts = [own[name] for name in comparison.tensors if name in own]
         theirs, contents["its tensors"] = steps(Stretch(eager, own[end], starts))
         candidate = f'\n\ndef candidate():\n    dtype, given = None, held["its tensors"]\n{theirs}\n'
-        # For a compiled or GPU candidate, its operations alone may give another result.
+        # For a compiled or GPU candidate, separate operations may give a different result.
         again = '\n    "candidate, run again": candidate(),'
     tensors = path.with_suffix(".pt")
     torch.save(contents, tensors)
@@ -99,13 +99,13 @@ def attempt(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
 
 
 def steps(stretch: Stretch) -> tuple[str, list[Tensor]]:
-    """Return a stretch in Python, and its input tensors."""
+    """Return a stretch as Python source, and its input tensors."""
     inputs, names, lines = list[Tensor](), dict[int, str](), list[str]()
 
     def name_of(x: Tensor) -> str:
         if id(x) not in names:
             names[id(x)] = f"given[{len(inputs)}]"
-            before = stretch.before.get(id(x), x)  # in case an operation worked in place
+            before = stretch.before.get(id(x), x)  # in case an operation was in-place
             with _disable_current_modes():
                 plain = (
                     before.value.to(before.dtype) if isinstance(before, Computed) else before.detach().cpu()

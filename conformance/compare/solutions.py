@@ -1,4 +1,4 @@
-"""Linear algebra: what signs, orders and conditioning leave open."""
+"""Linear algebra results that signs, orders and conditioning leave undetermined."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ VECTORS: Mapping[str, Mapping[int, int]] = {
 # Operations whose values have no defined order.
 UNORDERED_VALUES = ("linalg_eig", "_linalg_eigvals")
 
-# If sigma exceeds this share of its row, nothing can be judged: half of a value would be tolerance.
+# If sigma exceeds this share of its row, judgement is impossible: the tolerance would be half of a value.
 LEFT = 1 / (2 * Z)
 
 
 class Solution:
-    """An exact result; ``choice`` has signs of vectors or an order."""
+    """An exact result; ``choice`` contains signs of vectors or an order."""
 
     def __init__(self, func: Any, exact: Any) -> None:
         self.name = str(func.overloadpacket.__name__)
@@ -71,9 +71,9 @@ class Solution:
         return [self.choice * (1j if self.choice.is_complex() else -1)]
 
     def turned(self, results: Any, turn: Tensor) -> Any:
-        """Return results with exact signs or order, then changed."""
+        """Results with exact signs or order, after a change."""
         tensors = list(results) if self.several else [results]
-        if self.name.endswith("_ex"):  # a sample does not decide success
+        if self.name.endswith("_ex"):  # success does not depend on a sample
             tensors[-1] = self.exact[-1].clone()
         if self.name in UNORDERED_VALUES:
             order = _matching(tensors[0], self.exact[0]).gather(-1, turn)
@@ -102,7 +102,7 @@ class Solution:
 
 
 def size_of(x: Tensor) -> Tensor:
-    """Return each matrix's norm, expanded."""
+    """Each matrix's norm, expanded."""
     return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).real.expand(x.shape)
 
 

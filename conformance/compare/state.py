@@ -1,4 +1,4 @@
-"""Give each run copies of a module's state."""
+"""Copies of a module's state for each run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIXED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.M
 
 
 class Copies:
-    """Copies of objects, shared ones once.
+    """Copies of objects; a shared object is copied once.
 
     Args:
         wrap: converts copied tensors.
@@ -100,7 +100,7 @@ def untouched(model: nn.Module, copied: Copies, fixed: Mapping[str, Tensor]) -> 
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules with replaceable state, by path."""
+    """Modules with replaceable state, by path."""
     return {
         path: module
         for path, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""The operations that lead to a divergence, recorded once and run again."""
+"""The operations that lead to a divergence, recorded once and rerun."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Recorded:
 
     Attributes:
         line: ``file:line``.
-        result: of the operation.
-        tensors: copies, because later operations may work in place.
+        result: the result of the operation.
+        tensors: copies, because later operations may be in-place.
         owners: identities of calling modules.
     """
 
@@ -54,27 +54,27 @@ class Recorded:
 
     @functools.cached_property
     def operands(self) -> frozenset[int]:
-        """Identities of its operand tensors."""
+        """Identities of operand tensors."""
         leaves = tree_leaves((self.operation.args, self.operation.kwargs))
         return frozenset(id(x) for x in leaves if isinstance(x, Tensor))
 
     @property
     def computes(self) -> bool:
-        """Whether it does more than move numbers."""
+        """Whether it does more than move values."""
         moves = self.operation.func.is_view or self.operation.name in MOVING
         return not moves and any(map(is_float, self.operation.args[:1]))
 
 
 class Stretch:
-    """The operations between an activation and those before it.
+    """The operations between an activation and preceding ones.
 
     Args:
         known: activations at which the stretch may start.
-        pin: for an exact run; None: an ordinary one.
-        check: called for each operation; may raise to stop.
+        pin: replacements in an exact run; None for an ordinary run.
+        check: called for each operation; may raise an exception to stop.
 
     Attributes:
-        starts: where it starts; empty: at the inputs.
+        starts: activations where it starts; empty for the inputs.
         active: paths of calling modules.
     """
 
@@ -107,11 +107,11 @@ class Stretch:
         self.active = {path for step in self.steps for path in self.within(step)}
 
     def within(self, step: Recorded) -> list[str]:
-        """Return the paths of an operation's modules, innermost first."""
+        """Paths of an operation's modules, innermost first."""
         return [self.paths[owner] for owner in step.owners if owner in self.paths]
 
     def take(self, name: str, tensor: Tensor) -> None:
-        """Note an activation; stop at the last one."""
+        """Record an activation; stop at the last one."""
         if name == self.end:
             self.result = tensor
             raise Finished
@@ -124,13 +124,13 @@ class Stretch:
         line = source_line()
         if line is None:  # called by a hook
             return operation()
-        if operation.func._schema.is_mutable:  # noqa: SLF001 – nothing else says it
+        if operation.func._schema.is_mutable:  # noqa: SLF001 – no public API has it
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
         result = operation()
         copies = {name: tensor.detach().clone() for name, tensor in named(result, "").items()}
         self.steps.append(Recorded(operation, line, result, copies, callers()))
         self.size += sum(tensor.nbytes for tensor in copies.values())
-        if self.size > MOST_BYTES:  # forgets the earlier half of a large model
+        if self.size > MOST_BYTES:  # drops the earlier half of a large model
             far = len(self.steps) // 2
             del self.steps[:far]
             self.taken = {
@@ -140,7 +140,7 @@ class Stretch:
         return result
 
     def between(self) -> list[Recorded]:
-        """Return the operations back to earlier activations."""
+        """Operations since the preceding activations."""
         steps, sources = list[Recorded](), {id(self.result)}
         for place, step in reversed([*enumerate(self.steps)]):
             hit = sources & set(map(id, tree_leaves(step.result)))
@@ -161,11 +161,11 @@ class Stretch:
         others: Mapping[int, Tensor] | None = None,
         changed: Collection[int] | None = None,
     ) -> None:
-        """Run all operations again.
+        """Rerun all operations.
 
         Args:
             others: replacements of tensors, by identity.
-            changed: compute exactly what follows from these operations, and observe only the end.
+            changed: compute only results that depend on these operations, exactly, and observe only the end.
         """
         replacements = dict(others or {})
         named_here = self.tensors if changed is None else {self.end: self.result}
@@ -179,7 +179,7 @@ class Stretch:
             replacements |= {key: tensor.clone() for key, tensor in self.before.items()}
             for number, step in enumerate(self.steps):
                 self.check()
-                # An in-place operation may change a tensor under another identity.
+                # An in-place operation may change a tensor with a different identity.
                 is_unchanged = changed is not None and not self.before and number not in changed
                 if is_unchanged and step.operands.isdisjoint(replacements):
                     continue
@@ -193,7 +193,7 @@ class Stretch:
 
     @functools.cached_property
     def places(self) -> list[tuple[str, int]]:
-        """Each operation's line, and position within consecutive ones of that line."""
+        """Each operation's line, and its position among consecutive operations of that line."""
         positions = list[tuple[str, int]]()
         for step in self.steps:
             line, place = positions[-1] if positions else ("", 0)
@@ -207,7 +207,7 @@ class Stretch:
         return candidates[-1] if candidates else None
 
     def before_end(self, ends: Callable[[Recorded], bool]) -> list[Recorded]:
-        """Return operations before the end, back to those where ``ends`` holds."""
+        """Operations before the end, back to those for which ``ends`` is true."""
         if self.last is None:
             return []
         steps, sources = list[Recorded](), set(self.last.operands)
@@ -234,15 +234,15 @@ class Stretch:
 
 
 def callers() -> list[int]:
-    """Return the modules whose ``forward`` is running, by identity."""
+    """Modules whose ``forward`` is running, by identity."""
     frames = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == "forward")
     return [id(frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))) for frame in frames]
 
 
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
-    """Describe where the candidate's operations go wrong on right inputs.
+    """Describe where the candidate's operations diverge on correct inputs.
 
-    Only operations that lead to the wrong end count, because others may correctly differ.
+    Only operations that lead to the wrong end count.
     """
     dtypes = {name: dtype_name(tensor.dtype) for name, tensor in right.tensors.items()}
     truth = right.module.exact()
@@ -266,7 +266,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
     steps_by_name: dict[str, Recorded] = {}
 
     def same(step: Recorded) -> bool:
-        # Constant tensors say nothing.
+        # Constant tensors provide no information.
         telling = [tensor for tensor in step.tensors.values() if tensor.unique().numel() > 1]
         names = [matching(tensor) for tensor in telling]
         steps_by_name.update(dict.fromkeys(names, step))
@@ -304,7 +304,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
 
 
 def outline(array: Array) -> Array:
-    """Return sorted elements, equal in every layout."""
+    """Sorted elements, which are equal in every layout."""
     flat = np.sort(array, None)
     return flat[[0, len(flat) // 3, 2 * len(flat) // 3, -1]] if len(flat) else np.zeros(4)
 

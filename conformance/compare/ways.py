@@ -1,4 +1,4 @@
-"""Ways to run the reference's own module as a candidate, such as ``cuda+bfloat16+compile``."""
+"""Ways to run the reference's module as a candidate, such as ``cuda+bfloat16+compile``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 
-# Ways that return another module and can be joined.
+# Ways that return a different module and can be joined.
 MODULES = ("eager", "sdpa", *ATTENTION, *DTYPES, "int8", *DEVICES, "compile")
 
 # Ways that export the module and run the graph in an engine.
@@ -49,7 +49,7 @@ BATCHES = ("padded", "padded-left", "cached")
 
 WAYS = (*MODULES, *ENGINES, *BATCHES)
 
-# Tokens of padding that way padded adds.
+# Number of padding tokens that the way padded adds.
 MORE = 3
 
 
@@ -65,7 +65,7 @@ def parts_of(way: str) -> list[str]:
 
 
 def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
-    """Return a way's candidate: a module, a graph, or a function of arrays."""
+    """A way's candidate: a module, a graph, or a function of arrays."""
     names = parts_of(way)
     alone = [name for name in names if name not in MODULES]
     if alone:
@@ -77,7 +77,7 @@ def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
 
 
 def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
-    """Copy a module, and configure it for several ways."""
+    """Copy a module, and configure it for the ways."""
     dtype = next((DTYPES[name] for name in names if name in DTYPES), None)
     model: Any
     with running("the reference", f"cannot be copied, as way {way!r} needs it"):
@@ -122,7 +122,7 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
         import onnxruntime  # noqa: F401 - runs the exported graph
         import onnxscript  # noqa: F401
     path, host_reference = folder / "model.onnx", reference.on_host()
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing packages
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about missing packages
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -134,16 +134,16 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
                 dynamo=True,
                 verbose=False,
             )
-        except Exception as error:  # the exporter, or the model in it, may raise anything
+        except Exception as error:  # the exporter, or the model in it, may raise any exception
             cause: BaseException = error
-            while cause.__cause__:  # the last cause is the obstacle
+            while cause.__cause__:  # the last cause is the actual obstacle
                 cause = cause.__cause__
             raise SpecError(f"the reference cannot be exported to ONNX: {described(cause)}") from error
     return path
 
 
 def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
-    """Return OpenVINO's function of arrays, in float32."""
+    """OpenVINO's function of arrays, in float32."""
     with optional("way 'openvino'", "peers"):
         import openvino
     host_reference = reference.on_host()
@@ -166,7 +166,7 @@ def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[
 
 
 def padded(reference: ModuleReference, left: bool, *_args: Any, **_inputs: Any) -> dict[str, Any]:
-    """Run with :data:`MORE` tokens of padding, and remove them from the results.
+    """Run with :data:`MORE` padding tokens, and remove them from the results.
 
     Left padding changes positions, so only outputs are returned.
     """

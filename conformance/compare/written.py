@@ -31,26 +31,26 @@ from concord.spec.tape import Node
 
 Array = NDArray[Any]
 
-# Names an activation, and returns the node to continue with.
+# A function that names an activation, and returns the node to continue with.
 Tap = Callable[[str, Node], Node]
 
-# Computes outputs from an arithmetic, weights and inputs.
+# A function that computes outputs from an arithmetic, weights and inputs.
 Function = Callable[[Arithmetic, Mapping[str, Node], Mapping[str, Array], Tap], "Node | Mapping[str, Node]"]
 
 
 class Guarded(Arithmetic):
-    """Exact arithmetic that rejects mask constants which hide nothing."""
+    """Exact arithmetic that rejects ineffective mask constants."""
 
     without_rule = ()
 
     def __init__(self, dtype: str) -> None:
         super().__init__("float64")
-        # Beyond this, numbers of the precision are 1 apart: added to it, a score loses all its digits.
+        # Beyond this, values of the precision are 1 apart: added to it, a score loses all its digits.
         self.largest = 0.5 / precision(dtype).unit_roundoff
 
     def softmax(self, a: Node, floor: Any = None, sums: Any = None) -> Node:
         """Return the softmax, or reject a mask-like score that is not hidden."""
-        # Its tolerance would be so wide that zeros agree (decision 32).
+        # Its tolerance would be so wide that even zeros agree (decision 32).
         scores = a.value if a.hidden is None else np.where(a.hidden, 0, a.value)
         if (scores < -self.largest).any():
             raise SpecError(
@@ -64,12 +64,12 @@ class Guarded(Arithmetic):
 class Written(ModelReference):
     """A function that computes a model in any arithmetic.
 
-    It uses only operations of :class:`concord.spec.arithmetic.Arithmetic`, and calls ``tap(name, node)`` for
-    each activation. The last step before a softmax must hide scores by ``replace`` or ``add_where``.
+    It uses operations of :class:`concord.spec.arithmetic.Arithmetic`, and calls ``tap(name, node)`` for each
+    activation. The last step before a softmax must hide scores with ``replace`` or ``add_where``.
 
     Attributes:
-        function: takes an arithmetic, weights and inputs by name, and ``tap``; returns a node, or a mapping
-            of ``output[NAME]`` to nodes.
+        function: takes an arithmetic, weights, inputs and ``tap``; returns a node, or nodes by
+            ``output[NAME]``.
         weights: arrays by name.
         dtype: the judged precision.
     """
@@ -79,7 +79,7 @@ class Written(ModelReference):
     dtype: str = "float32"
 
     def cast(self, dtype: torch.dtype) -> Written:
-        """Return the reference in another dtype."""
+        """The reference in another dtype."""
         return replace(self, dtype=dtype_name(dtype), **self.inputs_in(dtype))
 
     @functools.cached_property
@@ -95,11 +95,11 @@ class Written(ModelReference):
         return tensors
 
     def exact(self) -> Arithmetic:
-        """Return the exact arithmetic."""
+        """Exact arithmetic."""
         return Guarded(self.dtype)
 
     def runs(self, seeds: range, truth: Arithmetic) -> list[Arithmetic]:  # noqa: ARG002
-        """Return samples, with one low-precision run at first and the rest later."""
+        """Samples, with the first low-precision run initially and the others later."""
         first, *others = low_precision(self.dtype)
         samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)
         return [*samples, *(others if seeds.start else [first])]

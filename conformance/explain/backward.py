@@ -1,4 +1,4 @@
-"""Location of a bug in the backward pass, between the last correct gradients and the first wrong one."""
+"""Location of a bug between the last correct gradients and the first wrong one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concord.conformance.explain.question import Question
 from concord.spec.tape import Node
 from concord.spec.tensors import clause_of
 
-# Steps with a plain derivative (products, sums, masks) are less likely than any other step in question.
+# Steps with a simple derivative (products, sums, masks) are less likely than other steps in question.
 PLAIN = ("FFN-1", "ATT-6", "ATT-3", "HED-3", "EMB-6", "RES-1", "MSK-3")
 
 # A gradient this small relative to the largest one proves nothing (SPEC GRD-4).
@@ -19,8 +19,8 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[
     """Locate the bug between correct and wrong gradients.
 
     Returns:
-        A sentence, and the clauses in question, likeliest first; both empty if several steps, or
-            none, use the parameter.
+        A sentence, and the clauses in question, likeliest first; both are empty unless exactly one step
+            uses the parameter.
     """
     consumers = _consumers(question)
     proofs = _right(question, statuses, consumers)
@@ -95,7 +95,7 @@ def _clause(question: Question, step: str) -> str:
 
 
 def made_of(tensor: Node, names: Mapping[int, str]) -> list[str]:
-    """Return the taps and parameters from which a tensor is computed without another tap in between."""
+    """Taps and parameters from which a tensor is computed directly."""
     sources, visited = list[str](), set[int]()
     stack = [operand for operand, _ in tensor.operands]
     while stack:

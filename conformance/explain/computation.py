@@ -16,10 +16,10 @@ from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.judging.verdict import Judgement
 from concord.spec.arrays import Array
 
-# An explanation must reduce the error by this factor, more than chance would.
+# An explanation must reduce the error by this factor, to exclude chance.
 CLEAR = 5.0
 
-# Least error, in sigma of the arithmetic that explains it: a wide sigma covers any smaller error.
+# Minimum error, in sigma of the explaining arithmetic: a wide sigma covers any smaller error.
 LEAST = 0.1
 
 # Results of two hypotheses this close, in tolerances, are the same.
@@ -28,7 +28,7 @@ SAME = 0.01
 
 @dataclass(frozen=True)
 class Prediction:
-    """A tensor under a hypothesis, with its standard deviation; ``beside``: other tensors of the same run."""
+    """A tensor under a hypothesis, with sigma; ``beside`` has other tensors of the run."""
 
     value: Array
     sigma: Array
@@ -50,7 +50,7 @@ class Computation(ABC):
 
     @property
     def subject(self) -> str:
-        """Subject of the explanation's sentence; empty where the tensor's name already stands before it."""
+        """Subject of the explanation; empty if the tensor's name already precedes it."""
         return self.tensor
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Computation(ABC):
         return self.predict(RIGHT)
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
-        """Return whether a value halves the error in at least half of the wrong elements."""
+        """Whether a value halves the error in at least half of the wrong elements."""
         actual, right = self.actual, self.right
         if value.shape != actual.shape or not same_infinities(actual, value):
             return False
@@ -86,14 +86,14 @@ class Computation(ABC):
         return self.judged(one.value, other).ratio <= SAME
 
     def explains(self, prediction: Prediction) -> bool:
-        """Return whether the tensor agrees with a prediction that differs from the correct one."""
+        """Whether the tensor agrees with a prediction that differs from the correct one."""
         judgement, before = (self.judged(self.actual, expected) for expected in (prediction, self.right))
         if judgement.status != "agrees" or before.ratio < CLEAR * judgement.ratio:
             return False
         if not same_infinities(prediction.value, self.right.value):
             return True
-        # Both must reject the other: a hypothesis without effect explains nothing, nor does a sigma so wide
-        # that it allows anything.
+        # Each must reject the other: a hypothesis without effect explains nothing, and neither does a sigma
+        # that is wide enough for any value.
         return all(
             judgement.status == "diverges"
             for judgement in (
@@ -103,14 +103,14 @@ class Computation(ABC):
         )
 
     def distance(self, prediction: Prediction) -> float:
-        """Return the largest error over all tensors of a prediction, in tolerances."""
+        """Largest error over all tensors of a prediction, in tolerances."""
         ratios = (
             self.judged(self.delivered[name], expected).ratio for name, expected in prediction.beside.items()
         )
         return max((self.judged(self.actual, prediction).ratio, *ratios))
 
     def compatible(self, hypothesis: Hypothesis) -> bool:
-        """Return whether a hypothesis leaves the tensor correct, and so is not refuted."""
+        """Whether a hypothesis leaves the tensor correct."""
         value = self.values(hypothesis)
         refuted = value.shape == self.actual.shape and self.judged(value, self.right).status == "diverges"
         return not refuted
@@ -123,7 +123,7 @@ def same_infinities(a: Array, b: Array) -> bool:
 
 
 def within(error: Array, sigma: Array) -> bool:
-    """Return whether errors are rounding; False if sigma is finite nowhere."""
+    """Whether errors are rounding; False if sigma is not finite anywhere."""
     finite = np.isfinite(sigma) & np.ones_like(error, bool)
     if finite.size and not finite.any():
         return False
@@ -135,7 +135,7 @@ def within(error: Array, sigma: Array) -> bool:
 
 
 def clear(before: Array, left: Array, sigma: Array) -> bool:
-    """Return whether the remaining error is rounding and :data:`CLEAR` times smaller than before."""
+    """Whether the remaining error is rounding and :data:`CLEAR` times smaller than before."""
     scores = [root_mean_square(np.where(error != 0, error / sigma, 0.0)) for error in (before, left)]
     return within(left, sigma) and scores[0] > 0 and scores[0] >= CLEAR * scores[1]
 

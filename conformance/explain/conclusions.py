@@ -18,19 +18,19 @@ from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.wording import counted, gather
 
-# Seconds of processor time per backend.
+# Seconds of CPU time per backend.
 BUDGET = 30.0
 
-# Number of passed cases in which a cause is tried, those of the same variant first.
+# Number of passed cases in which a cause is tried, starting with the same variant.
 MOST_PASSED = 8
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """Conclusion from all runs of a backend that are first wrong at one tensor.
+    """Conclusion from all runs of a backend that first diverge at one tensor.
 
     Attributes:
-        tensor: its name without the layer number.
+        tensor: the tensor's name without the layer number.
     """
 
     backend: str
@@ -89,7 +89,7 @@ def _together(
     refuted = {name for name in doubtful if 2 * len(by_name[name]) < len(wrong)}
     groups = {run.group for run in wrong}
     nearest = sorted(passed, key=lambda run: run.group not in groups)
-    if not condition:  # a bug under a condition need not show in passed cases
+    if not condition:  # a conditional bug need not appear in passed cases
         candidates = {name: of_name for name, of_name in by_name.items() if name not in refuted}
         refuted |= {
             name
@@ -112,7 +112,7 @@ def _shown(
 ) -> bool:
     candidate, _ = _commonest(groups)
     if any("request" in hypothesis.change.places for of_run in groups for hypothesis in of_run):
-        return False  # a conversion may spoil the weights of one model alone
+        return False  # a conversion may corrupt the weights of only one model
     for run in passed[:MOST_PASSED]:
         if effort.spent():
             return False
@@ -142,7 +142,7 @@ def _condition(wrong: Sequence[Result], passed: Sequence[Result]) -> str:
 
 
 def _commonest(groups: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
-    """Return the hypothesis that most runs name in the same words, and their number."""
+    """The hypothesis that most runs name in the same words, and their number."""
     wordings = gather(
         (hypothesis for of_run in groups for hypothesis in of_run), lambda hypothesis: hypothesis.text
     )
@@ -159,7 +159,7 @@ def _padded(case: JudgedProblem) -> bool | None:
     return None if ids is None else bool((ids == case.config.pad_id).any())
 
 
-# Features that only wrong runs may share. None: the case does not tell.
+# Features that only wrong runs may share. None: the case is inconclusive.
 FEATURES: Mapping[str, Callable[[JudgedProblem], bool | None]] = {
     "there is one sample": lambda case: _size(case, 0) == 1,
     "there is one token": lambda case: _size(case, 1) == 1,
@@ -169,7 +169,7 @@ FEATURES: Mapping[str, Callable[[JudgedProblem], bool | None]] = {
 
 
 def visible(case: JudgedProblem, tensor: str, hypothesis: Hypothesis) -> bool:
-    """Return whether a hypothesis would make a correct tensor wrong."""
+    """Whether a hypothesis would make a correct tensor wrong."""
     truth = family.plain(case)
     if tensor not in truth:
         return False
@@ -185,7 +185,7 @@ def _revised(explanation: Explanation, refuted: Collection[str], doubtful: Colle
     hypotheses = explanation.hypotheses
     if not any(hypothesis.name in refuted or hypothesis.name in doubtful for hypothesis in hypotheses):
         return explanation
-    # If no cause remains, the clauses of the refuted one come last.
+    # If no cause remains, the refuted cause's clauses come last.
     clauses, remaining = (
         explanation.clauses,
         [hypothesis for hypothesis in hypotheses if hypothesis.name not in refuted],

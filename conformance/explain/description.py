@@ -1,4 +1,4 @@
-"""Descriptions of a wrong tensor: which elements are wrong, and how they relate to the correct ones."""
+"""Descriptions of a wrong tensor: wrong elements, and their relation to correct ones."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from concord.spec.arrays import Array
 from concord.spec.precision import precision
 from concord.spec.tensors import clause_of
 
-# Share of a region that must be wrong. Not all of it: some errors are small by chance.
+# Share of a region that must be wrong, since some errors are small by chance.
 FILLED = 0.9
 
-# Longest axis whose places are compared with one another, since the cost grows with the square.
+# Longest axis whose places are compared with one another, at quadratic cost.
 MOST_PLACES = 512
 
-# At least this many unordered errors, up to this share of a number (bfloat16's unit), may be those of fewer
-# bits (PRC-2).
+# At least this many unordered errors, up to this share of a value (bfloat16's unit), may come from fewer bits
+# (PRC-2).
 MANY, COARSE = 30, 2.0**-8
 
-# Distinct numbers that a place must hold to tell where it was taken from: fewer occur anywhere.
+# Minimum number of distinct values that identify the source of a place: fewer values occur anywhere.
 MOVED = 3
 
-# Wrong elements that make a relation credible: two or three numbers are related by chance.
+# Minimum number of wrong elements for a credible relation: two or three are related by chance.
 FEW = 5
 
-# Kinds of relations that may hold in single elements, wherever they lie.
+# Kinds of relations that may apply to single elements at any place.
 BY_ELEMENT = ("zero", "constant", "factor")
 
 # Elementwise taps.
 FUNCTIONS = ("*.feed_forward.activation", "pooler.output")
 
-# Taps that show a row without a visible key.
+# Taps that reveal a row without visible keys.
 ATTENDING = ("*.weights", "*.masked_weights", "*.context", "*.attention.output")
 
 # No other error reaches this share of the mask constant.
@@ -54,7 +54,7 @@ BLIND = "rows without a visible key"
 
 NOT_FINITE = ((np.isnan, "is no number (NaN)"), (np.isinf, "is infinite"))
 
-# Kind of a relation between wrong elements and correct ones, or its axis, and its words.
+# Kind (or axis) of a relation between wrong elements and correct ones, and its words.
 Relation = tuple[str, str]
 
 NONE: Relation = ("", "")
@@ -74,14 +74,14 @@ WORDS = {
 # Axes within one token or sample.
 COLUMNS = ("head_dim", "d_model", "d_ff", "features", "classes", "vocab")
 
-# For tensors that several clauses define, the one most often broken.
+# For tensors defined by several clauses, the one most often broken.
 USUAL = (
     (("embeddings.token",), "EMB-1"),
     (NORMS, "NRM-2"),
     (("*masked_scores",), "MSK-1"),
     (PROJECTIONS, "ATT-1"),
 )
-# Patterns of taps, kinds of relations, and the clause that such a relation points to.
+# Patterns of taps, kinds of relations, and the clause that such a relation indicates.
 RELATED = (
     (("embeddings.token",), ("factor",), "EMB-2"),
     (("embeddings.position",), ("d_model",), "POS-2"),
@@ -96,8 +96,8 @@ class Description:
     """Description of a wrong tensor that names no cause.
 
     Attributes:
-        where: words that follow "only in"; empty for the whole tensor.
-        what: relation to correct elements, in words that follow the tensor's name, if any.
+        where: words after "only in"; empty for the whole tensor.
+        what: relation to correct elements, if any, in words after the tensor's name.
         relative: median relative error of wrong elements; may be infinite.
     """
 
@@ -123,7 +123,7 @@ class Description:
 
 
 def describe(question: Question) -> tuple[Description | None, Flags, str]:
-    """Describe a wrong tensor, its region, and the kind of its relation to the correct one.
+    """Describe a wrong tensor, its region, and its kind of relation.
 
     The description is None if no element is wrong.
     """
@@ -145,8 +145,8 @@ def describe(question: Question) -> tuple[Description | None, Flags, str]:
 
 
 def wrong_elements(question: Computation) -> Flags:
-    """Return elements wrong by more than Z sigma or, if there are none, R sigma."""
-    # R applies where only the root mean square of all elements is wrong.
+    """Elements wrong by more than Z sigma or, if none, R sigma."""
+    # R applies if only the root mean square of all elements is wrong.
     actual, expected, sigma = question.actual, question.right.value, question.right.sigma
     infinite = np.isfinite(actual) != np.isfinite(expected)
     scores = np.where(np.isfinite(sigma), abs(actual - expected) / sigma, 0.0)
@@ -158,7 +158,7 @@ def wrong_elements(question: Computation) -> Flags:
 
 
 def clauses_of(question: Question, seen: Description | None, kind: str, defining: str) -> tuple[str, ...]:
-    """Return the clauses that a wrong tensor may break, likeliest first."""
+    """Clauses that a wrong tensor may break, likeliest first."""
     clauses = list[str]()
     if question.is_tap(("*",)) and seen:
         clauses += clauses_of_mask(question, seen.where, kind)
@@ -171,7 +171,7 @@ def clauses_of(question: Question, seen: Description | None, kind: str, defining
             if kind in kinds and question.is_tap(taps) and not one_id
         ]
         small = seen.relative < COARSE and seen.wrong >= MANY
-        # Otherwise whole vectors are wrong: other rows were looked up, and the table is right.
+        # Otherwise whole vectors are wrong: the wrong rows were looked up in a correct table.
         of_table = not seen.where or "column" in seen.where
         if question.is_tap(("embeddings.position",)) and of_table and kind != "tokens":
             clauses += ["POS-4"] if small else ["POS-3"] if question.config.positions == "sinusoidal" else []
@@ -190,7 +190,7 @@ def clauses_of_rows(question: Question, seen: Description, kind: str) -> tuple[s
         return ("MSK-5",)
     padded = seen.where.startswith("padded")
     if question.config.query_mask == "overwrite" and question.is_tap(("*.masked_weights", "*.context")):
-        # No other step errs by as much as the constant.
+        # No other step has an error as large as the constant.
         error = np.nanmax(abs(question.actual - question.right.value), initial=0.0)
         return ("MSK-8",) if padded or error > LARGE * abs(question.config.mask_value) else ()
     if not padded:
@@ -198,22 +198,22 @@ def clauses_of_rows(question: Question, seen: Description, kind: str) -> tuple[s
     return ("MSK-4",) if kind == "zero" or "attention" in seen.tensor else ()
 
 
-# Rounding errors up to this share may have one sign, or follow from a step's input, by chance.
+# Rounding errors up to this share may have one sign, or depend on a step's input, by chance.
 BALANCED = 0.5
 
 
 def _is_noise(question: Question) -> bool:
-    # A constant of few digits, or an epsilon added to a sum, errs as little but not at random.
+    # A constant of few digits, or an epsilon added to a sum, causes errors as small but not random.
     finite = np.isfinite(question.actual) & np.isfinite(question.right.value)
     expected = question.right.value[finite].astype(np.float64)
     error = question.actual[finite] - expected
     if abs(np.sign(error * expected).mean()) > BALANCED:
         return False
-    if question.is_tap(NORMS):  # another variance stretches each row about its offset
+    if question.is_tap(NORMS):  # a different variance stretches each row about its offset
         owner = norm_of(question.config.norm_sharing, question.tensor)
         offset = np.broadcast_to(question.case.weights[f"{owner}.bias"], finite.shape)[finite]
         follows = np.corrcoef(error, expected - offset)[0, 1] ** 2
-    elif question.is_tap(FUNCTIONS):  # with another function, elements with close inputs err alike
+    elif question.is_tap(FUNCTIONS):  # with a different function, elements with close inputs err alike
         shares = error[np.argsort(question.entered[finite])]
         follows = 1 - np.square(np.diff(shares)).mean() / (2 * shares.var())
     else:
@@ -225,7 +225,7 @@ def _is_noise(question: Question) -> bool:
 
 
 def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return names and sizes of axes, joined heads as a separate one."""
+    """Names and sizes of axes, with joined heads as a separate axis."""
     shape, config = question.actual.shape, question.config
     axes = axes_of(question.case, question.tensor, len(shape))
     if question.is_tap(("*context",)) and len(shape) == 3:
@@ -234,7 +234,7 @@ def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
-    """Return the simplest region with all wrong elements and few others, and its words."""
+    """The simplest region with all wrong elements and few others, and its words."""
     regions = [("", np.ones_like(wrong))]
     axes, shape = _by_heads(question)
     wrong = wrong.reshape(shape)
@@ -243,7 +243,7 @@ def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
             text, subregion = _narrowed(condition, np.broadcast_to(flags, shape), wrong, axes)
             regions += [] if (wrong & ~flags).any() else [(text, subregion.reshape(question.actual.shape))]
 
-    # Shares in steps of a twentieth: a slightly fuller region is not worth another condition.
+    # Shares in steps of a twentieth: a slightly fuller region does not justify another condition.
     def worth(region: tuple[str, Flags]) -> tuple[float, int]:
         text, flags = region
         return round(20 * min(float(wrong.sum() / flags.sum()), FILLED)), -len(text.split(", "))
@@ -312,7 +312,7 @@ def _relation(question: Question, region: Flags) -> Relation:
 def relation(
     axes: Sequence[str], actual: Array, right: Array, sigma: Array, region: Flags, dtype: str
 ) -> Relation:
-    """Return the first relation that holds in a region within rounding, or :data:`NONE`."""
+    """The first relation that is true in a region up to rounding, or :data:`NONE`."""
     values, expected, spread = actual[region], right[region], sigma[region]
     if not np.isfinite(values).all():
         return next((("not finite", text) for of, text in NOT_FINITE if of(values).all()), NONE)
@@ -320,7 +320,7 @@ def relation(
         return "number", f"is {instead(float(values[0]), float(expected[0]))}"
 
     def holds(value: Array, scale: float = 1.0, subset: Flags | slice = slice(None)) -> bool:
-        """Return whether the elements are ``value`` if sigma grows by ``scale``."""
+        """Whether the elements are ``value`` if sigma grows by ``scale``."""
         unit = precision(dtype).unit_roundoff
         error, allowed = values - value, np.hypot(spread * max(1.0, scale), unit * abs(value))
         return within(error[subset], allowed[subset])
@@ -375,7 +375,7 @@ def _weights(spread: Array) -> Array:
 
 
 def _factor(values: Array, expected: Array, spread: Array, holds: Callable[..., bool]) -> Relation | None:
-    """Return the relation of nonzero numbers that share a factor, or None."""
+    """Relation of nonzero values that share a factor, or None."""
     zeros = (values == 0) & (expected != 0)
     weight = np.where(zeros, 0.0, _weights(spread))
     factor = float((weight * expected * values).sum() / (weight * np.square(expected)).sum())
@@ -383,7 +383,7 @@ def _factor(values: Array, expected: Array, spread: Array, holds: Callable[..., 
         return None
     if zeros.any() and ((~zeros).sum() < FEW or holds(expected, 1.0, ~zeros)):
         return None
-    # Four digits, unless these say 1: a constant of few digits gives a factor near 1.
+    # Four digits, unless they give 1: a constant of few digits leads to a factor near 1.
     text = f"is multiplied by {multiple(float(f'{factor:.4g}') if f'{factor:.4g}' != '1' else factor)}"
     return (
         "factor",
@@ -397,7 +397,7 @@ def _tells(place: int, region: Flags, actual: Array, moved: list[int]) -> bool:
 
 
 def nearest(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:
-    """Return the nearest place of the correct tensor for each place along an axis."""
+    """Nearest place of the correct tensor for each place along an axis."""
     size = right.shape[place]
     mask, delivered, expected = (
         np.moveaxis(array, place, 0).reshape(size, -1).astype(np.float64) for array in (region, actual, right)

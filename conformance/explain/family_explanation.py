@@ -27,16 +27,16 @@ from concord.conformance.wording import few
 from concord.spec.arrays import Array
 from concord.spec.tensors import clause_of
 
-# Seconds of processor time for the search: one step of a large model takes long.
+# Seconds of CPU time for the search, since one step of a large model takes long.
 LONGEST = 60.0
 
-# Seconds of processor time for bugs that are confined to a region.
+# Seconds of CPU time for bugs that are confined to a region.
 BUDGET = 10.0
 
-# If more hypotheses fit, the region does not tell them apart, and none is named.
+# If more hypotheses fit, the region does not distinguish them, and none is named.
 FITTING = 2
 
-# Only for tensors up to this size is a cause also tried in the rest of the layer.
+# Largest tensor for which a cause is also tried in the rest of the layer.
 MOST_ELEMENTS = 2**22
 
 # A correct tensor refutes a hypothesis whose effect on it is this many times the tensor's error.
@@ -54,7 +54,7 @@ def explain(
     """Explain the first wrong tensor of a run.
 
     Args:
-        delivered: every tensor of the run, its taps ``pinned`` among them.
+        delivered: every tensor of the run, including its ``pinned`` taps.
     """
     question, effort = Question(case, pinned, tensor, delivered[tensor]), Effort(LONGEST)
     question.delivered = delivered
@@ -73,7 +73,7 @@ def explain(
                 cause = _in_its_place(question, cause, delivered, statuses)
         with effort.attempt("the description"):
             description, region, kind = describe(question)
-            # Not for a region of zeros: many bugs leave some, so a hypothesis about them means little.
+            # Not for a region of zeros: many bugs cause some, so a hypothesis about them is weak.
             if (
                 cause is None
                 and description
@@ -84,7 +84,7 @@ def explain(
                 cause = _in_place(question, region, description.where, effort)
                 ruling = clauses_of_rows(question, description, kind) if cause else ()
         if cause and description and description.where and not np.isfinite(question.actual).all():
-            # Infinity and NaN have many causes: one that fits them is not certain.
+            # Infinity and NaN have many causes, so a fitting cause is not certain.
             cause = explained_by(tensor, cause.hypotheses, False)
         if question.parameter:
             with effort.attempt("placing it in the backward pass"):
@@ -92,7 +92,7 @@ def explain(
             if steps[1:] == ("GRD-1",) and kind and not cause:
                 steps = steps[::-1]  # its inputs are correct: no derivative is wrong
             if cause and steps and all(hypothesis.gradient for hypothesis in cause.hypotheses):
-                # An edit of the whole gradient (missing, doubled, clipped) does not tell which step is wrong.
+                # An edit of the whole gradient (missing, doubled, clipped) does not identify the wrong step.
                 cause = dataclasses.replace(cause, clauses=(*steps, "GRD-1"))
     certain = cause is not None and cause.confident
     other_clauses = () if certain else (*steps, *clauses_of(question, description, kind, defining))
@@ -112,7 +112,7 @@ def _in_its_place(
 ) -> Explanation:
     """Remove options that correct taps of the layer refute.
 
-    If these taps refute all options, the cause holds in this tensor alone and is uncertain.
+    If these taps refute all options, the cause applies only to this tensor and is uncertain.
     """
     if question.parameter or question.actual.size > MOST_ELEMENTS:
         return cause
@@ -130,7 +130,7 @@ def _in_its_place(
 def refuting(
     question: Question, hypothesis: Hypothesis, delivered: Mapping[str, Array], statuses: Mapping[str, str]
 ) -> str:
-    """Return a correct tap of the same layer that a hypothesis would make wrong, or an empty string."""
+    """Return a correct tap of the layer that refutes a hypothesis, if any."""
     wrong, right = (
         question.run(assumption, Exact(question.case.dtype), whole=True, wanted="")
         for assumption in (hypothesis, RIGHT)
@@ -154,7 +154,7 @@ def refuting(
 
 def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
     if is_gradient(tensor) and not is_tap_gradient(tensor):
-        return []  # what follows a wrong gradient is wrong too
+        return []  # gradients after a wrong one are also wrong
     names = [
         f"`{name}`"
         for name, status in statuses.items()
@@ -174,4 +174,4 @@ def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> 
     if not 0 < len(fitting) <= FITTING:
         return None
     cause = explained_by(question.tensor, fitting, False, f", only in {where}")
-    return dataclasses.replace(cause, hypotheses=())  # other cases lack the region and cannot try them
+    return dataclasses.replace(cause, hypotheses=())  # other cases lack the region, and cannot try them

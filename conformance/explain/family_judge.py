@@ -1,4 +1,4 @@
-"""The judge of the family: a run of one of its members against the reference (SPEC PRT-2)."""
+"""The judge of the family, which compares a member's run with the reference (SPEC PRT-2)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
 from concord.spec.tensors import axis_sizes, from_output_on
 
-# Returns the published tensors for a backend that declares deviations.
+# A function that returns the published tensors for a backend with declared deviations.
 Published = Callable[[Deviations], Expectation]
 
 
@@ -52,19 +52,18 @@ def judge(
     dtype: str | None = None,
     end_to_end: bool = True,
 ) -> Verdict:
-    """Judge every tensor of a run against the reference, locally and end to end (SPEC PRT-2).
+    """Judge every tensor of a run, locally and end to end (SPEC PRT-2).
 
     Args:
-        weights: by canonical name, unrounded (SPEC WGT-1, PRC-2).
-        run: tensors of any origin. A missing tap is listed in :attr:`Verdict.unchecked`; if ``run.info``
-            declares ``not_exposed``, any other missing tap diverges. Gradients come all or none. ``run.info``
-            may also declare ``deviations`` (SPEC PRC-4).
+        weights: unrounded weights by canonical name (SPEC WGT-1, PRC-2).
+        run: tensors of any origin. Missing taps are in :attr:`Verdict.unchecked`; if ``run.info`` declares
+            ``not_exposed``, others diverge. Give all gradients or none. ``run.info`` may declare
+            ``deviations`` (SPEC PRC-4).
         part: one of :data:`concord.spec.tensors.PARTS`.
-        expectation: returns tensors that replace the reference's end to end; :data:`SUM` joins several in a
-            name.
-        dtype: precision or mode to judge by; by default the run's.
-        end_to_end: whether to judge end to end even where that does not decide; of a large model, the forward
-            pass alone.
+        expectation: returns end-to-end replacements of the reference's tensors; :data:`SUM` joins names.
+        dtype: precision or mode to judge by; by default that of the run.
+        end_to_end: judge end to end even if local judgement decides (for large models, only the forward
+            pass).
 
     Raises:
         SpecError: for an invalid deviation.
@@ -84,7 +83,7 @@ def judge(
 
 
 class FamilyJudge(Judge):
-    """Judges one run; for its arguments see :func:`judge`."""
+    """The judge of one run; see :func:`judge` for the arguments."""
 
     reference: FamilyReference
 
@@ -105,7 +104,7 @@ class FamilyJudge(Judge):
         super().__init__(reference, tensors)
 
     def verdict(self) -> Verdict:
-        """Judge every tensor. A verdict that diverges keeps the judge for an explanation."""
+        """Judge every tensor. A diverging verdict keeps the judge for an explanation."""
         reference = self.reference
         table = self.table(local=reference.local)
         reference.case.forget()
@@ -124,7 +123,7 @@ class FamilyJudge(Judge):
         )
 
     def explain(self, verdict: Verdict) -> Explanation | None:
-        """Explain the first divergence, and name the deviation that the run would have to declare."""
+        """Explain the first divergence, and name the deviation that would have to be declared."""
         divergence, reference = verdict.first_divergence, self.reference
         assert divergence is not None
         explanation = Explanation(divergence.tensor, (divergence.clause,))
@@ -138,7 +137,7 @@ class FamilyJudge(Judge):
         return replace(explanation, undeclared=undeclared)
 
     def would_agree(self, deviation: str, verdict: Verdict) -> bool:
-        # Judge again only if the worst elements lie where the deviation shows.
+        # Judge again only if the deviation affects the worst elements.
         if deviation in self.case.deviations or not _shows(self.case, deviation, verdict):
             return False
         case = replace(self.case, deviations={**self.case.deviations, deviation: 1.0})
@@ -165,7 +164,7 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
         mask = uncomputed(case.config, case.batch, case.part, divergence.tensor, divergence.axes)
     else:
         mask = blind_samples(case.config, case.batch).reshape(-1, *[1] * (len(divergence.axes) - 1))
-    # Nearly all elements of an uncomputed row are wrong: fewer point to another cause.
+    # Nearly all elements of an uncomputed row are wrong; fewer indicate a different cause.
     sizes, wrong_rows = axis_sizes(case.config), 1
     for by_row in divergence.deciding.breakdown.maps[:1]:  # empty for a tensor with one row per sample
         if by_row.axes in (("batch", "tokens"), ("batch", "query")):
@@ -176,7 +175,7 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
         < wrong_rows * math.prod(sizes.get(axis, 1) for axis in divergence.axes)
     ):
         return False
-    # Broadcast: an axis of length 1 stands for every index.
+    # Broadcast: an axis of length 1 represents every index.
     return all(
         np.broadcast_to(mask, np.maximum(np.shape(mask), np.add(element.index, 1)))[element.index]
         for element in divergence.deciding.breakdown.worst
@@ -184,7 +183,7 @@ def _shows(case: JudgedProblem, deviation: str, verdict: Verdict) -> bool:
 
 
 def delivered(run: Run, output: str) -> dict[str, Array]:
-    """Map the names of a verdict to the tensors of a run; ``output`` names the part's result."""
+    """Map a verdict's names to a run's tensors; ``output`` names the result."""
     by_taps = {f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None}
     gradients = {f"gradients.{name}": array for name, array in {**run.gradients, **by_taps}.items()}
     return {**run.results(output), **run.taps, **gradients, **run.steps}

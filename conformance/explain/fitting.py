@@ -1,4 +1,4 @@
-"""Least-squares fits of numbers that no list of candidates contains."""
+"""Least-squares fits of values that no list of candidates contains."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import numpy as np
 
 from concord.spec.arrays import Array
 
-# Maps numbers to residuals, a vector of any dtype.
+# A function from fitted values to residuals, a vector of any dtype.
 Left = Callable[[Array], Array]
 
-# A slope of at most this size counts as zero: the result does not depend on the number.
+# A slope up to this size counts as zero: the result does not depend on the value.
 NEVER = 1e-30
 
 # Limit on the steps; relative nudge for finite differences; relative change at which the fit has converged.
 ROUNDS, NUDGE, SETTLED = 6, 1e-4, 1e-9
 
-# A fitted number below this may be 0, because the steps stop before they reach it.
+# A fitted value below this may be 0, because the steps stop before reaching it.
 NOUGHT = 1e-9
 
-# A shorter number may increase the mean square residual by this factor, since rounding hides the difference.
+# A shorter value may increase the mean square residual by this factor, since rounding hides the difference.
 NEARLY = 1.1
 
-# Starting exponents for the fit of a small number.
+# Starting exponents for the fit of a small value.
 POWERS = np.arange(-13.0, 1.0)
 
 
@@ -31,7 +31,7 @@ def fitted(left: Left, *start: float) -> list[float]:
     """Minimize the squared residuals by Gauss-Newton steps from ``start``.
 
     Raises:
-        ValueError: if the residuals are not finite or do not depend on a number.
+        ValueError: if the residuals are not finite or do not depend on a value.
     """
     numbers = np.array(start)
     for _ in range(ROUNDS):
@@ -54,16 +54,14 @@ def fitted(left: Left, *start: float) -> list[float]:
 
 
 def power(left: Left) -> float:
-    """Return the exponent of the power of ten that minimizes the squared residuals, or raise
-    ``ValueError``.
-    """
+    """Return the power of ten's exponent that minimizes squared residuals, or raise ``ValueError``."""
     squares = [np.nan_to_num(np.square(left(POWERS[[i]])).sum(), nan=np.inf) for i in range(len(POWERS))]
     (exponent,) = fitted(left, float(POWERS[int(np.argmin(squares))]))
     return min(max(exponent, float(POWERS[0])), float(POWERS[-1]))
 
 
 def shortest(left: Left, number: float) -> float:
-    """Round ``number`` to the fewest digits that leave hardly larger residuals."""
+    """Round ``number`` to the fewest digits that hardly increase the residuals."""
     candidates = [float(f"{number:.{digits}g}") for digits in range(1, 10)]
     if abs(number) < NOUGHT:
         candidates.insert(0, 0.0)

@@ -1,4 +1,4 @@
-"""Hypotheses that a search tries, and the explanation by those that hold."""
+"""Hypotheses for a search, and the explanation by those that are confirmed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
 
 # A hypothesis that does not apply to a model or batch fails with one of these: an unbiased variance of width
-# 1 divides by zero. Any other exception is a fault of the search and is noted.
+# 1 divides by zero. Any other exception is a fault of the search, and is recorded.
 INAPPLICABLE = (SpecError, ArithmeticError, LookupError, ValueError)
 
 RIGHTLY = Change()
@@ -26,11 +26,11 @@ class Hypothesis:
     """A bug that a run may contain.
 
     Attributes:
-        text: words that follow "is explained by".
-        fields: configuration fields with another value.
+        text: words after "is explained by".
+        fields: configuration fields with a different value.
         factors: format to which factors of products are rounded.
         operands: maps each replaced operand to its replacement.
-        rare: named only if nothing else fits, and never as certain.
+        rare: named only if no other hypothesis fits, and never as certain.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Hypothesis:
 
 
 def loaded(name: str, text: str, clause: str, arrays: Mapping[str, Callable[[], Array]]) -> Hypothesis:
-    # Computed on demand: memory does not hold every variant of a large model's weights.
+    # Computed on demand, since all variants of a large model's weights do not fit in memory.
     def request(original: Request) -> Request:
         return weights(original, {name: make() for name, make in arrays.items()})
 
@@ -58,7 +58,7 @@ RIGHT = Hypothesis("right", "nothing", "PRT-1")
 def options(
     config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any
 ) -> Iterator[Hypothesis]:
-    """Yield a hypothesis for each other valid value of a configuration field."""
+    """Yield a hypothesis for each alternative value of a configuration field."""
     expected = getattr(config, name)
     for value in values:
         if value == expected:
@@ -71,7 +71,7 @@ def options(
         yield Hypothesis(name, f"{name} = {instead(value, expected, digits=12)}", clause, fields)
 
 
-# A sentence names this many hypotheses and counts the rest.
+# A sentence names up to this many hypotheses, and counts the rest.
 MOST_NAMED = 4
 
 
@@ -81,9 +81,9 @@ def explained_by(
     """Explain a tensor, or a step if ``tensor`` is empty.
 
     Args:
-        since: words for the first step in which the hypotheses hold, if not in all.
+        since: words for the first step to which the hypotheses apply, if not all.
     """
-    # Several names may denote one cause in the same words.
+    # Several names may describe one cause in the same words.
     texts = [
         *dict.fromkeys(
             f"{hypothesis.text} ({hypothesis.clause})" if hypothesis.clause else hypothesis.text

@@ -1,4 +1,4 @@
-"""Mask rules: which keys a run hides, read off its masked scores (SPEC MSK-1 to MSK-7)."""
+"""Mask rules: the keys that a run hides, inferred from its masked scores (SPEC MSK-1 to MSK-7)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from concord.spec.precision import precision
 
 MOST_SAMPLES = 64
 
-# A rule must hide at least this many additional keys to be credible: fewer fit any rule.
+# A rule must hide at least this many additional keys to be credible, since fewer fit any rule.
 FEWEST = 5
 
 
 def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
-    """Return the keys that the run hides and those that it should hide, both (B, H, Q, S).
+    """Keys that the run hides and those that it should hide, both (B, H, Q, S).
 
-    Returns None if a score is neither that of a hidden key nor that of a visible one.
+    The result is None if a score matches neither a hidden nor a visible key.
     """
     if not question.is_tap(("*.masked_scores",)) or not np.isfinite(question.actual).all():
         return None
@@ -75,7 +75,7 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
             if np.array_equal(hides & visible, visible & rule):
                 yield Hypothesis("mask_by_rule", f"a mask that also hides {text}", "MSK-4")
                 return
-    several = visible.sum(-1, keepdims=True) > 1  # a rule may spare the only token of a sample
+    several = visible.sum(-1, keepdims=True) > 1  # a rule may exclude a sample's only token
     for side, real in (("last", visible[..., ::-1]), ("first", visible)):
         end = real & (np.cumsum(real, -1) == 1)
         end = end[..., ::-1] if side == "last" else end
@@ -85,7 +85,7 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
 
 
 def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
-    """Yield words that follow "a mask", the clause, and the tokens taken for real."""
+    """Yield words after "a mask", the clause, and the tokens treated as real."""
     for shift in (1, -1, 2, -2):
         yield (
             f"that is moved by {abs(shift)} to the {'right' if shift > 0 else 'left'}",
@@ -122,7 +122,7 @@ def _beyond(limit: int, side: str) -> str:
 
 
 def clauses_of_mask(question: Question, where: str, kind: str) -> tuple[str, ...]:
-    """Return the clause that wrong masked scores break, if they tell it."""
+    """The clause that wrong masked scores break, if known."""
     hidden = hidden_keys(question)
     if hidden is None:
         of_constant = kind in ("constant", "not finite")

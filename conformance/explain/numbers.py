@@ -1,4 +1,4 @@
-"""Constants of each step, fitted to the tensor because no list would contain the wrong value."""
+"""Constants of each step, fitted to the tensor."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Number:
     """A constant of a step.
 
     Attributes:
-        text: words that follow "is explained by".
+        text: words after "is explained by".
         right: the correct value; None if the model has no such constant.
-        activation: the only activation that has it; empty for any.
+        activation: the only activation with this constant; empty for any.
     """
 
     taps: tuple[str, ...]
@@ -174,9 +174,9 @@ def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
     finite = (
         np.isfinite(question.right.value) & (question.right.sigma > 0) & np.isfinite(question.right.sigma)
     )
-    # No weights by sigma: a mask constant's spacing is so wide that hidden scores would weigh nothing.
+    # No weighting by sigma: a mask constant's spacing is so wide that hidden scores would have no weight.
     scale = 1.0 if question.is_tap(MASKED) else question.right.sigma[finite]
-    if wrong_elements(question).sum() < FEW:  # one free number fits a few elements whatever they are
+    if wrong_elements(question).sum() < FEW:  # one free value fits any few elements
         return
     for number in KNOWN:
         right = number.right(config) if callable(number.right) else number.right

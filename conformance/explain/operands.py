@@ -1,4 +1,4 @@
-"""Hypotheses that a step used another tensor as its operand."""
+"""Hypotheses that a step used a different tensor as its operand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of_operands(question: Question) -> Iterator[Hypothesis]:
                 and node.shape == nodes[operand].shape
                 and group_of(replacement) in groups
             ):
-                # If the replacement is the input of the operand's own step, that step was left out.
+                # If the replacement is the input of the operand's own step, that step was omitted.
                 step = operand if source_of(config, operand, part) == replacement else question.tensor
                 text = f"`{replacement}` taken for `{operand}`"
                 yield Hypothesis(

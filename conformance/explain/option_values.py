@@ -1,4 +1,4 @@
-"""Option values that would explain a tensor, at the taps where they show."""
+"""Option values that would explain a tensor, at the taps that they affect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONSTANTS = (
 )
 BY_IDS = (*OF_IDS, "stack")
 
-# Patterns of the taps at which the clauses of a group may show.
+# Patterns of the taps that the clauses of a group may affect.
 STEPS: Mapping[str, tuple[str, ...]] = {
     "EMB": ("embeddings.*",),
     "POS": ("embeddings.position",),
@@ -68,7 +68,7 @@ CLAUSES = {
     "LOS-3": ("ignore_label",),
     "LOS-4": ("l2_weight",),
 }
-# Fields that may have another value in a derivative while the forward pass is correct.
+# Fields that may have a different value in a derivative while the forward pass is correct.
 DIFFERENTIATED = (
     *("norm_epsilon", "norm_epsilon_placement", "norm_variance", "qkv_activation", "mask_fill", "activation"),
     *("ignore_label", "l2_weight"),
@@ -78,9 +78,9 @@ FIELDS = {name: clause for clause, names in CLAUSES.items() for name in names}
 
 
 def values(question: Question, name: str) -> Sequence[Any]:
-    """Return the candidate values of a field, the correct one among them."""
+    """Candidate values of a field, including the correct one."""
     config, by_ids = question.config, question.case.part in BY_IDS
-    # An id that does not occur masks nothing and so explains nothing.
+    # An id that does not occur masks nothing, and therefore explains nothing.
     occurring = set(question.case.batch.required("input_ids").reshape(-1).tolist()) if by_ids else set()
     numbers: dict[str, Sequence[Any]] = {
         "norm_epsilon": EPSILONS,
@@ -100,14 +100,15 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
     config = question.config
     for name, clause in FIELDS.items():
         if fits(tap, STEPS[clause[:3]]) and (clause[:3] != "LOS" or question.case.part == "model"):
-            # A row shows only where rows are zeroed, and zeroing needs a row.
+            # A row matters only if rows are zeroed, and zeroing needs a row.
             row = config.pad_id if config.token_padding_row is None else config.token_padding_row
             companions: dict[str, dict[str, Any]] = {
                 "token_padding_forward": {"token_padding_row": row},
                 "token_padding_row": {"token_padding_forward": "zero"},
             }
             for option in options(config, name, values(question, name), clause, **companions.get(name, {})):
-                # A fixed table is stored with the weights: the configuration alone would change nothing.
+                # A fixed table is stored with the weights: changing only the configuration would have no
+                # effect.
                 table = clause in OF_TABLE and config.positions == "sinusoidal"
                 yield (
                     dataclasses.replace(option, fields={}, change=_with_table(option.fields))
@@ -171,13 +172,13 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
     if question.tensor != tap or not hidden.any() or not np.isfinite(question.actual).all():
         return
     for fill, constants in (("replace", question.actual), ("add", question.actual - scores)):
-        # The middle element, not the mean of two: the sum of two lowest numbers is infinite.
+        # The middle element instead of a mean of two: the sum of two lowest values is infinite.
         constant, width = (
             float(np.sort(constants[hidden])[hidden.sum() // 2]),
             float(np.ptp(constants[hidden])),
         )
-        # Choose the fewest digits within the spread of the scores. Near the end of the range, fewer digits
-        # may give infinity.
+        # Choose the fewest digits within the spread of scores. Near the end of the range, fewer digits may
+        # give infinity.
         candidates = (float(f"{constant:.{digits}g}") for digits in range(1, 18))
         value = next(
             (

@@ -1,4 +1,4 @@
-"""The reference up to the tensor in question, recomputed from a run's taps with a bug."""
+"""The reference with a bug, recomputed from a run's taps up to the tensor in question."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Step(Edited):
 
     Args:
         case: the problem, with weights and inputs rounded to its precision.
-        whole: whether to compute layers whose results are pinned, too.
+        whole: whether to also compute layers with pinned results.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Step(Edited):
         self.observe(keep, is_gradient(self.wanted), part)
 
     def gradient(self, name: str) -> Array:
-        """Return the gradient of a parameter, ``inputs.<name>`` or ``taps.<name>``; of a table, all rows."""
+        """Gradient of a parameter (for a table all rows), ``inputs.<name>`` or ``taps.<name>``."""
         if name.startswith("taps.") and name not in self.gradients:  # the loss does not depend on it
             return np.zeros_like(self.values[name.removeprefix("taps.")])
         return self.full(name, self.gradients[name])
@@ -66,7 +66,7 @@ class Step(Edited):
             raise Reached
         return tensor
 
-    # A search recomputes the step for each hypothesis, so it skips layers whose results the run delivered.
+    # A search recomputes the step for each hypothesis, so it skips layers whose results the run returned.
 
     def embeddings(self, real: Flags) -> Node:
         last = "embeddings.norm" if self.config.embedding_norm else "embeddings.sum"
@@ -77,7 +77,7 @@ class Step(Edited):
         return self.given_tap(last) if self.skips(name, last) else super().layer(name, x, real)
 
     def skips(self, group: str, last: str) -> bool:
-        """Return whether the wanted tensor depends on a group only through the group's last tap."""
+        """Whether the wanted tensor depends on a group only through the group's last tap."""
         if self.whole or last not in self.pinned:
             return False
         target, gradient = group_of(subject_of(self.wanted)), is_gradient(self.wanted)

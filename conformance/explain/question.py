@@ -1,4 +1,4 @@
-"""A wrong tensor of the family in question, and predictions of it by recomputation."""
+"""A wrong tensor of the family, and its predictions by recomputation."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from concord.spec.config import EncoderConfig
 from concord.spec.precision import PRECISIONS, cut_to_bits, precision, round_to_bits
 from concord.spec.tensors import taps
 
-# Shorter storage formats of each precision, from more bits to fewer.
+# Shorter storage formats of each precision, in order of decreasing bits.
 SHORTER = {"float64": ("float32", "float16", "bfloat16"), "float32": ("float16", "bfloat16")}
 
 
 class Question(Computation):
-    """The first wrong tensor of a run, with the run's preceding tensors.
+    """The first wrong tensor of a run, with preceding ones.
 
     Args:
         pinned: taps of the run.
@@ -68,7 +68,7 @@ class Question(Computation):
         return self.tensor.removeprefix("gradients.") if is_gradient(self.tensor) else None
 
     def is_tap(self, patterns: Iterable[str]) -> bool:
-        """Return whether the tensor is a tap that matches one of the patterns."""
+        """Whether the tensor is a tap that matches one of the patterns."""
         return self.parameter is None and fits(self.tensor, patterns)
 
     @functools.cached_property
@@ -87,7 +87,7 @@ class Question(Computation):
 
     @functools.cached_property
     def span(self) -> tuple[str, ...]:
-        """Taps that may contain the bug: the wrong one, and hidden ones before it in its layer."""
+        """Taps that may contain the bug: the wrong one, and hidden ones before it."""
         if self.tensor not in self.names:
             return ()
         group = group_of(self.tensor)
@@ -114,8 +114,8 @@ class Question(Computation):
         """Recompute under a hypothesis, up to the tensor in question.
 
         Args:
-            whole: whether to compute layers whose results are pinned, too.
-            wanted: another tensor to stop at; if empty, the end of the model.
+            whole: whether to also compute layers with pinned results.
+            wanted: a different tensor to stop at; if empty, the end of the model.
         """
         case = self.case
         if hypothesis.fields:
@@ -124,7 +124,7 @@ class Question(Computation):
             dtype = case.dtype if case.dtype in PRECISIONS else "float32"
             request = Request(case.config, case.weights, case.batch, case.part, dtype)
             edited, target = hypothesis.change.request(request), precision(case.dtype)
-            # Round only new arrays: the others are in this precision already.
+            # Round only new arrays, since the others already have this precision.
             new_weights = {
                 name: target.round(array)
                 for name, array in edited.weights.items()
@@ -135,14 +135,14 @@ class Question(Computation):
         pinned = {**self.pinned, **replacements}
         wanted = self.tensor if wanted is None else wanted
         step = Step(case, arithmetic, pinned, wanted, hypothesis.change.at, whole)
-        # A hypothesis that yields infinity or NaN is no error: it fails to explain finite numbers.
+        # A hypothesis that yields infinity or NaN is not an error: it does not explain finite values.
         with np.errstate(all="ignore"), contextlib.suppress(Reached):
             step.compute(case.part)
         return step
 
     def predict(self, hypothesis: Hypothesis, dtype: str | None = None) -> Prediction:
         """Predict the tensor with the sigma of the hypothesis' own arithmetic."""
-        if hypothesis.factors:  # products of rounded factors err like any others
+        if hypothesis.factors:  # products of rounded factors have the usual errors
             return Prediction(self.values(hypothesis), self.right.sigma)
         dtype = dtype or self.case.dtype
         edit = hypothesis.gradient or np.asarray
@@ -161,7 +161,7 @@ class Question(Computation):
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:
         if self.parameter and hypothesis.name != "no_gradient" and not value.any():
-            return False  # a gradient of zeros has many causes, which zeros do not tell apart
+            return False  # a gradient of zeros has many causes, which zeros do not distinguish
         return super().near(hypothesis, value)
 
     def rounded(self, dtype: str) -> Array:
@@ -172,7 +172,7 @@ class Question(Computation):
 
 
 class Exact(Arithmetic):
-    """Arithmetic without rounding, except of factors to a format on request."""
+    """Arithmetic that rounds only factors, to a format on request."""
 
     def __init__(self, dtype: str, factors: str | None = None, keeping: bool = False) -> None:
         super().__init__("extended" if dtype == "float64" else "float64")
@@ -190,7 +190,7 @@ class Exact(Arithmetic):
 
 
 def rounding(name: str) -> Callable[[Array], Array]:
-    """Return a function that rounds float64 numbers to a format."""
+    """Return a function that rounds float64 values to a format."""
     if name == "tf32":
         return lambda values: round_to_bits(values, 11)
     if name == "tf32 cut off":

@@ -1,4 +1,4 @@
-"""Readings: causes that follow from a tensor's relation to the correct one."""
+"""Readings: causes inferred from a tensor's relation to the correct one."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from concord.spec.precision import precision, round_to_bits
 
 # Formats.
 
-# Distinct numbers, and the bits that they must lack, that make fewer bits credible: 24 numbers all lack one
-# bit by chance once in 2^24.
+# Minimum number of distinct values, and of the bits that they lack, for fewer bits to be credible. All of 24
+# values lack one bit by chance once in 2^24.
 ENOUGH, FREE = 24, 4
 
 
 def of_format(question: Question) -> Iterator[Hypothesis]:
-    """Read off that every number, unlike the correct ones, fits a shorter format."""
+    """Recognize that all values, unlike the correct ones, fit a shorter format."""
     actual, right = question.actual, question.right
     finite = np.isfinite(actual) & np.isfinite(right.value)
     for name in reversed(SHORTER.get(question.case.dtype, ())):
         actual_fits, right_fits = (
             rounding(name)(array[finite]) == array[finite] for array in (actual, right.value)
         )
-        # Zero fits every format and points to none.
+        # Zero fits every format, and indicates none.
         if actual_fits.all() and (~right_fits & (actual[finite] != 0)).sum() >= 2:
             break
     else:
@@ -50,13 +50,13 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
         yield Hypothesis("fewer_bits", f"numbers of {bits} significant bits", "PRC-2")
         return
     exponent = np.floor(np.log2(np.maximum(abs(actual), precision(name).smallest_normal)))
-    # A number just below a power of two may have been rounded up to it, by half the larger spacing.
+    # A value just below a power of two may have been rounded up to it, by half the larger spacing.
     half = 2.0**exponent * precision(name).unit_roundoff
     if within(np.maximum(abs(actual - right.value) - half, 0), right.sigma):
         yield Hypothesis(f"stored_in_{name}", f"numbers that were rounded to {name}", "PRC-2")
         return
     prediction = question.predict(RIGHT, name)
-    # Numbers out of the format's range may become infinity, and then NaN.
+    # Values out of the format's range may become infinity, and then NaN.
     overflow = ~np.isfinite(actual)
     error = np.where(overflow, 0.0, actual - prediction.value)
     if (
@@ -67,7 +67,7 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
         yield Hypothesis(f"computed_in_{name}", f"a step that was computed in {name}", "PRC-2")
 
 
-# Tables written by hand have no more decimals.
+# Maximum decimals of tables written by hand.
 MOST_DECIMALS = 6
 
 
@@ -87,7 +87,7 @@ def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
 
 
 def _bits(numbers: Array) -> int:
-    """Return the number of significant bits; 64 if there are too few numbers to tell."""
+    """Number of significant bits, or 64 for too few values."""
     if len(np.unique(abs(numbers[numbers != 0]))) < ENOUGH:
         return 64
     return next((bits for bits in range(1, 53) if (round_to_bits(numbers, bits) == numbers).all()), 64)
@@ -99,18 +99,18 @@ def _bits_of(dtype: str) -> int:
 
 # Limits.
 
-# A correct number below this share of the largest one may be zero, apart from rounding.
+# A correct value below this share of the largest one may be zero, apart from rounding.
 NOTHING = 1e-6
 
 
 def of_limit(question: Question) -> Iterator[Hypothesis]:
     right, actual, clause = question.right.value, question.actual, usual_clause(question)
-    # Where a mask constant stands, equal numbers are no sign of a limit.
+    # At a mask constant, equal values do not indicate a limit.
     masked = question.is_tap(("*.masked_scores", "*.masked_weights"))
     if masked or not (np.isfinite(right).all() and np.isfinite(actual).all()):
         return
     limit = float(abs(actual).max())
-    if np.ptp(actual) == 0:  # equal numbers show no limit
+    if np.ptp(actual) == 0:  # equal values do not indicate a limit
         return
     for text, low, high in (
         ("be at least ", float(actual.min()), math.inf),
@@ -146,7 +146,7 @@ def of_small(question: Question) -> Iterator[Hypothesis]:
 
 
 def limits_of_zeros(question: Question) -> tuple[float, float] | None:
-    """Return bounds of a limit below which all numbers, or all gradients, are zero."""
+    """Bounds of a limit below which all values or gradients are zero."""
     pairs = [(question.right.value, question.actual)]
     if question.parameter in trainable(question.config, question.case.part):
         names = [
@@ -186,7 +186,7 @@ def of_rows(question: Question) -> Iterator[Hypothesis]:
         return
     vectors = question.actual[wrong]  # (N, D)
     nearest = np.square(vectors[:, None] - scale * table).sum(-1).argmin(-1)
-    # The rounding of the looked-up row counts: sigma is that of the correct row.
+    # Use the rounding of the looked-up row, since sigma belongs to the correct row.
     unit = precision(question.case.dtype).unit_roundoff
     value = scale * table[nearest]
     if not within(vectors - value, np.hypot(sigma[wrong], unit * abs(value))):
@@ -289,12 +289,13 @@ def of_dropout(question: Question) -> Iterator[Hypothesis]:
 # Usual dropout rates.
 SHARES = (0.1, 0.2, 0.5, 0.3, 0.4, 0.25, 0.15, 0.05)
 
-# Most keys for which every combination of kept and dropped weights is tried, since there are 2^keys.
+# Maximum number of keys for which every combination of kept and dropped weights is tried, since there are
+# 2^keys.
 MOST_KEYS = 12
 
 
 def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
-    """Read off that each query's context uses only some keys, with weights scaled up."""
+    """Recognize contexts that use only some keys, with weights scaled up."""
     if not question.is_tap(("*attention.context",)):
         return
     tap, config, exact = question.tensor, question.config, question.exact
@@ -330,7 +331,7 @@ def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_cancellation(question: Question) -> Iterator[Hypothesis]:
-    """Read off that each row is stretched by a factor that the rounding of E[x²] - E[x]² explains."""
+    """Recognize rows stretched by a factor that the rounding of E[x²] - E[x]² explains."""
     if not question.is_tap(NORMS):
         return
     text = "a variance computed as E[x²] - E[x]²"
@@ -347,7 +348,7 @@ def of_cancellation(question: Question) -> Iterator[Hypothesis]:
         and within(error, prediction.sigma)
         and clear(error, error - stretch * centred, question.right.sigma)
         and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
-        # Where the formula loses no digits, it is as good as any other.
+        # If the formula loses no digits, it is as good as any other.
         and root_mean_square(prediction.sigma) >= R * root_mean_square(question.right.sigma)
     ):
         yield hypothesis
@@ -383,8 +384,8 @@ def _of_element(
     (column,) = wrong
     error, sigma = error[:, column], sigma[:, column]
     elements = []
-    # The last two candidates stand for other causes, the bias and a factor of the column: if either fits, the
-    # weight is not to blame.
+    # The last two candidates represent other causes, the bias and a factor of the column: if either fits, the
+    # weight is correct.
     for row, factor in enumerate((*inputs.T, np.ones(len(inputs)), right[:, column])):
         power = float(np.square(factor / sigma).sum())
         change = float((factor / sigma * (error / sigma)).sum()) / power if power > 0 else 0.0
@@ -402,7 +403,7 @@ def _of_order(
     question: Question, name: str, weight: Array, inputs: Array, error: Array
 ) -> Iterator[Hypothesis]:
     """Yield the permutation of rows or columns nearest to the least-squares weight."""
-    design = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)  # the last stands for the bias
+    design = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)  # the last represents the bias
     if len(design) < 2 * design.shape[1]:
         return
     change = np.linalg.lstsq(design, error, rcond=1e-6)[0]

@@ -1,4 +1,4 @@
-"""Search for the hypotheses that explain a tensor and hold in other computations too."""
+"""Search for hypotheses that explain a tensor and other computations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, exp
 from concord.conformance.judging.explanation import Explanation
 from concord.spec.errors import SpecError
 
-# A hypothesis with an error at the edge of its tolerance is dropped if another's is smaller by this factor.
+# A hypothesis with an error at the edge of its tolerance is dropped if another error is smaller by this
+# factor.
 MUCH_BETTER = 8.0
 
 # Share of the tolerance at which the edge begins.
@@ -32,7 +33,7 @@ class Effort:
     """Time limit and counters of a search in one thread.
 
     Args:
-        seconds: processor time of this thread.
+        seconds: CPU time of this thread.
 
     Attributes:
         failures: faults of the search itself, as sentences.
@@ -52,7 +53,7 @@ class Effort:
             raise Spent(f"{self.seconds:g} s of the processor are spent")
 
     def among(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
-        """Yield hypotheses until the time is over; count the rest."""
+        """Yield hypotheses until the time is up; count the rest."""
         for hypothesis in hypotheses:
             if self.spent():
                 self.untried += 1
@@ -62,9 +63,9 @@ class Effort:
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Note a failure within a block and continue."""
-        # A run may be wrong in an unforeseen way: it still gets its verdict, and all other explanations are
-        # tried (decision 19).
+        """Record a failure within a block, and continue."""
+        # A run may be wrong in an unforeseen way: it still gets its verdict, and other explanations are tried
+        # (decision 19).
         try:
             yield
         except Spent:
@@ -85,7 +86,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Fit:
-    """A hypothesis that explains a tensor; ``distance``: largest error of the prediction, in tolerances."""
+    """A hypothesis that explains a tensor; ``distance`` is its largest error in tolerances."""
 
     hypothesis: Hypothesis
     prediction: Prediction
@@ -93,11 +94,11 @@ class Fit:
 
 
 class Search:
-    """Searches for hypotheses that explain a computation within its tolerance.
+    """Search for hypotheses that explain a computation within its tolerance.
 
     Args:
-        effort: time limit; when it is reached, what fits so far is uncertain.
-        others: computations in which a hypothesis must hold too.
+        effort: time limit, after which fitting hypotheses are uncertain.
+        others: computations that must also confirm a hypothesis.
 
     Attributes:
         refuted: fits that fail in one of the others.
@@ -112,11 +113,11 @@ class Search:
     def explain(
         self, stages: Iterable[Iterable[Hypothesis]], readings: Iterable[Hypothesis] = ()
     ) -> Explanation | None:
-        """Explain the computation; None if no hypothesis holds.
+        """Explain the computation, or return None if no hypothesis is confirmed.
 
         Args:
-            stages: groups of hypotheses; the search stops after the first with one that holds.
-            readings: hypotheses read off the tensor; the first is accepted untested.
+            stages: groups of hypotheses, up to the first with a confirmed one.
+            readings: hypotheses inferred from the tensor; the first is accepted untested.
         """
         with np.errstate(all="ignore"):  # infinities and NaN are compared as values
             for hypotheses in stages:
@@ -129,7 +130,7 @@ class Search:
         return None
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Fit]:
-        """Return the hypotheses that predict the run's tensor and not the correct one.
+        """Hypotheses that predict the run's tensor but not the correct one.
 
         Several wordings of one bug count once.
         """
@@ -164,7 +165,8 @@ class Search:
         return fits
 
     def near(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
-        # Exact values cost one computation, a tolerance one per sample: most hypotheses need only the first.
+        # Exact values cost one computation, a tolerance one per sample: most hypotheses need only exact
+        # values.
         for hypothesis in self.effort.among(hypotheses):
             is_near = False
             with self.applying(hypothesis):
@@ -181,7 +183,7 @@ class Search:
             yield
 
     def conclude(self, fits: Sequence[Fit], since: str = "") -> Explanation:
-        """Explain by the best fit and all that fit as well."""
+        """Explain by the best fit and all equally good ones."""
         best = min(fit.distance for fit in fits)
         hypotheses = [fit.hypothesis for fit in fits if fit.distance <= max(EDGE, MUCH_BETTER * best)]
         certain = (
@@ -207,8 +209,8 @@ _searches: list[threadpool_limits] = []
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Limit NumPy's BLAS to one thread."""
-    # BLAS threads wait for one another, which takes twenty times as long on a busy core. The limit is the
-    # process's: the first of several searches sets it, and the last lifts it.
+    # BLAS threads wait for one another, which takes twenty times as long on a busy core. The limit applies to
+    # the process: the first of several searches sets it, and the last lifts it.
     with _guard:
         _searches.append(_searches[-1] if _searches else threadpool_limits(1, user_api="blas"))
     try:

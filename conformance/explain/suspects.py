@@ -1,4 +1,4 @@
-"""Hypotheses about a step of the model, in the order in which a search tries them."""
+"""Hypotheses about a step, in the order of a search."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _entering(m: Context) -> Any:
 
 
 def of_left_out(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the step left out; the edit fails if its input has another number of elements."""
+    """Yield the step's omission, which fails if its input has a different size."""
     clause = clause_of(question.config, tap, question.case.part)
     change = Change(taps=(tap,), edit=lambda m: m.reshape(m.x, tuple(m.y.shape)))
     yield Hypothesis("step_left_out", f"`{tap}` being what goes into its step", clause, change=change)
@@ -117,10 +117,10 @@ def of_gradient(question: Question) -> Iterator[Hypothesis]:
         ("gradient_clipped", clipped),
     ):
         if name == "no_gradient" and (question.actual.any() or limits_of_zeros(question)):
-            continue  # part of it is there, or a limit explains the zeros in all gradients (of_small)
+            continue  # part of it is present, or a limit explains the zeros in all gradients (of_small)
         for text, factor in factors.items():
             edit = functools.partial(np.multiply, factor)
-            # Rare, because a gradient is missing for many reasons.
+            # Rare, because a gradient may be missing for many reasons.
             yield Hypothesis(name, text, "GRD-1", gradient=edit, rare=name == "no_gradient")
 
 
@@ -181,7 +181,7 @@ def of_factors(question: Question) -> Iterator[Hypothesis]:
 
 def of_hidden(question: Question) -> Iterator[Hypothesis]:
     """Yield bugs of all hidden taps before the tensor, as in a fused kernel."""
-    # One bug may change several of these taps, or weights; hypotheses about a single tap do not cover that.
+    # One bug may change several of these taps, or weights, which hypotheses about a single tap do not cover.
     hidden = (*question.hidden, question.tensor)
     roles = {role_of(name): name for name in hidden} if question.hidden else {}
     families = (of_options, of_tap, of_functions)
@@ -197,7 +197,7 @@ Family = Callable[[Question, str], Iterator[Hypothesis]]
 
 FAMILIES: tuple[Family, ...] = (of_options, of_weights, of_tap, of_functions)
 
-# Name patterns of the most common bugs, most frequent first: the time may run out before the others.
+# Name patterns of the most common bugs, most frequent first, since time may run out before the others.
 LIKELY = (
     ("activation",),
     ("norm_epsilon*", "norm_placement", "norm_variance"),
@@ -209,7 +209,7 @@ LIKELY = (
 )
 # The first reading that yields a hypothesis is accepted.
 READINGS = (
-    # Before formats: looked-up rows, tokens and losses have as few bits as the weights.
+    # Before formats, since looked-up rows, tokens and losses have as few bits as the weights.
     *(of_rows, of_mask, of_tokens, of_labels, of_count),
     *(of_format, of_limit, of_sign, of_small, of_dropout, of_dropped_weights, of_recovered, of_cancellation),
 )
@@ -217,7 +217,7 @@ READINGS = (
 
 def stages(question: Question) -> Iterator[Iterable[Hypothesis]]:
     """Yield groups of hypotheses, each tried as a whole."""
-    # If other layers are hidden too, a bug in all of them is as likely as one in the last step.
+    # If other layers are also hidden, a bug in all of them is as likely as one in the last step.
     far = any(group_of(name) != group_of(question.tensor) for name in question.hidden)
     yield likeliest_first(chain(simple(question), of_hidden(question) if far else ()))
     yield chain(() if far else of_hidden(question), unusual(question))
@@ -258,7 +258,7 @@ def bugs(question: Question) -> Iterator[Hypothesis]:
 
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
-    """Return the hypothesis with the same name and text about another tensor."""
+    """The hypothesis with the same name and text for a different tensor."""
     key = (hypothesis.name, hypothesis.text)
     candidates = (bug for family in (simple, unusual) for bug in family(question))
     return next((bug for bug in candidates if (bug.name, bug.text) == key), None)

@@ -1,6 +1,6 @@
 """Wrong weights that a conversion may yield (SPEC WGT-1 to WGT-4, NRM-2).
 
-A search tries them; a port's certificate injects some to prove that it would detect them.
+A search tries them; a certificate injects some to prove that it detects them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.parameters import Weights, parameters
 
-# Replacement arrays by parameter name, computed on demand: memory does not hold all of a large model's.
+# Replacement arrays by parameter name, computed on demand, since those of a large model do not all fit in
+# memory.
 WrongArrays = Mapping[str, Callable[[], Array]]
 
 LEAVES = ("weight", "bias")
@@ -126,7 +127,7 @@ def _of_other_layers(case: JudgedProblem, module: str) -> Iterator[WrongWeights]
 
 
 def _of_heads(case: JudgedProblem, module: str, outputs: bool) -> Iterator[WrongWeights]:
-    """Yield permuted heads and wrong splits of a fused weight; ``outputs``: whether heads are its columns."""
+    """Yield permuted heads and wrong splits of a fused weight; ``outputs``: heads are columns."""
     config, weights = case.config, case.weights
     numbers = np.arange(config.d_model).reshape(config.num_heads, config.head_dim)
     leaves = [
@@ -149,7 +150,7 @@ def _of_heads(case: JudgedProblem, module: str, outputs: bool) -> Iterator[Wrong
 
 
 def _cut_from_fused(config: EncoderConfig, weights: Weights, prefix: str, role: str, leaf: str) -> Array:
-    """Return a role's third of a fused weight that is stored head by head."""
+    """A role's third of a fused weight that is stored head by head."""
     roles = ("query", "key", "value")
     parts = [weights[f"{prefix}.{other}.{leaf}"] for other in roles]
     split = [part.reshape(*part.shape[:-1], config.num_heads, config.head_dim) for part in parts]
@@ -158,7 +159,7 @@ def _cut_from_fused(config: EncoderConfig, weights: Weights, prefix: str, role: 
 
 
 def _orders(heads: int) -> list[tuple[int, ...]]:
-    """Return wrong orders of heads; of more than three heads, only reversed and rolled ones."""
+    """Wrong orders of heads; for more than three heads, only reversed and rolled orders."""
     straight = tuple(range(heads))
     if heads <= 3:
         return [order for order in itertools.permutations(straight) if order != straight]

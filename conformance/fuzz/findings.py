@@ -30,12 +30,12 @@ class Failure:
     result: Result
     case: FuzzCase  # the smallest such case
     times: Count = 1  # number of such cases
-    folder: str = ""  # where it was written, if it was
+    folder: str = ""  # where it was written, if at all
 
     @property
     def signature(self) -> Signature:
-        """What identifies the kind."""
-        # Digits and layers are removed: in any layer it is the same finding.
+        """The identity of the failure's kind."""
+        # Digits and layers are removed, so that all layers give the same finding.
         row = self.result.first_divergence
         note = self.result.detail if row is None else row.note if row.deciding is None else ""
         words = f"{row.tensor if row else ''} {re.sub('[0-9]+', '#', note)}"
@@ -55,7 +55,7 @@ def explained(result: Result) -> Result:
         return result
     try:
         verdict = verdict.explained()
-    except Exception as error:  # random cases may break the search; the finding matters more
+    except Exception as error:  # random cases may break the search, but the finding matters more
         verdict = verdict.unexplained()
         result = dataclasses.replace(result, attribution=f"looking for its cause failed: {error!r}")
     return dataclasses.replace(result, verdict=dataclasses.replace(verdict, case=None))
@@ -77,11 +77,11 @@ class Findings:
     plan: Plan | None = None
 
     def tally(self, backend: str, dtype: str) -> Tally:
-        """Return a backend's tally in a precision."""
+        """A backend's tally in a precision."""
         return self.tallies.setdefault(backend, {}).setdefault(dtype, Tally())
 
     def each(self) -> list[tuple[str, str, Tally]]:
-        """Return every backend, precision and tally in sorted order."""
+        """Every backend, precision and tally in sorted order."""
         tallies = sorted(self.tallies.items())
         return [
             (backend, dtype, by_dtype[dtype]) for backend, by_dtype in tallies for dtype in sorted(by_dtype)
@@ -116,7 +116,7 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing found. 1: a divergence or refusal. 3: not everything was judged."""
+        """0: no finding. 1: a divergence or refusal. 3: not all cases were judged."""
         statuses = {status for _, _, tally in self.each() for status in tally.statuses}
         if self.owed or statuses & set(FAILED_WORKER) or self.unjudged or not self.judged:
             return 3

@@ -9,7 +9,7 @@ from concord.conformance.run.report import FirstDivergence
 
 
 def findings_page(record: Record) -> str:
-    """Return the page of a record."""
+    """Page of a record."""
     outcome = record.outcome
     names = {id(failure.result): failure.name for failure in outcome.failures}
     tallies = []

@@ -1,4 +1,4 @@
-"""Run random cases on every backend, here or on a Dask cluster."""
+"""Execution of random cases on every backend, locally or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def hunt(
     """Run the cases of a plan.
 
     Args:
-        scheduler: the address of a Dask scheduler, such as ``"tcp://host:8786"``; by default the cases run
-            here.
+        scheduler: address of a Dask scheduler, such as ``"tcp://host:8786"``; by default local.
         progress: called with the number of finished cases.
-        stopped: polled; if true, the hunt ends with its findings so far.
+        stopped: polled; if true, the hunt ends with the findings so far.
 
     Raises:
         SpecError: if Dask is not installed, or no scheduler answers.
@@ -84,7 +83,7 @@ class _Hunt:
 
     @property
     def left(self) -> list[Runner]:
-        # Excludes those that crashed too often in this chunk.
+        # Exclude runners that crashed too often in this chunk.
         return [runner for runner in self.runners.values() if not runner.supervisor.failure]
 
     def renew(self) -> None:
@@ -108,7 +107,7 @@ class _Hunt:
                 findings.note(f"{name} is {result.status}: {result.detail}")
                 continue
             if unseen(self.environments.get(name, {}), self.device):
-                self.runners.pop(name).supervisor.end()  # every case would fail alike
+                self.runners.pop(name).supervisor.end()  # every case would fail in the same way
             if result.status == NOT_JUDGED:  # an error in Concord is not a finding
                 findings.owed = True
                 fault = f" could not be judged: {name}: {first_line(result.detail)}"
@@ -134,7 +133,7 @@ def _on_dask(
     results: dict[int, Findings] = {}
     try:
         while True:
-            # Two chunks per Dask thread, so that none is idle.
+            # Two chunks per Dask thread, so that no thread is idle.
             room = 0 if ending or plan.late else 2 * max(1, sum(client.nthreads().values())) - len(pending)
             for number, indices in itertools.islice(chunks, max(room, 0)):
                 pending[executor.submit(_hunt_on_dask, plan, settings, indices, event.name)] = number
@@ -155,7 +154,7 @@ def _on_dask(
         event.set()
         executor.shutdown()
         client.close()
-    for number in sorted(results):  # in order, whichever finished first
+    for number in sorted(results):  # in order, regardless of which finished first
         findings.merge(results[number])
     return findings
 

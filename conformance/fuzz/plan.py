@@ -1,7 +1,7 @@
-"""Plan a hunt, and draw each case from the seed and its number.
+"""Plans of a hunt, whose cases are drawn from the seed and their numbers.
 
-No draw has 100 values or more. Hypothesis mixes numbers from the source code of loaded modules into wider
-ranges, so that cases would depend on unrelated imports.
+No draw has 100 values or more, since Hypothesis mixes constants from loaded modules into wider ranges, and
+cases would depend on imports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from concord.spec.tensors import PARTS, POOLED
 # Default number of sizes.
 SHAPES = 12
 
-# Cases per Dask task; after as many, a backend that crashed too often is restarted.
+# Cases per Dask task, after which a backend that crashed too often is restarted.
 CHUNK = 50
 
 
@@ -71,10 +71,10 @@ def sample(plan: Plan, indices: Iterable[int]) -> list[FuzzCase]:
 
 
 def drawn(plan: Plan, index: int) -> FuzzCase:
-    """Draw the case of a number, which is reproducible."""
+    """Draw a case reproducibly from its number."""
     # Hypothesis draws the smallest case first, and derives most later cases from earlier ones by changing a
-    # value or two. So each case is the second one of a separate Hypothesis run, and depends only on the seed
-    # and its number.
+    # value or two. Each case is therefore the second one of a separate Hypothesis run, and depends only on
+    # the seed and its number.
     settings = hypothesis.settings(
         max_examples=2,
         phases=(Phase.generate,),
@@ -109,7 +109,7 @@ def files_elsewhere() -> Iterator[None]:
 
 # Draws.
 
-# Mask constants of published sources; other negative numbers are drawn too.
+# Mask constants of published sources; other negative values are also drawn.
 MASK_VALUES = (-1e9, -1e4, -(2.0**32) + 1, float(np.finfo(np.float32).min))
 
 SCALES = (1.0, *(quarter / 4 for quarter in range(1, 13) if quarter != 4))
@@ -118,10 +118,10 @@ BASES = (10000.0, 10000.0, 2.0, 100.0, 1e6)
 L2_WEIGHTS = (0.0, 0.0, 0.01, 1.0)
 LENGTH_EPSILONS = (1e-12, 1e-6, 1.0)
 MOSTLY_MODEL = ("model", "model", "model", "model", "pooled", "encoder", "stack", "attention", "dot_product")
-# With 100 rows or more, the row of padding is one of the first or the last, because no draw has 100 values.
+# With 100 rows or more, the padding row is one of the first or the last, because no draw has 100 values.
 ROWS = 8
 
-# Weight of small sizes relative to large ones, which take some seconds.
+# Weight of small sizes relative to large ones, which take a few seconds.
 SMALL = 4
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
@@ -138,7 +138,7 @@ class Sizes:
     d_ff: int
     num_classes: int
     vocab_size: int
-    # Includes room for positions that start at 1.
+    # Including room for positions that start at 1.
     max_positions: int
     num_segments: int
 
@@ -155,15 +155,15 @@ class Sizes:
     @property
     def apart(self) -> bool:
         """Whether all axes differ in size where possible."""
-        # Exchanging axes of equal size would go unnoticed.
+        # Swapped axes of equal size would go unnoticed.
         width = self.num_heads * self.head_dim
         sizes = [self.batch, self.tokens, width, self.d_ff, self.vocab_size, self.max_positions]
         sizes += [self.head_dim] if self.num_heads > 1 else []
         return len(set(sizes)) == len(sizes)
 
 
-# Sizes in every pool of five or more: usual ones, one token and one head, one head of width 1, width 64, and
-# one sample of a longer text.
+# Sizes in every pool of five or more: usual ones, one token and head, one head of width 1, width 64, and one
+# longer text.
 FIXED = (
     Sizes(3, 5, 2, 7, 11, 3, 19, 13, 2),
     Sizes(1, 1, 1, 3, 2, 2, 5, 4, 1),
@@ -172,7 +172,7 @@ FIXED = (
     Sizes(1, 37, 3, 5, 23, 1, 53, 41, 0),
 )
 
-# Sizes at which kernels branch, each kind large in one way; every pool of nine or more has one of each.
+# Sizes at which kernels branch, each kind large in one way; every pool of nine or more contains one of each.
 LARGE = {
     "heads": {
         "batch": (1, 2, 3),
@@ -198,9 +198,9 @@ LARGE = {
 
 @functools.cache
 def pool(seed: int, count: int) -> tuple[Sizes, ...]:
-    """Return the sizes that all cases share, smallest first."""
+    """Sizes shared by all cases, smallest first."""
     # JAX compiles each primitive for each new shape, which takes seconds per tuple: with individual sizes,
-    # cases would mostly compile. The random stream is separate from those of the cases.
+    # most time would be spent on compilation. The random stream is separate from those of the cases.
     generator = np.random.default_rng([seed, 0x512E5])
     result = list(FIXED[:count])
     kinds = [*LARGE.values()] if count >= 9 else []
@@ -233,8 +233,7 @@ def fuzz_cases(
     draw: DrawFn, dtypes: Sequence[str], parts: Sequence[str], shared: Sequence[Sizes]
 ) -> FuzzCase:
     """Draw a case."""
-    # Hypothesis draws the smallest case first, and departs from it at the first draw, where that does no
-    # harm.
+    # Hypothesis draws the smallest case first, and departs from it at the first draw, where this is harmless.
     weights_seed = draw(_seeds())
     # Small sizes come first, for the smallest case, and repeatedly.
     weighed = [sizes for sizes in shared for _ in range(1 if sizes.large else SMALL)]
@@ -280,7 +279,7 @@ def configurations(draw: DrawFn, sizes: Sizes, part: str) -> EncoderConfig:
     filled = flat == "flatten" and part in POOLED
     heads = pick("head_computation")
     padding = "counted" if filled else pick("position_of_padding")
-    # The rows after the row of padding must have room for the tokens (INP-2).
+    # The rows after the padding row must have room for the tokens (INP-2).
     free = sizes.max_positions - sizes.tokens if padding == "pad_row" else sizes.vocab_size
     pad = draw(_row_number(min(free, sizes.vocab_size)))
     start = (

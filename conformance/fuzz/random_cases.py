@@ -17,11 +17,11 @@ from concord.spec.config import EncoderConfig
 from concord.spec.parameters import initialize, parameters
 from concord.spec.tensors import axis_sizes, inputs, resolve
 
-# None; the end of each row, except for one token; any token; the beginning of each row; the beginning of one
-# row; whole rows; everything.
+# None; each row's end, except for one token; any token; each row's beginning; one row's beginning; whole
+# rows; all tokens.
 PADDINGS = ("none", "tail", "inside", "front", "left", "rows", "all")
 
-# For parts with a key mask: none; (B, S), one for all queries of a sample; (B, Q, S).
+# For parts with a key mask: none; (B, S), the same for all queries of a sample; (B, Q, S).
 KEY_MASKS = ("none", "samples", "queries")
 
 ATTENTION_PARTS = ("attention", "dot_product")
@@ -48,11 +48,11 @@ class FuzzCase:
     gradients: bool = True
 
     def build(self) -> tuple[EncoderConfig, dict[str, NDArray[np.float64]], Batch]:
-        """Return configuration, weights and inputs, exact in float32."""
+        """Configuration, weights and inputs, exact in float32."""
         return self.config, self._weights(), self._inputs()
 
     def job(self, name: str) -> Job:
-        """Return the job of this case."""
+        """Job of this case."""
         return Job(
             "fuzz",
             name,
@@ -83,7 +83,7 @@ class FuzzCase:
         )
         arrays: dict[str, NDArray[Any]] = {}
         for name, tensor in inputs(self.config, self.part).items():
-            # Separate streams, so that changing one input leaves others alone.
+            # Separate streams, so that changing one input does not affect others.
             generator = np.random.default_rng([self.inputs_seed, zlib.crc32(name.encode())])
             shape = resolve(tensor.shape, sizes)
             if name == "input_ids":
@@ -108,8 +108,8 @@ class FuzzCase:
         config, real = self.config, _real(generator, shape, self.padding)
         words = generator.integers(0, config.vocab_size, shape)
         if config.vocab_size > 2**8:
-            # In a large table half of the tokens reuse few rows, where kernels branch: the rows at which ids
-            # need another bit, and the last.
+            # In a large table, half of the tokens reuse a few rows where kernels branch. These are the rows
+            # at which ids need another bit, and the last row.
             rows = np.minimum(LANDMARKS, config.vocab_size - 1)
             words = np.where(generator.random(shape) < 0.5, generator.choice(rows, shape), words)
         words = np.where(words == config.pad_id, (words + 1) % config.vocab_size, words)

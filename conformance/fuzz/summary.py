@@ -1,4 +1,4 @@
-"""Print findings, and write failures as folders."""
+"""Printing of findings, and failures as folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = ("device", "implementation", "execution", "precision")
 
 
 def table(findings: Findings) -> Table:
-    """Return statuses and largest errors."""
+    """Statuses and largest errors."""
     title = "Random cases; largest error of an element in sigma / of a tensor in RMS sigma"
     result = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
     result.add_column("backend", overflow="fold")
@@ -75,7 +75,7 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
 
 
 def command(failure: Failure, settings: Setup) -> str:
-    """Return the command that repeats a failure."""
+    """The command that repeats a failure."""
     usual = vars(Setup())
     options = [
         f"--{name} {value}"
@@ -95,8 +95,8 @@ def write_failures(folder: Path, findings: Findings, settings: Setup) -> list[st
         version = findings.environments.get(backend, {}).get("version")
         about = {"versions": {**machine.describe(), backend: version}, "settings": options}
         case = case_files(failure.case.job(failure.name))
-        # Folders are named by content: the same finding with the same settings is written once, and none
-        # replaces another.
+        # Folders are named by content: the same finding with the same settings is written once, and folders
+        # are never replaced.
         content = hashlib.sha256(b"".join([*case.values(), str([backend, options]).encode()]))
         target = folder / f"{failure.name}-{dtype}-{content.hexdigest()[:8]}"
         text = record.lines({**record.plain(failure), **about}).encode()

@@ -1,7 +1,7 @@
-"""Golden files: tensors of published sources, as jobs that backends must reproduce.
+"""Golden files: tensors of published sources, as jobs for backends.
 
-Tables map a source's names to ours (:mod:`concord.spec.sources.schema`).
-conformance/golden/README.md describes the layout of a file.
+Tables map a source's names to ours (:mod:`concord.spec.sources.schema`). conformance/golden/README.md
+describes the files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from concord.spec.training.trajectory import Training
 # The selection in this package.
 INCLUDED = Path(__file__).parent
 
-# The whole collection, if it lies next to a checkout.
+# The whole collection, if it is next to a checkout.
 SHARED = Path(__file__).parents[3] / "shared" / "golden"
 
 # The folder that the pytest suite checks by default.
@@ -69,10 +69,10 @@ def collect(directory: Path) -> tuple[list[Job], dict[str, str]]:
     """Read every golden file under a folder.
 
     Returns:
-        A job for each run of each file; and each tensor not compared, with the reason.
+        A job per run of each file, and the reason for each tensor not compared.
 
     Raises:
-        SpecError: if there is no file, or listing all problems of all files.
+        SpecError: if no file exists, or listing the problems of all files.
     """
     paths = find(directory, "*.safetensors")
     if not paths:
@@ -130,10 +130,10 @@ class GoldenFile:
         self.part = candidates[0]
         self.config = configure(self.table, self.stated, self.part.name, where=STATED)
         positions = self.take(f"outputs/{self.part.positions.output}")
-        # The stored table limits the length of a text.
+        # The stored table limits text length.
         if positions is not None and positions.ndim == 2:
             self.config = self.config.replace(max_positions=len(positions))
-        weights = section(tensors, "weights/")  # all of them, so that an unknown weight is refused
+        weights = section(tensors, "weights/")  # all weights, so that an unknown one is refused
         self.weights = canonical(self.table, self.config, weights, self.part.name, positions)
         self.trainable = trainable(self.config, self.part.name)
         self.jobs = self._trained() if LOSSES in tensors else self._ran()
@@ -145,7 +145,7 @@ class GoldenFile:
         }
 
     def take(self, name: str, required: bool = False) -> Any:
-        """Return a tensor and mark it as used; None if it is missing."""
+        """Return a tensor, or None if missing, and mark it as used."""
         self.used.add(name)
         if required and name not in self.tensors:
             raise SpecError(f"{name!r} is missing but is required")
@@ -164,7 +164,7 @@ class GoldenFile:
         return arrays
 
     def _batches(self, steps: int = 0) -> list[Batch]:
-        """Return the batch of each step; a file without steps holds one."""
+        """Batch of each step; a file without steps has one batch."""
         inputs, problems = [Arrays() for _ in range(steps or 1)], list[str]()
         for key, native in self.part.inputs.items():
             with collecting(problems):
@@ -180,10 +180,10 @@ class GoldenFile:
         return batches
 
     def _key_mask(self, inputs: Arrays) -> Arrays:
-        """Return the key mask, (B, S) or (B, Q, S), if there is one."""
+        """The key mask, (B, S) or (B, Q, S), if any."""
         source = self.part.mask
         if source is None:
-            # The part derives its mask from the ids (SPEC MSK-1); a stored one must be the same.
+            # The part derives its mask from the ids (SPEC MSK-1); a stored mask must be the same.
             if (mask := self.take("inputs/mask")) is not None:
                 real = inputs["input_ids"] != self.config.pad_id
                 if mask.ndim == 3:
@@ -215,7 +215,7 @@ class GoldenFile:
         return jobs
 
     def _run(self, entry: RunEntry, batch: Batch, label: str) -> Job:
-        """Return the job of a run, with all outputs of the file, and all gradients or none."""
+        """Job of a run, with all outputs in the file, and all gradients or none."""
         part, config, inputs = self.part, self.config.replace(**entry.fields), batch.arrays()
         sizes, expected, problems = sizes_of(config, inputs), Arrays(), list[str]()
         shapes = {name: resolve(tap.shape, sizes) for name, tap in taps(config, part.name, inputs).items()}
@@ -252,7 +252,7 @@ class GoldenFile:
         return self._job(config, batch, expected, label)
 
     def _trained(self) -> list[Job]:
-        # Reports of each step are compared, and two states of the weights.
+        # Each step's reports are compared, and two states of the weights.
         losses = self.tensors[LOSSES]
         if losses.ndim != 1 or not losses.size:
             raise SpecError(f"{LOSSES!r} has shape {losses.shape} but must have one number for each step")
@@ -309,7 +309,7 @@ class GoldenFile:
         deviations, uncertain = table.deviations, Arrays()
         if training and table.training:
             deviations = {**deviations, **table.training.deviations}
-            # Training files hold no position table: a source's float32 table is uncertain.
+            # Training files have no position table, so a source's float32 table is uncertain.
             if table.training.float32_positions and POSITIONS in self.weights and LOSSES in self.tensors:
                 uncertain = {POSITIONS: float32_noise(config)}
         return replace(job, expectation=partial(expectation_of, job, published, deviations, uncertain))
@@ -318,11 +318,10 @@ class GoldenFile:
 def expectation_of(
     job: Job, published: Arrays, followed: Deviations, uncertain: Arrays, deviations: Deviations
 ) -> Expectation:
-    """Return a source's tensors with the reference's sigmas; for training, also the reference's other
-    tensors.
+    """A source's tensors with the reference's sigmas; training adds the reference's other tensors.
 
     Args:
-        published: by name; a sum by all its names (:data:`SUM`).
+        published: tensors by name; a sum by all its names (:data:`SUM`).
         followed: deviations of the source.
         uncertain: bounds on the source's differences from the stored weights.
     """
@@ -338,11 +337,11 @@ def expectation_of(
     values, sigmas = (dict(base.values), dict(base.sigmas)) if job.training else ({}, {})
     for key in sorted(published, key=lambda key: order.index(key.split(SUM)[0])):
         names = key.split(SUM)
-        # If a backend deviates differently from the source, the published tensor is shifted by the difference
-        # that the reference computes.
+        # If the backend's deviations differ from the source's, the published tensor is shifted by the
+        # difference between both references.
         shift = sum(base.values[name] - source.values[name] for name in names)
         values[key] = published[key].astype(np.float64) + shift
-        # The source rounded as much as a backend does, and the reference did not: both errors count.
+        # The source rounded as much as a backend, unlike the reference, so both errors count.
         sigmas[key] = reduce(
             np.hypot, [expectation.sigmas[name] for name in names for expectation in (base, source)]
         )

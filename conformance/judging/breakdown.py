@@ -41,7 +41,7 @@ class Element:
 
     @property
     def ratio(self) -> float:
-        """Error in tolerances; infinite if it cannot be compared."""
+        """Error in tolerances; infinite if incomparable."""
         ratio = abs(self.actual - self.expected) / self.tolerance if self.tolerance else math.inf
         return ratio if math.isfinite(ratio) and math.isfinite(self.tolerance) else math.inf
 
@@ -50,9 +50,9 @@ class Element:
 class HeatMap:
     """Largest error over two axes of a tensor, in blocks."""
 
-    axes: tuple[str, str]  # names of rows and columns; the first is empty if there is only one
+    axes: tuple[str, str]  # names of rows and columns; the first is empty for a single axis
     shape: tuple[Count, Count]
-    # Power of two that the error reaches, in tolerances: from 0 on, beyond the tolerance. None: nothing was
+    # Power of two that the error reaches, in tolerances; from 0 on, it exceeds the tolerance. None: not
     # judged.
     levels: tuple[tuple[Power | None, ...], ...]
 
@@ -68,7 +68,7 @@ class HeatMap:
 class Breakdown:
     """Error along the axes of a tensor and at its worst elements."""
 
-    maps: tuple[HeatMap, ...]  # over pairs of neighbouring axes
+    maps: tuple[HeatMap, ...]  # over pairs of adjacent axes
     worst: tuple[Element, ...]  # in descending order
 
 
@@ -83,8 +83,8 @@ def break_down(
     """Locate the error of a tensor.
 
     Args:
-        scores: errors in sigma; NaN where nothing is judged.
-        rows: the table rows that these are, if not all.
+        scores: errors in sigma; NaN where not judged.
+        rows: the table rows that are given, if not all.
     """
     levels = np.floor(np.log2(np.clip(scores / Z, 2.0**SMALLEST, 2.0**LARGEST)))
     return Breakdown(_maps(levels, axes), _worst(actual, value, sigma, scores, rows))
@@ -143,7 +143,7 @@ def _axes(config: EncoderConfig, part: str) -> dict[str, str]:
 
 
 def axes_of(case: JudgedProblem, name: str, rank: int) -> tuple[str, ...]:
-    """Return the axis names of a tensor, or numbers if it is unknown."""
+    """A tensor's axis names, or numbers for an unknown tensor."""
     axes = _axes(case.config, case.part).get(name, "").split()
     if len(axes) != rank:
         return tuple(f"axis {place}" for place in range(rank))

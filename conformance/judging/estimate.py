@@ -1,6 +1,6 @@
 """Sigma: the deviation of correct results from the truth, per element.
 
-Two estimates add up to sigma². **Monte Carlo arithmetic** (:mod:`concord.spec.montecarlo`) gives the mean
+Sigma² is the sum of two estimates. **Monte Carlo arithmetic** (:mod:`concord.spec.montecarlo`) gives the mean
 square error of :data:`SAMPLES` perturbed samples. **Low-precision runs** round after each operation, in
 various admissible orders; their squared error is averaged over the last axis.
 
@@ -32,14 +32,15 @@ T = TypeVar("T", bound=Any)
 
 Observer = Callable[[str, Array], None]
 
-# Returns the number of computed elements, if known: it determines how samples are grouped.
+# A function that returns the number of computed elements, if known, which determines the grouping of samples.
 Compute = Callable[[Arithmetic, Observer], int | None]
 
-# Largest error of an element, in sigma. With some 300 random encoders per framework, correct float32 runs
-# reached 9.3 in a step and 15.1 in a gradient. One number serves every tensor and precision (decision 10).
+# Largest error of an element, in sigma. With about 300 random encoders per framework, correct float32 runs
+# reached 9.3 in a step and 15.1 in a gradient. One value suffices for every tensor and precision (decision
+# 10).
 Z = 16.0
 
-# Largest root mean square error of a large tensor, in root mean square sigma (rms_limit): 3.0 was seen in
+# Largest root mean square error of a large tensor, in root mean square sigma (rms_limit): 3.0 was observed in
 # float32.
 R = 4.0
 
@@ -47,27 +48,27 @@ R = 4.0
 # 7.1.
 SAMPLES = 16
 
-# Sixteen uniform samples overstate the number of independent errors by up to this factor, in 19 of 20 cases.
+# In 19 of 20 cases, sixteen uniform samples overstate the number of independent errors by at most this
+# factor.
 CONFIDENCE = 5.0
 
-# Samples for a first look at a large case. With four, BERT base on 512 tokens erred by 0.66 of a tolerance,
-# with eight by 0.41: among millions of elements, some have four small samples.
+# Number of samples for a first look at a large case. The largest error of BERT base on 512 tokens was 0.66
+# tolerances with four samples, and 0.41 with eight. Among millions of elements, some have four small samples.
 SEVERAL = 8
 
-# Samples for a first look at a training step, with one low-precision run. Only a full estimate may reject a
-# run.
+# Number of samples for a first look at a training step, with one low-precision run. Only a full estimate may
+# reject a run.
 FEW = 4
 
-# Numbers that simultaneous samples may hold together, which bounds memory; one sample alone may hold more.
+# Maximum number of values in all simultaneous samples, to limit memory; a single sample may have more.
 SIDE_BY_SIDE = 1 << 21
 
-# Simultaneous samples of a large case: each takes the memory of a whole run, and NumPy one core.
+# Simultaneous samples of a large case: each takes the memory of a whole run, and one core.
 TOGETHER = 2
 
 
 def rms_limit(size: float) -> float:
-    """Return the tolerance of a root mean square error: one element may err by :data:`Z`, the rest by
-    :data:`R`.
+    """Tolerance of an RMS error: one element may err by :data:`Z`, others by :data:`R`.
 
     Args:
         size: number of (independent) elements.
@@ -88,20 +89,19 @@ def estimate(
     together: int = 1,
     doing: str = "deriving tolerances",
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the exact values of a computation and their sigmas, by name.
+    """Exact values of a computation and their sigmas, by name.
 
-    A sigma is NaN if the value is out of the precision's range, and infinite if the value is not finite for
-    another reason.
+    A sigma is NaN if the value is out of range, and infinite if it is otherwise not finite.
 
     Args:
-        dtype: precision or mode whose rounding is allowed; a mapping if tensors differ.
+        dtype: precision or mode whose rounding is allowed, or a mapping by tensor.
         values: the truth, if known.
         truth: arithmetic of the truth; by default :func:`exact`.
-        arithmetics: their errors determine sigma; by default :func:`perturbed`.
-        elements: of one sample, if ``compute`` does not return them.
-        count: samples; fewer than :data:`SAMPLES` are a first look.
+        arithmetics: arithmetics whose errors determine sigma; by default :func:`perturbed`.
+        elements: number of elements per sample, if ``compute`` does not return it.
+        count: number of samples; fewer than :data:`SAMPLES` are a first look.
         corners: whether derivatives of ReLUs may jump.
-        together: number of large samples that run at once.
+        together: number of simultaneous large samples.
     """
     accumulated = Estimate(compute, dtype, values, truth=truth, elements=elements, together=together)
     runs = (
@@ -114,7 +114,7 @@ def estimate(
 
 
 class Estimate:
-    """Running sums of squared errors; for its arguments see :func:`estimate`."""
+    """Running sums of squared errors; see :func:`estimate` for the arguments."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Estimate:
                 heaps.give_back()
             steps.step()
 
-        # Reduce tensors as they arrive: no sample is kept, so memory does not grow with the number of
+        # Reduce tensors as they arrive: no sample is kept, so memory use does not depend on the number of
         # samples.
         if large and self.together > 1:
             with ThreadPoolExecutor(max_workers=self.together) as pool:
@@ -162,18 +162,18 @@ class Estimate:
                 run(perturbation)
 
     def sigmas(self, last: bool = False) -> dict[str, Array]:
-        """Return the current sigmas; ``last`` frees each sum, while without it the samples count as few."""
+        """Current sigmas; ``last`` frees the sums; otherwise sigmas are those for few samples."""
         sigma_of = self.by_name.pop if last else self.by_name.__getitem__
         with np.errstate(all="ignore"):
             return {name: on_host(sigma_of(name).result(few=not last)) for name in list(self.by_name)}
 
     def independent(self) -> dict[str, float]:
-        """Return the numbers of independent errors that the samples show."""
+        """Numbers of independent errors in the samples."""
         return {name: sigma.independent for name, sigma in self.by_name.items()}
 
 
 def exact(dtype: str) -> Arithmetic:
-    """Return the arithmetic of the truth."""
+    """Arithmetic of the truth."""
     # The truth must be more precise than float64: the widest type of the platform (decision 16).
     return Arithmetic("extended" if dtype == "float64" else "float64")
 
@@ -181,22 +181,22 @@ def exact(dtype: str) -> Arithmetic:
 def perturbed(
     dtype: str, elements: int = 1, count: int = SAMPLES, corners: bool = False
 ) -> Iterator[Arithmetic]:
-    """Yield arithmetics for sigma: samples, low-precision runs, and both sides of each corner."""
+    """Yield arithmetics for sigma: samples, low-precision runs, and both sides of corners."""
     yield from samples(dtype, elements, count)
     yield from low_precision(dtype, count < SAMPLES)
     if corners:
-        # Every ReLU input within rounding of zero, on either side.
+        # All ReLU inputs within rounding of zero, on either side.
         corner = Z * precision(dtype).unit_roundoff
         yield from (Arithmetic(corner=corner), Arithmetic(corner=-corner))
 
 
 def low_precision(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
-    """Yield arithmetics that round as correct runs may; ``brief``: the first one suffices."""
+    """Yield arithmetics that round like correct runs; ``brief`` yields only the first."""
     # In order: equal terms added one by one err alike at each step, which samples and pairs miss. The length
-    # of 37 equal rows of 15 was off by 18 units this way; samples err by 3 (decision 10).
+    # of 37 equal rows of 15 was off by 18 units, but by only 3 in samples (decision 10).
     yield Arithmetic(dtype, strict=True)
     if not brief:
-        # Other orders are drawn. In TF32 the last two runs truncate factors, since a kernel may truncate or
+        # Other orders are random. In TF32 the last two runs truncate factors, since a kernel may truncate or
         # round.
         yield Arithmetic(dtype, shuffle=1, fused=True, strict=True, way="logarithm")
         yield Arithmetic(dtype, shuffle=2, strict=True, cut=True)
@@ -204,17 +204,17 @@ def low_precision(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
 
 
 def samples(dtype: str, elements: int, count: int = SAMPLES) -> Iterator[MonteCarlo]:
-    """Yield Monte Carlo arithmetics, as many samples at once as memory allows."""
+    """Yield Monte Carlo arithmetics, with as many simultaneous samples as memory allows."""
     together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), count))
     for first in range(0, count, together):
         yield MonteCarlo(dtype, min(together, count - first), first)
 
 
 class Sigma:
-    """Sigma of one tensor, accumulated over runs; safe for several threads.
+    """Sigma of one tensor, accumulated over runs. Thread-safe.
 
     Args:
-        value: the truth; like all later values an array, or a tensor on any device.
+        value: the truth; like later values, an array or tensor on any device.
     """
 
     def __init__(self, value: Array, dtype: str) -> None:
@@ -228,12 +228,12 @@ class Sigma:
         self.jump: Array | None = None
         finite = self.namespace.isfinite(value)
         self.finite = None if finite.all() else finite
-        # Half the bytes of float64, and wide enough for errors in float32 and narrower precisions.
+        # Takes half the bytes of float64, and is wide enough for errors in float32 and narrower precisions.
         self.storage = self.namespace.float64 if dtype == "float64" else self.namespace.float32
         self.busy = threading.Lock()
 
     def take(self, arithmetic: Arithmetic, values: Array) -> None:
-        """Add the tensor of a run, samples as (n, …), or (1, …) without noise."""
+        """Add the tensor of a run: (n, …) for n samples, or (1, …) without noise."""
         if arithmetic.samples:
             self._sample(values, arithmetic.samples)
         elif arithmetic.corner:
@@ -244,7 +244,7 @@ class Sigma:
                     self.jump = abs(self.turned - values)
         else:
             errors = self.namespace.square(values - self.value)
-            # A single run errs by chance in each element, so its squared error is averaged over the row.
+            # A single run has random errors in each element, so its squared error is averaged over the row.
             mean_square = self.namespace.mean(errors, axis=-1, keepdims=True) if errors.ndim else errors
             with self.busy:
                 self.rounded += 1
@@ -271,7 +271,7 @@ class Sigma:
                 return
             if self.finite is not None:
                 self.finite |= xp.any(xp.isfinite(values), axis=0)
-            # Root of the sum of squares: the squares themselves would need twice as many bytes.
+            # The root of the sum of squares, since the squares themselves would need twice as many bytes.
             root = xp.asarray(root, dtype=self.storage)
             self.noise = root if self.noise is None else xp.hypot(self.noise, root)
 
@@ -279,7 +279,7 @@ class Sigma:
     def independent(self) -> float:
         """Lower bound on the number of independent errors; infinite without errors."""
         # With N errors, a sample's mean square has a variance of 2 / N of its square. A million elements that
-        # share the error of one mean count as one (decision 37).
+        # share one mean's error count as one (decision 37).
         if not any(self.squares):
             return np.inf
         mean, variance = np.mean(self.squares), np.var(self.squares, ddof=1)
@@ -287,15 +287,15 @@ class Sigma:
             return float(np.nan_to_num(2 * mean**2 / (CONFIDENCE * variance), nan=np.inf))
 
     def result(self, few: bool = False) -> Array:
-        """Return sigma, in the shape of the value.
+        """Sigma, in the shape of the value.
 
         Args:
-            few: raise each sigma towards its row's mean square, at most twofold: of a million elements, six
-                samples show some a tenth of their sigma.
+            few: raise each sigma towards its row's mean square, at most twofold. Six samples give some of a
+                million elements only a tenth of their sigma.
         """
         value, xp = self.value, self.namespace
         deviations = [least_sigma(value, self.dtype)]
-        # Roots, since squares of the smallest numbers would underflow.
+        # Roots, since squares of the smallest values would underflow.
         if self.noise is not None:
             noise = self.noise / math.sqrt(self.samples)
             if few and noise.ndim:
@@ -317,9 +317,9 @@ class Sigma:
 
 
 def least_sigma(value: Array, dtype: str) -> Array:
-    """Return the rounding of the result itself."""
+    """Rounding of the result itself."""
     target = precision(dtype)
-    # A uniform error of u has the deviation u / sqrt 3. Below the smallest normal number, XLA flushes to
+    # A uniform error of u has the deviation u / sqrt 3. XLA flushes values below the smallest normal one to
     # zero.
     rounding, smallest = target.unit_roundoff / math.sqrt(3) * abs(value), target.smallest_normal
     least: Array = namespace_of(value).where(rounding < smallest, smallest, rounding)
@@ -327,7 +327,7 @@ def least_sigma(value: Array, dtype: str) -> Array:
 
 
 def namespace_of(array: Any) -> Any:
-    """Return NumPy, or PyTorch, which accepts NumPy's names."""
+    """An array's library: NumPy, or PyTorch, which accepts NumPy's names."""
     return np if isinstance(array, (np.ndarray, np.generic)) else sys.modules["torch"]
 
 
@@ -337,11 +337,11 @@ def on_host(array: Any) -> Array:
 
 
 class Cache:
-    """Recent results, limited in bytes."""
+    """A cache of recent results, limited in bytes."""
 
     LIMIT: ClassVar[int] = 48 << 20
 
-    # Larger results are not cached: they would push out those of all other cases.
+    # Larger results are not cached, since they would evict those of all other cases.
     LARGEST: ClassVar[int] = 16 << 20
 
     def __init__(self) -> None:
@@ -352,7 +352,7 @@ class Cache:
 
     @contextlib.contextmanager
     def keeping(self, limit: int) -> Iterator[None]:
-        """Keep ``limit`` bytes within a block, in results of any size."""
+        """Keep ``limit`` bytes of results of any size within a block."""
         limits = self.limit, self.largest
         self.limit = self.largest = limit
         try:
@@ -363,7 +363,7 @@ class Cache:
                 self._shrink()
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """Return a cached result; threads that want the same one wait for the first."""
+        """Return a cached result; threads with the same request wait for the first."""
         with self._guard:
             lock = self._making.setdefault(key, threading.Lock())
         with lock:

@@ -1,9 +1,9 @@
-"""Exemptions: the notes of rows whose tensors, or some elements, are not judged."""
+"""Exemptions: notes on tensors, or elements, that are not judged."""
 
-# A run neither delivers a tensor nor declares that it has none.
+# A run neither returns a tensor nor declares that it lacks it.
 NOT_EXPOSED = "not returned"
 
-# A backend declares that it has no such tensor.
+# A backend declares that it lacks the tensor.
 DECLARED = "declared by the backend"
 
 # The user of a candidate declares that it lacks an output.
@@ -18,13 +18,13 @@ CONSTANT = "computed of no input"
 # A run declares that it computes no rows of padding: unpadded kernels leave them undefined (decision 31).
 PADDING = "rows of padding, which the run declares not to compute"
 
-# A value exceeds the precision's range: float16 overflows legitimately in scores before they are scaled.
+# A value exceeds the precision's range: unscaled scores in float16 may legitimately overflow.
 OUT_OF_RANGE = "out of range"
 
 # A gradient flows through such values.
 OUT_OF_RANGE_BEFORE = "the forward pass is out of range"
 
-# A gradient flows through values of the run that are not finite; the forward pass diverges by itself.
+# A gradient flows through values of the run that are not finite; the forward pass itself diverges.
 NOT_FINITE_BEFORE = "the forward pass is not finite"
 
 # End to end, correct runs may differ this much; each step is still judged.
@@ -33,7 +33,7 @@ GROWN = "rounding may have grown beyond a tenth of it"
 # A gradient is divided by the deviation of a row whose entries are nearly equal.
 NORM = "rounding decides a layer norm that it flows through"
 
-# A half-precision gradient is a difference of equal numbers.
+# A half-precision gradient is a difference of equal values.
 NO_DIGIT = "rounding leaves no digit of it"
 
-# A discrete operation names what rounding decides in its own words: concord.conformance.compare.decisions.
+# Notes on decisions of discrete operations are in concord.conformance.compare.decisions.

@@ -33,23 +33,24 @@ from concord.spec.reference import observe, used_rows
 from concord.spec.tensors import clause_of
 from concord.spec.training.trajectory import Training, Trajectory
 
-# End to end, a tap whose sigma exceeds this share of its size is not judged, nor are later ones: so much
-# rounding makes correct runs look wrong. Local judgement needs no such limit.
+# End to end, a tap whose sigma exceeds this share of its size is not judged, and neither are later taps. So
+# much rounding makes correct runs look wrong. Local judgement needs no such limit.
 UNDECIDED = 0.1
 
 
-# A gradient below this share of its sigma is zero apart from the reference's own rounding, not a lost digit.
+# A gradient below this share of its sigma is zero apart from the reference's own rounding, and not a lost
+# digit.
 ZERO = 2.0**-24
 
 
 @dataclass(frozen=True)
 class JudgedProblem(Problem):
-    """The request that a run answers, and the rules of its judgement."""
+    """The request that a run answers, with the rules of its judgement."""
 
     dtype: str = "float32"  # precision, or mode of MODES, whose rounding is allowed
     deviations: Deviations = field(default_factory=lambda: NONE)  # declared by the backend
     gradients: bool = True  # whether gradients are judged
-    # Patterns of taps that later steps see with more digits than delivered.
+    # Patterns of taps that later steps use with more digits than returned.
     unrounded: tuple[str, ...] = ()
 
     @functools.cached_property
@@ -91,7 +92,7 @@ class JudgedProblem(Problem):
         )
 
     def clause(self, name: str) -> str:
-        """Return the clause that defines a tensor."""
+        """The clause that defines a tensor."""
         return clause_of(self.config, name, self.part)
 
     def forget(self) -> None:
@@ -99,7 +100,7 @@ class JudgedProblem(Problem):
         self.__dict__.pop("rounded", None)
 
     def is_unrounded(self, tap: str) -> bool:
-        """Return whether a tap is delivered rounded but used unrounded."""
+        """Whether a tap is returned rounded but used unrounded."""
         return any(fnmatch.fnmatchcase(tap, pattern) for pattern in self.unrounded)
 
 
@@ -113,7 +114,7 @@ class JudgedTraining:
     part: str = "model"
     dtype: str = "float32"
     deviations: Deviations = field(default_factory=lambda: NONE)
-    # Bounds on the difference of weights from the given ones.
+    # Bounds on the differences from the given weights.
     uncertain: Mapping[str, Array] = field(default_factory=dict)
     rows: ClassVar[dict[str, NDArray[np.int64]]] = {}
 
@@ -132,7 +133,7 @@ class JudgedTraining:
         }
 
     def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
-        """Return the training before its first step."""
+        """Training before its first step."""
         weights = {name: precision(self.dtype).round(array) for name, array in self.weights.items()}
         return Trajectory(
             self.config,
@@ -146,7 +147,7 @@ class JudgedTraining:
         )
 
     def clause(self, name: str) -> str:
-        """Return the clause that defines a tensor."""
+        """The clause that defines a tensor."""
         section = name.split(".")[2]
         update = {"sgd": "OPT-2", "adam": "OPT-3", "rmsprop": "OPT-5"}[self.training.recipe.algorithm]
         return {
@@ -177,22 +178,22 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Expectation:
-    """Values and tolerances that a run is judged by, locally or end to end.
+    """Values and tolerances for judging a run, locally or end to end.
 
     Attributes:
-        values: taps in order of computation, then gradients in order of the backward pass. A table's gradient
-            has only the rows in ``rows``.
+        values: taps in order of computation, then gradients in order of the backward pass. Tables' gradients
+            have only the rows in ``rows``.
         sigmas: standard deviations of correct results. NaN: undetermined; infinite: the value is not finite,
-            and not by rounding.
-        shapes: of every tensor that a run may deliver, judged or not.
-        chained: whether no tap is decided after an undecided one.
-        independent: numbers of independent errors that the samples show.
-        coherent: judges what groups of elements share.
-        ties: correct values of elements that rounding decides.
+            even without rounding.
+        shapes: shapes of all tensors that a run may return, judged or not.
+        chained: whether all taps after an undetermined one are undetermined.
+        independent: numbers of independent errors in the samples.
+        coherent: judge of errors shared by groups of elements.
+        ties: correct values of elements that rounding determines.
         norms: activations whose rows are divided by their deviation or length.
         few: whether this is a first look.
-        occurred: computed operations, as far as their kernels matter.
-        without_rule: operations whose rounding no rule describes.
+        occurred: computed operations whose kernels matter.
+        without_rule: operations without a rule for their rounding.
     """
 
     dtype: str
@@ -212,11 +213,11 @@ class Expectation:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all arrays."""
+        """Bytes of all arrays."""
         return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
 
     def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-        """Return value and sigma in full shape, zeros included."""
+        """Value and sigma in full shape, including zeros."""
         value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
         if name not in self.rows:
             return value, sigma
@@ -228,7 +229,7 @@ class Expectation:
     def undecided(self) -> frozenset[str]:
         """The first tap with a relatively large sigma, and all later taps."""
         undecided: set[str] = set()
-        # Gradients are always decided: their own sigma includes the growth of the forward pass.
+        # Gradients are always determined: their sigma includes the growth of the forward pass.
         for name, value in self.values.items() if self.chained else ():
             if is_gradient(name):
                 break
@@ -240,7 +241,7 @@ class Expectation:
 
     @functools.cached_property
     def overflowing(self) -> bool:
-        """Whether a tap, and so every gradient, is out of range."""
+        """Whether a tap, and therefore every gradient, is out of range."""
         return not all(
             np.isfinite(sigma).all() for name, sigma in self.sigmas.items() if not is_gradient(name)
         )
@@ -249,7 +250,7 @@ class Expectation:
     def singular(self) -> frozenset[str]:
         """Gradients after one that is not finite (SPEC NRM-7) or out of range."""
         # Behind a closed ReLU or masked score, a kernel that multiplies by 0 propagates NaN, and one that
-        # selects does not. From there on, finiteness says nothing about correctness.
+        # selects does not. From there on, finiteness does not imply correctness.
         gradients = [name for name in self.values if is_gradient(name)]
         largest = precision(self.dtype).largest
         first = next(
@@ -260,7 +261,7 @@ class Expectation:
 
     @functools.cached_property
     def undecided_rows(self) -> dict[str, NDArray[np.bool_]]:
-        """Rows of each norm in which rounding leaves no digit, (…, 1)."""
+        """Rows of each norm that lose all digits by rounding, (…, 1)."""
         undecided = {}
         for name in self.norms:
             if name not in self.values:
@@ -268,9 +269,9 @@ class Expectation:
             size, noise = (
                 np.max(abs(array), axis=-1, keepdims=True) for array in (self.values[name], self.sigmas[name])
             )
-            # Negated, so that a NaN sigma counts as undecided.
+            # Negated, so that a NaN sigma counts as undetermined.
             rows = ~(noise <= UNDECIDED * size)
-            # A vector that is exactly zero is divided by epsilon: its rows are decided.
+            # A vector that is exactly zero is divided by epsilon, so its rows are determined.
             if name == "normalized":
                 rows &= ~((size == 0) & self.settled(name).all(-1, keepdims=True))
             if rows.any():
@@ -279,10 +280,10 @@ class Expectation:
 
     @functools.cached_property
     def unsettled(self) -> frozenset[str]:
-        """Gradients through a row in which rounding leaves no digit."""
-        # If all entries of a row are nearly equal, its deviation is rounding. Gradients are divided by it,
-        # and such errors have no variance that samples could show. A delivered tap gradient ends this: the
-        # following steps continue from the run's own.
+        """Gradients through a row that loses all digits by rounding."""
+        # If all entries of a row are nearly equal, its deviation is only rounding. Gradients are divided by
+        # it, and such errors have no variance that samples could estimate. A returned tap gradient ends this:
+        # the following steps continue from the run's own.
         order = [name for name in self.values if is_gradient(name)]
         unsettled: set[str] = set()
         for norm in self.undecided_rows:
@@ -295,12 +296,12 @@ class Expectation:
         return frozenset(unsettled)
 
     def settled(self, name: str) -> NDArray[np.bool_]:
-        """Return the elements of a gradient without noise, such as those behind a closed ReLU."""
+        """Noiseless elements of a gradient, such as those behind a closed ReLU."""
         quiet: NDArray[np.bool_] = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
         return quiet
 
     def silent(self, name: str, local: bool, sound: bool) -> str:
-        """Return why a tensor cannot be judged, if so.
+        """Reason why a tensor cannot be judged, if any.
 
         Args:
             sound: whether the run's forward pass is finite.
@@ -314,8 +315,8 @@ class Expectation:
             return NOT_FINITE_BEFORE
         if name in self.unsettled and not self.settled(name).any():
             return NORM
-        # In few bits a softmax of large scores has one nonzero weight, and its gradient is a difference of
-        # equal numbers: rounding times large weights. Its errors have tails that 16 samples do not show.
+        # With few bits, a softmax of large scores has one nonzero weight, and its gradient is a difference of
+        # equal values: rounding times large weights. Its errors have tails that 16 samples do not reveal.
         target = precision(self.dtype)
         if gradient and target.unit_roundoff > target.accumulation:
             size, noise = root_mean_square(self.values[name]), root_mean_square(self.sigmas[name])
@@ -324,7 +325,7 @@ class Expectation:
         return ""
 
     def determined(self, name: str, local: bool) -> Array:
-        """Return the sigmas of a tensor, NaN where rounding decides an element."""
+        """A tensor's sigmas, with NaN for elements that rounding determines."""
         sigma = self.sigmas[name]
         if local and name in self.unsettled:
             sigma = np.where(self.settled(name), sigma, np.nan)
@@ -357,12 +358,12 @@ def digest(whole: Any) -> str:
 
 
 def is_gradient(name: str) -> bool:
-    """Return whether this names a gradient."""
+    """Whether this names a gradient."""
     return name.startswith("gradients.")
 
 
 def is_tap_gradient(name: str) -> bool:
-    """Return whether this names a tap's gradient."""
+    """Whether this names a tap's gradient."""
     return name.startswith("gradients.taps.")
 
 
@@ -372,9 +373,9 @@ def subject_of(name: str) -> str:
 
 
 def root_mean_square(values: Array) -> float:
-    """Return the root mean square; 0 for an empty array."""
+    """Root mean square; 0 for an empty array."""
     with np.errstate(all="ignore"):
-        # Scaled by the largest element: squares of 1e-200 would underflow, those of 1e200 overflow.
+        # Scaled by the largest element, since squares of 1e-200 would underflow, and those of 1e200 overflow.
         largest = float(np.max(abs(values), initial=0.0))
         scaled = values / largest if largest > 0 else values
         return largest * float(np.sqrt(np.mean(np.square(scaled)))) if values.size else 0.0

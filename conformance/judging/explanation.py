@@ -1,4 +1,4 @@
-"""Explanations: why a run is wrong, as far as known."""
+"""Explanations of a wrong run, as far as known."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DECLARABLE = {**KNOWN_DEVIATIONS, **OF_MODULES}
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known about a first divergence."""
+    """An explanation of a first divergence, as far as known."""
 
-    tensor: str  # the first wrong one; empty where the text stands next to its name
+    tensor: str  # the first wrong tensor; empty if the text is shown next to its name
     clauses: tuple[str, ...] = ()  # clauses that it may break, likeliest first; a module has none
     hypothesis: str = ""  # names of the explaining hypotheses, joined by "or"
     text: str = ""  # a sentence
-    confident: bool = False  # whether nothing else that was tried explains it as well
+    confident: bool = False  # whether no other tested hypothesis explains it as well
     description: str = ""  # observations about the tensor, as a sentence
     notes: tuple[str, ...] = ()
     # Deviation that would make the run agree if declared; empty if none.

@@ -1,7 +1,7 @@
 """The family as a reference: expected values of a case.
 
 *End to end*, it computes from the inputs. *Locally*, it recomputes each tap from the run's preceding taps;
-gradients flow back through the run's forward values, from its tap gradients if it delivers them.
+gradients flow back through the run's values, from its tap gradients if returned.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from concord.spec.parameters import Weights, trainable
 from concord.spec.precision import precision
 from concord.spec.tensors import from_output_on, output_name
 
-# Deviations that change the truth by less than this share of a tensor's maximum share the first look: weights
-# of 1e-28 for masked keys change nothing, so all backends share one estimate. A run near its tolerance is
+# Deviations that change the truth by less than this share of a tensor's maximum share the first look. Weights
+# of 1e-28 for masked keys have no effect, so all backends share one estimate. A run near its tolerance is
 # judged from its own taps (decision 16).
 ALIKE = 2.0**-20
 
-# Joins the names of tensors whose sum was published.
+# Separator between the names of tensors whose sum was published.
 SUM = " + "
 
 
@@ -68,8 +68,8 @@ class FamilyReference:
     """Expected values for a run of the family."""
 
     case: JudgedProblem  # the request, with the deviations that the run declares
-    run: Run  # tells the promised sections, hidden taps, and results
-    excuses: frozenset[str] = frozenset()  # declarations that the judge follows, not the reference
+    run: Run  # determines the promised sections, hidden taps, and results
+    excuses: frozenset[str] = frozenset()  # declarations that the judge follows instead of the reference
     published: Expectation | None = None  # replaces the reference's expectation end to end
     end_to_end: bool = True  # whether to judge a large model's gradients end to end
 
@@ -97,7 +97,7 @@ class FamilyReference:
         shapes = expected.shapes or {name: value.shape for name, value in expected.values.items()}
         names = [name for name in shapes if self.requested(name) and (self.local or name in expected.values)]
         activations = {name: self.activation(name, shapes[name]) for name in names}
-        if "gradients" in self.run.requested and not self.case.gradients:  # the run delivers none at all
+        if "gradients" in self.run.requested and not self.case.gradients:  # the run returns none at all
             for name in trainable(self.case.config, self.case.part):
                 clause = self.case.clause(f"gradients.{name}")
                 activations[f"gradients.{name}"] = Activation(
@@ -123,7 +123,7 @@ class FamilyReference:
     @property
     def brief(self) -> bool:
         """Whether gradients are judged only locally."""
-        # The reference's gradients of a large model are too large to be kept.
+        # A large model's reference gradients are too large to keep.
         return self.local and (not self.end_to_end or is_large(self.case))
 
     def expect(self, pin: Pin | None) -> Iterator[Expectation]:
@@ -138,8 +138,8 @@ class FamilyReference:
     def expect_steps(self, pin: Pin) -> Iterator[Expectation]:
         """Yield expected values of each step."""
         pinned = self.pinned(pin)
-        # In half precision a correct run, and the sigma of a step, may be far from the reference's. Otherwise
-        # the reference's own steps suffice for a first look, which all runs of a case share.
+        # In half precision, a correct run and a step's sigma may be far from the reference's. Otherwise the
+        # reference's own steps suffice for a first look, shared by all runs of a case.
         if not is_half(self.case.dtype):
             large = is_large(self.case)
             yield local_exactly(self.case, pinned, brief=True) if large else local(self.case, pinned)
@@ -150,13 +150,13 @@ class FamilyReference:
         return plain(self.case, self.pinned(pin))
 
     def pinned(self, pin: Pin) -> Pinned:
-        """Return the run's tensors from which others are computed."""
+        """Run's tensors from which others are computed."""
         arrays = {name: array for name in self.activations if (array := pin(name)) is not None}
         gradients = {subject_of(name): array for name, array in arrays.items() if is_gradient(name)}
         return Pinned({name: array for name, array in arrays.items() if not is_gradient(name)}, gradients)
 
     def requested(self, name: str) -> bool:
-        """Return whether a run must deliver a tensor."""
+        """Whether a run must return a tensor."""
         if is_tap_gradient(name):
             return self.run.tap_gradients.get(subject_of(name)) is not None
         if is_gradient(name) or (name == "loss" and self.run.loss is None):
@@ -164,11 +164,11 @@ class FamilyReference:
         return "taps" in self.run.requested or name in ("loss", self.output)
 
     def absent(self, name: str) -> str:
-        """Return why a run may lack a tensor, if so."""
+        """Reason why a run may lack a tensor, if any."""
         hidden = self.run.info.get("not_exposed")
         if is_gradient(name) or name == self.output or (name == "loss" and "gradients" in self.run.requested):
             return ""
-        # A run that declares nothing, such as tensors from anywhere, may lack any tap.
+        # A run without declarations, such as tensors of any origin, may lack any tap.
         if hidden is None:
             return NOT_EXPOSED
         matches = name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in hidden)
@@ -176,12 +176,12 @@ class FamilyReference:
 
     @functools.cached_property
     def wider(self) -> frozenset[str]:
-        """Output and loss, if other taps show the run's precision or it declares them wider."""
+        """Output and loss, if other taps establish the run's precision or it declares them wider."""
         results = frozenset(from_output_on(self.case.config, self.case.part))
         return results if WIDER_OUTPUT in self.excuses or self.run.taps.keys() - results else frozenset()
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return the elements in uncomputed rows."""
+        """Elements in uncomputed rows."""
         if UNCOMPUTED_PADDING not in self.excuses:
             return False
         axes = self.activations[name].axes or ()
@@ -200,7 +200,7 @@ class FamilyReference:
 
 
 def norms(names: Collection[str]) -> list[str]:
-    """Return the activations that are divided by a deviation or length."""
+    """Activations whose rows are divided by a deviation or length."""
     return [name for name in names if "norm" in name.rpartition(".")[2] and not is_gradient(name)]
 
 
@@ -212,7 +212,7 @@ def expect(
     dtype: str = "float32",
     deviations: Deviations = NONE,
 ) -> Expectation:
-    """Return the expectation end to end, with full gradients of tables."""
+    """The end-to-end expectation, with full gradients of tables."""
     expected = end_to_end(JudgedProblem(config, weights, batch, part, dtype, deviations))
     full = {
         name: expected.whole(name, weights[name.removeprefix("gradients.")].shape)
@@ -229,7 +229,7 @@ def expect(
 
 
 def end_to_end(case: JudgedProblem) -> Expectation:
-    """Return the expectation end to end."""
+    """The end-to-end expectation."""
     case = _without_deviations(case, 0.0)
     return _estimates.get(f"end to end {case.key}", lambda: _estimate(case, None))
 
@@ -240,27 +240,27 @@ def keeping(limit: int) -> contextlib.AbstractContextManager[None]:
 
 
 def outline(case: JudgedProblem) -> Expectation:
-    """Return names, order and shapes of all tensors."""
+    """Names, order and shapes of all tensors."""
     shapes: dict[str, tuple[int, ...]] = {}
     case.observe(Arithmetic("float32"), lambda name, array: shapes.__setitem__(name, array.shape))
     return _expectation(case, {}, {}, shapes)
 
 
 def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]:
-    """Return the reference's tensors, from the inputs or from pinned ones."""
+    """Reference's tensors, from the inputs or from pinned ones."""
     values: dict[str, Array] = {}
     case.observe(exact(case.dtype), values.__setitem__, pinned)
     return values
 
 
 def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
-    """Return the local expectation, with sigmas that all runs of a case share.
+    """The local expectation, with sigmas shared by all runs of a case.
 
-    In half precision, near a tolerance, and for a large case, use :func:`local_exactly`.
+    Use :func:`local_exactly` in half precision, near a tolerance, and for a large case.
     """
     common = _without_deviations(case, ALIKE)
     key = f"local {sorted(pinned.taps)} {sorted(pinned.gradients)} {common.key}"
-    # The cache excludes values, which are each run's own.
+    # The cache excludes values, which differ between runs.
     usual = _estimates.get(key, lambda: replace(_estimate(common, _of_truth(common, pinned)), values={}))
     values = plain(case, pinned)
     sigmas = {
@@ -270,7 +270,7 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
 
 
 def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> Expectation:
-    """Return the local expectation, with sigmas from the run's own taps.
+    """The local expectation, with sigmas from the run's own taps.
 
     Args:
         brief: whether a first look suffices.
@@ -279,7 +279,7 @@ def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> E
 
 
 def is_large(case: JudgedProblem) -> bool:
-    """Return whether the estimate is too large to be kept."""
+    """Whether the estimate is too large to keep."""
     sizes = (
         sum(array.size for array in case.weights.values())
         + np.prod(next(iter(case.batch.arrays().values())).shape[:2]) * 40 * case.config.d_model
@@ -299,7 +299,7 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
 
 
 def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
-    """Return the largest difference, relative to each tensor's maximum."""
+    """The largest difference, relative to each tensor's maximum."""
     worst = 0.0
     for name, reference in others.items():
         value, finite = values[name], np.isfinite(reference)
@@ -342,7 +342,7 @@ def _expectation(
 
 
 def _estimate(case: JudgedProblem, pinned: Pinned | None, brief: bool = False) -> Expectation:
-    # Tap gradients are judged only locally, where they are delivered: others need no sigma.
+    # Tap gradients are judged only locally, if they are returned: others need no sigma.
     tap_gradients = {f"gradients.taps.{name}" for name in pinned.gradients} if pinned else set()
     shapes: dict[str, tuple[int, ...]] = {}
 

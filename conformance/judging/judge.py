@@ -1,4 +1,4 @@
-"""The judge of a run by a reference."""
+"""The judge of a run against a reference."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ NEAR = 0.5
 
 
 class Judge:
-    """Judges every tensor, locally and end to end (SPEC PRT-2).
+    """Judge of every tensor, locally and end to end (SPEC PRT-2).
 
     Args:
-        tensors: of the run, by the reference's names.
-        whole: tensors from a separate run, which do not follow from these activations.
+        tensors: tensors of the run by the reference's names.
+        whole: tensors of a separate run, which do not depend on these activations.
 
     Attributes:
-        unused: activations that the model turned out not to use.
+        unused: activations found to be unused by the model.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Judge:
             if array is None or array.shape != activation.shape:
                 continue
             excused = reference.excused(name)
-            if np.any(excused):  # uncomputed padding may hold NaN, which would spread to judged elements
+            if np.any(excused):  # uncomputed padding may be NaN, which would spread to judged elements
                 self.tensors[name] = np.where(excused & ~np.isfinite(array), array.dtype.type(0), array)
         self.unused: frozenset[str] = frozenset()
         self.broken = {name: why for name in reference.activations if (why := self.unjudgeable(name))}
 
-    def explain(self, verdict: Verdict) -> Explanation | None:  # noqa: ARG002 - others know why
-        """Return why the run diverges, if known."""
+    def explain(self, verdict: Verdict) -> Explanation | None:  # noqa: ARG002 - subclasses know
+        """Why the run diverges, if known."""
         return None
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
@@ -67,7 +67,7 @@ class Judge:
         return [self.row(name, steps.get(name), ends.get(name)) for name in self.reference.activations]
 
     def row(self, name: str, step: Judgement | None, end: Judgement | None) -> Row:
-        """Return the row of a tensor; a local judgement decides."""
+        """Row of a tensor; a local judgement has priority."""
         activation = self.reference.activations[name]
         if name in self.broken:
             status, note = self.broken[name]
@@ -80,14 +80,14 @@ class Judge:
         return Row(name, activation.clause, status, step, end, note, size, activation.axes or ())
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
-        """Return status and note of a tensor that cannot or need not be compared."""
+        """Status and note of a tensor that cannot or need not be compared."""
         activation, actual = self.reference.activations[name], self.tensors.get(name)
         if actual is None:
             return ("not exposed", activation.absent) if activation.absent else ("diverges", MISSING)
         if actual.shape != activation.shape:
             return "diverges", f"has shape {actual.shape} but must be {activation.shape}"
         target = precision(activation.dtype)
-        # float32 numbers in a float32 array need no check; a half precision is stored in float32.
+        # float32 values in a float32 array need no check; half precisions are stored in float32.
         shortened = is_half(activation.dtype) or actual.dtype != target.storage
         if not activation.wider and shortened and not target.holds(actual):
             return "diverges", WIDER
@@ -97,7 +97,7 @@ class Judge:
     # Local judgement, from the run's own tensors.
 
     def pin(self, name: str) -> Array | None:
-        """Return the run's tensor that replaces the reference's, if any."""
+        """Run's tensor that replaces the reference's, if any."""
         activation = self.reference.activations.get(name)
         if activation is None or not activation.pinned or subject_of(name) in self.unused:
             return None
@@ -112,8 +112,8 @@ class Judge:
     def judge_steps(self) -> dict[str, Judgement]:
         """Judge each step locally."""
         judgements, _ = self.judge_from(self.pin)
-        # A zero gradient that diverges may be correct: some modules return an activation that the model does
-        # not use, and autograd delivers zeros for it, or nothing.
+        # A zero gradient that diverges may be correct. Some modules return an activation that the model does
+        # not use, and autograd returns zeros or None for it.
         zero = [
             subject_of(name) for name in self.pinned if is_tap_gradient(name) and not self.tensors[name].any()
         ]
@@ -125,7 +125,7 @@ class Judge:
         return self.judge_from(self.pin)[0] if self.unused else judgements
 
     def passed_by(self, zero: frozenset[str]) -> frozenset[str]:
-        """Return the activations with a zero gradient that the model does not use."""
+        """Activations with a zero gradient that the model does not use."""
 
         def passing(name: str) -> Array | None:
             return None if subject_of(name) in zero else self.pin(name)
@@ -144,8 +144,8 @@ class Judge:
                 if is_gradient(name)
                 and not np.array_equal(stopped[name], expected.values[name], equal_nan=True)
             ]
-            # Either the model bypasses the tap, or its gradient is wrongly cut off. If bypassed, gradients
-            # behind it agree without the zero and diverge with it.
+            # Either the model bypasses the tap, or its gradient is wrongly cut off. If it is bypassed,
+            # gradients behind it agree without the zero and diverge with it.
             return not behind or any(
                 judgements[name].status == "agrees"
                 and self.judgement(name, alternative, True).status == "diverges"
@@ -176,7 +176,7 @@ class Judge:
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
     ) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge by the first look that decides; also return its expectation."""
+        """Judge by the first decisive look; also return its expectation."""
         judgements: dict[str, Judgement] = {}
         expected = Expectation("", {}, {}, {})  # for tensors judged only locally
         for expected in self.reference.expect(pin):
@@ -185,7 +185,7 @@ class Judge:
             judgements = {
                 name: self.judgement(name, expected, pin is not None, sound, deciding) for name in judged
             }
-            # A few samples do not tell what rounding decides.
+            # A few samples do not reveal what rounding determines.
             unsure = expected.few and (
                 expected.undecided_rows
                 or any(judgement.status == "undetermined" for judgement in judgements.values())
@@ -195,7 +195,7 @@ class Judge:
         return judgements, expected
 
     def sound(self, pin: Pin, expected: Expectation) -> bool:
-        """Return whether the run's forward pass is finite wherever it should be."""
+        """Whether the run's forward pass is finite where it should be."""
         return all(
             np.isfinite(array).all() or not np.isfinite(expected.values[name]).all()
             for name in expected.values
@@ -209,7 +209,7 @@ class Judge:
 
         Args:
             sound: whether the forward pass is finite.
-            deciding: whether to break down the error of a divergence.
+            deciding: whether to break down a divergence's error.
         """
         activation, actual = self.reference.activations[name], self.tensors[name]
         value = expected.values[name]
@@ -230,7 +230,7 @@ class Judge:
             sigma = finite_alone(sigma, value)
         independent = expected.independent.get(name, np.inf)
         judgement = judge_tensor(actual, value, sigma, activation.dtype, why, independent)
-        # If rounding decides half of a tensor, it agrees with almost anything.
+        # If rounding determines half of a tensor, almost any value agrees.
         if judgement.status == "agrees" and name in expected.ties and mostly(np.isnan(sigma), value):
             return Judgement("undetermined", size=value.size, note=judgement.note)
         if judgement.status == "agrees" and expected.coherent:
@@ -244,24 +244,24 @@ class Judge:
         return replace(judgement, element=(int(rows[judgement.element[0]]), *judgement.element[1:]))
 
     def rows_in_use(self, name: str) -> NDArray[np.int64] | None:
-        """Return the compared rows of a table's gradient; None for all."""
+        """Compared rows of a table's gradient, or None for all."""
         activation = self.reference.activations[name]
         if activation.rows is None:
             return None
         unused_rows = np.delete(self.tensors[name], activation.rows, axis=0)
         zero = abs(unused_rows) <= Z * precision(activation.dtype).smallest_normal
-        return activation.rows if zero.all() else None  # a row that must be zero is compared too
+        return activation.rows if zero.all() else None  # a row that must be zero is also compared
 
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool
     ) -> tuple[Array, Array, str]:
-        """Return value, sigma, and the reason for NaN in sigma."""
+        """Value, sigma, and the reason for NaN in sigma."""
         if name in expected.ties:
             return *expected.ties[name].settle(actual), expected.ties[name].why
         return expected.values[name], expected.determined(name, local), OUT_OF_RANGE
 
 
 def is_half(dtype: str) -> bool:
-    """Return whether sums are accumulated in a wider precision."""
+    """Whether sums are accumulated in a wider precision."""
     target = precision(dtype)
     return target.unit_roundoff > target.accumulation

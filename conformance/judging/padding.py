@@ -1,6 +1,6 @@
-"""Rows of padding, and what depends on them.
+"""Padding rows, and results that depend on them.
 
-Neither is judged in a run that declares :data:`concord.spec.deviations.UNCOMPUTED_PADDING`.
+Neither are judged in a run that declares :data:`concord.spec.deviations.UNCOMPUTED_PADDING`.
 
 Shapes: B samples, T tokens, Q queries, S keys, H heads.
 """
@@ -21,13 +21,13 @@ from concord.spec.tensors import POOLED
 
 Rows = NDArray[np.bool_]
 
-# Taps before the mask: padded keys are not computed there. After the mask their weight is zero, which is
+# Taps before the mask, where padded keys are not computed. After the mask their weight is zero, which is
 # judged.
 UNMASKED = ("scores", "key", "value")
 
 
 def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Rows]:
-    """Return padding along existing axes: ``tokens`` (B, T), ``query`` (B, Q), ``key`` (B, S)."""
+    """Padding along existing axes: ``tokens`` (B, T), ``query`` (B, Q), ``key`` (B, S)."""
     if batch.input_ids is not None:
         padded = ~real_tokens(config, batch.input_ids)
         return dict.fromkeys(("tokens", "query", "key"), padded)
@@ -36,31 +36,31 @@ def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Rows]:
 
 
 def dependent_samples(config: EncoderConfig, batch: Batch, part: str) -> Rows:
-    """Return the samples whose result or loss depends on padding, (B,)."""
+    """Samples whose result or loss depends on padding, (B,)."""
     padded = padded_rows(config, batch)
     count = len(next(iter(batch.arrays().values())))
     output = padded.get("tokens" if batch.input_ids is not None else "query")
     if output is None:
         return np.zeros(count, bool)
-    if config.mask_assignment == "batch_major":  # its real tokens see padding of other samples
+    if config.mask_assignment == "batch_major":  # its real tokens see other samples' padding
         return np.full(count, bool(output.any()))
     if part not in POOLED:
         cotangent = batch.required("cotangent")
         return np.asarray((output & (cotangent != 0).reshape(*output.shape, -1).any(-1)).any(-1))
-    # The mean covers real tokens only.
+    # The mean covers only real tokens.
     if config.pooling == "mean":
         return np.zeros(count, bool)
     return np.asarray(output[:, 0] if config.pooling == "first" else output.any(-1))
 
 
 def seen_keys(config: EncoderConfig, batch: Batch) -> Rows | None:
-    """Return the visible keys, (B, 1 or H, 1 or Q, S); None without a mask."""
+    """Visible keys, (B, 1 or H, 1 or Q, S), or None without a mask."""
     real = batch.key_mask if batch.input_ids is None else real_tokens(config, batch.input_ids)
     return None if real is None else visible_keys(config, real, config.num_heads)
 
 
 def blind_samples(config: EncoderConfig, batch: Batch) -> Rows:
-    """Return the samples with a query that sees no key, (B,) (SPEC MSK-5)."""
+    """Samples with a query that sees no key, (B,) (SPEC MSK-5)."""
     visible, count = seen_keys(config, batch), len(next(iter(batch.arrays().values())))
     if visible is None:
         return np.zeros(count, bool)
@@ -68,7 +68,7 @@ def blind_samples(config: EncoderConfig, batch: Batch) -> Rows:
 
 
 def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch | None:
-    """Return a batch whose loss does not depend on padding; None if nothing is left."""
+    """Return a batch whose loss does not depend on padding, if any."""
     padded = padded_rows(config, batch)
     depends = dependent_samples(config, batch, part)
     if not depends.any():
@@ -90,7 +90,7 @@ def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch |
 def uncomputed(
     config: EncoderConfig, batch: Batch, part: str, tensor: str, axes: Sequence[str]
 ) -> Rows | bool:
-    """Return the elements not computed by a run without padding, in a shape that broadcasts."""
+    """Elements that a run without padding does not compute, in a broadcastable shape."""
     depends = dependent_samples(config, batch, part)
     if not axes or axes[0] != "batch":  # a sum over samples: the loss, or a parameter's gradient
         return bool(depends.any()) and (tensor == "loss" or tensor.startswith("gradients."))

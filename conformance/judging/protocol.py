@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 from concord.conformance.judging.expectation import Expectation
 from concord.spec.arrays import Array
 
-# Returns the tensor that replaces a computed one, by name, or None to keep the computed one.
+# A function that returns the replacement of a computed tensor by name, or None to keep it.
 Pin = Callable[[str], "Array | None"]
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A tensor without its values: an activation, output, loss or gradient."""
+    """A description of a tensor: an activation, output, loss or gradient."""
 
     shape: tuple[int, ...]  # of the whole tensor
     dtype: str  # precision or mode whose rounding is allowed
-    clause: str = ""  # of SPEC.md, if one defines the tensor
+    clause: str = ""  # the defining clause of SPEC.md, if any
     axes: tuple[str, ...] | None = None  # names; None if unknown
     # Rows of a table's gradient that may be nonzero; None for all.
     rows: NDArray[np.int64] | None = None
-    absent: str = ""  # why a run may lack it; empty if it must not
-    wider: bool = False  # whether it may hold more digits than its precision
+    absent: str = ""  # why a run may lack it; empty if it is required
+    wider: bool = False  # whether it may have more digits than its precision
     pinned: bool = True  # whether later steps are computed from the run's tensor
 
 
@@ -40,28 +40,28 @@ class Reference(Protocol):
         """Every judged tensor, in order of computation."""
 
     def expect(self, pin: Pin | None) -> Iterable[Expectation]:
-        """Yield expected values, first looks before the final one.
+        """Yield expected values, with first looks before the final one.
 
         Args:
-            pin: returns the run's tensors to compute each step from; None judges end to end.
+            pin: returns the run's tensors to compute steps from; None judges end to end.
         """
 
     def compute_exactly(self, pin: Pin) -> Mapping[str, Array]:
         """Compute every tensor in exact arithmetic."""
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Return the elements declared as not computed, in a shape that broadcasts."""
+        """Elements declared uncomputed, in a broadcastable shape."""
 
     def contradiction(self, name: str) -> str:
-        """Return a false statement of the run about a tensor, if any."""
+        """Run's false statement about a tensor, if any."""
 
 
 class PublishedReference:
     """Published tensors, which judge a run only end to end.
 
     Args:
-        looks: return expected values, the final ones last.
-        wider: whether tensors may hold more digits than their precision.
+        looks: functions that return expected values, the final values last.
+        wider: whether tensors may have more digits than their precision.
     """
 
     def __init__(self, *looks: Callable[[], Expectation], wider: bool = False) -> None:
@@ -77,7 +77,7 @@ class PublishedReference:
         }
 
     def expect(self, pin: Pin | None) -> Iterator[Expectation]:
-        """Yield expected values end to end only."""
+        """Yield expected values, only end to end."""
         if pin is None:
             yield from (look() for look in self.looks)
 

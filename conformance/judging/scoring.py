@@ -19,7 +19,7 @@ SAFE = (1e-200, 1e200)
 LOWEST = int(np.log2(Z_BINS[0]))
 
 
-# If rounding decides half of a tensor, or half of an operation's decisions, agreement proves nothing:
+# If rounding determines half of a tensor, or half of an operation's decisions, agreement proves nothing:
 # ``floor`` would agree with ``round`` (decision 36).
 WHOLE = 0.5
 
@@ -37,7 +37,7 @@ def judge_tensor(
     Args:
         sigma: standard deviation of correct results; not finite where undetermined.
         why: reason for undetermined elements.
-        errors_apart: number of independent errors that samples show.
+        errors_apart: number of independent errors in the samples.
     """
     flat, allowed, actual_values = (
         value.reshape(-1),
@@ -48,7 +48,7 @@ def judge_tensor(
         errors = np.abs(actual_values.astype(value.dtype, copy=False) - flat).astype(np.float64, copy=False)
         scores: Array = errors / allowed
         squares, sigmas = float(errors @ errors), float(allowed @ allowed)
-    # Common case first: without infinities no mask is needed, and a large tensor is scored once.
+    # Common case first: without infinities, no mask is needed, and a large tensor is scored once.
     judged: NDArray[np.bool_] | slice = slice(None)
     rms, note = float("inf"), ""
     if SAFE[0] < sigmas < SAFE[1] and (SAFE[0] < squares < SAFE[1] or not errors.any()):
@@ -71,7 +71,7 @@ def judge_tensor(
             note = f"{judged.size - judged.sum()} elements are not judged: {why}"
     place = int(scores.argmax())
     z, beyond = float(scores[place]), int((scores > Z).sum())
-    # Counting equal elements needs a sort, so only tensors that could fail by it are sorted.
+    # Counting equal elements needs a sort, which is only done for tensors whose result may depend on it.
     independent = float(value.size)
     if R < rms < np.inf:
         independent = min(errors_apart, independent_elements(flat[judged], allowed[judged], dtype))
@@ -93,7 +93,7 @@ def judge_tensor(
 
 
 def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
-    """Return errors in sigma: NaN if not judged, infinite if only one of both values is finite."""
+    """Errors in sigma: NaN if not judged, infinite if only one value is finite."""
     finite, sound = np.isfinite(value), np.isfinite(actual)
     with np.errstate(all="ignore"):
         errors = np.where(sound, abs(actual.astype(value.dtype, copy=False) - value) / sigma, np.inf)
@@ -105,21 +105,21 @@ def scores_of(actual: Array, value: Array, sigma: Array) -> Array:
 
 
 def finite_alone(sigma: Array, *values: Array) -> Array:
-    """Set sigma to NaN where a value is not finite: the other may be either."""
+    """Set sigma to NaN where a value is not finite."""
     return np.where(np.logical_and.reduce([np.isfinite(value) for value in values]), sigma, np.nan)
 
 
 def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
-    """Return over how many elements the root mean square of sigma is spread."""
+    """Number of elements that determine the root mean square of sigma."""
     # Equal elements count once: 38 rows of the same inputs share one error. Elements far smaller than others
-    # count for nothing.
+    # do not count.
     _, first = np.unique(precision(dtype).round(value), return_index=True)
     powers = np.square(sigma.reshape(-1)[first] / np.max(sigma, initial=0.0), dtype=np.float64)
     return float(np.square(powers.sum()) / np.square(powers).sum())
 
 
 def mostly(unsure: NDArray[np.bool_], value: Array) -> bool:
-    """Return whether most elements, or squares, are undetermined."""
+    """Whether most elements, or squares, are undetermined."""
     with np.errstate(all="ignore"):
         squares = np.square(np.nan_to_num(value, posinf=0.0, neginf=0.0))
         return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)

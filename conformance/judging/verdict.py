@@ -19,23 +19,23 @@ from concord.conformance.record_fields import Count, Field, Number, Unwritten, a
 from concord.conformance.wording import counted, distinct, gather
 from concord.spec.text import first_of, shown
 
-# Maximum lengths of a line and of a name in it: names come from outside and may be of any length.
+# Maximum lengths of a line and of a name in it: names are external, and may have any length.
 LONGEST_LINE, LONGEST_NAME = 1000, 160
 
-# Prefix of the note of an error that elements share.
+# Prefix of a note on an error shared by elements.
 NO_ELEMENT = "no element shows it"
 
 
-# Statuses of results that a backend failed to deliver.
+# Statuses of results that a backend failed to return.
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 
-# A run that Concord failed to judge; the backend is not at fault.
+# A run that Concord failed to judge, without fault of the backend.
 NOT_JUDGED = "not judged"
 
-# A divergence that a project knows, and has accepted for a reason.
+# A known divergence that a project has accepted for a reason.
 ACCEPTED = "accepted"
 
-# Outcomes of a run, worst first, and what each means.
+# Outcomes of a run, worst first, with their meanings.
 STATUSES = {
     "diverges": "a tensor lies beyond its tolerance, or is missing, not finite, or of another precision",
     NOT_JUDGED: "a bug in Concord itself, with its traceback; no backend is to blame",
@@ -59,7 +59,7 @@ STATUSES = {
 # Sections of a training step, in order of computation.
 STEP_SECTIONS = ("losses", "gradients", "norm", "clipped", "rate", "moments", "parameters")
 
-# Edges of an error histogram, in sigma; one more bin holds errors beyond the last.
+# Edges of an error histogram, in sigma; an additional bin counts errors beyond the last edge.
 Z_BINS = tuple(2.0**i for i in range(-8, 9))
 
 BINS = len(Z_BINS) + 1
@@ -82,13 +82,13 @@ def section_of(tensor: str) -> str:
 
 
 def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]:
-    """Return the status of a run, and the sections without any judged tensor.
+    """Status of a run, and the sections without a judged tensor.
 
     Args:
-        statuses: section and status of each tensor, and of each output as its own section, without tensors
-            declared as missing.
+        statuses: section and status of each tensor, and of outputs as their own sections, without tensors
+            declared missing.
     """
-    # Each section needs a judged tensor: runs used to agree without any gradient (decision 31).
+    # Each section needs a judged tensor: otherwise, runs would agree without any gradient (decision 31).
     sections: dict[str, set[str]] = {}
     for section, status in statuses:
         sections.setdefault(section, set()).add(status)
@@ -98,7 +98,7 @@ def conclude(statuses: Iterable[tuple[str, str]]) -> tuple[str, tuple[str, ...]]
     return "diverges" if diverges else "undetermined" if unjudged or not sections else "agrees", unjudged
 
 
-# A larger ratio only means that the exact value is nearly zero: the numbers themselves say more.
+# A larger ratio only means that the exact value is nearly zero: the values themselves are more informative.
 MEASURABLE = 1e12
 
 # Fields of the element with the largest error.
@@ -109,27 +109,27 @@ AT_WORST = ("element", "actual", "expected", "sigma")
 class Judgement:
     """Local or end-to-end judgement of one tensor."""
 
-    # "undetermined": the precision does not determine the tensor, or rounding alone may have grown too large
-    # before it.
+    # "undetermined": the precision does not determine the tensor, or accumulated rounding alone may be too
+    # large.
     status: Annotated[str, among("agrees", "diverges", "undetermined")]
-    z: Number = 0.0  # the largest error, in sigma; infinite where it cannot be compared
+    z: Number = 0.0  # the largest error, in sigma; infinite if incomparable
     rms: Number = 0.0  # the root mean square error, in root mean square sigma
-    element: tuple[Count, ...] = ()  # the place of the largest error
+    element: tuple[Count, ...] = ()  # the position of the largest error
     actual: Number = float("nan")  # the run's value there
     expected: Number = float("nan")  # the reference's value there
-    sigma: Number = float("nan")  # how much rounding may move the value there
-    beyond: Count = 0  # elements that err more than Z sigma
+    sigma: Number = float("nan")  # the standard deviation of rounding there
+    beyond: Count = 0  # number of elements with an error above Z sigma
     size: Count = 0
     independent: Number = 0.0  # from independent_elements or the samples; 0 for all
-    # Number of elements whose error lies in each bin of Z_BINS, and beyond the last.
+    # Number of elements whose error is in each bin of Z_BINS, and beyond the last.
     histogram: Annotated[tuple[Count, ...], Field(min_length=BINS, max_length=BINS)] = (0,) * BINS
-    note: str = ""  # what else is wrong
-    # Where in the tensor the error lies, if it diverges and this judgement decides.
+    note: str = ""  # any other problem
+    # Location of the error, if it diverges and this judgement decides.
     breakdown: Breakdown | None = None
 
     def as_written(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of a record."""
-        # For tensors that agree, the size of the error suffices.
+        """Fields of a record."""
+        # For agreeing tensors, the size of the error suffices.
         if self.status == "diverges":
             return fields
         brief = {name: value for name, value in fields.items() if name not in AT_WORST}
@@ -151,12 +151,12 @@ class Row:
     """Judgement of one tensor.
 
     Attributes:
-        status: ``"agrees"``, ``"diverges"``, ``"undetermined"`` or ``"not exposed"``: the run lacks the
+        status: ``"agrees"``, ``"diverges"``, ``"undetermined"``, or ``"not exposed"`` if the run lacks the
             tensor or does not use it.
-        local: error of this step alone, from the run's preceding taps. None if there are no taps, or against
+        local: error of this step alone, from the run's preceding taps; None without taps, or against
             published tensors.
         end_to_end: accumulated error from the inputs; decides if ``local`` is None.
-        note: what else is wrong: missing, misshapen, not finite, not of the precision.
+        note: another problem: missing, misshapen, not finite, or of a different precision.
     """
 
     as_written = also("ratio")
@@ -172,17 +172,17 @@ class Row:
 
     @property
     def deciding(self) -> Judgement | None:
-        """The local judgement, if any, otherwise the one end to end."""
+        """The local judgement, or else the end-to-end one."""
         return self.local or self.end_to_end
 
     def judged(self, way: str) -> Judgement | None:
-        """Return the judgement ``"local"`` or ``"end_to_end"``, unless undetermined."""
+        """The judgement ``"local"`` or ``"end_to_end"``, unless undetermined."""
         judgement: Judgement | None = getattr(self, way)
         return judgement if judgement and judgement.status != "undetermined" else None
 
     @property
     def ratio(self) -> float:
-        """Error in tolerances; infinite if nothing can be compared."""
+        """Error in tolerances; infinite if incomparable."""
         if self.deciding is None:
             return float("inf") if self.status == "diverges" else 0.0
         return self.deciding.ratio if self.deciding.status != "undetermined" else 0.0
@@ -219,7 +219,7 @@ class Verdict:
         return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
 
     def __str__(self) -> str:
-        """Return the text for a terminal, with foreign names made legible and short."""
+        """The text for a terminal, with external names made legible and short."""
         return "\n".join(shown(line, LONGEST_LINE, LONGEST_NAME) for line in verdict_lines(self))
 
     def _repr_html_(self) -> str:
@@ -275,13 +275,13 @@ class Verdict:
 
     @property
     def arrival(self) -> Row | None:
-        """Row of the model's result; None if the error began there."""
+        """Row of the model's result, or None if the error began there."""
         end = next((row for name in ("logits", "loss") if (row := self.row(name))), None)
         return None if end is self.first_divergence else end
 
     @property
     def alone(self) -> tuple[str, str]:
-        """The undeclared deviation that is the only difference, and how to declare it."""
+        """The undeclared deviation that is the only difference, and its declaration."""
         if not self.undeclared:
             return "", ""
         deviation = DECLARABLE[self.undeclared]
@@ -331,7 +331,7 @@ class Verdict:
         return "; ".join([*parts, *([f"left out: {first_of(odd, 3, '; ')}"] if odd else [])])
 
     def row(self, tensor: str) -> Row | None:
-        """Return the row of a tensor."""
+        """Row of a tensor."""
         return next((row for row in self.table if row.tensor == tensor), None)
 
 
@@ -340,15 +340,15 @@ class Result:
     """Outcome of one job on one backend.
 
     Attributes:
-        backend: as requested; for a run from a file, as the file says.
-        group: the variant, or source of a golden file.
-        status: one of :data:`STATUSES`; ``"nondeterministic"``: correct each time, but with different bits.
-        detail: explanation in one line if there is no verdict.
+        backend: name as requested, or as in the run's file.
+        group: the variant, or the source of a golden file.
+        status: one of :data:`STATUSES`; ``"nondeterministic"`` means correct with varying bits.
+        detail: one-line explanation if there is no verdict.
         stderr: last lines of a failed worker, or Concord's own traceback.
-        attribution: set if it diverges only in this precision or a repeated run, or is accepted.
-        times: runs on the same inputs in the same process.
-        differing: tensors whose bits varied.
-        milliseconds: one forward pass of a candidate for any model; 0 if not timed.
+        attribution: set if the run diverges only in this precision or when repeated, or is accepted.
+        times: number of runs on the same inputs in the same process.
+        differing: tensors whose bits differed.
+        milliseconds: a candidate's forward pass; 0 if not timed.
     """
 
     backend: str
@@ -439,11 +439,11 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
         why = next((row.note for row in rows if row.note), "")
         is_output = section in verdict.outputs
         if section == "forward" and {*verdict.outputs} & {*verdict.unjudged}:
-            continue  # the output says it
+            continue  # the output's line covers it
         own_notes = [
             row.note for row in rows if row.note not in ("", NOT_EXPOSED, row.deciding and row.deciding.note)
         ]
-        if own_notes:  # its own note suffices
+        if own_notes:  # the section's own note suffices
             lines.append(f"{section} not judged: {own_notes[0]}")
             continue
         if all(row.status == "not exposed" for row in rows):
@@ -530,7 +530,7 @@ def _where(row: Row, backend: str) -> str:
     beyond = f"{deciding.beyond} of {row.size} elements beyond{note}"
     if not math.isfinite(row.ratio):
         return f", {element}: {backend} {actual}, reference {expected} ({kind}; {beyond})"
-    if row.ratio > MEASURABLE:  # the tolerance is that of a number that is exactly zero
+    if row.ratio > MEASURABLE:  # the tolerance is that of an exactly zero value
         return f", {element}: {backend} {actual}, where the exact value is {expected} ({kind}; {beyond})"
     if row.note.startswith(NO_ELEMENT):
         return f": {row.note} ({number(row.ratio)} tolerances, {kind})"

@@ -1,4 +1,4 @@
-"""Find the cause of a divergent step: a bug, another field of the recipe, or a fitted number."""
+"""Cause of a divergent step: a bug, a different recipe field, or a fitted value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from concord.spec.parameters import parameters
 from concord.spec.training.recipe import CHOICES, KINDS_OF_PARAMETERS, RATES, Recipe
 from concord.spec.training.schedules import learning_rate
 
-# Values that fields of a recipe get by mistake; for choices, every other one is tried.
+# Values that recipe fields get by mistake; for choices, all alternatives are tried.
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "clip_epsilon": (0.0, 1e-8, 1e-7, 1e-6),
     "dampening": (0.0,),
@@ -39,15 +39,15 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(RATES, (0.0, 0.1, 0.5)),
 }
 
-# Relative difference of a rate from one rounded to float32.
+# Relative difference between a rate and its float32 rounding.
 SAME_RATE = 1e-6
 
-# Range of steps by which a schedule may be longer or shorter.
+# Largest number of steps by which a schedule may be longer or shorter.
 LONGEST = 2_000
 
 
 def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Explanation | None:
-    """Return what explains the first divergent step, and holds in ``others``."""
+    """Return an explanation of the first divergent step that ``others`` confirm."""
     search, diverging = Search(first, others=others), [other for other in others if other.tensor]
     cause = search.explain((suspects(first.case.training.recipe), recovered(first)))
     for failure in search.effort.failures:
@@ -59,8 +59,8 @@ def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Expl
         for refuted in search.refuted
         if all(other.compatible(refuted.hypothesis) for other in diverging)
     ]
-    # Agreeing steps contradict these, unless something goes wrong from this step on: then several steps must
-    # show it.
+    # Agreeing steps contradict these, unless an error starts at this step: then several steps must confirm
+    # it.
     if diverging and lasting:
         return search.conclude(lasting, f" from step {first.start.step + 1} on")
     return search.explain((), readings(first))
@@ -107,7 +107,7 @@ def alternatives(recipe: Recipe) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _besides(recipe: Recipe, name: str, value: Any) -> dict[str, Any]:
-    # Without these fields the recipe would be refused.
+    # Without these fields, the recipe would be refused.
     if name == "momentum":
         return {"dampening": 0.0, "nesterov": False}
     if name == "beta1":  # swapped
@@ -126,13 +126,13 @@ def _others(undecayed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield tuple(kind for kind in kinds if kind in now ^ changed)
 
 
-# Numbers of a recipe that cannot be guessed.
+# Values of a recipe that cannot be guessed.
 
 
 def recovered(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
-    """Yield fitted numbers, according to the first wrong stage."""
+    """Yield fitted values, according to the first wrong stage."""
     for look in LOOKS.get(delivered_step.stage, ()):
-        with contextlib.suppress(*INAPPLICABLE):  # other training, or other tensors
+        with contextlib.suppress(*INAPPLICABLE):  # different training, or different tensors
             yield from look(delivered_step)
 
 
@@ -175,7 +175,7 @@ def _schedule(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
 
 def _fitted(name: str, section: str, delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
     start = getattr(delivered_step.case.training.recipe, name)
-    if name == "clip_at":  # below the norm, clipped gradients are proportional to it
+    if name == "clip_at":  # clipped gradients are proportional to it below the norm
         start = float(delivered_step.exactly(Change())[f"steps.{delivered_step.start.step}.norm"]) / 4
     residual = _left(delivered_step, section, lambda number: with_recipe(**{name: number}))
     yield _number(delivered_step, name, *fitted(residual, start))
@@ -198,7 +198,7 @@ def _rate(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
 
     (factor,) = fitted(_left(delivered_step, "parameters", moved), 1.0)
     reported = float(delivered_step.delivered.get(f"steps.{step}.rate", rate))
-    # A reported rate is more precise than one fitted to rounded parameters.
+    # A reported rate is more precise than a rate fitted to rounded parameters.
     moved_by = reported if reported != rate else factor * rate
     text = f"a learning rate of {instead(moved_by, rate, digits=4)}"
     if rate:
@@ -207,7 +207,7 @@ def _rate(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
     yield Hypothesis("learning_rate", f"{text} in every step", "OPT-9", change=always)
 
 
-# What to fit, by the first wrong stage.
+# Fits to try, by the first wrong stage.
 LOOKS: dict[str, tuple[Callable[[DeliveredStep], Iterator[Hypothesis]], ...]] = {
     "clipped": (partial(_fitted, "clip_at", "clipped"),),
     "moments": (
@@ -222,12 +222,12 @@ LOOKS: dict[str, tuple[Callable[[DeliveredStep], Iterator[Hypothesis]], ...]] = 
 }
 
 
-# What a section reveals by itself.
+# Findings from a single section.
 
 # Kinds of parameters with a special name.
 KINDS = {"embedding": "token and segment tables", "positions": "position tables", "kernel": "weights"}
 
-# Each section's description, and the clause that it breaks; empty: that of its tensors.
+# Each section's description, and the clause that it breaks; if empty, that of its tensors.
 SECTIONS = {
     "gradients": ("gradients", "GRD-1"),
     "clipped": ("gradients", "OPT-7"),
@@ -236,7 +236,7 @@ SECTIONS = {
 
 
 def readings(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
-    """Yield what wrong parameters hold."""
+    """Yield descriptions of the values of wrong parameters."""
     section = delivered_step.tensor.split(".")[2]
     if section not in SECTIONS:
         return
@@ -261,7 +261,8 @@ def readings(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
 def _of(
     delivered_step: DeliveredStep, wrong: Sequence[str], like: Collection[str], every: Sequence[str]
 ) -> str:
-    # Name whole kinds if all their parameters show it, right or wrong; otherwise name a few parameters.
+    # Name whole kinds if all their parameters have the property, right or wrong; otherwise name a few
+    # parameters.
     kinds = {
         name: parameter.kind
         for name, parameter in parameters(delivered_step.case.config, delivered_step.case.part).items()

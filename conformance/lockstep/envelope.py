@@ -29,14 +29,14 @@ class Start:
     # Sigma of the state, if rounding is carried over.
     carried: Mapping[str, Array] = field(default_factory=dict)
     earlier: Start | None = None  # the step before
-    resumed: int = 0  # the step at which the backend last resumed from a given state; 0: never
+    resumed: int = 0  # the step at which the backend last resumed from a given state; 0 for never
 
 
 class Envelope:
     """The reference's training, and tolerances around it.
 
     Args:
-        resynchronised: whether each step starts from a given state, and is clipped by the reference's norm.
+        resynchronised: whether steps start from a given state and use the reference's norm.
     """
 
     def __init__(self, case: JudgedTraining, resynchronised: bool = False) -> None:
@@ -55,18 +55,18 @@ class Envelope:
             self.truth.load(start.state, start.step)
         prefix, before = f"steps.{start.step}.", self.truth.a.elements
         self.truth.step(start.batches, lambda name, array: values.__setitem__(prefix + name, array))
-        # Numbers per sample: of a batch's forward pass, or of the model if that is more.
+        # Values per sample: those of a batch's forward pass or of the model, whichever are more.
         self.elements = max(
             (self.truth.a.elements - before) // max(len(start.batches), 1),
             sum(array.size for array in self.case.weights.values()),
         )
 
     def around(self, whole: bool = True, last: bool = False) -> Expectation:
-        """Return what is expected of the reference's last step.
+        """Expectation of the reference's last step.
 
         Args:
-            whole: False for a first look with few runs.
-            last: whether no step follows, which saves memory.
+            whole: use all runs, instead of a few for a first look.
+            last: whether this is the last step, which saves memory.
         """
         if whole in self.looks:
             return self.looks[whole]
@@ -75,7 +75,7 @@ class Envelope:
 
         def compute(arithmetic: Arithmetic, observer: Observer) -> None:
             other = self.others.get(arithmetic)
-            if other is None:  # it starts like the reference
+            if other is None:  # the reference starts the same way
                 other = self.case.trajectory(arithmetic)
                 if self.resynchronised:
                     other.load(start.state, start.step)
@@ -97,9 +97,9 @@ class Envelope:
         return expected
 
     def of_run(self, delivered: Mapping[str, Array], whole: bool = True) -> Expectation:
-        """Return what is expected of a run, clipped by its own norm."""
+        """Expectation of a run, clipped by its own norm."""
         expected, prefix = self.around(whole), f"steps.{self.start.step}."
-        # The norm is judged separately. Its error is the same in every clipped gradient, not noise per
+        # The norm is judged separately. Its error is the same in every clipped gradient, instead of noise per
         # element (decision 24).
         norm, right = delivered.get(f"{prefix}norm", np.zeros(0)), expected.values.get(f"{prefix}norm")
         is_number = norm.shape == () and norm.dtype.kind == "f" and np.isfinite(norm)
@@ -124,16 +124,16 @@ class Envelope:
 
 
 def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:
-    """Return what is expected of training."""
-    # Not chained: an undetermined tensor says nothing about the next.
+    """Expectation of training."""
+    # Not chained, since an undetermined tensor does not affect the next.
     clauses = {name: case.clause(name) for name in values}
     return Expectation(case.dtype, values, sigmas, clauses, chained=False)
 
 
 def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
-    """Mark results of out-of-range numbers as undetermined."""
-    # A number that is not finite passes a closed ReLU in frameworks that multiply by 0, but not in those that
-    # select. From there on, whether an element is finite is not a question of correctness.
+    """Mark results of out-of-range values as undetermined."""
+    # A value that is not finite passes a closed ReLU in frameworks that multiply by 0, but not in those that
+    # select. From there on, finiteness does not depend on correctness.
     largest, sigmas = precision(expected.dtype).largest, dict(expected.sigmas)
     sound = all(np.isfinite(values).all() for values in state.values())
     for section in STEP_SECTIONS:
@@ -144,7 +144,7 @@ def in_range(expected: Expectation, state: Mapping[str, Array]) -> Expectation:
             (abs(expected.values[name]) <= largest).all() and np.isfinite(sigmas[name]).all()
             for name in names
         )
-        if section == "gradients":  # each may depend on any other
+        if section == "gradients":  # each gradient may depend on any other
             sound = sound and within
         sigmas |= {name: np.full_like(sigmas[name], np.nan) for name in names if not sound}
         if section == "losses":
@@ -158,7 +158,7 @@ def rounded(case: JudgedTraining, state: Mapping[str, Array]) -> dict[str, Array
 
 
 def carried(case: JudgedTraining, step: int, expected: Expectation) -> dict[str, Array]:
-    """Return sigma of the next step's initial state."""
+    """Sigma of the next step's initial state."""
     prefix, kept = f"steps.{step}.", ("parameters", *moments(case.training.recipe))
     return {
         name.removeprefix(prefix): sigma
@@ -171,7 +171,7 @@ _derived = Cache()
 
 
 def of_training(case: JudgedTraining) -> Expectation:
-    """Return what correct training reports over all steps."""
+    """Expectation of training over all steps."""
     expected: Expectation = _derived.get(case.key, lambda: _of_training(case))
     return expected
 

@@ -25,7 +25,7 @@ class Curve:
     ratio: list[Number]  # largest error per step in tolerances; 0 if not judged
     worst: str = ""  # tensor with the largest error
     at: Count = 0  # its step, from 0
-    unjudged: Count = 0  # steps where no tensor was judged
+    unjudged: Count = 0  # number of steps without a judged tensor
 
     @classmethod
     def of(cls, section: str, rows: Sequence[Row]) -> Curve:
@@ -37,7 +37,7 @@ class Curve:
 
     @property
     def judged(self) -> bool:
-        """Whether a tensor was judged at any step."""
+        """Whether a tensor was judged in any step."""
         return self.unjudged < len(self.ratio)
 
     @property
@@ -58,13 +58,13 @@ class Divergence:
     as_written = also("text")
 
     step: Count  # from 0
-    row: Row  # of the first divergent tensor in order of computation
+    row: Row  # row of the first divergent tensor in order of computation
     cause: Explanation | None = None  # the explanation, if known
     more: Count = 0  # number of other divergent tensors in the step
 
     @classmethod
     def of(cls, verdict: Verdict) -> Divergence:
-        """Return a step's first divergence."""
+        """A step's first divergence."""
         first, *more = [row for row in verdict.table if row.status == "diverges"]
         return cls(int(first.tensor.split(".")[1]), first, more=len(more))
 
@@ -97,16 +97,16 @@ class Track:
     as_written = also("worst", "unjudged")
 
     backend: str
-    # "agrees", "diverges", "undetermined" if nothing or a section was never judged, or the failure that
-    # stopped it, such as "unsupported" or "crashed".
+    # "agrees", "diverges", "undetermined" if a section was never judged, or the failure that stopped it, such
+    # as "unsupported" or "crashed".
     status: str
     steps: Count = 0
     diverged: Count = 0
     curves: tuple[Curve, ...] = ()
     first: Divergence | None = None
-    detail: str = ""  # why it stopped, in one line
+    detail: str = ""  # reason why it stopped, in one line
     stderr: str = ""  # last output of a failed worker
-    seconds: Number = 0.0  # of steps in its worker
+    seconds: Number = 0.0  # time of steps in its worker
 
     @property
     def worst(self) -> float:
@@ -119,13 +119,13 @@ class Track:
         return tuple(curve.section for curve in self.curves if not curve.judged)
 
     def curve(self, section: str) -> Curve | None:
-        """Return a section's curve."""
+        """A section's curve."""
         return next((curve for curve in self.curves if curve.section == section), None)
 
 
 @dataclass(frozen=True)
 class LockstepCase:
-    """What was trained, and how."""
+    """A description of the training."""
 
     steps: Count
     seed: int  # of batches, weights and dropout
@@ -140,7 +140,7 @@ class Lockstep:
     """The outcome of lockstep training."""
 
     # Resynchronised: each step starts from the reference's state. Free-running: each backend continues from
-    # its own, and nothing is judged.
+    # its own state, without judgement.
     mode: str
     dtype: str
     about: LockstepCase
@@ -157,7 +157,7 @@ class Lockstep:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree; 1: a divergence; 3: something was not judged."""
+        """0: all agree; 1: a divergence; 3: a section was not judged."""
         statuses = {track.status for track in self.tracks}
         if "diverges" in statuses:
             return 1

@@ -1,7 +1,7 @@
-"""Run backends in lockstep with the reference.
+"""Runs of backends in lockstep with the reference.
 
-From the reference's state, each step is judged. From a backend's own state only curves are kept, because even
-a correct backend drifts as far as the training is chaotic.
+Steps from the reference's state are judged. From a backend's own state only curves are kept, since even a
+correct backend drifts.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from concord.spec.errors import SpecError
 from concord.spec.text import first_line, first_of, shown
 from concord.spec.training.recipe import rounded_hyperparameters
 
-# Number of divergent steps that tell causes apart.
+# Number of divergent steps for distinguishing causes.
 WITNESSES = 3
 
-# For a larger state only the first divergent step is kept, since each holds the whole model.
+# For a larger state, only the first divergent step is kept, since each contains the whole model.
 WITNESSED = 4_000_000
 
-# Takes a backend's name and its number of finished steps.
+# A function of a backend's name and its number of finished steps.
 Callback = Callable[[str, int], None]
 
 
@@ -78,7 +78,7 @@ class Candidate:
         self.failure: tuple[str, str, str] | None = None  # status, detail, last output
         self.steps, self.diverged, self.seconds = 0, 0, 0.0
         self.rows: dict[str, list[Row]] = {}  # worst row of each step, by section
-        # Steps that tell causes apart: the first and last that agree, and the first divergent ones.
+        # Steps for distinguishing causes: the first and last agreeing steps, and the first divergent ones.
         self.agreed: list[DeliveredStep] = []
         self.diverging: list[DeliveredStep] = []
 
@@ -99,7 +99,7 @@ class Candidate:
         """Judge a finished step, or keep its failure."""
         try:
             delivered = future.result()
-        except Exception as error:  # one backend's failure does not stop others
+        except Exception as error:  # a backend's failure does not stop the others
             line = f"{type(error).__name__}: {first_line(error)}"
             self.failure = failure_of(error) or ("error", line, traceback.format_exc())
             return
@@ -108,13 +108,13 @@ class Candidate:
             return
         try:
             self.judge(delivered, envelope, start)
-        except Exception as error:  # the delivered tensors are valid, so the fault is Concord's
+        except Exception as error:  # the returned tensors are valid, so the fault is Concord's
             self.fail(f"judging step {start.step + 1}", error)
 
     def judge(self, delivered: dict[str, Array], envelope: Envelope, start: Start) -> None:
         """Judge a step."""
         start = replace(start, resumed=start.step)
-        # After a divergence a first look is enough: the verdict stands.
+        # After a divergence, a first look suffices, since the verdict is final.
         looks = (False, True) if self.judged and not self.diverging else (False,)
         expected = [partial(envelope.of_run, delivered, whole=full) for full in looks]
         self.add(DeliveredStep(envelope.case, start, delivered, *expected))
@@ -138,7 +138,7 @@ class Candidate:
         self.failure = own_failure(doing, error)
 
     def track(self) -> Track:
-        """Return its track, with the first divergence explained."""
+        """Backend's track, with the first divergence explained."""
         first = None
         if self.diverging:
             first_step, *more = self.diverging
@@ -187,8 +187,8 @@ def in_lockstep(
     Args:
         resynchronise: whether each step starts from the reference's state, and is judged.
     """
-    # One envelope per set of deviations; the one without deviations gives the reference's state. Starting
-    # from that, a bug shows at its own step, not through the rounding of earlier steps.
+    # One envelope per set of deviations; the one without deviations gives the reference's state. When steps
+    # start from it, a bug appears at its own step, unaffected by the rounding of earlier steps.
     envelopes = {
         frozenset(member.items()): Envelope(replace(case, deviations=member), resynchronised=True)
         for member in (NONE, *(candidate.deviations for candidate in candidates))
@@ -197,7 +197,7 @@ def in_lockstep(
     for candidate in candidates:
         candidate.judged = resynchronise
     with ExitStack() as stack:
-        # Each backend processes its requests in order, and the next step while the last is judged.
+        # Each backend processes its requests in order, and runs the next step while the last is judged.
         lines = [stack.enter_context(ThreadPoolExecutor(max_workers=1)) for _ in candidates]
 
         def ask(state: Mapping[str, Array], step: int) -> list[Any]:
@@ -240,7 +240,7 @@ def conduct(
     mode: str = MODES[0],
     callback: Callback = lambda name, steps: None,
 ) -> Lockstep:
-    """Train backends in lockstep in their workers; without a number of threads they share the cores."""
+    """Train backends in lockstep in workers, which by default share the cores."""
     heaps.share()
     started, cores = time.perf_counter(), os.cpu_count() or 1
     # With more threads than cores, small products take ten times as long.
@@ -281,7 +281,7 @@ def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -
         deviation_entries = session.info().get("deviations", [])
         deviations = in_precision(declared(deviation_entries), case.dtype)
         return Candidate(name, session, deviations, environment_of(worker, deviation_entries))
-    except Exception as error:  # one backend's failure does not stop others
+    except Exception as error:  # a backend's failure does not stop the others
         status, detail, stderr = failure_of(error) or own_failure("opening it", error)
         return Track(name, settings.status_of(name, status), detail=detail, stderr=stderr)
 
@@ -308,8 +308,8 @@ def judged_steps(
     """Yield the steps of a separate run, up to the first divergence.
 
     Args:
-        case: with the backend's deviations; reports every step.
-        resumed: the step at which it resumed from a checkpoint; 0: never.
+        case: the training, with the backend's deviations; it reports every step.
+        resumed: the step at which it resumed from a checkpoint, or 0.
 
     Raises:
         SpecError: at the end, if a section was never judged.
@@ -343,7 +343,7 @@ def judged_steps(
 def first_divergence(
     case: JudgedTraining, made: Sequence[Mapping[str, Array]], resumed: int = 0, explaining: bool = True
 ) -> Divergence | None:
-    """Return where training first diverges, and perhaps the cause."""
+    """First divergence of training, and perhaps its cause."""
     *agreed, last = judged_steps(case, made, resumed)
     if not last.tensor:
         return None

@@ -8,12 +8,12 @@ from concord.conformance.run.page import render
 from concord.conformance.run.record import Record
 from concord.conformance.wording import joined
 
-# Maximum points per line; steps that share a point show their largest error.
+# Maximum points per line; a point of several steps shows their largest error.
 POINTS = 400
 
 
 def steps_page(record: Record) -> str:
-    """Return the page of a record."""
+    """Page of a record."""
     outcome = record.outcome
     tracks = outcome.tracks
     wrong = [

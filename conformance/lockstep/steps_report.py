@@ -1,4 +1,4 @@
-"""Print lockstep training."""
+"""Printing of lockstep training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show(found: Lockstep, console: Console, title: str) -> None:
 
 
 def table(found: Lockstep) -> Table:
-    """Return largest errors in tolerances."""
+    """Largest errors in tolerances."""
     tracks = found.tracks
     columns = [Column(track.backend, justify="right", overflow="fold") for track in tracks]
     drawn = Table("", *columns, padding=(0, 1), expand=False)

@@ -9,10 +9,10 @@ from concord.spec.parameters import Weights, initialize
 from concord.spec.training.recipe import RATES, Recipe
 from concord.spec.training.trajectory import Training
 
-# Every such step has a short accumulation, like the end of an epoch.
+# Period of steps with a short accumulation, as at the end of an epoch.
 EPOCH = 17
 
-# Steps of the standard case.
+# Number of steps of the standard case.
 STEPS = 200
 
 
@@ -28,13 +28,12 @@ def example(
     weights: Weights | None = None,
     part: str = "model",
 ) -> JudgedTraining:
-    """Return training on random, padded batches.
+    """Training on random, padded batches.
 
     Args:
         batch: samples in a step's first batch.
-        tokens: per sample.
-        words: draw only ids below this; None: any.
-        weights: initial weights; None: random.
+        words: exclusive upper bound of drawn ids; None for any.
+        weights: initial weights; None for random ones.
         part: one of :data:`concord.spec.tensors.PARTS`.
     """
     drawn = config if words is None else config.replace(vocab_size=words)
@@ -42,7 +41,7 @@ def example(
     # Seeds are spaced so that no two share a batch.
     number = seed * 1_000_003
     for step in range(steps):
-        # Every second batch of a step has half as many samples, so that a mean of means is noticeable. Each
+        # Every second batch of a step has half as many samples, so that a mean of means is detectable. Each
         # epoch and the last step end with a single batch.
         last = (step + 1) % EPOCH == 0 or step == steps - 1
         sizes = (
@@ -63,11 +62,11 @@ def example(
 
 
 def standard(steps: int = STEPS, seed: int = 0, dtype: str = "float32") -> JudgedTraining:
-    """Return two layers of ``nndl-paddle`` trained by AdamW."""
-    # It contains what reveals bugs. Warm-up and linear decay; a norm that is clipped only in some steps;
-    # dropout at every site; two batches per step, with different numbers of samples and counted labels; rows
-    # of the token table that no batch looks up, and rows of the position table that no text reaches. The
-    # gradient of a key's bias is only rounding, so second moments are as tiny as its square.
+    """Two layers of ``nndl-paddle`` trained by AdamW."""
+    # It is designed to reveal bugs, with warm-up and linear decay, a norm that is clipped only in some steps,
+    # and dropout at every site. A step has two batches, with different numbers of samples and counted labels.
+    # Some rows of the token table are never looked up, and no text reaches some rows of the position table. A
+    # key bias's gradient is only rounding, so second moments are as tiny as its square.
     learnt = {
         "positions": "learned",
         "position_layout": None,

@@ -1,4 +1,4 @@
-"""A backend's training step, and the same with a bug."""
+"""A backend's training step, and the same step with a bug."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from concord.spec.arrays import Array
 class DeliveredStep(Computation):
     """A backend's step, explained by repeating it with a bug.
 
-    A bug explains it if the whole report lies within tolerance of training with that bug.
+    A bug explains it if the whole report agrees with training with that bug.
 
     Args:
         start: the step, and the reference's state before it.
         delivered: the backend's report.
-        looks: return what is expected, the final look last.
+        looks: functions that return expectations, the final look last.
 
     Attributes:
-        tensor: the first divergent one, or empty.
+        tensor: name of the first divergent tensor, or empty.
     """
 
     subject = ""
@@ -65,7 +65,7 @@ class DeliveredStep(Computation):
     def trajectory(
         self, change: Change, arithmetic: Arithmetic, known: Any = None, earlier: Start | None = None
     ) -> BuggedTrajectory:
-        """Return training with a bug, before the step."""
+        """Training with a bug, before the step."""
         start, resumed = self.start, self.start.resumed
         trajectory = BuggedTrajectory(self.case, arithmetic, change, resumed, known)
         trajectory.place.resumed = resumed if resumed < start.step else 0
@@ -85,7 +85,7 @@ class DeliveredStep(Computation):
     def step(self, change: Change, arithmetic: Arithmetic, known: Any = None) -> dict[str, Array]:
         """Run the step with a bug."""
         tensors, prefix = dict[str, Array](), f"steps.{self.start.step}."
-        # The previous step is repeated only for a bug that remembers it.
+        # The previous step is repeated only for a bug that depends on it.
         for earlier in (None, self.start.earlier) if self.start.earlier else (None,):
             trajectory = self.trajectory(change, arithmetic, known, earlier)
             trajectory.step(
@@ -100,7 +100,7 @@ class DeliveredStep(Computation):
         return self.step(change, exact(self.dtype), self.known)
 
     def tried(self, hypothesis: Hypothesis) -> dict[str, Array]:
-        """Return the exact step under a hypothesis, if its report has the same tensors."""
+        """The exact step under a hypothesis, if its report has the same tensors."""
         tensors = self.exactly(hypothesis.change)
         reported, shapes = (
             {name: array.shape for name, array in arrays.items() if name in self.asked}
@@ -122,20 +122,20 @@ class DeliveredStep(Computation):
         return stage_of(self.tensor)
 
     def possible(self, change: Change) -> bool:
-        """Whether a bug may first show at this stage."""
+        """Whether a bug may first appear at this stage."""
         first, reported = STAGES.index(self.stage), {stage_of(name) for name in self.delivered}
         shown = {STAGES.index(stage) for stage in stages(change, self.case.training.recipe)}
         return any(stage == first or (stage < first and STAGES[stage] not in reported) for stage in shown)
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Return the exact divergent tensor under a hypothesis."""
+        """The exact divergent tensor under a hypothesis."""
         if not self.possible(hypothesis.change):
             raise LookupError("it shows elsewhere")
         return self.tried(hypothesis).get(self.tensor, MISSING)
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:  # noqa: ARG002
-        """Whether a value leaves little error."""
-        # Compare root mean squares, because a step's many numbers move together.
+        """Whether a value substantially reduces the error."""
+        # Compare root mean squares, because a step's many values change together.
         if not self.actual.size:
             return True
         before, after = (root_mean_square(self.actual - other) for other in (self.right.value, value))
@@ -195,7 +195,7 @@ class DeliveredStep(Computation):
         try:
             trajectory = self.trajectory(change, exact(self.dtype), self.known, self.start.earlier)
             if self.tensor and trajectory.place.memory:
-                return True  # it remembers more steps than are repeated
+                return True  # it depends on more steps than are repeated
             every = self.predictions(hypothesis)
             return all(
                 self.judged(self.delivered[name], prediction).ratio <= 1 for name, prediction in every.items()
@@ -209,7 +209,7 @@ MISSING = np.zeros(0)
 
 
 def stage_of(tensor: str) -> str:
-    """Return a tensor's stage (:data:`concord.conformance.bugs.training.edited_step.STAGES`)."""
+    """A tensor's stage (:data:`concord.conformance.bugs.training.edited_step.STAGES`)."""
     return {"losses": "losses", "gradients": "gradients", "norm": "clipped", "clipped": "clipped"}.get(
         section_of(tensor), "moments"
     )

@@ -1,1 +1,1 @@
-"""Mutants: injected bugs, which prove that the judge finds and names them."""
+"""Mutants: injected bugs that the judge must find and name."""

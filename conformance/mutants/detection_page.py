@@ -11,7 +11,7 @@ from concord.conformance.run.report import ordered
 
 
 def detection_page(record: Record) -> str:
-    """Return the page of a record."""
+    """Page of a record."""
     findings = record.outcome.findings
     names = ordered(finding.backend for finding in findings)
     judged = [finding for finding in findings if finding.status != "absent"]

@@ -17,7 +17,7 @@ STYLES = {"found": "green", "absent": "dim", "failed": "bold magenta"}
 
 
 def matrix_table(matrix: Matrix) -> Table:
-    """Return a row per mutant."""
+    """Return a table with one row per mutant."""
     names = ordered(finding.backend for finding in matrix.findings)
     table = Table(
         title="Mutants: first error in tolerances", title_justify="left", title_style="bold", padding=(0, 1)
@@ -41,7 +41,7 @@ def matrix_table(matrix: Matrix) -> Table:
 
 
 def summary(matrix: Matrix, backend: str) -> str:
-    """Return shares of found mutants and correct explanations."""
+    """Shares of found mutants and correct explanations."""
     findings = [finding for finding in matrix.findings if finding.backend == backend]
     detections = [finding for finding in findings if finding.status in ("found", "misplaced")]
     parts = [f"{backend}: found {len(detections)} of {len(findings)}"]

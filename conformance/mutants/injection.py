@@ -1,4 +1,4 @@
-"""Inject a bug by editing the taps of a model."""
+"""Injection of a bug by editing the taps of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tap = Callable[[str, Array], Array]
 
 
 class Injection(Context):
-    """One run of a model with edits.
+    """A run of a model with edits.
 
     Args:
         memory: state that edits keep between runs.
@@ -34,8 +34,8 @@ class Injection(Context):
         super().__init__(request.config, request.batch, request.part, request.dtype, {}, memory)
         self.request, self.seen = request, set[str]()
         self.edits = {name: edit for name in taps(request.config, request.part) if (edit := change.at(name))}
-        # A compiler that traces Python would absorb an edit's NumPy code, and lose the edit's state. It sees
-        # only these two calls, with all their tensors.
+        # A compiler that traces Python would absorb an edit's NumPy code, and lose the edit's state. It
+        # therefore sees only these two calls, with all their tensors.
         self.step, self.keep = self.opaque(self._step), self.opaque(self._keep)
 
     def __getattr__(self, name: str) -> Any:
@@ -50,14 +50,14 @@ class Injection(Context):
 
     @abstractmethod
     def held(self, layer: Any, kind: str) -> Array:
-        """Return a layer's parameter in canonical layout, if any."""
+        """A layer's parameter in canonical layout, if any."""
 
     def submodule(self, owner: Any, name: str) -> Any:
         """Return a submodule by part of its canonical name."""
         return getattr(owner, name)
 
     def given(self, model: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return inputs and parameters by canonical name, as far as available."""
+        """Available inputs and parameters by canonical name."""
         tensors = {f"inputs.{name}": tensor for name, tensor in inputs.items()}
         for name, parameter in parameters(self.config, self.part).items():
             owner = model
@@ -77,7 +77,7 @@ class Injection(Context):
         )
 
     def _step(self, name: str, tensor: Array, tensors: dict[str, Array]) -> Array:
-        if name in self.now:  # another evaluation begins
+        if name in self.now:  # a new evaluation begins
             self.now.clear()
         if name not in self.edits:
             return tensor

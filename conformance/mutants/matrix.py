@@ -29,11 +29,11 @@ class Finding:
     """The result of one mutant on one backend.
 
     Attributes:
-        status: ``"found"``; ``"misplaced"``: found at another tensor; ``"missed"``; ``"failed"``: no result;
-            ``"absent"``: framework not installed.
-        tensor: the first wrong one, or :data:`concord.conformance.bugs.bug.REFUSED`.
-        margin: its error in tolerances.
-        cause: ``"right"`` if the explanation names the bug, else ``"none"`` or ``"wrong"``; empty if unknown.
+        status: ``"found"``; ``"misplaced"``: found at a different tensor; ``"missed"``; ``"failed"``: no
+            result; ``"absent"``: framework not installed.
+        tensor: the first wrong tensor, or :data:`concord.conformance.bugs.bug.REFUSED`.
+        margin: that tensor's error in tolerances.
+        cause: ``"right"`` if the explanation names the bug, ``"none"`` or ``"wrong"``; empty if unknown.
         said: hypotheses of the explanation.
         clause: ``"right"`` if the explanation names the broken clause, else ``"wrong"``; empty if
             unexplained.
@@ -65,7 +65,7 @@ class Matrix:
 
     Attributes:
         findings: one per mutant and backend.
-        asked: backends that the user named; the absence of one is a failure.
+        asked: backends that the user named, whose absence is a failure.
         unfinished: findings missing because of an early end.
     """
 
@@ -76,7 +76,7 @@ class Matrix:
 
     @property
     def exit_code(self) -> int:
-        """0: all found at the right tensor; 1: not all; 3: a failed backend, or unfinished."""
+        """0: all found at the correct tensor; 1: not all; 3: a failed backend, or unfinished."""
         statuses = {finding.status for finding in self.findings}
         if (
             "failed" in statuses
@@ -89,12 +89,12 @@ class Matrix:
 
 
 def plugin(backend: str) -> str:
-    """Return the class path of a backend with bugs."""
+    """Class path of a backend with bugs."""
     return f"concord.conformance.mutants.plugins.{backend}:Mutated"
 
 
 def mutable(names: Sequence[str] | None) -> list[str]:
-    """Return the named built-in backends; all by default."""
+    """Named built-in backends, by default all."""
     problems = unknowns("backend", names or [], backends.BUILT_IN)
     if problems:
         raise SpecError(problems)
@@ -102,7 +102,7 @@ def mutable(names: Sequence[str] | None) -> list[str]:
 
 
 def select_mutants(names: Sequence[str] | None) -> list[Bug]:
-    """Return mutants by name or operation; all by default."""
+    """Mutants by name or operation, by default all."""
     selection = set(names or OPERATIONS)
     problems = unknowns("mutant", names or [], [*KNOWN, *OPERATIONS])
     if problems:
@@ -110,12 +110,12 @@ def select_mutants(names: Sequence[str] | None) -> list[Bug]:
     return [mutant for mutant in KNOWN.values() if selection & {mutant.name, mutant.operation}]
 
 
-# Takes a backend's name, and its finished mutant or "started".
+# A function of a backend's name, and its finished mutant or "started".
 Progress = Callable[[str, str], None]
 
 
 def turns(mutants: Sequence[Bug], names: Sequence[str], every: bool = False) -> dict[str, Sequence[Bug]]:
-    """Assign each mutant to one backend in turn, or to every one."""
+    """Assign each mutant to one backend in turn, or to all."""
     step = 1 if every else len(names)
     return {name: mutants[0 if every else place :: step] for place, name in enumerate(names)}
 
@@ -136,11 +136,11 @@ def conduct(
 
 
 class Hunt:
-    """Runs mutants on one backend.
+    """A run of mutants on one backend.
 
     Args:
         worker: an existing worker of the plugin.
-        diagnosing: whether to explain findings, the slowest part.
+        diagnosing: whether to explain findings, which is the slowest part.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Hunt:
         )
 
     def all(self, mutants: Sequence[Bug]) -> list[Finding]:
-        """Return a finding per mutant, until the pool stops."""
+        """Return one finding per mutant, until the pool stops."""
         findings = []
         for mutant in mutants:
             finding = self.find(mutant)
@@ -172,7 +172,7 @@ class Hunt:
         return findings
 
     def started(self, worker: Worker) -> None:
-        """Note the backend's version."""
+        """Record the backend's version."""
         self.version = str(worker.description.get("version", ""))
         self.progress(self.backend, "started")
 
@@ -190,7 +190,7 @@ class Hunt:
             return ended("failed", detail=str(error))
 
     def look(self, mutant: Bug, dtype: str) -> Finding | None:
-        """Try a mutant in one precision; None if it is missed."""
+        """Try a mutant in one precision; None if missed."""
         case = f"{mutant.variant}-{mutant.scenario}"
 
         def found(right: bool, tensor: str, margin: float, **fields: Any) -> Finding:

@@ -1,4 +1,4 @@
-"""A backend with a bug on request: base class of the plugins."""
+"""The base class of the plugins: a backend with a bug on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from concord.conformance.mutants.injection import Injection
 from concord.conformance.mutants.mutant_trainer import MutatedTrainer
 from concord.spec.errors import unknown
 
-# By the parts of an implementation's name before and after the colon.
+# Changes by the parts of an implementation's name before and after the colon.
 CHANGES: dict[str, dict[str, Change]] = {
     "mutant": {name: mutant.change for name, mutant in BUGS.items()},
     "emulate": EMULATIONS,
@@ -22,11 +22,10 @@ CHANGES: dict[str, dict[str, Change]] = {
 
 
 class Mutating:
-    """A mixin before a backend's adapter, which changes its runs.
+    """A mixin that precedes a backend's adapter and changes its runs.
 
     ``mutant:NAME`` injects a bug into the explicit implementation, ``mutant:NAME@library`` into another.
-    ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute products like tensor cores. Other implementations
-    run unchanged.
+    ``emulate:tf32`` and ``emulate:tf32_cut_off`` compute products like tensor cores.
     """
 
     context: type[Injection]
@@ -35,7 +34,7 @@ class Mutating:
     memory: dict[str, Any]
 
     def run(self, request: Request) -> Run:
-        """Run a request, with the change that its implementation names.
+        """Run a request with the change named by its implementation.
 
         Raises:
             Unsupported: if the model lacks a tap that the change needs.
@@ -76,7 +75,7 @@ class Mutating:
         return session
 
     def trace(self, request: Request) -> Trace:
-        """Return the injection's trace, if any."""
+        """The injection's trace, if any."""
         traced: Trace = super().trace(request)  # type: ignore[misc]  # defined by the adapter
         return self.injection.trace if self.injection else traced
 

@@ -27,7 +27,7 @@ class MutatedTrainer(Bugged, Trainer):
     """A trainer whose steps consist of methods that a bug may change.
 
     Args:
-        session: for a request with the bug's recipe.
+        session: a session for a request with the bug's recipe.
         rounding: the framework's operations.
     """
 
@@ -53,7 +53,7 @@ class MutatedTrainer(Bugged, Trainer):
         right = super().updating()
         if not self.change.places & {"optimizer", "keeps"}:
             return right
-        # The framework's own optimizer cannot have the bug, so this one consists of its operations.
+        # The framework's own optimizer cannot have the bug, so this optimizer consists of its operations.
         variables = self.variables(self.session.model)
         return self.change.optimizer(right.operations, self.recipe, variables, self.kinds)
 

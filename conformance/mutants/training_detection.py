@@ -1,4 +1,4 @@
-"""Detect a training bug at the step where the reference shows it."""
+"""Detection of a training bug at the step where the reference reveals it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from concord.spec.precision import precision
 
 @dataclass(frozen=True)
 class Shown:
-    """Where a bug shows first.
+    """The first place where a bug appears.
 
     Attributes:
-        step: from 0; -1 if nowhere.
-        section: of the first divergent tensor, such as ``gradients`` or ``first_moment``.
-        margin: its error in tolerances; infinite if missing.
+        step: index of the step, or -1 for none.
+        section: section of the first divergent tensor, such as ``gradients`` or ``first_moment``.
+        margin: that tensor's error in tolerances; infinite if missing.
         before: the largest error of earlier steps, in tolerances.
     """
 
@@ -40,7 +40,7 @@ class Shown:
 
 @functools.cache
 def shown(name: str, dtype: str) -> Shown:
-    """Return where a bug first exceeds the tolerances of correct training."""
+    """Place where a bug first exceeds the tolerances of correct training."""
     bug, margin = TRAINING[name], 0.0
     training, resume = shown_by(bug)
     case = JudgedTraining(*model(), training, dtype=dtype)
@@ -63,7 +63,7 @@ def divergence_of(
     """Run a bug's training on a backend, and return its first divergence.
 
     Args:
-        right: train without the bug.
+        right: whether to train without the bug.
     """
     training, resume = shown_by(bug)
     config, weights = model()

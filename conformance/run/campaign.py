@@ -1,4 +1,4 @@
-"""Run many jobs on many backends. The death of a worker is a result."""
+"""Runs of many jobs on many backends; a worker's crash is a result."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Job:
     """A run to perform and judge on every backend.
 
     Attributes:
-        group: the heading of its results: a variant or a published source.
-        expectation: replaces the reference's tensors.
-        end_to_end: whether to judge end to end even where that does not decide.
-        times: how often it runs.
+        group: heading of the results: a variant or a published source.
+        expectation: replacement of the reference's tensors.
+        end_to_end: judge end to end even if local judgement decides.
+        times: number of runs.
     """
 
     group: str
@@ -69,7 +69,7 @@ class Job:
         """Judge a run of this job.
 
         Args:
-            rules: the precision mode whose rounding applies, if it is not that of ``dtype``.
+            rules: precision mode whose rounding applies, if different from ``dtype``.
 
         Raises:
             Misfit: for unknown tensors, or wrong shapes or types.
@@ -86,10 +86,10 @@ class Job:
         )
 
     def judgeable(self, run: Run) -> Job:
-        """Return the job without padding that the run declares uncomputed.
+        """The job without padding that the run declares uncomputed.
 
         Raises:
-            Unsupported: if no sample is left.
+            Unsupported: if no sample remains.
         """
         if self.expectation or not declared(run.info.get("deviations", [])).get(UNCOMPUTED_PADDING):
             return self
@@ -99,7 +99,7 @@ class Job:
         return reduced_job
 
     def independent(self) -> Job | None:
-        """Return the job with a loss independent of padding, if samples are left."""
+        """The job with a loss independent of padding, if samples remain."""
         batch = independent_batch(self.config, self.batch, self.part)
         if batch is None:
             return None
@@ -114,11 +114,11 @@ class Setup:
         device: cpu, cuda or cuda:N.
         implementation: explicit, library, or a backend's own.
         execution: eager, compiled, unpadded or unpadded-compiled.
-        asked: backends that the user named. If one is not installed it is *missing*; others are *absent*.
+        asked: backends that the user named; if not installed, these are *missing*, and others *absent*.
         python: interpreters of backends in other environments.
         time_limit: seconds per run.
-        memory_limit: bytes per worker; by default four fifths of the machine's.
-        threads: per worker; by default one per core.
+        memory_limit: bytes per worker; by default four fifths of the memory.
+        threads: threads per worker; by default one per core.
         precision: one of :data:`concord.backends.interface.PRECISION_MODES`.
         repeat: minimum runs per job; from 2 on, differing bits are *nondeterministic*.
     """
@@ -136,7 +136,7 @@ class Setup:
     repeat: Count = 1
 
     def rules(self, dtype: str) -> str | None:
-        """Return the mode that judges a run, if not its dtype."""
+        """The mode that judges a run, if different from its dtype."""
         # Set by an implementation ``emulate:MODE``, or by TF32 products in float32.
         kind, _, mode = self.implementation.partition(":")
         return (
@@ -148,12 +148,12 @@ class Setup:
         )
 
     def how(self, dtype: str) -> Settings:
-        """Return the settings of a run."""
+        """Settings of a run."""
         names = {setting.name for setting in dataclasses.fields(Settings)} - {"dtype"}
         return Settings(dtype, **{name: getattr(self, name) for name in names})
 
     def status_of(self, name: str, status: str) -> str:
-        """Return the status of a backend whose worker failed."""
+        """Status of a backend whose worker failed."""
         return "missing" if status == "absent" and name in self.asked else status
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None, **more: Any) -> Worker:
@@ -177,10 +177,10 @@ class Report:
 
     Attributes:
         results: one per backend and job.
-        environments: each backend's description, with import and run seconds and peak memory.
+        environments: backends' descriptions, with import and run seconds and peak memory.
         seconds: total time; 0 if the runs came from files.
-        notes: what was not run and why, by name.
-        conclusions: from all wrong tensors of a backend, once explained.
+        notes: reasons for omitted runs, by name.
+        conclusions: conclusions from all wrong tensors of a backend, once explained.
         unfinished: results missing because the campaign was stopped.
         milliseconds: a reference module's forward pass; 0 if not timed.
     """
@@ -195,7 +195,7 @@ class Report:
     milliseconds: Number = 0.0
 
     def explained(self) -> Report:
-        """Return the report with an explanation of each divergence."""
+        """Add an explanation of each divergence."""
         if not any(result.verdict and result.verdict.judge for result in self.results):
             return self
         results, conclusions = conclude(self.results)
@@ -212,14 +212,14 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree. 1: a divergence, refusal or nondeterminism. 3: not everything was run or judged."""
+        """0: all agree. 1: a divergence, refusal or nondeterminism. 3: not all was run or judged."""
         return (
             3 if self.unfinished else exit_code_of((result.backend, result.status) for result in self.results)
         )
 
 
 def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
-    """Return the exit code for pairs of backend and status."""
+    """The exit code for pairs of backend and status."""
     # A backend that the user did not name may be absent.
     runs = [(backend, status) for backend, status in statuses if status != "absent"]
     present = {status for _, status in runs}
@@ -227,12 +227,12 @@ def exit_code_of(statuses: Iterable[tuple[str, str]]) -> int:
         return 3
     if present & {"diverges", "nondeterministic", "refused"}:
         return 1
-    # A backend without a judged run has not agreed.
+    # A backend without a judged run does not agree.
     _, unjudged = verdicts.conclude(runs)
     return 3 if unjudged or "undetermined" in present or not runs else 0
 
 
-# Called with a backend's name and the job that it has finished, or "started"; or with its current task
+# A function of a backend's name and its finished job, "started", or its current task
 # (concord.conformance.progress.Underway).
 Progress = Callable[[str, str], None]
 
@@ -247,7 +247,7 @@ def conduct(
     """Run every job on every backend, and judge the runs.
 
     Args:
-        jobs: in order; repeated jobs share a result.
+        jobs: jobs in order; repeated jobs share a result.
         stopped: polled; if true, the campaign ends with the results so far.
 
     Raises:
@@ -260,7 +260,7 @@ def conduct(
     turns = repeated(jobs, settings.repeat)
     with Pool(min(len(backend_names), os.cpu_count() or 1) or 1, stopped) as pool:
         runners = [Runner(name, settings, pool, environments, progress) for name in backend_names]
-        # Job by job, so that backends share a cached estimate. A backend's jobs stay in order on its only
+        # Job by job, so that backends share a cached estimate. A backend's jobs stay in order on its single
         # worker: each waits for the previous turn.
         done = [[Event() for _ in turns] for _ in runners]
         results: list[dict[int, Result]] = [{} for _ in runners]
@@ -274,7 +274,7 @@ def conduct(
                 if not pool.stopped:
                     runner, job = runners[which], turns[number]
                     result = runner.attempt(job)
-                    if not pool.stopped:  # else its worker was stopped during the job
+                    if not pool.stopped:  # otherwise its worker was stopped during the job
                         results[which][id(job)] = result
                         pending[which][id(job)] -= 1
                         progress(runner.name, job.name)
@@ -284,7 +284,7 @@ def conduct(
         pool.map(turn, itertools.product(range(len(turns)), range(len(runners))))
     all_results = [result for by_job in results for result in by_job.values()]
     unfinished = sum(count > 0 for counts in pending for count in counts.values())
-    if unfinished:  # whoever stopped it does not wait for explanations
+    if unfinished:  # a user who stopped it does not wait for explanations
         all_results = [
             dataclasses.replace(result, verdict=result.verdict and result.verdict.unexplained())
             for result in all_results
@@ -294,7 +294,7 @@ def conduct(
 
 
 def unseen(environment: Mapping[str, Any], device: str) -> str:
-    """Say that a backend does not see a device, if so."""
+    """Return a message if a backend does not see a device."""
     devices = environment.get("devices", [])
     if not devices or (f"{device}:0" if device == "cuda" else device) in devices:
         return ""
@@ -304,7 +304,7 @@ def unseen(environment: Mapping[str, Any], device: str) -> str:
 def deviations_of(
     description: Mapping[str, Any], device: str, implementation: str = "explicit"
 ) -> list[dict[str, Any]]:
-    """Return a backend's deviations on a device."""
+    """A backend's deviations on a device."""
     further = description.get("implementation_deviations", {})
     deviations = []
     for entries in (description.get("deviations", []), further.get(implementation, [])):
@@ -313,7 +313,7 @@ def deviations_of(
 
 
 def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the part of a backend's description to keep."""
+    """Part of a backend's description to store."""
     about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
     return {
         **about,
@@ -328,7 +328,7 @@ Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 @dataclass(frozen=True)
 class _Earlier:
     result: Result  # combines all runs so far
-    first: Bits | None  # None: the job failed, and is not run again
+    first: Bits | None  # None: the job failed and is not repeated
     turn: int  # its backend's last turn
 
     def words(self, job: Job, turn: int) -> str:
@@ -355,7 +355,7 @@ def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
 
 
 class Runner:
-    """Runs one backend's jobs in sequence on one worker."""
+    """A sequence of jobs of one backend on one worker."""
 
     def __init__(
         self,
@@ -368,7 +368,7 @@ class Runner:
         self.name, self.settings = name, settings
         self.environments, self.progress = environments, progress
         self.earlier: dict[int, _Earlier] = {}
-        # A single worker reveals state that a backend carries from run to run.
+        # A single worker reveals state that a backend keeps between runs.
         self.turn = 0
         self.supervisor = pool.supervise(partial(settings.open, name), started=self.started)
 
@@ -415,7 +415,7 @@ class Runner:
             verdict, attribution = self._judged(job, run, before, others, again)
         except Misfit as error:
             return made("broken", f"its answer cannot be judged: {'; '.join(error.problems)}")
-        except Exception as error:  # the delivered tensors are valid, so the fault is Concord's
+        except Exception as error:  # the returned tensors are valid, so the fault is Concord's
             status, detail, stderr = own_failure("judging", error)
             return made(status, detail, stderr=stderr)
         others |= {*before.result.differing} if before else set()
@@ -442,7 +442,7 @@ class Runner:
         return earlier, before.result.attribution
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
-        """Note agreement in the strict precision."""
+        """Record agreement in the strict precision."""
         if verdict.status != "diverges" or self.settings.precision == "strict":
             return ""
         try:
@@ -462,7 +462,7 @@ class Runner:
         """Run a job in a precision mode."""
         settings = self.settings
         problem = (job.config, job.weights, job.batch, job.part, job.dtype)
-        by_taps = job.gradients and job.expectation is None  # published gradients are not by tap
+        by_taps = job.gradients and job.expectation is None  # published gradients do not include taps
 
         def ask(worker: Worker) -> Run:
             taps = job.training is None
@@ -497,7 +497,7 @@ class Runner:
         return outcome
 
     def started(self, worker: Worker) -> None:
-        """Keep a backend's description."""
+        """Store a backend's description."""
         self.environments[self.name] = {
             **self.environments.get(self.name, {}),
             **environment_of(
@@ -512,12 +512,12 @@ class Runner:
         self.progress(self.name, "started")
 
     def note(self, key: str, value: Any) -> None:
-        """Keep a fact of the environment."""
+        """Store a fact about the environment."""
         self.environments.setdefault(self.name, {})[key] = value
 
 
 def failure_of(error: Exception) -> tuple[str, str, str] | None:
-    """Return a worker failure's status, detail and output; None for other errors."""
+    """Status, detail and output of a worker failure, or None for other errors."""
     if isinstance(error, WorkerFailure):
         return error.status, error.detail, error.stderr
     if isinstance(error, SpecError):

@@ -13,7 +13,7 @@ from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.verdict import BINS, Z_BINS, Row, number
 from concord.spec.text import first_of
 
-# Upper bounds of error levels, in tolerances; the last level has none.
+# Upper bounds of error levels, in tolerances; the last level is unbounded.
 LEVELS = (0.03, 0.1, 0.3, 1.0, 10.0, 1e3, 1e6)
 
 # Number of levels up to one tolerance.
@@ -30,7 +30,7 @@ TICKS = [(round(100 * (DECADES[1] - i) / (DECADES[1] - DECADES[0]), 1), f"{10.0*
 
 
 def level(row: Row, way: str) -> int | None:
-    """Return a tensor's error level, the last if it cannot be compared."""
+    """A tensor's error level, or the last one if incomparable."""
     judgement = row.judged(way)
     if judgement is None:
         return len(LEVELS) if row.status == "diverges" and row.deciding is None else None
@@ -90,7 +90,7 @@ def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dic
 
 
 def heat_maps(breakdown: Breakdown) -> dict[str, Any]:
-    """Return a breakdown's maps and their scale."""
+    """A breakdown's maps and their scale."""
     powers = [
         power for by_level in breakdown.maps for row in by_level.levels for power in row if power is not None
     ]

@@ -1,4 +1,4 @@
-"""Exchange cases and runs as files (docs/guides/joining.md)."""
+"""Exchange of cases and runs as files (docs/guides/joining.md)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Manifest:
     tap_gradients: bool
 
 
-# Fields of ``case.json`` that define the request, besides its configuration.
+# Fields of ``case.json`` that define the request, except its configuration.
 ASKED = [entry.name for entry in fields(Manifest) if entry.name not in ("format", "group", "case", "config")]
 
 
@@ -62,7 +62,7 @@ class RunAbout:
 
 
 def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
-    """Write each job as a folder with ``case.json`` and ``case.safetensors``.
+    """Write each job to a folder, as ``case.json`` and ``case.safetensors``.
 
     Raises:
         SpecError: if a folder cannot be written or exists.
@@ -73,7 +73,7 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
             write_folder(folder / job.name, case_files(job))
             written.append(folder / job.name)
     except BaseException as error:
-        # All cases or none: a partial export would look complete.
+        # All cases or none, since a partial export would look complete.
         for path in written:
             shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, FileExistsError):
@@ -83,7 +83,7 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
 
 
 def case_files(job: Job) -> dict[str, bytes]:
-    """Return a case's files by name."""
+    """A case's files by name."""
     request = Request(job.config, job.weights, job.batch, job.part, job.dtype, gradients=job.gradients)
     arrays = {f"weights/{name}": array for name, array in job.weights.items()}
     arrays |= {f"inputs/{name}": array for name, array in job.batch.arrays().items()}
@@ -174,7 +174,7 @@ def read_run(folder: Path, job: Job) -> Run:
         check_info(about.info)
     except SpecError as error:
         raise SpecError(f"{about_path}: {error}") from None
-    # A dump is judged on everything its case asked for.
+    # A dump is judged on all results that its case requests.
     by_name, by_taps = split_gradients(section(arrays, "gradients/"))
     return Run(
         arrays["output"],

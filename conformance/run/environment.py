@@ -1,4 +1,4 @@
-"""Diagnose the installed backends and this machine."""
+"""Diagnosis of the installed backends and this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Installed:
 
 
 def machine() -> dict[str, Any]:
-    """Return this machine's facts."""
+    """This machine's facts."""
     total, free = here.memory()
     return {
         **here.describe(),
@@ -51,7 +51,7 @@ def diagnose(names: Sequence[str], settings: Setup) -> list[Installed]:
 
 
 def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
-    """Return advice on differing defaults and GPUs."""
+    """Advice about differing defaults and GPUs."""
     ready = [diagnosis for diagnosis in diagnoses if diagnosis.status == "ready"]
     lines = [line for kind in ("cpu", "cuda") if (line := _differing(ready, kind))]
     has_gpu = any(

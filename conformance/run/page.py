@@ -1,4 +1,4 @@
-"""Render records as self-contained HTML pages; the script only searches and sorts tables."""
+"""Self-contained HTML pages of records; their script only searches and sorts tables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TONES = {
 # Limits per element and per tensor, and histogram bins, in sigma.
 LIMITS: dict[str, Any] = {"z": Z, "rms": R, "bins": Z_BINS}
 
-# Maximum number of breakdowns drawn: more would make a page of tens of MiB.
+# Maximum number of drawn breakdowns: more would result in a page of tens of MiB.
 MAPS = 100
 
 
@@ -56,10 +56,10 @@ def render(template: str, record: Record, *folders: Path, script: str = "", **pa
 
     Args:
         template: the name of a template that extends ``page.html``.
-        folders: further folders of templates.
-        script: appended to the shared script.
-        parts: values for the template. Those of ``page.html`` are ``tone`` (good, bad or broken; by default
-            from the exit code), ``headline`` and ``compared``.
+        folders: additional template folders.
+        script: additional code.
+        parts: values for the template. ``page.html`` needs ``tone`` (good, bad or broken; by default from the
+            exit code), ``headline`` and ``compared``.
     """
     style, shared = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     script = shared + script
@@ -85,7 +85,7 @@ def render(template: str, record: Record, *folders: Path, script: str = "", **pa
     return legible(_environment(*folders).get_template(template).render(values | parts))
 
 
-@cache  # compiling templates takes half a second
+@cache  # since compiling templates takes half a second
 def _environment(*folders: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, FOLDER]),
@@ -93,7 +93,7 @@ def _environment(*folders: Path) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: shortened(value) if type(value) is str else value,  # markup is ours
+        finalize=lambda value: shortened(value) if type(value) is str else value,  # markup comes from Concord
     )
     environment.policies["json.dumps_function"] = lambda value, **options: json.dumps(
         legibly(value), **options

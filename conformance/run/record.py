@@ -1,4 +1,4 @@
-"""Records: results as JSON, and read back into objects (docs/reference/json.md)."""
+"""Records: writing of results as JSON, and reading (docs/reference/json.md)."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Record:
 
     Attributes:
         kind: check, golden, compare, fuzz, mutants, lockstep, speed, attention or certificate.
-        title: describes what was run.
+        title: description of the run.
         written: creation time in ISO 8601, UTC.
-        exit_code: of the command: 0, 1 or 3.
-        machine: the machine and process that judged.
-        schema: changes if a key changes its meaning or disappears.
+        exit_code: exit code of the command: 0, 1 or 3.
+        machine: the judging machine and process.
+        schema: version, which increases if a key changes its meaning or disappears.
         outcome: an object of the kind's class.
     """
 
@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
 
 
 def data(record: Record) -> dict[str, Any]:
-    """Return the fields of a record and its outcome."""
+    """Fields of a record and its outcome."""
     return {"schema": record.schema, **plain(record), **plain(record.outcome)}
 
 
@@ -103,7 +103,7 @@ def text(record: Record) -> str:
 
 
 def lines(value: Any) -> str:
-    """Return data as JSON, one entry per line."""
+    """Data as JSON, one entry per line."""
     return _lines(value, "") + "\n"
 
 
@@ -130,7 +130,7 @@ def _scalar(value: Any) -> Any:
     # JSON has no infinity or NaN.
     if isinstance(value, float) and value - value != 0:
         return str(value)
-    if isinstance(value, str) and not value.isascii():  # a file name need not be valid text
+    if isinstance(value, str) and not value.isascii():  # a file name may be invalid text
         return value.encode("utf-8", "backslashreplace").decode()
     return value
 
@@ -147,7 +147,7 @@ def read(path: Path, kinds: Mapping[str, str] = KINDS) -> Record:
         kinds: classes of accepted kinds.
 
     Raises:
-        SpecError: if the file is missing, malformed, of another schema or kind, or inconsistent.
+        SpecError: if the file is missing, malformed, of a wrong schema or kind, or inconsistent.
     """
     content = read_bytes(path, LARGEST)
     parse_json(content, str(path))

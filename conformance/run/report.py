@@ -1,4 +1,4 @@
-"""Print results: a table of verdicts, and first divergences."""
+"""Printed results: a table of verdicts, and first divergences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16
 
 
 def gravity(result: Result) -> tuple[int, float]:
-    """Sort key of results, the worst first."""
+    """Sort key of results, worst first."""
     return [*STATUSES].index(result.status), -result.worst
 
 
@@ -65,7 +65,7 @@ class FirstDivergence:
 
 
 def findings_of(report: Report) -> list[FirstDivergence]:
-    """Return first divergences, grouped by backend and tensor."""
+    """First divergences, grouped by backend and tensor."""
     wrong = [
         (result, role_of(row.tensor))
         for result in report.results
@@ -96,22 +96,22 @@ STYLES = {
 
 
 def word(result: Result) -> str:
-    """Return a run's largest error, or its status."""
+    """A run's largest error, or its status."""
     return number(result.worst) if result.status in ("agrees", "diverges") else result.status
 
 
 def tail(name: str) -> str:
-    """Return a backend's name without its module."""
+    """A backend's name without its module."""
     return name.rpartition(":")[2] or name
 
 
 def ordered(values: Iterable[str]) -> list[str]:
-    """Return unique values in order of first occurrence."""
+    """Unique values in order of first occurrence."""
     return list(dict.fromkeys(values))
 
 
 def select(report: Report, **fields: str) -> list[Result]:
-    """Return the results with these fields."""
+    """Results with these fields."""
     return [
         result
         for result in report.results
@@ -120,7 +120,7 @@ def select(report: Report, **fields: str) -> list[Result]:
 
 
 def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
-    """Return the worst result by group, backend and dtype."""
+    """The worst result by group, backend and dtype."""
     groups, names, dtypes = (
         ordered(getattr(result, key) for result in report.results) for key in ("group", "backend", "dtype")
     )
@@ -136,7 +136,7 @@ def matrix(report: Report) -> dict[str, dict[str, dict[str, Result | None]]]:
 
 
 def cell(dtype: str, result: Result | None) -> Text:
-    """Return a dtype's entry in the table."""
+    """A dtype's entry in the table."""
     if result is None:
         return Text(f"{SHORT.get(dtype, dtype)} –", style="dim")
     sign = {"agrees": " ✓", "diverges": " ✗"}.get(result.status, "")
@@ -146,7 +146,7 @@ def cell(dtype: str, result: Result | None) -> Text:
 
 
 def table(report: Report, title: str, group: str = "variant") -> Table:
-    """Return the table of worst errors in tolerances."""
+    """Table of worst errors in tolerances."""
     verdicts = Table(
         title=Text(title), title_justify="left", title_style="bold", padding=(0, 1), expand=False
     )
@@ -188,7 +188,7 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
 
 
 def markdown(report: Report) -> str:
-    """Return the table in Markdown."""
+    """The table in Markdown."""
     names = ordered(result.backend for result in report.results)
     lines = [["variant", *names], ["---", *["---:"] * len(names)]]
     for entry, backends in matrix(report).items():
@@ -219,13 +219,13 @@ def runs(report: Report) -> str:
 
 
 def within(path: Path, name: str, text: str) -> str:
-    """Replace the text between a file's markers."""
+    """Replace the text between markers in a file."""
     before, after = around(path, name)
     return before + (text.replace("\n", "\r\n") if before.endswith("\r\n") else text) + after
 
 
 def around(path: Path, name: str) -> tuple[str, str]:
-    """Return the text before and after the markers, inclusive."""
+    """The text before and after the markers, inclusive."""
     begin, end = (f"<!-- {which} {name} -->" for which in ("begin", "end"))
     match = re.fullmatch(rf"(.*?{re.escape(begin)}\r?\n).*?({re.escape(end)}.*)", read_text(path), re.DOTALL)
     if not match:
@@ -304,7 +304,7 @@ def declarations(report: Report) -> list[str]:
 
 
 def repeated(results: Sequence[Result]) -> str:
-    """Say whether a backend's repeated runs have the same bits."""
+    """Describe whether a backend's repeated runs have the same bits."""
     runs = [result for result in results if result.verdict and result.times > 1]
     if not runs:
         return ""

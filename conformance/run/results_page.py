@@ -37,14 +37,14 @@ from concord.conformance.run.report import (
 from concord.conformance.wording import counted, gather, joined
 from concord.spec.deviations import KNOWN_DEVIATIONS
 
-# Number of failed cases that are initially unfolded.
+# Maximum number of failed cases that are initially unfolded.
 OPEN = 6
 
-# Number of first divergences shown in full.
+# Maximum number of first divergences shown in full.
 FINDINGS = 8
 
-# With more tensors over all runs, folded cases show only the worst run: a cell for each would make the page
-# too large.
+# With more tensors in all runs, folded cases show only the worst run: a cell for each tensor would make the
+# page too large.
 CELLS = 15_000
 
 WAYS = ("local", "end_to_end")
@@ -79,7 +79,7 @@ class CaseResults:
 
     @property
     def chips(self) -> list[Result]:
-        """Each backend's worst result; only bad ones of a failed case."""
+        """Each backend's worst result; for a failed case, only bad results."""
         fine = ("absent", "unsupported", *(["agrees"] if self.order < 2 else []))
         shown = [result for result in self.results if result.status not in fine]
         return [
@@ -95,7 +95,7 @@ class CaseResults:
 
 
 def cases_of(results: Sequence[Result]) -> list[CaseResults]:
-    """Return the cases, divergent ones first."""
+    """Cases, divergent ones first."""
     gathered = gather(results, lambda result: (result.group, result.case, result.part)).values()
     cases = [
         CaseResults(f"case-{place}", results_of_case) for place, results_of_case in enumerate(gathered, 1)
@@ -104,7 +104,7 @@ def cases_of(results: Sequence[Result]) -> list[CaseResults]:
 
 
 def results_page(record: Record) -> str:
-    """Return a report's page."""
+    """A report's page."""
     report: Report = record.outcome
     results, truth = report.results, TRUTH[record.kind]
     cases = cases_of(results)

@@ -24,10 +24,9 @@ def check_jobs(
     """Return a job for every case in every precision.
 
     Args:
-        variants: names; all by default.
-        dtypes: names of precisions.
+        variants: names, by default all.
         part: one of :data:`concord.spec.tensors.PARTS`.
-        cases: names of standard cases; all by default.
+        cases: names of standard cases, by default all.
 
     Raises:
         SpecError: for unknown names, with suggestions.
@@ -39,7 +38,7 @@ def check_jobs(
     )
     selection = standard_cases(None if variants is None else list(variants), part)
     refuse(unknowns("case", cases or [], [case.name for case in selection]))
-    # A case that needs only one precision runs in the last, unless it is asked for by name.
+    # A case that needs only one precision runs in the last one, unless requested by name.
     return [
         job_of(case, dtype)
         for case in selection
@@ -49,15 +48,15 @@ def check_jobs(
 
 
 def job_of(case: Case, dtype: str) -> Job:
-    """Return the job of a case in a precision."""
+    """Job of a case in a precision."""
     return Job(case.variant, case.name, dtype, case.part, case.config, case.weights, case.batch)
 
 
 def sequence(jobs: Sequence[Job]) -> list[Job]:
     """Order a check's jobs, and repeat some (:attr:`Job.times`)."""
     # The repetitions reveal state that a backend keeps between runs. The first case in the last precision
-    # runs twice in a row, on the same inputs. The smallest case runs first and again in its place, after a
-    # shorter or longer text.
+    # runs twice in a row, on the same inputs. The smallest case runs first and again in its normal place,
+    # after a shorter or longer text.
     turns: list[Job] = []
     for group in dict.fromkeys(job.group for job in jobs):
         of_group = [job for job in jobs if job.group == group]

@@ -31,7 +31,7 @@ class Statistics:
     undetermined: Count = 0  # number of undetermined tensors
     z: Peak = Peak()  # the largest error of an element, in sigma
     rms: Peak = Peak()  # the largest RMS error of a tensor, in RMS sigma
-    # Elements by bin of Z_BINS, and beyond the last.
+    # Number of elements by bin of Z_BINS, and beyond the last.
     histogram: Annotated[list[Count], Field(min_length=BINS, max_length=BINS)] = field(
         default_factory=lambda: [0] * BINS
     )
@@ -48,7 +48,7 @@ class Statistics:
         """Add other counts."""
         self.tensors += other.tensors
         self.undetermined += other.undetermined
-        # The first of equal peaks stays.
+        # The first of equal peaks is kept.
         self.z = max(self.z, other.z, key=lambda peak: peak.value)
         self.rms = max(self.rms, other.rms, key=lambda peak: peak.value)
         self.histogram = [ours + others for ours, others in zip(self.histogram, other.histogram, strict=True)]

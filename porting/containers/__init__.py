@@ -1,4 +1,4 @@
-"""The kinds of files that checkpoints come in."""
+"""The file types of checkpoints."""
 
 from concord.porting.containers import (
     flax,
@@ -49,5 +49,5 @@ TENSORFLOW = Container(
 
 ORBAX = Container("orbax", "jax", orbax.load, orbax.save, framework="jax", looks=orbax.is_folder)
 
-# Written only: a graph is a program, and its exporter chooses the names of weights.
+# Write-only: a graph is a program, and its exporter chooses the names of weights.
 ONNX = Container("onnx", "", None, onnx.save, framework="torch", looks=lambda _: False)

@@ -1,4 +1,4 @@
-"""Kinds of files: how to recognise, read and write them."""
+"""File types: how to recognise, read and write them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from concord.porting.file_tensors import StoredTensor
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import MOST_PROBLEMS, read_json
 
-# Hugging Face's cache keeps files here; its ``snapshots/<revision>/`` folders link to them.
+# Hugging Face's cache stores files here; its ``snapshots/<revision>/`` folders link to them.
 BLOBS = "blobs"
 
-# Training loops keep all weights under one of the first three, next to other state. PyTorch prefixes every
-# name with the others: DataParallel, torch.compile, FSDP.
+# Training loops store all weights under one of the first three, next to other state. PyTorch prefixes every
+# name with one of the others: DataParallel, torch.compile, FSDP.
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "_orig_mod", "_fsdp_wrapped_module")
 
 BESIDE = ("optimizer", "scheduler", "ema", "epoch")  # prefixes of that other state
 
 
 def unwrapped(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Strip nested prefixes that wrap all weights."""
+    """Strip nested prefixes of all weights."""
     for wrapper in WRAPPERS:
         inner = {name for name in tensors if name.startswith(f"{wrapper}.")}
         if inner and all(name in inner or name.startswith(BESIDE) for name in tensors):
@@ -41,13 +41,13 @@ def stays(path: Path, folder: Path) -> bool:
     try:
         path.exists()
         root, target = folder.resolve(), path.resolve()
-    except (OSError, RuntimeError):  # a name that is too long; links in a circle
+    except (OSError, RuntimeError):  # too long a name; circular links
         return False
     return target.is_relative_to(root) or target.parent == root.parent.parent / BLOBS
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """Resolve a relative name from a file, refusing one that leaves the folder."""
+    """Resolve a relative name from a file, and refuse one that leaves the folder."""
     parts = PurePosixPath(name).parts
     path = folder.joinpath(*parts)
     if (
@@ -60,22 +60,22 @@ def inside(folder: Path, name: str, where: str) -> Path:
     return path
 
 
-# An index says which of several files beside it holds each tensor.
+# An index says which of several adjacent files contains each tensor.
 INDEX = ".index.json"
 
 
 @dataclass(frozen=True)
 class Container:
-    """A kind of file that holds named tensors."""
+    """A file type for named tensors."""
 
     name: str
-    backend: str  # that such files belong to, unless the format names one
+    backend: str  # backend of such files, unless the format names one
     load: Callable[[Path], Mapping[str, StoredTensor]] | None  # None: write-only
     save: Callable[..., None]  # may write more than one file
     endings: tuple[str, ...] = ()
-    framework: str = ""  # the extra that installs what both functions import
+    framework: str = ""  # the extra that installs the imports of both functions
     lacks: tuple[str, ...] = ()  # dtypes
-    looks: Callable[[Path], bool] | None = None  # recognises a path if its name is not enough
+    looks: Callable[[Path], bool] | None = None  # recognises a path if its name is insufficient
     isolated: bool = True  # read in a separate process
 
     def is_one(self, path: Path) -> bool:
@@ -85,7 +85,7 @@ class Container:
         return path.name.removesuffix(INDEX).endswith(self.endings) and path.is_file()
 
     def write(self, path: Path, tensors: Mapping[str, StoredTensor], **about: Any) -> None:
-        """Write tensors; ``about`` must be JSON, to cross processes."""
+        """Write tensors; ``about`` must be JSON, to be sent between processes."""
         refuse(
             [
                 f"{name!r} has dtype {tensor.dtype}, which files of the kind {self.name} do not have"
@@ -99,7 +99,7 @@ class Container:
             self.save(path, tensors, **about)
 
     def read(self, path: Path) -> dict[str, StoredTensor]:
-        """Return the tensors of a file or of an index's files, under unwrapped names.
+        """Tensors of a file or an index's files by unwrapped names.
 
         Raises:
             SpecError: if a file is corrupt, would run code, or takes too much time or memory.

@@ -1,6 +1,6 @@
-"""Flax's msgpack files: nested dictionaries, with arrays as an extension type (``flax.serialization``).
+"""Flax's msgpack files: nested dictionaries of arrays (``flax.serialization``).
 
-Extension type 1 packs shape, dtype and bytes. An array of more than 2^30 bytes is a dictionary of pieces.
+Extension type 1 has shape, dtype and bytes. Arrays beyond 2^30 bytes are dictionaries of pieces.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, flat, shape_
 from concord.spec.errors import SpecError, optional, refuse
 from concord.spec.files import Write, writing
 
-# msgpack stores the size of an extension in 32 bits; the header of an array takes some bytes.
+# msgpack stores the size of an extension in 32 bits, and an array's header takes some bytes.
 LARGEST = (1 << 32) - (1 << 10)
 
-NDARRAY, SCALAR = 1, 3  # types of extensions that hold numbers
+NDARRAY, SCALAR = 1, 3  # extension types for numbers
 
 CHUNKED = "__msgpack_chunked_array__"
 
 
 def load(path: Path) -> dict[str, StoredTensor]:
-    """Return the arrays of a file by dotted names."""
+    """Arrays of a file by dotted names."""
     with optional("a msgpack file", "porting"):
         import msgpack
 
@@ -106,7 +106,8 @@ def _put(put: Write, packer: Any, value: Any) -> None:
             put(packer.pack(key))
             _put(put, packer, inner)
     elif isinstance(value, StoredTensor):
-        # By hand, bin 32 (0xc6) in ext 32 (0xc9): the packer would hold an array's bytes several times.
+        # Written manually, as bin 32 (0xc6) in ext 32 (0xc9): the packer would copy an array's bytes several
+        # times.
         head = packer.pack_array_header(3) + packer.pack(value.shape) + packer.pack(value.dtype)
         head += b"\xc6" + struct.pack(">I", value.size)
         put(b"\xc9" + struct.pack(">Ib", len(head) + value.size, NDARRAY) + head)

@@ -1,7 +1,7 @@
 """Keras' HDF5 files, and its ``.keras`` archives, which contain one.
 
-Links and chunked or compressed datasets are refused. Keras writes none, and they would let a file read other
-files or expand beyond its size.
+Links and chunked or compressed datasets, which Keras never writes, are refused: they could read other files
+or expand beyond the file's size.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ BFLOAT16 = "bfloat16"
 
 WEIGHTS = "model.weights.h5"  # the member of an archive
 
-MODEL = "tf_model"  # what Hugging Face calls the group of a model
+MODEL = "tf_model"  # Hugging Face's name for a model's group
 
 
 def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
-    """Return the datasets of a file by path."""
+    """Datasets of a file by path."""
     with optional("an HDF5 file", "porting"):
         import h5py
 
@@ -36,8 +36,8 @@ def load(path: Path | IO[bytes]) -> dict[str, StoredTensor]:
 
 
 def load_keras(path: Path) -> dict[str, StoredTensor]:
-    """Return the weights of an archive, without its configuration, which may name code."""
-    # An unnamed file leaves nothing behind, however this process ends.
+    """Weights of an archive, without its configuration, which may name code."""
+    # An unnamed file disappears, however this process ends.
     copy = tempfile.TemporaryFile()  # noqa: SIM115
     with zipfile.ZipFile(path) as archive:
         entries = [entry for entry in archive.infolist() if entry.filename == WEIGHTS]
@@ -53,7 +53,7 @@ def load_keras(path: Path) -> dict[str, StoredTensor]:
 
 
 def load_models(path: Path) -> dict[str, StoredTensor]:
-    """Return the weights of a Hugging Face model from Keras 2."""
+    """Weights of a Hugging Face model in Keras 2."""
     tensors: dict[str, StoredTensor] = {}
     for name, stored in load(path).items():
         # Paths are <layer>/<model>/<name>:0, where Keras generated the names of layer and model.
@@ -80,12 +80,12 @@ def _datasets(group: Any, name: str) -> Iterator[tuple[str, StoredTensor]]:
 
 def _dataset(member: Any, name: str) -> StoredTensor:
     elsewhere = member.is_virtual or member.external or member.chunks is not None
-    # Storage smaller than the data means compression, or numbers that were never written.
+    # Storage smaller than the data means compression, or values that were never written.
     if elsewhere or member.id.get_storage_size() != member.size * member.dtype.itemsize:
         raise SpecError(
             f"{name[:200]!r} lies in another file, in pieces, or compressed; Keras writes it here, in one"
         )
-    # HDF5 has no bfloat16: Keras stores two opaque bytes and names the dtype in an attribute.
+    # HDF5 lacks bfloat16, so Keras stores two opaque bytes and names the dtype in an attribute.
     if member.dtype == np.dtype("V2") and member.attrs.get("dtype") == BFLOAT16:
         return StoredTensor(BFLOAT16, member.shape, lambda: member[()].view(np.uint16))
     description = of_framework(np.empty(0, member.dtype), name)
@@ -113,7 +113,7 @@ def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def save_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write weights as Keras 2 did."""
+    """Write weights in the form of Keras 2."""
     layers: dict[str, list[str]] = {}
     for name in tensors:
         layers.setdefault(name.partition("/")[0], []).append(name)
@@ -129,10 +129,10 @@ def save_models(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def save_keras(path: Path, tensors: Mapping[str, StoredTensor], members: Mapping[str, str]) -> None:
-    """Write weights into an archive, with the other ``members`` from which Keras builds the model."""
+    """Write weights to an archive, with the other ``members`` from which Keras builds the model."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         save(Path(folder) / WEIGHTS, tensors)
-        # Keras stores its members; load_keras refuses a compressed one.
+        # Keras stores its members uncompressed; load_keras refuses compressed ones.
         with refusing(path), zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             archive.write(Path(folder) / WEIGHTS, WEIGHTS)
             for name, content in members.items():

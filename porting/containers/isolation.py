@@ -1,7 +1,7 @@
-"""Opens untrusted files by their own libraries in a limited process.
+"""Opening of untrusted files with their own libraries, in a limited process.
 
-A corrupt file may crash a C library; only that process imports a framework. Tensors pass through a temporary
-safetensors file, which the parent maps.
+A corrupt file may crash a C library. Tensors pass through a temporary safetensors file, which the parent
+maps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from concord.porting.file_tensors import StoredTensor
 from concord.spec.errors import SpecError, refuse
 from concord.spec.files import opened
 
-# Seconds for any file, and bytes that add another second; importing a framework takes several seconds.
+# Seconds for any file, and the bytes that add another second; importing a framework takes several seconds.
 TIME_LIMIT, BYTES_A_SECOND = 60.0, 10 << 20
 
-# Bytes for any file, and a multiple of its size: libraries decompress and copy. A framework gets four times
-# the first.
+# Bytes of memory for any file, and an additional multiple of its size, since libraries decompress and copy. A
+# framework gets four times the first.
 MEMORY_LIMIT, GROWTH = 1 << 30, 8
 
 Load = Callable[[Path], Mapping[str, StoredTensor]]
@@ -38,15 +38,15 @@ def read(load: Load, path: Path, framework: str = "") -> dict[str, StoredTensor]
     """Run ``load`` on a path in a framework's process.
 
     Raises:
-        SpecError: if the library refuses the file, dies, or exceeds a limit.
+        SpecError: if the library refuses the file, crashes, or exceeds a limit.
     """
     if not path.is_dir():
-        with opened(path):  # a file that is missing is refused before a process starts
+        with opened(path):  # a missing file is refused before a process starts
             pass
     with tempfile.TemporaryDirectory(prefix="concord-") as folder:
         between = Path(folder) / "tensors.safetensors"
         names = _ask("read", load, path, between, path, framework)
-        tensors = safetensors.read(between)  # mapped: the file may be deleted now
+        tensors = safetensors.read(between)  # mapped, so the file may be deleted now
         # Restore the library's order: safetensors sorts tensors by the size of their dtype.
         return {name: tensors[name] for name in names}
 
@@ -59,13 +59,13 @@ def write(save: Save, path: Path, tensors: Mapping[str, StoredTensor], framework
         _ask("write", save, path, between, between, framework, **about)
 
 
-# By the parent's process id and framework. They are reused, because a framework takes seconds to start.
+# Processes by parent process id and framework. They are reused, because a framework takes seconds to start.
 _processes: dict[tuple[int, str], Process] = {}
 
 
 @atexit.register
 def _end() -> None:
-    # A forked child inherits this table but must not end its parent's processes.
+    # A forked child inherits this table, but must not end its parent's processes.
     for (parent, _), process in _processes.items():
         if parent == os.getpid():
             process.close()
@@ -74,12 +74,12 @@ def _end() -> None:
 def _ask(
     method: str, act: Load | Save, path: Path, between: Path, source: Path, framework: str, **about: Any
 ) -> Any:
-    # The size of the input sets the limits; TensorFlow's data are in files next to its index.
+    # The size of the input determines the limits; TensorFlow's data are in files next to its index.
     shards = source.parent.glob(f"{glob.escape(source.stem)}.data-*")
     files = [file for file in source.rglob("*") if file.is_file()] if source.is_dir() else [source, *shards]
     length, factor = sum(file.stat().st_size for file in files), 4 if framework else 1
     key, function = (os.getpid(), framework), f"{act.__module__}:{act.__name__}"
-    previous = _processes.pop(key, None)  # after an interrupt, the answer to an earlier call must not be read
+    previous = _processes.pop(key, None)  # after an interrupt, an earlier call's answer must not be read
     process = previous or Process(time_limit=0, memory_limit=1)
     process.time_limit = TIME_LIMIT * factor + length / BYTES_A_SECOND
     process.memory_limit = MEMORY_LIMIT * factor + GROWTH * length

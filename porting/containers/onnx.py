@@ -15,12 +15,12 @@ from concord.spec.errors import optional
 from concord.spec.files import refusing
 from concord.spec.tensors import inputs, output_name, taps
 
-# It has every operator that the family needs, and current runtimes support it.
+# This version has all operators that the family needs, and current runtimes support it.
 OPSET = 17
 
-DTYPES = ("float32", "float16", "float64")  # that a graph may compute in
+DTYPES = ("float32", "float16", "float64")  # for computing a graph
 
-# Dynamic axes; the exporter would otherwise fix them at its example's length.
+# Dynamic axes; otherwise the exporter would fix them at its example's length.
 AXES = {"batch": "B", "tokens": "T", "query": "T", "key": "T"}
 
 
@@ -67,9 +67,9 @@ def save(
         refusing(path),
         tempfile.TemporaryDirectory(
             dir=path.parent
-        ) as folder,  # beyond 2 GB the exporter writes a file per tensor
+        ) as folder,  # beyond 2 GB, the exporter writes one file per tensor
     ):
-        model(**example)  # says which taps there are
+        model(**example)  # determines the taps
         descriptions = {**inputs(family, part), **taps(family, part)}
         torch.onnx.export(
             model,
@@ -86,8 +86,8 @@ def save(
                 for name in (*example, *tapped)
             },
             opset_version=OPSET,
-            dynamo=False,  # the other exporter needs onnxscript as well
+            dynamo=False,  # the other exporter also needs onnxscript
         )
-        # A protobuf message ends at 2 GB, so the weights go into one file beside it.
+        # A protobuf message is limited to 2 GB, so the weights are stored in a separate file.
         graph = onnx.load(f"{folder}/{path.name}")
         onnx.save_model(graph, path, save_as_external_data=True, location=f"{path.name}.data")

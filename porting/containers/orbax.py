@@ -11,13 +11,13 @@ from concord.spec.errors import optional
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder has Orbax' marks."""
+    """Whether a folder is in Orbax' format."""
     marks = ("manifest.ocdbt", "_sharding", "_CHECKPOINT_METADATA")
     return path.is_dir() and (path / "_METADATA").is_file() and any((path / mark).exists() for mark in marks)
 
 
 def load(path: Path) -> dict[str, StoredTensor]:
-    """Return the arrays of a folder by dotted names."""
+    """Arrays of a folder by dotted names."""
     with _checkpointer() as checkpointer:
         return flat(checkpointer.restore(path))
 

@@ -1,4 +1,4 @@
-"""PaddlePaddle's files, pickles of arrays. Unlike its own reader, this one runs only what builds arrays."""
+"""PaddlePaddle's files: pickles of arrays, of which only code that builds arrays runs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def _encoded(text: str, encoding: str = "latin1") -> bytes:
     return codecs.encode(text, "latin1")
 
 
-# How NumPy rebuilds an array in pickles of protocol 2 to 4, and of protocol 5.
+# The functions that rebuild a NumPy array in pickles of protocol 2 to 4, and of protocol 5.
 RECONSTRUCT: Any = np.zeros(1).__reduce__()[0]
 FROM_BUFFER: Any = np.zeros(1).__reduce_ex__(5)[0]
 
-# Everything that a pickle may name. NumPy 2 calls its core ``_core``; files of both versions exist.
+# All names that a pickle may refer to. NumPy 2 renames its core to ``_core``, and files of both versions
+# exist.
 ALLOWED: Mapping[str, Any] = {
     "collections.OrderedDict": OrderedDict,
     **{f"{module}.bytes": bytes for module in ("builtins", "__builtin__")},
@@ -59,18 +60,18 @@ class _Reader(pickle.Unpickler):
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return the arrays of a file."""
+    """Arrays of a file."""
     with path.open("rb") as file:
         tensors = flat(_Reader(file, encoding="latin1").load())
     return {
-        # paddle.save stores bfloat16 as uint16, which is not a dtype of PaddlePaddle's tensors.
+        # paddle.save stores bfloat16 as uint16, which PaddlePaddle's tensors do not support.
         name: StoredTensor("bfloat16", tensor.shape, tensor.bits) if tensor.dtype == "uint16" else tensor
         for name, tensor in tensors.items()
     }
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors like ``paddle.save`` of a ``state_dict``."""
+    """Write tensors as ``paddle.save`` writes a ``state_dict``."""
     with refusing(path), path.open("wb") as file:
         pickler = pickle.Pickler(file, 4)
         pickler.fast = True  # its memo would keep every array in memory

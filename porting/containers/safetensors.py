@@ -30,13 +30,13 @@ CODES = {
     "BOOL": "bool",
 }
 
-# Bytes, enough for about 100,000 tensors. The library accepts six times as many, whose JSON may take
+# Bytes, enough for about 100,000 tensors. The library accepts six times as many, but their JSON may take
 # gigabytes.
 LONGEST_HEADER = 1 << 24
 
 
 def read(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file, reading only its header."""
+    """Tensors of a file, reading only its header."""
     with opened(path) as file:
         total, length = file.seek(0, 2), 0
         file.seek(0)
@@ -65,11 +65,11 @@ def read(path: Path) -> dict[str, StoredTensor]:
 
 
 def write(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors one by one; the library would hold all in memory."""
+    """Write tensors one by one; the library would keep all in memory."""
     codes = {name: code for code, name in CODES.items()}
-    # Like the library, wide dtypes first, so that each tensor starts at a multiple of its dtype's size.
+    # As in the library, wide dtypes come first, so that each tensor starts at a multiple of its dtype's size.
     order = sorted(tensors, key=lambda name: (-np.dtype(NUMPY[tensors[name].dtype]).itemsize, name))
-    # Hugging Face refuses a file that does not name its framework.
+    # Hugging Face refuses files that do not name their framework.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     reached = 0
     for name in order:

@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints, an index and data files, by TensorFlow itself."""
+"""TensorFlow's checkpoints (an index and data files), through TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, array_of, of_framework
 from concord.spec.errors import SpecError, optional
 
-SUFFIX, TF2 = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"  # the latter ends every key of TensorFlow 2
+SUFFIX, TF2 = ".index", "/.ATTRIBUTES/VARIABLE_VALUE"  # the latter is the suffix of every TensorFlow 2 key
 
 
 def is_index(path: Path) -> bool:
@@ -22,7 +22,7 @@ def is_index(path: Path) -> bool:
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return the tensors of a checkpoint."""
+    """Tensors of a checkpoint."""
     with optional("a checkpoint of TensorFlow", "tf"):
         import tensorflow as tf
 
@@ -42,7 +42,7 @@ def _bits(reader: object, name: str) -> Bits:
 
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write tensors, and for keys of TensorFlow 2 their object graph."""
+    """Write tensors, and for TensorFlow 2 keys their object graph."""
     with optional("to write a checkpoint of TensorFlow", "tf"):
         import tensorflow as tf
 
@@ -52,7 +52,7 @@ def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
         slices = [""] * len(tensors)
         tf.raw_ops.SaveV2(prefix=prefix, tensor_names=list(tensors), shape_and_slices=slices, tensors=arrays)
         return
-    # tf.train.Checkpoint.restore finds variables by this graph, not by their keys.
+    # tf.train.Checkpoint.restore finds variables by this graph instead of their keys.
     root = tf.train.Checkpoint()
     for name, tensor in tensors.items():
         *outer, last = name.removesuffix(TF2).split("/")

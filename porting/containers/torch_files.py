@@ -1,4 +1,4 @@
-"""PyTorch's files, read with ``weights_only=True``: only builders of tensors and arrays run."""
+"""PyTorch's files, read with ``weights_only=True``: only builders of arrays run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concord.porting.file_tensors import NUMPY, Bits, StoredTensor, flat, of_fra
 from concord.spec.errors import SpecError, optional
 from concord.spec.files import refusing
 
-# Training loops save settings and NumPy arrays with the weights; PyTorch does not allow these by default.
+# Training loops save settings and NumPy arrays with the weights, which PyTorch does not allow by default.
 HARMLESS: tuple[Any, ...] = (
     argparse.Namespace,
     np.ndarray,
@@ -26,12 +26,12 @@ HARMLESS: tuple[Any, ...] = (
     *(type(np.dtype(code)) for code in "bBhHiIqQefd?"),
 )
 
-# How PyTorch's message names the class or function that it refused.
+# The refused class or function in PyTorch's message.
 GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
-    """Return a file's tensors, even inside a training loop's state."""
+    """A file's tensors, even inside a training loop's state."""
     with optional("a file of PyTorch", "torch"):
         import torch
 
@@ -41,7 +41,7 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
         with torch.serialization.safe_globals(list(HARMLESS)):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # Cut PyTorch's advice to load with weights_only=False, which would run the file.
+        # Remove PyTorch's advice to load with weights_only=False, which would run the file's code.
         reason = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
         reason = reason.partition(" Check the documentation")[0]
         if match := GLOBAL.search(str(error)):
@@ -83,7 +83,7 @@ def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def state(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
-    """Copy tensors into PyTorch's own."""
+    """Copy tensors to PyTorch tensors."""
     import torch
 
     copies = {}

@@ -1,6 +1,6 @@
-"""The standard cases that every backend is checked on.
+"""The standard cases that check every backend.
 
-``python -m concord.spec.cases`` writes their files; ``--check`` fails if they have drifted.
+``python -m concord.spec.cases`` writes their files; ``--check`` fails if they drifted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SIZES: dict[str, int] = {
 BATCH, TOKENS, ROOM = 5, 11, 13
 TABLE = "embeddings.token.weight"
 
-# Longer than kernels' blocks of 64, 128 and 256 keys, and no multiple of them (decision 0015).
+# Longer than kernels' blocks of 64, 128 and 256 keys, and not a multiple of any (decision 0015).
 LONG = 263
 # A table with ids beyond 16 bits, and ids at the limits of 7, 8, 11, 15 and 16 bits, at integer limits of
-# half precisions, and in the first and last row. Row 1 is padding in one variant.
+# half precisions, and in the first and last row. One variant uses row 1 as padding.
 VOCABULARY = 70_001
 LANDMARKS = (
     0,
@@ -53,11 +53,10 @@ LANDMARKS = (
     69_999,
     70_000,
 )
-# This many ids occur only at the end of a long text, so that the last block of keys differs from all others
-# and a running maximum grows there.
+# The number of ids that occur only at the end of a long text. They make the last block of keys unique, and
+# increase the running maximum.
 LATE = 3
-# Lies between the lengths of a batch's pooled vectors, so that some are divided by it and some by their
-# length.
+# A value between the lengths of a batch's pooled vectors: some are divided by it, and some by their length.
 SHORT = 3.0
 
 
@@ -72,13 +71,13 @@ class Scenario:
     tokens: int = TOKENS
     seed: int = 0  # of weights and inputs
     ids: tuple[int, ...] = ()  # the only ids in the texts; every other row of the token table is zero
-    once: bool = False  # one precision suffices: a check in several uses only the last one
-    options: dict[str, Any] = field(default_factory=dict)  # configuration fields that it sets
-    only: tuple[str, ...] = ()  # variants that have it; by default all without an entry in OWN
+    once: bool = False  # one precision suffices: a check in several precisions uses only the last one
+    options: dict[str, Any] = field(default_factory=dict)  # configuration fields to set
+    only: tuple[str, ...] = ()  # variants with this scenario; by default all without an entry in OWN
 
 
 # Cases run one after another in one process. Neighbours differ in masks and lengths or in every size, and the
-# first sizes recur at the end, so that leftovers of an earlier call show (SPEC INP-6).
+# first sizes recur at the end. This detects leftovers of an earlier call (SPEC INP-6).
 SCENARIOS: dict[str, Scenario] = {
     "ragged": Scenario(
         "rows that are full, of one token, half full, fully padded, and padded inside the text; two "
@@ -175,15 +174,15 @@ SCENARIOS: dict[str, Scenario] = {
     ),
 }
 
-# Another variant, which is tested in full, has the layers of these variants: they need only the scenarios
-# that show their own embeddings and heads.
+# These variants share their layers with a variant that is tested in full. They need only the scenarios that
+# test their own embeddings and heads.
 OWN: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("roberta", "distilbert", "sentence-bert"), ("ragged", "single", "extreme")
 )
 
 
 def scenarios_of(name: str) -> list[str]:
-    """Return the scenarios of a variant, in the order in which they run."""
+    """Scenarios of a variant, in the order in which they run."""
     return [
         scenario
         for scenario, entry in SCENARIOS.items()
@@ -211,7 +210,7 @@ class Case:
 def standard_cases(
     only: list[str] | None = None, part: str = "model", options: dict[str, Any] | None = None
 ) -> list[Case]:
-    """Return the standard cases."""
+    """Standard cases."""
     names = variants() if only is None else only
     return [build_case(name, scenario, part, options) for name in names for scenario in scenarios_of(name)]
 
@@ -236,7 +235,7 @@ def build_case(name: str, scenario: str, part: str = "model", options: dict[str,
 
 def _with_ids(config: EncoderConfig, weights: Weights, batch: Batch, ids: list[int]) -> tuple[Weights, Batch]:
     input_ids = batch.required("input_ids")
-    # The other ids repeat, so that gradients of their rows sum many terms.
+    # The other ids repeat, so that each of their rows' gradients sums many terms.
     words = np.asarray(ids)[np.arange(input_ids.size) % (len(ids) - LATE)].reshape(input_ids.shape)
     words[:, -LATE:] = ids[-LATE:]
     rows = {}

@@ -1,4 +1,4 @@
-"""Write the files of the standard cases, or check that they have not drifted."""
+"""Write the standard cases' files, or check them for drift."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from concord.spec.cases.case_files import FOLDER, drift, write_case
 
 
 def main() -> int:
-    """Return the exit code."""
+    """Run the command, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m concord.spec.cases", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail if a file is not what would be written"

@@ -19,20 +19,20 @@ FORMAT = 2
 
 FOLDER = Path(__file__).parent
 
-# Larger arrays are stored partially: tables by nonzero rows, others by every 61st number (decision 0015).
+# Larger arrays are stored partially: tables by nonzero rows, others by every 61st value (decision 0015).
 LARGE, EVERY = 2**14, 61
 
-# exp and tanh may differ in the last bit between processors: up to this share of a tensor's scale is no
-# drift.
+# exp and tanh may differ in the last bit between processors: differences up to this share of a tensor's scale
+# do not count as drift.
 LAST_BITS = 2.0**-40
 
 
 def contents(case: Case) -> tuple[dict[str, Any], Arrays]:
-    """Return the JSON description of a case, without the digest of its arrays, and the arrays.
+    """A case's JSON description, without the arrays' digest, and its arrays.
 
-    These are ``weights/…``, ``inputs/…``, ``float64/…`` (taps and ``gradients.…``) and ``float32/…``: exact
-    output and loss of the float32 model (SPEC PRC-2, MSK-5). ``stored`` tells how large arrays are shortened:
-    to ``rows``, or to each ``every``-th number.
+    The arrays are ``weights/…``, ``inputs/…``, ``float64/…`` (taps and ``gradients.…``) and ``float32/…``
+    (exact output and loss of the float32 model, SPEC PRC-2, MSK-5). ``stored`` says how large arrays are
+    shortened: to ``rows``, or to each ``every``-th value.
     """
     truth = reference(case.config, case.weights, case.batch, gradients=True, part=case.part)
     single = reference(case.config, case.weights, case.batch, part=case.part, dtype="float32")
@@ -77,7 +77,7 @@ def write_case(case: Case, folder: Path = FOLDER) -> None:
 
 
 def drift(folder: Path = FOLDER) -> list[str]:
-    """Return the differences between the files and what this code would write."""
+    """Differences between the files and the current code's output."""
     current = {case.name: case for case in standard_cases()}
     stored = {path.stem: path for path in folder.glob("*.json")}
     problems = [f"{name}.json: is missing" for name in current if name not in stored]
@@ -100,14 +100,14 @@ def drift(folder: Path = FOLDER) -> list[str]:
 
 
 def expected(truth: Truth) -> Arrays:
-    """Return taps and gradients by their names in comparisons."""
+    """Taps and gradients by their names in comparisons."""
     return {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
 
 
 def _differences(stored: Arrays, current: Arrays) -> list[str]:
     problems = [f"{name!r} is missing" for name in current.keys() - stored.keys()]
     problems += [f"{name!r} is unexpected" for name in stored.keys() - current.keys()]
-    # A gradient may be the difference of far larger numbers, or zero up to rounding: all gradients share the
+    # A gradient may be a difference of far larger values, or zero up to rounding, so all gradients share the
     # scale of the largest.
     steepest = max(
         (np.max(abs(array)) for name, array in current.items() if "/gradients." in name), default=0.0

@@ -1,4 +1,4 @@
-"""Array layouts of sources: weights both ways, inputs and outputs into the canonical layout.
+"""Array layouts of sources, for weights in both directions, inputs and outputs.
 
 B batch, T tokens, Q queries, S keys, H heads, K head_dim.
 """
@@ -63,13 +63,13 @@ WEIGHT_LAYOUTS: dict[str, WeightLayout] = {
 """Layouts of a weight or its gradient."""
 
 
-# Number of columns to copy at a time from a transposed matrix. The whole matrix would pass through the
-# processor's cache once per column.
+# Number of columns to copy at a time from a transposed matrix; otherwise the whole matrix would pass through
+# the cache once per column.
 STRIP = 128
 
 
 def contiguous(array: Array) -> Array:
-    """Return an array in C order; a scalar stays one."""
+    """Return an array in C order; a scalar stays a scalar."""
     if array.ndim != 2 or array.flags.c_contiguous or array.shape[1] <= STRIP:
         return np.asarray(array, order="C")
     copy = np.empty(array.shape, array.dtype)

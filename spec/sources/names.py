@@ -1,7 +1,7 @@
 """Placeholders in a source's names.
 
 ``{i}`` is the layer, ``{h}`` the head, ``{n}`` the number of layers, ``{run}`` the label of a run, with an
-optional factor and summand: ``{3i+1}``, ``{n-1}``. ``{_3i+1}`` gives ``_4``, but nothing for 0, as in
+optional factor and summand: ``{3i+1}``, ``{n-1}``. ``{_3i+1}`` becomes ``_4``, or nothing for 0, as in
 TensorFlow 1.
 """
 
@@ -30,7 +30,7 @@ def fill(pattern: str, values: Mapping[str, int | str]) -> str:
 
 
 def variables(pattern: str) -> set[str]:
-    """Return the variables in a name."""
+    """Variables in a name."""
     return {match[3] for match in _PLACEHOLDER.finditer(pattern)}
 
 

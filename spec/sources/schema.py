@@ -1,6 +1,6 @@
 """The TOML tables of ``spec/sources`` as data classes.
 
-A table describes one source or checkpoint format. Names may hold placeholders
+A table describes a source or checkpoint format. Names may have placeholders
 (:mod:`concord.spec.sources.names`); layouts are those of :mod:`concord.spec.sources.layouts`.
 """
 
@@ -67,7 +67,7 @@ class NativeInput(StrictTable):
 
 
 class Option(StrictTable):
-    """A configuration key with other values in the source."""
+    """A configuration key with different values in the source."""
 
     key: str
     values: dict[str, Any] = {}  # from the source's word to ours
@@ -75,7 +75,7 @@ class Option(StrictTable):
 
     @property
     def words(self) -> dict[str, Any]:
-        """Maps every word of the source to our value; None means that the field is absent."""
+        """Map every word of the source to our value, or to None for an absent field."""
         return {**self.values, **({} if self.absent is None else {self.absent: None})}
 
 
@@ -117,7 +117,7 @@ class Gradients(StrictTable):
 
 
 class Positions(StrictTable):
-    """Location of a position table that is no parameter of the source."""
+    """Location of a position table outside the source's parameters."""
 
     output: str | None = None
 
@@ -128,12 +128,12 @@ class RunEntry(StrictTable):
     label: str
     fields: dict[str, Any] = {}
     outputs: dict[Pattern, Output] = {}
-    gradients: dict[Pattern, Native] = {}  # other names for some weights' gradients
-    only: bool = False  # checks only its own outputs, and exists only in files that have them
+    gradients: dict[Pattern, Native] = {}  # different names for some weights' gradients
+    only: bool = False  # exists only in files with its outputs, and checks only those
 
 
 class Ignored(StrictTable):
-    """Why a tensor that is no parameter can be ignored."""
+    """Reason to ignore a tensor that is not a parameter."""
 
     reason: str
     holds: str = ""  # content that the reason requires, "positions" or "zeros"; empty for any
@@ -148,7 +148,7 @@ def _listed(value: Any) -> Any:
 
 
 class CheckpointTable(StrictTable):
-    """Contents of weight files besides names and layouts of parameters."""
+    """Contents of weight files other than names and layouts of parameters."""
 
     prefixes: list[str] = []  # possible prefixes of all names; the table itself uses the first
     older: dict[str, str] = {}  # suffix in older versions, by suffix
@@ -157,14 +157,14 @@ class CheckpointTable(StrictTable):
     ignored: dict[str, Annotated[Ignored, BeforeValidator(_ignored)]] = {}
     tied: dict[str, str] = {}  # name of the original, by name of the copy
     positions: Native | None = None  # the table of fixed positions, computed otherwise by the specification
-    # Place of a parameter of the whole model that this part lacks, or of "heads.<name>" outside the family,
-    # so that conversion to another kind of file keeps it.
+    # Place of a parameter that only the whole model has, or of "heads.<name>" outside the family. Conversion
+    # to another file type keeps it.
     carried: dict[Pattern, Native] = {}
     # Allowed values of a configuration key, if present.
     requires: dict[str, Annotated[list[Any], BeforeValidator(_listed)]] = {}
-    equal: dict[str, str] = {}  # another key, which must have the same value
+    equal: dict[str, str] = {}  # another key that must have the same value
     defaults: dict[str, Any] = {}  # value of a missing key
-    counts: dict[str, str] = {}  # for a missing key: another key, whose entries are counted
+    counts: dict[str, str] = {}  # for a missing key: another key with entries to count
     sizes: dict[str, str] = {}  # for a missing key: "tensor:axis" with this length
     writes: dict[str, Any] = {}  # value to write
 
@@ -215,5 +215,5 @@ class Table(StrictTable):
     part_key: str | None = None  # configuration key that names the part, if there are several
     deviations: Declared = {}
     training: TrainingTable | None = None
-    like: str = ""  # another table, for the same configuration in another kind of file
-    words: str = ""  # another table, whose terms the configuration uses
+    like: str = ""  # another table, for the same configuration in a different file type
+    words: str = ""  # another table with the terms that the configuration uses

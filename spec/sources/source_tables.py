@@ -1,4 +1,4 @@
-"""Conversion of configurations and weights through the tables of sources, both ways."""
+"""Conversion of configurations and weights from and to published sources."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ RUN = ("outputs", "gradients", "unchecked", "runs")
 
 
 def sources() -> list[str]:
-    """Return the names of the sources that have a table."""
+    """Names of the sources that have a table."""
     return sorted(path.stem for path in TABLES.glob("*.toml"))
 
 
 @lru_cache
 def load(source: str) -> Table:
-    """Return the table of a published source.
+    """Table of a published source.
 
     Raises:
         SpecError: if the table itself is wrong.
@@ -87,12 +87,12 @@ def _like(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def words(table: Table) -> str:
-    """Return the name of the table whose terms a source's configuration uses."""
+    """Name of the table whose terms a source's configuration uses."""
     return table.words or table.like or table.source
 
 
 def part_of(table: Table, part: str | None = None) -> PartTable:
-    """Return the entries for a part, by default the first one."""
+    """Entries for a part, by default the first one."""
     if part is None:
         return next(iter(table.parts.values()))
     if part not in table.parts:
@@ -110,7 +110,7 @@ def configure(
 
     Raises:
         SpecError: listing missing keys and unknown values.
-        ConfigError: if it describes no model.
+        ConfigError: if the result is invalid.
     """
     entry, problems = part_of(table, part), []
     rules = entry.checkpoint
@@ -161,7 +161,7 @@ def configure(
 
 
 def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict[str, Any]:
-    """Translate our configuration into the source's; the inverse of :func:`configure`.
+    """Translate our configuration into the source's (the inverse of :func:`configure`).
 
     Raises:
         SpecError: listing every option and parameter that the source lacks.
@@ -179,7 +179,7 @@ def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict
         for field, values in allowed.items()
         if getattr(config, field) not in values
     ]
-    # One layer stands for all: ``i`` is 0.
+    # One layer represents all: ``i`` is 0.
     required = parameters(config, entry.name)
     absent = [name for name in (fill(pattern, {"i": 0}) for pattern in entry.weights) if name not in required]
     problems += [f"{name!r} is required but the configuration has no such parameter {end}" for name in absent]
@@ -192,7 +192,7 @@ def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict
 class Binding:
     """A source's tensors for a canonical parameter."""
 
-    names: tuple[str, ...]  # several if each tensor holds one head
+    names: tuple[str, ...]  # several if each tensor contains one head
     layout: str  # one of sources.layouts.WEIGHT_LAYOUTS
     shape: Shape  # of each of the source's tensors
 
@@ -200,10 +200,10 @@ class Binding:
 def bindings(
     entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None
 ) -> dict[str, Binding]:
-    """Return the source's place of each parameter that it has, in order of computation.
+    """The source's place of each of its parameters, in order of computation.
 
     Args:
-        instead: other places for some parameters, as for gradients.
+        instead: different places for some parameters, as for gradients.
     """
     places = {}
     for pattern, native in {**entry.weights, **(instead or {})}.items():
@@ -249,15 +249,15 @@ def canonical(
     part: str | None = None,
     positions: NDArray[Any] | None = None,
 ) -> Arrays:
-    """Convert a source's weights to canonical names and layouts, keeping numbers and dtypes.
+    """Convert a source's weights to canonical names and layouts, keeping values and dtypes.
 
     Args:
-        positions: (max_positions, d_model), if the source has no parameter for it; by default the
-            configuration's sinusoid in float64.
+        positions: (max_positions, d_model), if not a parameter of the source; by default the float64
+            sinusoid.
 
     Raises:
-        WeightsError: listing every missing, unexpected, misshapen, non-float or non-finite weight by the
-            source's names.
+        WeightsError: listing missing, unexpected, misshapen, non-float or non-finite weights by the source's
+            names.
     """
     entry, context = part_of(table, part), f"source={table.source}"
     places, required = bindings(entry, config), parameters(config, entry.name)
@@ -283,7 +283,7 @@ def canonical(
 
 
 def native(table: Table, config: EncoderConfig, canonical: Weights, part: str | None = None) -> Arrays:
-    """Convert canonical weights to a source's names and layouts, keeping numbers and dtypes.
+    """Convert canonical weights to a source's names and layouts, keeping values and dtypes.
 
     Raises:
         WeightsError: if the weights do not fit the configuration, or the source has no place for one.

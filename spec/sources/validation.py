@@ -17,7 +17,7 @@ HEADS = "heads."
 
 
 def check(table: Table, where: str) -> list[str]:
-    """Return all problems of a table, with file, key and requirement."""
+    """All problems of a table, with file, key and requirement."""
     if table.variant not in variants():
         return [f"{where}: 'variant' is {table.variant!r} but must be one of {', '.join(variants())}"]
     problems = []

@@ -1,4 +1,4 @@
-"""Dropout masks that are the same in every framework (SPEC DRP-3).
+"""Dropout masks shared by all frameworks (SPEC DRP-3).
 
 They come from Philox 4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: *Parallel random numbers: as easy as
 1, 2, 3*, 2011).
@@ -32,7 +32,7 @@ LOW = np.uint64(0xFFFFFFFF)
 def philox(
     counter: tuple[Words, Words, Words, Words], key: tuple[int, int]
 ) -> tuple[Words, Words, Words, Words]:
-    """Return four random words per counter."""
+    """Four random words per counter."""
     a, b, c, d = counter
     for number in range(ROUNDS):
         first, second = (
@@ -46,10 +46,10 @@ def philox(
 
 
 def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
-    """Return the kept elements of a tensor (SPEC DRP-3).
+    """Kept elements of a tensor (SPEC DRP-3).
 
     Args:
-        seed: of the training, below 2^64.
+        seed: seed of the training, below 2^64.
         micro_batch: index of the batch within the step.
     """
     draw = _drawn if math.prod(shape) > SMALL else _drawn_once
@@ -57,8 +57,8 @@ def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ..
 
 
 def _drawn(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
-    # Element i takes word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of the site): every element
-    # has its own number, in whatever order a framework computes.
+    # Element i takes word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of the site). Every element
+    # has its own number, whatever the framework's order.
     size = math.prod(shape)
     blocks = np.arange(-(-size // 4), dtype=np.uint32)
     fixed = (np.full_like(blocks, word) for word in (step, micro_batch, zlib.crc32(site.encode())))

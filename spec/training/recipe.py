@@ -46,14 +46,14 @@ KINDS_OF_PARAMETERS = ("embedding", "positions", "kernel", "bias", "gamma", "bet
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained (SPEC OPT-1); fields that the algorithm does not use keep their defaults.
+    """A training recipe (SPEC OPT-1); unused fields keep their defaults.
 
     Raises:
         ConfigError: listing all problems.
     """
 
     algorithm: str  # OPT-2 to OPT-5
-    learning_rate: float  # at full height of the schedule
+    learning_rate: float  # at the schedule's maximum
     # SGD and RMSProp.
     momentum: float = 0.0  # OPT-2
     momentum_form: str = "velocity"  # OPT-2: whether the stored momentum excludes or includes the rate
@@ -75,7 +75,7 @@ class Recipe:
     clipping: str = "none"  # OPT-7
     clip_at: float | None = None  # OPT-7
     clip_epsilon: float = 0.0  # OPT-7: added to the norm
-    embedding_gradients: str = "dense"  # OPT-7: what the norm sees of a table's gradient
+    embedding_gradients: str = "dense"  # OPT-7: the form of a table's gradient in the norm
     embedding_updates: str = "dense"  # OPT-8
     # Schedule.
     schedule: str = "constant"  # OPT-9
@@ -87,7 +87,7 @@ class Recipe:
     # Accumulation.
     accumulation: int = 1  # OPT-10: batches per step
     accumulation_mean: str = "configured"  # OPT-10
-    # Dropout: the share that is dropped at each site (DRP-2).
+    # Dropout: the dropped share at each site (DRP-2).
     dropout_embeddings: float = 0.0
     dropout_weights: float = 0.0
     dropout_attention: float = 0.0
@@ -111,7 +111,7 @@ class Recipe:
         return replaced(self, "field of a recipe", fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, without absent ones."""
+        """Fields by name, without absent ones."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
@@ -119,7 +119,7 @@ def recipe_from_mapping(fields: Mapping[str, Any], where: str = "recipe") -> Rec
     """Build a recipe from plain data.
 
     Args:
-        where: name of the data in messages.
+        where: the data's name in messages.
 
     Raises:
         ConfigError: listing all unknown, missing and wrong fields.
@@ -131,7 +131,7 @@ _RECIPES = Path(__file__).parent / "recipes"
 
 
 def recipes() -> list[str]:
-    """Return the names of the recipes of published sources and frameworks."""
+    """Names of the recipes of published sources and frameworks."""
     return sorted(path.stem for path in _RECIPES.glob("*.toml"))
 
 
@@ -149,7 +149,7 @@ def recipe(name: str, **fields: Any) -> Recipe:
 
 
 def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
-    """Return a line for each number that a precision loses (SPEC OPT-11).
+    """Return one line per hyperparameter that a precision loses (SPEC OPT-11).
 
     Raises:
         UnknownNameError: for an unknown precision.

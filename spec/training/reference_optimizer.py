@@ -1,4 +1,4 @@
-"""One optimizer step in an arithmetic."""
+"""An optimizer step in any arithmetic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOMENTS: dict[str, tuple[str, ...]] = {
 
 
 def moments(recipe: Recipe) -> tuple[str, ...]:
-    """Return the moments of a recipe, which start at zero."""
+    """Moments of a recipe, which start at zero."""
     conditions = {
         "momentum": recipe.momentum > 0,
         "first_moment": recipe.algorithm == "adam" or recipe.centered,
@@ -35,10 +35,10 @@ def moments(recipe: Recipe) -> tuple[str, ...]:
 
 
 class ReferenceOptimizer:
-    """Updates parameters in some arithmetic (SPEC OPT-2 to OPT-6, OPT-8).
+    """The optimizer in any arithmetic (SPEC OPT-2 to OPT-6, OPT-8).
 
     Args:
-        kinds: of the parameters, by name; decay depends on them.
+        kinds: parameter kinds by name, which determine decay.
         bits: significant bits of the recipe's constants, if the framework rounds them.
     """
 
@@ -54,7 +54,7 @@ class ReferenceOptimizer:
         """Resume after some steps.
 
         Args:
-            state: ``<moment>.<parameter>``; missing ones are zero.
+            state: ``<moment>.<parameter>``; missing moments are zero.
         """
         self.state = {name: self.a.leaf(values) for name, values in state.items()}
         self.steps = steps
@@ -62,12 +62,12 @@ class ReferenceOptimizer:
 
     def raised(self, beta: float, steps: int) -> Node:
         """Return a power of beta."""
-        # Multiplied step by step, as in three of four frameworks, it errs by the root of the number of
+        # Step-by-step multiplication, as in three of four frameworks, errs by the root of the number of
         # products (decision 0023).
         return Node(self.a.settle(self.scalar(beta).value ** steps, 2 * math.sqrt(steps)), (), taped=False)
 
     def scalar(self, value: float) -> Node:
-        """Return a number as a tensor."""
+        """Return a value as a tensor."""
         return self.a.leaf(np.asarray(value))
 
     def held(self, constant: float) -> float:
@@ -81,10 +81,10 @@ class ReferenceOptimizer:
         rate: float,
         rows: Mapping[str, Ids] | None = None,
     ) -> dict[str, Node]:
-        """Return the parameters after one step.
+        """Parameters after one step.
 
         Args:
-            rows: rows of tables that the batches look up; lazy updates leave the others unchanged.
+            rows: looked-up table rows, the only ones that lazy updates change.
         """
         self.steps += 1
         self.powers = [
@@ -97,14 +97,14 @@ class ReferenceOptimizer:
         }
 
     def power(self, power: Node, beta: float) -> Node:
-        """Return the next power of beta."""
+        """Next power of beta."""
         if self.bits is None:
             return self.a.scale(power, beta)
         # TF1 stores the powers as float32, whatever the run's precision (decision 0023).
         return self.scalar(self.held(float(power.value.reshape(-1)[0]) * beta))
 
     def updated(self, name: str, parameter: Node, gradient: Node, rate: float, rows: Ids | None) -> Node:
-        """Update a parameter, leaving untouched rows unchanged (SPEC OPT-8)."""
+        """Update a parameter, except rows that were not looked up (SPEC OPT-8)."""
         before = {moment: self.moment(moment, name, parameter) for moment in moments(self.recipe)}
         after = self.stepped(name, parameter, gradient, rate)
         if self.recipe.embedding_updates == "lazy" and rows is not None:  # OPT-8
@@ -126,8 +126,8 @@ class ReferenceOptimizer:
         direct = {"sgd": self.sgd, "adam": self.adam, "rmsprop": self.rmsprop}[recipe.algorithm]
         if decays and recipe.decay_form in ("times_rate", "alone"):
             share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
-            # Both ways are correct, but a product drifts where every step rounds it the same way, as just
-            # above a power of two: low-precision runs must use both (SPEC OPT-6).
+            # Both forms are correct, but a product drifts where every step rounds it in the same direction,
+            # as just above a power of two. Low-precision runs must use both forms (SPEC OPT-6).
             decayed = (
                 a.scale(parameter, 1 - share)
                 if a.closed
@@ -143,7 +143,7 @@ class ReferenceOptimizer:
             self.state[f"{moment}.{name}"] = self.a.leaf(np.zeros(like.shape))
         return self.state[f"{moment}.{name}"]
 
-    # Amounts by which a parameter moves.
+    # Each method returns the change of a parameter.
 
     def sgd(self, name: str, gradient: Node, rate: float) -> Node:
         """Gradient descent (SPEC OPT-2)."""
@@ -189,7 +189,7 @@ class ReferenceOptimizer:
         if not recipe.bias_correction:
             return a.scale(a.divide(first, a.shift(root, epsilon)), rate)
         correction1, correction2 = (a.shift(a.scale(power, -1.0), 1.0) for power in self.powers)
-        # Epsilon's placement decides the step of tiny gradients, so both forms are computed literally.
+        # Epsilon's placement determines the step for tiny gradients, so both forms are computed literally.
         if recipe.epsilon_placement == "uncorrected":
             height = a.divide(a.scale(a.sqrt(correction2), rate), correction1)
             return a.divide(a.multiply(first, height), a.shift(root, epsilon))
@@ -224,8 +224,8 @@ def clipped(
     """Clip gradients (SPEC OPT-7).
 
     Args:
-        squares: returns the sum of squares in a gradient's norm; by default the gradient's own.
-        norm: a run's norm to clip by instead.
+        squares: returns a gradient's sum of squares for the norm; by default its own.
+        norm: a run's norm, to clip by instead.
 
     Returns:
         The clipped gradients, and the global norm, if any.
@@ -247,7 +247,7 @@ def clipped(
         total = square_sums[names[0]]
         for name in names[1:]:
             total = a.add(total, square_sums[name])
-        # Frameworks may sum all squares in one pass, in another order than per tensor (SPEC ALG-7).
+        # Frameworks may sum all squares in one pass, in a different order than per tensor (SPEC ALG-7).
         total = a.vary_total(total, [gradients[name] for name in names])
         own_norm = a.sqrt(total)
         used = a.override(own_norm, norm) if together and norm is not None else own_norm
@@ -259,7 +259,7 @@ def clipped(
 
 
 def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, str]) -> list[list[str]]:
-    """Return groups of gradients that share a norm (SPEC OPT-7)."""
+    """Groups of gradients that share a norm (SPEC OPT-7)."""
     if recipe.clipping == "global_norm":
         return [list(names)]
     if recipe.clipping == "tensor_norm":
@@ -271,7 +271,7 @@ def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, s
 
 
 def batch_weights(recipe: Recipe, counts: list[tuple[int, int]]) -> list[float]:
-    """Return the weight of each batch's gradient (SPEC OPT-10).
+    """Weight of each batch's gradient (SPEC OPT-10).
 
     Args:
         counts: samples, and samples with a counted label, per batch.

@@ -1,4 +1,4 @@
-"""Learning rate schedules (SPEC OPT-9), in float64; a precision rounds the rate once, on use."""
+"""Learning rate schedules (SPEC OPT-9), in float64, rounded once on use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concord.spec.training.recipe import Recipe
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Return the learning rate of a step, counted from 0."""
+    """Learning rate of a step, counted from 0."""
     return recipe.learning_rate * _share(recipe, step + recipe.first_step)
 
 

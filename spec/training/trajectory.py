@@ -1,4 +1,4 @@
-"""Training in an arithmetic: forward and backward passes, accumulation, clipping, update."""
+"""Training in any arithmetic: forward and backward passes, accumulation, clipping, update."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Training:
     recipe: Recipe
     steps: Sequence[Sequence[Batch]]  # batches whose gradients each step accumulates
     seed: int = 0  # of dropout
-    # Steps that report everything, counted from 0; all others report only losses and norms.
+    # Steps that report all tensors, counted from 0; the others report only losses and norms.
     reported: tuple[int, ...] = ()
 
     def reports(self, step: int, name: str) -> bool:
-        """Return whether a step reports a tensor."""
+        """Whether a step reports a tensor."""
         return step in self.reported or name == "norm" or name.startswith("losses.")
 
 
 def counts(config: EncoderConfig, batch: Batch) -> tuple[int, int]:
-    """Return the number of samples, and of those with a counted label (SPEC LOS-3)."""
+    """Number of samples, and of those with a counted label (SPEC LOS-3)."""
     size = len(next(iter(batch.arrays().values())))
     return size, size if batch.labels is None or config.ignore_label is None else int(
         (batch.labels != config.ignore_label).sum()
@@ -56,7 +56,7 @@ def counts(config: EncoderConfig, batch: Batch) -> tuple[int, int]:
 
 
 def rows_of(config: EncoderConfig, batches: Sequence[Batch], part: str = "model") -> dict[str, Ids]:
-    """Return the rows of each table that a step looks up, sorted (SPEC OPT-8)."""
+    """Rows of each table that a step looks up, sorted (SPEC OPT-8)."""
     rows_by_batch = [used_rows(config, batch, part) for batch in batches]
     return {
         name: np.unique(np.concatenate([rows[name] for rows in rows_by_batch]))
@@ -65,7 +65,7 @@ def rows_of(config: EncoderConfig, batches: Sequence[Batch], part: str = "model"
 
 
 class Course:
-    """Learning rates, batch weights and dropout, which depend only on recipe, batches and step number."""
+    """Learning rates, batch weights and dropout, determined by recipe, batches and step number."""
 
     def __init__(self, config: EncoderConfig, training: Training, part: str = "model") -> None:
         self.config, self.training, self.part, self.steps = config, training, part, 0
@@ -81,7 +81,7 @@ class Course:
         return learning_rate(self.recipe, self.steps)
 
     def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> tuple[Mask, float] | None:
-        """Return the kept elements of a site and the dropout rate, or None (SPEC DRP-2)."""
+        """Kept elements of a site and the dropout rate, or None (SPEC DRP-2)."""
         rate = rate_of(self.recipe, site)
         return (kept(self.training.seed, self.steps, number, site, shape, rate), rate) if rate else None
 
@@ -97,7 +97,7 @@ class Course:
 
 
 class Trajectory(Course):
-    """Training in some arithmetic, step by step.
+    """Training in any arithmetic, step by step.
 
     Args:
         weights: valid, and already rounded to ``dtype``.
@@ -134,7 +134,7 @@ class Trajectory(Course):
         self.norm: Array | None = None
 
     def run(self, observer: Observer) -> None:
-        """Make every step, and report tensors as ``steps.<step>.<name>``."""
+        """Run every step, and report tensors as ``steps.<step>.<name>``."""
         for step, batches in enumerate(self.training.steps):
             self.step(
                 batches,
@@ -147,8 +147,7 @@ class Trajectory(Course):
         """Resume after some steps.
 
         Args:
-            state: ``parameters.<name>`` of all trained parameters, and ``<moment>.<name>``; missing moments
-                are zero.
+            state: ``parameters.<name>`` of all trained parameters, and ``<moment>.<name>``, by default zero.
         """
         self.parameters |= {name: self.a.leaf(state[f"parameters.{name}"]) for name in self.trained}
         self.optimizer.load(
@@ -157,13 +156,13 @@ class Trajectory(Course):
         self.steps = steps
 
     def state(self) -> dict[str, Array]:
-        """Return the state for :meth:`load`, with the arithmetic's leading axes."""
+        """The state for :meth:`load`, with the arithmetic's leading axes."""
         return {f"parameters.{name}": self.parameters[name].value for name in self.trained} | {
             name: node.value for name, node in self.optimizer.state.items()
         }
 
     def step(self, batches: Sequence[Batch], observer: Observer) -> None:
-        """Make one step, and report its tensors."""
+        """Run one step, and report its tensors."""
         with np.errstate(all="ignore"):  # infinities and NaN are results here
             total, slices = self.accumulated(batches, observer)
         for name, values in total.items():
@@ -177,10 +176,10 @@ class Trajectory(Course):
         batches: Sequence[Batch],
         observer: Observer,
     ) -> None:
-        """Clip and update by the gradients of a step.
+        """Clip the gradients of a step, and update.
 
         Args:
-            slices: gradients by looked-up rows, for a norm that uses them (SPEC OPT-7).
+            slices: gradients of looked-up rows, for a norm that uses them (SPEC OPT-7).
         """
         with np.errstate(all="ignore"):
             gradients = {name: self.node(values) for name, values in total.items()}
@@ -203,7 +202,7 @@ class Trajectory(Course):
     def limited(
         self, gradients: Nodes, squares: Callable[[str], Node]
     ) -> tuple[dict[str, Node], Node | None]:
-        """Return clipped gradients, and the global norm, if any."""
+        """Clipped gradients, and the global norm, if any."""
         return clipped(self.a, self.recipe, gradients, squares, self.kinds, self.norm)
 
     def update(self, gradients: Nodes, batches: Sequence[Batch]) -> None:
@@ -214,13 +213,13 @@ class Trajectory(Course):
         )
 
     def node(self, values: Array) -> Node:
-        """Turn values into a leaf, samples included."""
+        """Turn values into a leaf, including samples."""
         return Node(values, values.shape[self.a.lead :], taped=False)
 
     def accumulated(
         self, batches: Sequence[Batch], observer: Observer
     ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
-        """Return the gradients of a step, and those by looked-up rows."""
+        """Gradients of a step, and those of looked-up rows."""
         total: dict[str, Array] = {}
         slices: dict[str, list[Array]] = {}
         for number, weight in enumerate(self.batch_weights(batches)):
@@ -252,7 +251,7 @@ class Trajectory(Course):
         return total
 
     def differentiated(self, batch: Batch, number: int, observer: Observer) -> dict[str, Array]:
-        """Return the gradients of a batch's loss."""
+        """Gradients of a batch's loss."""
         sliced = self.recipe.embedding_gradients == "slices"
         gradients: dict[str, Array] = {}
         rows = used_rows(self.config, batch, self.part)
@@ -266,7 +265,7 @@ class Trajectory(Course):
                 name = name.removeprefix("gradients.")
                 gradients[name] = self.whole(name, values, rows[name]) if name in rows else values
 
-        # One tape per batch: weights are new leaves, which keep their samples from step to step.
+        # One tape per batch: its weights are new leaves that keep their samples between steps.
         leaves = Leaves(self.a, {name: node.value for name, node in self.parameters.items()}, carried=True)
         observe(
             self.config,
@@ -286,7 +285,7 @@ class Trajectory(Course):
         return gradients
 
     def whole(self, name: str, values: Array, rows: Ids) -> Array:
-        """Return the gradient of a table with all rows."""
+        """Gradient of a table with all rows."""
         lead = values.shape[: self.a.lead]
         full = np.zeros((*lead, *self.parameters[name].shape), values.dtype)
         where: Any = (*(slice(None),) * self.a.lead, rows)

@@ -44,12 +44,12 @@ class Graph:
         """Do nothing; steps are synchronous."""
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the logits (B, C)."""
+        """Logits (B, C)."""
         return {"logits": self.logits}
 
 
 class Engine(ABC):
-    """An engine for ONNX graphs; it offers only sessions, not judged by tensor."""
+    """An engine for ONNX graphs, without judgement by tensor."""
 
     name = ""
     version = ""
@@ -61,15 +61,15 @@ class Engine(ABC):
 
     @abstractmethod
     def run_graph(self, graph: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Return the logits (B, C)."""
+        """Logits (B, C)."""
 
     @property
     def threads(self) -> int | None:
-        """The number of threads; None lets the engine decide."""
+        """The number of threads, or None for the engine's default."""
         return int(os.environ.get("OMP_NUM_THREADS", "0")) or None
 
     def describe(self) -> dict[str, Any]:
-        """Return versions, devices and threads."""
+        """Versions, devices and threads."""
         return {
             "version": self.version,
             "devices": ["cpu"],

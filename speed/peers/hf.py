@@ -57,7 +57,7 @@ class HuggingFaceModel:
     def step(self) -> None:
         """Start a training step or a forward pass."""
         if not self.request.training:
-            # With labels the model would also compute a loss, unlike a deployed model.
+            # With labels, the model would also compute a loss, unlike a deployed model.
             inputs = {name: tensor for name, tensor in self.inputs.items() if name != "labels"}
             with torch.inference_mode():
                 self.computed = {"logits": self.run(**inputs).logits}
@@ -78,11 +78,11 @@ class HuggingFaceModel:
             torch.cuda.synchronize(self.request.device)
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the logits (B, C), or the loss before the update."""
+        """Logits (B, C), or the loss before the update."""
         return {name: tensor.float().cpu().numpy() for name, tensor in self.computed.items()}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of parameters and optimizer state, by canonical name."""
+        """Copies of parameters and optimizer state, by canonical name."""
         parameters = {f"parameters.{name}": tensor for name, tensor in self.model.named_parameters()}
         sections: dict[str, dict[str, np.ndarray]] = {}
         for key, tensor in {**parameters, **self.optimizer.kept()}.items():
@@ -96,12 +96,12 @@ class HuggingFaceModel:
 
 
 class HuggingFacePeer:
-    """The peer; it offers only sessions, not judged by tensor."""
+    """The peer, without judgement by tensor."""
 
     name = "hf"
 
     def describe(self) -> dict[str, Any]:
-        """Return versions, devices and threads."""
+        """Versions, devices and threads."""
         return {
             "version": f"transformers {transformers.__version__} on torch {torch.__version__}",
             "devices": ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))],
@@ -115,7 +115,7 @@ class HuggingFacePeer:
         return torch.cuda.Event(enable_timing=True)
 
     def session(self, request: Request) -> Session:
-        """Build the model, to run it many times."""
+        """Build the model for repeated runs."""
         if request.implementation != "library" or request.execution not in ("eager", "compiled"):
             raise Unsupported(
                 "hf has its own implementation: --implementation library, --execution eager or compiled"
@@ -133,7 +133,7 @@ class HuggingFacePeer:
 
 
 def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
-    """Return the model with its weights, without dropout.
+    """The model with its weights, without dropout.
 
     Raises:
         Unsupported: for a model other than BERT.
@@ -153,7 +153,7 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
 
 
 def tensors(config: EncoderConfig, batch: Batch) -> dict[str, np.ndarray]:
-    """Return the inputs under Hugging Face's names."""
+    """Inputs under Hugging Face's names."""
     arrays = batch.arrays()
     mask = (arrays["input_ids"] != config.pad_id).astype(np.int64)
     return {

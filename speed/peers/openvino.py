@@ -32,5 +32,5 @@ class OpenVinoPeer(Engine):
         return openvino.Core().compile_model(path, "CPU", properties)
 
     def run_graph(self, graph: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Return the logits (B, C)."""
+        """Logits (B, C)."""
         return graph(inputs)["logits"]

@@ -27,5 +27,5 @@ class OnnxRuntimePeer(Engine):
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run_graph(self, graph: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Return the logits (B, C)."""
+        """Logits (B, C)."""
         return graph.run(["logits"], inputs)[0]

@@ -1,7 +1,7 @@
-"""Bugs of training: edits of one place of a step.
+"""Bugs of training, which edit one place of a step.
 
-The reference's trajectory and a backend's trainer have the same places. An edit takes the place's correct
-value, and uses operators and :class:`concord.backends.update_rules.Operations`.
+Trajectory and trainer have the same places. An edit takes the place's correct value, and uses operators and
+:class:`concord.backends.update_rules.Operations`.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class TrainingStep:
     """The step that a bug edits.
 
     Attributes:
-        shortened: rounds a tensor to a number format, ``"bfloat16"``.
+        shortened: rounds a tensor to a number format, such as ``"bfloat16"``.
         number: index of the step.
-        count: number of its batches.
-        resumed: step at which training resumed from a checkpoint; 0 before.
-        memory: what a bug keeps between steps.
+        count: number of batches.
+        resumed: step at which training resumed from a checkpoint, or 0.
+        memory: data that a bug keeps between steps.
     """
 
     operations: Operations
@@ -95,7 +95,7 @@ class DropoutSite:
     """A tensor to which dropout applies; see :func:`concord.spec.training.dropout.kept`.
 
     Attributes:
-        names: of all sites of the model.
+        names: names of all sites of the model.
     """
 
     seed: int
@@ -111,7 +111,7 @@ Batches = Sequence[Batch]
 
 
 class Bugged(Course):
-    """Inserts a bug into a step; a base before the reference's trajectory or a backend's trainer."""
+    """A mixin that inserts a bug into a trajectory or trainer."""
 
     optimizer: Any
     change: Change
@@ -123,11 +123,11 @@ class Bugged(Course):
         return super()
 
     def value(self, tensor: Any) -> Tensor:
-        """Wrap a tensor of a step so that it has a framework's operators."""
+        """Wrap a tensor of a step to give it a framework's operators."""
         return tensor
 
     def taken(self, tensor: Tensor, like: Any) -> Any:
-        """Convert an edit's result back to the form of the correct value."""
+        """Convert an edit's result to the form of the correct value."""
         return tensor
 
     def edited(self, place: str, right: Any, *inputs: Any) -> Any:
@@ -158,7 +158,7 @@ class Bugged(Course):
         return float(self.change.rate(self.place, super().rate()))
 
     def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> Any:
-        """Return the elements kept at a site, and the dropout rate."""
+        """Kept elements of a site, and the dropout rate."""
         right = super().dropped(number, site, shape)
         names = tuple(sites(self.config, self.part).values())
         return right and self.change.masks(
@@ -198,7 +198,7 @@ class Bugged(Course):
 
 
 def differing(change: Change, recipe: Recipe) -> tuple[str, ...]:
-    """Return the recipe fields that a change alters."""
+    """Recipe fields that a change alters."""
     altered = change.recipe(recipe)
     return tuple(
         attribute.name
@@ -208,7 +208,7 @@ def differing(change: Change, recipe: Recipe) -> tuple[str, ...]:
 
 
 def stages(change: Change, recipe: Recipe) -> set[str]:
-    """Return the stages of a step where a change may show first.
+    """Stages of a step where a change may first appear.
 
     Raises:
         ConfigError: if the change yields an invalid recipe.

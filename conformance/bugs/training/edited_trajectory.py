@@ -1,4 +1,4 @@
-"""Training with a bug on the NumPy tape: what a backend with this bug would report."""
+"""Training with a bug on the NumPy tape, to predict a backend's reports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def updates(o: TapeContext) -> Operations:
 
 
 class EditedOptimizer(ReferenceOptimizer):
-    """Updates parameters by an optimizer with a bug."""
+    """An optimizer with a bug."""
 
     kind: type[Optimizer]
     operations: Operations
@@ -140,7 +140,7 @@ class BuggedTrajectory(Bugged, Trajectory):
         if key not in self.known:
             losses: list[Array] = []
             gradients = super().differentiated(batch, number, lambda name, loss: losses.append(loss))
-            self.known[key] = batch, losses[0], gradients  # keeping the batch keeps its id unique
+            self.known[key] = batch, losses[0], gradients  # the stored batch keeps its id unique
         _, loss, gradients = self.known[key]
         observer(f"losses.{number}", loss)
         return dict(gradients)

@@ -93,7 +93,7 @@ def decays(o: Optimizer, name: str) -> bool:
 
 
 def decoupled(decayed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> StepEdit:
-    """Edit decoupled decay, given a parameter before and after its step, and its decay."""
+    """Edit decoupled decay, given a parameter before and after its step, and the decay."""
 
     def updated(
         o: Optimizer, right: StepEdit, name: str, parameter: Tensor, gradient: Tensor, n: Tensors
@@ -112,7 +112,7 @@ Clipped = tuple[dict[str, Tensor], Tensor]
 
 
 def each(group: Callable[[TrainingStep, str], Any]) -> StepEdit:
-    """Clip each group of parameters by its own norm."""
+    """Clip each parameter group by its own norm."""
 
     def clip(m: TrainingStep, right: Clipped, gradients: Tensors, squares: Squares) -> Clipped:
         clipped: dict[str, Tensor] = {}
@@ -189,7 +189,7 @@ def kept_in_other_step(m: TrainingStep, right: Any, site: DropoutSite, by: int) 
 
 
 def of_step(steps: Sequence[Batches], number: int) -> Batches:
-    """Return the batches of another step; past the end, the last step's."""
+    """Another step's batches; past the end, those of the last step."""
     return steps[min(number, len(steps) - 1)]
 
 

@@ -1,6 +1,6 @@
 """Training runs that make bugs visible.
 
-They use a small model, batches of unequal sizes, labels that do not count, and a short last accumulation.
+They use a small model, batches of unequal sizes, uncounted labels, and a short last accumulation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TrainingRun:
     """A training run.
 
     Attributes:
-        order: indices of the batches that each step accumulates.
+        order: indices of each step's batches.
         resume: step before which training resumes from a checkpoint; 0 for none.
     """
 
@@ -82,7 +82,7 @@ def batches() -> tuple[Batch, ...]:
 
 
 def training_of(name: str, options: Mapping[str, Any] | None = None) -> Training:
-    """Return the training of a run; every step is reported."""
+    """A run's training, which reports every step."""
     run = RUNS[name]
     steps: list[Batches] = [[batches()[number] for number in numbers] for numbers in run.order]
     return Training(run.recipe.replace(**(options or {})), steps, SEED, tuple(range(len(steps))))
