@@ -59,8 +59,8 @@ def check_offered(found: Iterable[str], where: str, named: Collection[str] = ())
     if not_offered:
         raise SpecError(
             [
-                f"{where} names backend {name!r}, which is not known here; to have it imported, say "
-                f"--backend {name}"
+                f"{where} names backend {name!r}, which is not known here; to import it, give --backend "
+                f"{name}"
                 for name in not_offered
             ]
         )

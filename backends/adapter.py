@@ -109,10 +109,12 @@ class FrameworkAdapter(ABC):
             raise Unsupported(f"{self.name} has no {label}")
         name = variety(request.implementation, request.execution)
         if name not in self.implementations:
-            raise Unsupported(f"{self.name} keeps padding in its {label}; 'library' can run without")
+            raise Unsupported(f"{self.name} keeps padding in its {label}; 'library' can run without it")
         implementation = self.implementations[name]
         if reasons := implementation.unsupported_reasons(request):
-            raise Unsupported(f"{self.name} cannot express this by its library layers: {'; '.join(reasons)}")
+            raise Unsupported(
+                f"{self.name} cannot express this with its library layers: {'; '.join(reasons)}"
+            )
         if request.part not in implementation.parts:
             raise Unsupported(f"{self.name} has no part {request.part!r} in its {label}")
         return implementation

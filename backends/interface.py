@@ -124,7 +124,8 @@ class Request(Settings, Problem):
         check_part(self.part)
         if self.tap_gradients and not self.gradients:
             raise SpecError(
-                "'tap_gradients' is true but 'gradients' is false: those of taps come beside the others"
+                "'tap_gradients' is true but 'gradients' is false: gradients of taps come with the other "
+                "gradients"
             )
         options = (
             ("dtype", self.dtype, tuple(PRECISIONS)),
@@ -243,8 +244,8 @@ def refuse_tf32(backend: str, request: Request, able: bool) -> None:
         return
     if not able:
         raise Unsupported(
-            f"{backend} has no TF32 products on {request.device}: tensor cores of NVIDIA GPUs from compute "
-            "capability 8.0 on compute them"
+            f"{backend} has no TF32 products on {request.device}: only tensor cores of NVIDIA GPUs with "
+            "compute capability 8.0 or higher compute them"
         )
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         raise Unsupported(

@@ -51,7 +51,7 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
     config = request.config
     refused = {
         ("mask_fill", "replace"): f"{attention} only adds to scores (MSK-3)",
-        ("query_mask", "overwrite"): f"{attention} does not give its weights away (MSK-8)",
+        ("query_mask", "overwrite"): f"{attention} does not return its weights (MSK-8)",
     }
     if request.part not in ATTENTION_ALONE:
         refused |= {
@@ -69,8 +69,8 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
     half = float32_scores and request.dtype in ("bfloat16", "float16")
     if half and sees_nothing(config, request.batch) and abs(constant) < ABSORBING:
         reasons.append(
-            f"mask_value={config.mask_value!r}: {attention} adds to float32 scores, where "
-            f"{constant:g} leaves digits of a row without any key that {request.dtype} drops (MSK-5)"
+            f"mask_value={config.mask_value!r}: {attention} adds it to float32 scores: a row without any key "
+            f"keeps digits that {request.dtype} drops (MSK-5)"
         )
     return reasons
 
@@ -124,7 +124,7 @@ def padding_reasons(request: Request) -> list[str]:
     config, reasons = request.config, []
     if request.part != "model":
         why = (
-            "the whole model alone has an unpadded form"
+            "only the whole model has an unpadded form"
             if request.part == "pooled"
             else "padded rows are part of its output"
         )

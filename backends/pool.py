@@ -68,7 +68,7 @@ class Supervisor:
         if self.failure:
             raise self.failure
         if self._ended:
-            raise WorkerFailure("crashed", "its work was ended")
+            raise WorkerFailure("crashed", "its work was stopped")
         if worker is None:
             try:
                 worker = self._opening(self._hold)

@@ -160,7 +160,7 @@ class Process:
             self.peak_memory = max(self.peak_memory, size)
             if size > self.memory_limit:
                 usage, limit = size / 2**20, self.memory_limit / 2**20
-                detail = f"it held {usage:,.0f} MiB, over its limit of {limit:,.0f} MiB, and was stopped"
+                detail = f"it used {usage:,.0f} MiB, over its limit of {limit:,.0f} MiB, and was stopped"
                 self._stopped_for = "out of memory", detail
             elif remaining < 0:
                 self._stopped_for = "timed out", f"no answer within {self.time_limit:g} s; it was stopped"

@@ -95,7 +95,7 @@ class FrameworkSession:
         """
         if self.implementation.finish:
             raise Unsupported(
-                f"{self.adapter.name} keeps weights in a layout of a kernel's own in its implementation "
+                f"{self.adapter.name} keeps weights in a kernel-specific layout in its implementation "
                 f"{self.request.implementation!r}"
             )
         self.request = replace(self.request, weights=weights)
@@ -212,8 +212,8 @@ class FrameworkSession:
         ]
         if problems:
             raise Overruled(
-                f"{self.adapter.name} did not compute as it was asked to: after the run "
-                f"{'; '.join(problems)} [clause=PRC-3]"
+                f"{self.adapter.name} did not compute as requested: after the run {'; '.join(problems)} "
+                "[clause=PRC-3]"
             )
 
     def evaluate(

@@ -97,7 +97,7 @@ class Trainer(Course):
         if hidden:
             raise Unsupported(
                 f"{self.adapter.name} cannot drop elements of {', '.join(hidden)} in its implementation "
-                f"{self.request.implementation!r}, which keeps them to itself [clause=DRP-2]"
+                f"{self.request.implementation!r}, which does not expose them [clause=DRP-2]"
             )
 
     # The protocol.

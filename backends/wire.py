@@ -163,7 +163,7 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
         except Exception:  # noqa: BLE001 - whatever a framework's tensor raises
             arrays[name] = np.asarray(None)
         if not isinstance(name, str):
-            problems.append(f"{what} has an array by the name {name!r} but must name each by text")
+            problems.append(f"{what} has an array with the name {name!r} but every name must be a string")
         elif arrays[name].dtype.kind not in NUMBERS:
             dtype = "" if arrays[name].dtype == object else f" of dtype {arrays[name].dtype}"
             problems.append(
@@ -210,7 +210,7 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
         if name not in shapes:
             nearest = get_close_matches(name, shapes, 1)
             meant = f": did you mean {nearest[0]!r}?" if nearest else ""
-            problem = f"named like nothing that part {part!r} has{meant}"
+            problem = f"unknown in part {part!r}{meant}"
         elif array.shape != shapes[name]:
             problem = f"of shape {array.shape} but must be {shapes[name]}"
         elif array.dtype != storage and not wider:

@@ -158,7 +158,7 @@ class Worker(Process):
         try:
             check_info(info)
         except SpecError as error:
-            raise WorkerFailure("error", f"its info cannot be understood: {error}") from None
+            raise WorkerFailure("error", f"its info cannot be read: {error}") from None
         # TF32 and determinism must be confirmed: a plug-in that ignores them must not pass (SPEC PRC-3).
         tf32 = (request.precision, request.dtype) == ("tf32", "float32")
         promised: list[tuple[str, Any, bool]] = [("precision", request.precision, tf32)]
@@ -168,13 +168,12 @@ class Worker(Process):
             if actual not in (None, expected):
                 raise WorkerFailure(
                     "error",
-                    f"its run says that {name} was {actual!r} but it was asked for {expected!r} "
-                    "[clause=PRC-3]",
+                    f"its run reports {name} = {actual!r} but {expected!r} was requested [clause=PRC-3]",
                 )
             if actual is None and needed:
                 raise Unsupported(
-                    f"{self.name} does not say that its run had {name} = {expected!r}: "
-                    f"its info has no {name!r}"
+                    f"{self.name} does not confirm that its run had {name} = {expected!r}: its info has no "
+                    f"{name!r}"
                 )
 
     def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], Arrays]:

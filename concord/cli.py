@@ -35,14 +35,14 @@ from concord.options import command
 COMMANDS = {  # in the order of the help
     "Judge": (compare, check, lockstep),
     "Port": (port, diff, certify, predict),
-    "Measure and look": (speed, demo, doctor, explain),
+    "Measure and inspect": (speed, demo, doctor, explain),
     "For maintainers": (golden, fuzz, mutants),
 }
 
 GROUPS = (  # groups with their own commands
     ("For maintainers", "case", "Write or run cases as files.", (case.export, case.run)),
     (
-        "Measure and look",
+        "Measure and inspect",
         "show",
         "Make a page or a table.",
         (show.variants, show.report, show.attention),
@@ -78,7 +78,7 @@ def about(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """One model in four frameworks, and the proof that they compute the same."""
+    """One model in four frameworks, with proof that all compute the same results."""
     # A test or a notebook may run several commands in one process.
     output_files.READ.clear()
 

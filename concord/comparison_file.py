@@ -101,7 +101,7 @@ def read_comparison_file() -> ComparisonFile:
                 ]
             )
         return comparison_file
-    raise SpecError("a REFERENCE is required where neither concord.toml nor [tool.concord] holds comparisons")
+    raise SpecError("a REFERENCE is required if neither concord.toml nor [tool.concord] contains comparisons")
 
 
 def judge_all(kept: ComparisonFile, model: Any) -> tuple[list[Result], dict[str, str], float]:
@@ -149,7 +149,7 @@ def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
     tensors = divergent(result)
     finding_by_tensor = {name: finding for finding in findings for name in finding.named(tensors)}
     outdated = [
-        f"{finding.version} was accepted, not {finding.outdated}"
+        f"{finding.version} was the accepted version, but {finding.outdated} is installed"
         for finding in finding_by_tensor.values()
         if finding.outdated
     ]
@@ -166,7 +166,7 @@ def unneeded(result: Result, findings: Sequence[AcceptedFinding]) -> str:
     """Name the findings that no longer occur in a result, if any."""
     tensors = divergent(result)
     names = [finding.tensor for finding in findings if result.verdict and not finding.named(tensors)]
-    return f"accepted, but does not diverge any more: {', '.join(names)}" if names else ""
+    return f"accepted, but no longer diverging: {', '.join(names)}" if names else ""
 
 
 def read_names(path: Path) -> dict[str, str]:

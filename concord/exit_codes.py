@@ -148,5 +148,5 @@ def _failed(error: Exception) -> int:
     message = f"{type(error).__name__}: {first_line(error)}"
     where = f"{os.path.basename(place.filename)}:{place.lineno}"
     return _said(
-        FAULT, f"a bug in Concord: {message} ({where}); with CONCORD_TRACEBACK=1 it says where it comes from"
+        FAULT, f"a bug in Concord: {message} ({where}); set CONCORD_TRACEBACK=1 to see where it comes from"
     )

@@ -71,15 +71,15 @@ class OptionGroup:
         case (C): A standard case by name; may be repeated. Default: all.
         checkpoint ([CHECKPOINT]): A checkpoint of any format.
         dtype (D): One of {values}.
-        form (FORMAT, --from): The checkpoint's format. Default: recognised by its files.
-        forward_only: Run and judge the forward pass alone, without gradients.
+        form (FORMAT, --from): The checkpoint's format. Default: recognised from its files.
+        forward_only: Run and judge only the forward pass, without gradients.
         html: Write the results as an HTML page that needs no other file.
         json: Write the results as JSON.
         part (P): The part of the model to run: one of {values}.
         seed (S): The seed of all random numbers.
         table: A TOML file with the tensors' names and layouts, in place of the format's own.
-        texts: A file of texts to run it on: one on each line, or two with a tab between them; or
-            JSON Lines with text, or text_a and text_b.
+        texts: A file of texts to run the model on: one per line, or two separated by a tab; or JSON
+            Lines with text, or text_a and text_b.
         variant (V): A variant; may be repeated. Default: all.
     """
 
@@ -231,7 +231,8 @@ class Workers(OptionGroup):
                 backends.resolve(name)
                 if name not in names:
                     problems.append(
-                        f"{name!r} is given an interpreter but does not run; add --backend {name}"
+                        f"--python names {name!r}, which is not among the backends to run; add --backend "
+                        f"{name}"
                     )
         refuse(problems)
         return names
@@ -249,12 +250,12 @@ class Runs(Workers):
 
     Attributes:
         precision (P): How float32 products are computed. strict: in full float32; tf32: as tensor
-            cores do, judged by TF32's own rules; default: as each framework does by itself, judged
-            as float32.
+            cores do, judged by TF32 rules; default: as each framework does by default, judged as
+            float32.
         implementation (I): explicit: written out as in the sources; library: the framework's own
             layers, where they can express the model; or a backend's own, for example
             library:fused (torch), library:onednn (torch, paddle).
-        execution (E): eager, compiled, unpadded (library layers without rows of padding) or
+        execution (E): eager, compiled, unpadded (library layers without padding rows) or
             unpadded-compiled.
     """
 

@@ -40,7 +40,13 @@ def check(*paths: Path | None) -> None:
     problems = [problem for path in files if (problem := obstacle(path))]
     problems += [f"{b}: is named twice" for a, b in combinations(files, 2) if same_file(a, b)]
     refuse(problems)
-    refuse([f"{path}: is read; name another file to write" for path in files if _is_read(path)])
+    refuse(
+        [
+            f"{path}: is an input of this command; name another file to write"
+            for path in files
+            if _is_read(path)
+        ]
+    )
 
 
 def write(*outputs: Output, show: Callable[[], None] = lambda: None, problems: Sequence[str] = ()) -> None:
@@ -114,7 +120,8 @@ def check_apart(folder: Path) -> None:
         contains = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))
         if contains or target.is_relative_to(read.resolve()):
             raise SpecError(
-                f"{folder}: is, holds or lies in {read}, which is read; name another folder to write"
+                f"{folder}: is, contains or is inside {read}, which the command reads; name another folder "
+                "to write"
             )
 
 
@@ -124,4 +131,4 @@ def check_folder(folder: Path, empty: bool = True) -> None:
     if problem := obstacle(ancestor / "one"):
         raise SpecError(f"{folder}: cannot be written: {problem.rpartition(': ')[2]}")
     if empty and folder.is_dir() and any(folder.iterdir()):
-        raise SpecError(f"{folder.absolute()}: holds something already; export into an empty folder")
+        raise SpecError(f"{folder.absolute()}: is not empty; export into an empty folder")

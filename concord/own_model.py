@@ -60,9 +60,9 @@ class OwnModel(OptionGroup):
     """The user's checkpoint, and its inputs.
 
     Attributes:
-        checkpoint ([CHECKPOINT]): In place of standard cases: a checkpoint of any format.
-        inputs: Arrays to run it on, as safetensors: input_ids, and segment_ids, labels, cotangent
-            where you have them.
+        checkpoint ([CHECKPOINT]): A checkpoint of any format, in place of the standard cases.
+        inputs: Arrays to run the model on, as safetensors: input_ids, and segment_ids, labels and
+            cotangent if you have them.
     """
 
     panel = "A model of your own"
@@ -75,13 +75,13 @@ class OwnModel(OptionGroup):
 
     def check(self, **instead: Any) -> bool:
         """Return whether there is a checkpoint; refuse options that exclude each other or need one."""
-        wrong, why = instead, "beside CHECKPOINT, which takes its place; leave one out"
+        wrong, why = instead, "with CHECKPOINT, which replaces it; leave one out"
         if self.checkpoint is None:
-            why = "but CHECKPOINT is not: whose weights?"
+            why = "but CHECKPOINT is not; it must provide the weights"
             form = None if self.form == "auto" else self.form
             wrong = {"from": form, "table": self.table, "texts": self.texts, "inputs": self.inputs}
         problems = [f"--{name} is given {why}" for name, value in wrong.items() if value]
-        problems += ["--texts and --inputs are both given; give either"] * bool(self.texts and self.inputs)
+        problems += ["--texts and --inputs are both given; give only one"] * bool(self.texts and self.inputs)
         refuse(problems)
         return self.checkpoint is not None
 
@@ -109,7 +109,7 @@ class OwnModel(OptionGroup):
         else:
             batches = {"drawn": _draw_batch(config, part)}
             remarks.append(
-                "neither --texts nor --inputs is given: ids are drawn, with rows of every awkward kind"
+                "neither --texts nor --inputs is given: ids are random, with rows for every edge case"
             )
         drawn, cases = set[str](), dict[str, Batch]()
         for case, batch in batches.items():
@@ -120,8 +120,8 @@ class OwnModel(OptionGroup):
         if gradients and drawn:
             verb = "are" if len(drawn) > 1 or "labels" in drawn else "is"
             remarks.append(
-                f"{' and '.join(sorted(drawn))} {verb} drawn, since nobody gave any: "
-                "gradients are those of the loss that follows"
+                f"{' and '.join(sorted(drawn))} {verb} random, because not given: gradients are those of the "
+                "resulting loss"
             )
         return Own(name, config, part, weights_of(checkpoint, part), cases, remarks)
 
@@ -176,8 +176,8 @@ class OwnModel(OptionGroup):
             )
             classes = np.array([names.index(label) for label in labels], np.int64)
         cut = [
-            f"{path}:{number}: {text.truncated} tokens were cut off: "
-            f"{encoder.max_tokens} are as many as it may have"
+            f"{path}:{number}: {text.truncated} tokens were cut off: a text may have at most "
+            f"{encoder.max_tokens}"
             for number, text in enumerate(encoded, start=1)
             if text.truncated
         ]
@@ -214,7 +214,7 @@ def _read_batch(path: Path, config: EncoderConfig, part: str, remarks: list[str]
             del arrays["segment_ids"]  # tokenizers return zeros even for a model without segments
         if segments is None and ids is not None and "segment_ids" in inputs(config, part):
             arrays["segment_ids"] = np.zeros_like(ids)
-            remarks.append("segment_ids are 0, since nobody gave any")
+            remarks.append("segment_ids are 0, because none were given")
         return from_arrays(arrays)
 
 
@@ -223,7 +223,7 @@ def _renamed(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     for key, array in arrays.items():
         name = ALIASES.get(key, key)
         if name in renamed:
-            raise SpecError(f"{key!r} is there beside {name!r}: both say the same")
+            raise SpecError(f"{key!r} and {name!r} are both given, but they mean the same; give only one")
         renamed[name] = array
     return renamed
 
@@ -243,7 +243,9 @@ def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
 
 def _part(checkpoint: Checkpoint, option: str, remarks: list[str]) -> str:
     if option not in PARTS:
-        raise SpecError(f"--part is {option!r} but must be {' or '.join(PARTS)}: so a checkpoint can be run")
+        raise SpecError(
+            f"--part is {option!r} but must be {' or '.join(PARTS)}: a checkpoint can run only as these parts"
+        )
     part = checkpoint.part if option == "model" else option
     # A checkpoint may run as a smaller part, but not as a larger one.
     lacking = [name for name in parameters(checkpoint.config, part) if name not in checkpoint.tensors]
@@ -253,7 +255,7 @@ def _part(checkpoint: Checkpoint, option: str, remarks: list[str]) -> str:
             f"without {', '.join(lacking[:5])}"
         )
     if checkpoint.part != "model":
-        remarks.append(f"it has no classifier: what is judged is {JUDGED[part]}")
+        remarks.append(f"it has no classifier: Concord judges {JUDGED[part]}")
     return part
 
 

@@ -63,5 +63,5 @@ class Countdown:
             self.said = now
             seconds = (now - self.started) / self.done * (self.count - self.done)
             self.callback(
-                Underway(f"{self.what}: {self.done} of {self.count} runs, about {seconds:.0f} s more")
+                Underway(f"{self.what}: {self.done} of {self.count} runs, about {seconds:.0f} s left")
             )

@@ -148,11 +148,11 @@ class Certificate:
             return f"The port is wrong: {'; '.join(self.problems)}."
         if self.exit_code:
             failures = [f"{_run(run)}: {run.status}" for run in self.report.results if run.status != "agrees"]
-            return f"Nothing is known to be wrong, but not all was judged: {'; '.join(failures)}."
+            return f"Nothing is known to be wrong, but not everything was judged: {'; '.join(failures)}."
         detections, runs = sum(bug.found for bug in self.bugs), len(self.report.results)
         return (
-            f"The target is the source: {self.comparison.summary}; all {runs} runs agree; the judge finds "
-            f"{detections} of {counted(len(self.bugs), 'bug')} that were put into its weights."
+            f"The target computes what the source computes: {self.comparison.summary}; all {runs} runs "
+            f"agree; the judge finds {detections} of {counted(len(self.bugs), 'bug')} planted in its weights."
         )
 
 
@@ -273,7 +273,7 @@ def _altered(side: Side, path: Path) -> Iterator[str]:
     now = hashes(path)
     for name, digest in side.files.items():
         if name not in now:
-            yield f"{path}: {name} is gone"
+            yield f"{path}: {name} is missing"
         elif now[name] != digest:
             yield f"{path}: {name} was altered: its SHA-256 is {now[name]} but must be {digest}"
 
@@ -291,7 +291,7 @@ def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str,
         batch = batch_of(config, TextEncoder(source).encode(texts))
         batches[SENTENCES] = completed(config, batch, part, drawn=True)
         validate_batch(config, batches[SENTENCES], part)
-        meanings[SENTENCES] = f"{len(texts)} texts that were given"
+        meanings[SENTENCES] = f"{len(texts)} texts that you gave"
     return batches, meanings
 
 

@@ -126,9 +126,9 @@ class Comparison:
         }
         if any(others.values()):
             listed = ", ".join(f"{count} {words}" for words, count in others.items() if count)
-            parts.append(f"tensors that are no parameters: {listed}")
+            parts.append(f"tensors that are not parameters: {listed}")
         parts += [f"{len(self.missing)} missing in B"] * bool(self.missing)
-        parts += [f"{len(self.extra)} in B alone"] * bool(self.extra)
+        parts += [f"{len(self.extra)} only in B"] * bool(self.extra)
         options = f"{len(self.config)} options differ" if len(self.config) > 1 else "1 option differs"
         parts.append(options if self.config else "the same configuration")
         if self.files:
@@ -188,11 +188,11 @@ def _compare_others(first: Checkpoint, second: Checkpoint) -> Others:
             if tensor.owner and any(
                 candidate.startswith(name.rsplit(".", 2)[0]) for candidate in lacking.others
             ):
-                words = f"is in {letter} alone, where it is no copy of {tensor.owner!r}"
+                words = f"is only in {letter}, and is not a copy of {tensor.owner!r}"
                 words += f"; {TIED} is {_tied(lacking)} in {other}"
-                pairs.append(TensorDifference("untied", words, f"{TIED} was not heeded", tensor.foreign))
+                pairs.append(TensorDifference("untied", words, f"{TIED} was ignored", tensor.foreign))
             else:
-                reasons[tensor.foreign] = f"is in {letter} alone"
+                reasons[tensor.foreign] = f"is only in {letter}"
         elif not (difference := _difference(name, first.others, second.others, first.config)):
             same += 1
         elif first.source != second.source and UNKNOWN in [tensor.transform for tensor in tensors]:
@@ -223,7 +223,7 @@ def _difference(
     layers = {
         parameter.split(".")[1] if parameter.startswith("layers.") else "" for parameter in (name, other)
     }
-    cause = "names were mapped to each other the wrong way"
+    cause = "names were mapped to the wrong tensors"
     if len(layers) > 1:
         cause = "tensors of one layer were taken for those of another"
     return TensorDifference("different", f"it is A's {other}, bit for bit", cause, name, other)

@@ -86,7 +86,7 @@ def classify(first: Array, second: Array, name: str, config: EncoderConfig) -> T
             looks: tuple[Look, ...] = (_transposed, _longer)
             last = ("another shape", f"has shape {first.shape} in A and {second.shape} in B", "")
         elif _equal(first, second):
-            looks, last = (), ("same numbers", "the same numbers in another dtype", "")
+            looks, last = (), ("same numbers", "the same values in a different dtype", "")
             last = ("same", "the same bits", "") if alike else last
         else:
             looks = LOOKS if first.dtype.kind == second.dtype.kind == "f" else ()
@@ -118,7 +118,7 @@ def _not_finite(pair: _Both) -> Iterator[Finding]:
 def _transposed(pair: _Both) -> Iterator[Finding]:
     if pair.first.ndim == 2 and _equal(pair.first.T, pair.second):
         square = "; no shape shows it, since it is square" if len(set(pair.first.shape)) == 1 else ""
-        cause = f"a kernel of (out, in) was taken for one of (in, out), or the other way about{square}"
+        cause = f"a kernel of (out, in) was taken for one of (in, out), or the other way round{square}"
         yield "transposed", "transposed", cause
 
 
@@ -129,8 +129,8 @@ def _longer(pair: _Both) -> Iterator[Finding]:
     rows, more = len(shorter), len(longer) - len(shorter)
     if rows and _equal(longer[:rows], shorter):
         padded = "the table was padded to a round number of rows, or tokens were added"
-        cause = padded if "token" in pair.name else "the table was cut off or made longer"
-        yield "rows missing", f"{label} has {more} more rows; all others are the same", cause
+        cause = padded if "token" in pair.name else "the table was truncated or extended"
+        yield "rows missing", f"{label} has {more} more rows; the other rows are the same", cause
     for shift in range(1, min(FARTHEST, rows - 1, more) + 1):
         if _equal(longer[shift : shift + rows], shorter):
             yield _of_shift(pair.name, "+" if label == "A" else "-", shift)
@@ -155,7 +155,7 @@ def _shifted(pair: _Both) -> Iterator[Finding]:
 
 
 def _of_shift(name: str, sign: str, shift: int) -> Finding:
-    cause = "rows before the first were added to one of them, such as one for padding"
+    cause = "one of them has additional rows before the first, such as one for padding"
     if name == POSITIONS:
         cause = f"positions counted from {shift} in one and from 0 in the other"
         # As in RoBERTa, from pad_id + 1 (SPEC POS-6).
@@ -183,7 +183,7 @@ def _reordered(pair: _Both) -> Iterator[Finding]:
         digests_a, digests_b = ([digest(part) for part in array.reshape(count, -1)] for array in arrays)
         if sorted(digests_a) == sorted(digests_b):
             positions = [place for place in range(count) if digests_a[place] != digests_b[place]]
-            words = f"{len(positions)} {unit} stand in another order, the first at {_listed(positions)}"
+            words = f"{len(positions)} {unit} are in a different order, the first at {_listed(positions)}"
             cause = _of_order(pair.name, unit)
             if axis == of_heads and unit != "heads" and _in_turns(digests_a, digests_b, heads):
                 cause = "the width was split as (head_dim, heads) where it is (heads, head_dim)"
@@ -206,7 +206,7 @@ def _of_order(name: str, unit: str) -> str:
         return "the classes were reordered"
     if any(name.endswith(end) and unit == along for end, along in HIDDEN):
         return "hidden units were reordered: the model computes the same if all of the layer's tensors were"
-    return "they were sorted or mapped anew"
+    return "they were sorted or remapped"
 
 
 def _listed(places: Iterable[object]) -> str:
@@ -226,8 +226,12 @@ def _constant(pair: _Both) -> Iterator[Finding]:
         if array.size > 1 and _equal(array, np.full_like(array, array.flat[0])):
             number = float(array.flat[0])
             new = number in (0.0, 1.0)
-            cause = "it was never loaded: a new model begins so" if new else "it was filled, not loaded"
-            yield "all the same", f"all numbers of {label} are {number:g}", cause
+            cause = (
+                "it was never loaded: a new model starts with these values"
+                if new
+                else "it was filled, not loaded"
+            )
+            yield "all the same", f"all values of {label} are {number:g}", cause
 
 
 def _scaled(pair: _Both) -> Iterator[Finding]:
@@ -242,7 +246,7 @@ def _scaled(pair: _Both) -> Iterator[Finding]:
 
 
 def _of_scale(ratio: float, config: EncoderConfig) -> str:
-    causes = {-1.0: "its sign is the other one"}
+    causes = {-1.0: "its sign is reversed"}
     for dimension, number, scaled in (
         ("d_model", config.d_model, "embeddings"),
         ("head_dim", config.head_dim, "scores"),
@@ -254,8 +258,8 @@ def _of_scale(ratio: float, config: EncoderConfig) -> str:
 
 def _rounding(pair: _Both) -> Iterator[Finding]:
     if _near(pair):
-        cause = "it was computed again, or went through another precision and back"
-        yield "rounding", "the same but for the last digits:", cause
+        cause = "it was recomputed, or converted to another precision and back"
+        yield "rounding", "the same except for the last digits:", cause
 
 
 def _rows(pair: _Both) -> Iterator[Finding]:
@@ -264,7 +268,7 @@ def _rows(pair: _Both) -> Iterator[Finding]:
         words = f"{len(rows)} rows differ, the first at {_listed(rows)}:"
         zeroed = [label for array, _, label in pair.sides if not array[rows].any()]
         padding = zeroed and [*rows] == [pair.config.pad_id]
-        yield "some rows", words, f"the row of padding is zeroed in {zeroed[0]}" if padding else ""
+        yield "some rows", words, f"the padding row is zeroed in {zeroed[0]}" if padding else ""
 
 
 # For tensors of equal shape; the first finding wins. NaN hides every other difference, so it comes first.
@@ -326,7 +330,7 @@ def _sizes(pair: _Both) -> str:
         squares += float(gaps @ gaps)
         total += float(a[finite] @ a[finite])
     relative = math.sqrt(squares / total) if total else math.inf if squares else 0.0
-    words = f"{count} of {pair.first.size} numbers differ"
+    words = f"{count} of {pair.first.size} values differ"
     words += f", by at most {largest:.3g}" if largest else ""
     if largest and math.isfinite(relative):
         words += f", {relative:.2g} of their size (root mean square)"

@@ -54,7 +54,7 @@ def shape_of(axes: Any) -> tuple[int, ...]:
     # Before version 2, NumPy arrays had at most 32 axes. Sizes are limited even if another axis is 0.
     valid = len(shape) <= 32 and all(type(axis) is int and axis >= 0 for axis in shape)
     if not valid or math.prod(axis or 1 for axis in shape) > 1 << 40:
-        raise ValueError(f"{repr(axes)[:60]} is no shape of a tensor")
+        raise ValueError(f"{repr(axes)[:60]} is not a tensor shape")
     return shape
 
 

@@ -65,7 +65,8 @@ def carried(folder: Path) -> dict[str, bytes]:
     refuse(
         [
             # An untrusted checkpoint could link to a private file, which a port would then publish.
-            f"{path}: is a link that leads out of the folder: what it leads to would be written into others"
+            f"{path}: is a link that points outside the folder: its target would be copied into the new "
+            "checkpoint"
             for path in paths.values()
             if not stays(path, folder)
         ]

@@ -193,12 +193,12 @@ class _Matching:
             # Nothing is skipped silently: a tensor without an entry in the ledger is refused (decision 0027).
             self._problem(native, "is unexpected: the source has no such tensor in this configuration")
             return
-        reason = ignored.reason if ignored else f"stands behind the part {self.part!r}"
+        reason = ignored.reason if ignored else f"comes after the part {self.part!r}"
         if wrong := contradiction(ignored.holds if ignored else "", stored):
-            self._problem(native, f"{wrong}: otherwise it is not what it is said to be, {reason}")
+            self._problem(native, f"{wrong}: otherwise it does not match its description, {reason}")
             return
-        # A tied head may have been trained separately; only its bits show whether it is a copy.
-        reason += f"; it is no copy of {original!r}" if original else ""
+        # A tied head may have been trained separately; only the bits show whether it is a copy.
+        reason += f"; it is not a copy of {original!r}" if original else ""
         if name:
             reason += "; it is carried over to files that have a place for it"
             # Heads unknown to the family keep the file's shapes.

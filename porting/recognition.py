@@ -65,14 +65,14 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
     if choice:
         exact = folders.is_weights(path) or choice.name == OWN
         weights = path if exact else _weights([choice], path, inner)
-        return Recognition(choice.name, "it was said with --from", inner, weights)
+        return Recognition(choice.name, "it was given with --from", inner, weights)
     candidates = [form for form in FORMATS.values() if form.modules == modules and form.name != OWN]
     candidates = [form for form in candidates if form.source or not table]
     weights = _weights(candidates, path, inner)
     fitting = [form for form in candidates if form.container.is_one(weights)]
     native = next((form for form in fitting if form.backend), None)
     if table:
-        form, reason = fitting[0], f"it is such a file; {table.name} says names and layouts"
+        form, reason = fitting[0], f"it is such a file; {table.name} gives names and layouts"
     elif native and (folder / checkpoints.CONFIG).exists():
         reason = f"{checkpoints.CONFIG} states a configuration of the family"
         form, reason = native, f"{reason}, and {weights.name} holds {native.meaning}"
@@ -93,14 +93,14 @@ def _weights(candidates: Sequence[Format], path: Path, folder: Path) -> Path:
     if folders.is_weights(path):
         if is_one(path):
             return path
-        raise SpecError(f"{path}: is no file of weights that is known")
+        raise SpecError(f"{path}: is not a known kind of weight file")
     names = dict.fromkeys(name for form in candidates for name in form.weights if (folder / name).exists())
     files = [folder / name for name in names] or sorted(entry for entry in folder.iterdir() if is_one(entry))
     of_hub = [[folder / name for name in kind if name in names] for kind in HUB]
     if names and sum(map(len, of_hub)) == len(names):  # the hub's files contain the same weights
         files = next(filter(None, of_hub))
     if not files:
-        raise SpecError(f"{folder}: has no file of weights that is known")
+        raise SpecError(f"{folder}: has no known kind of weight file")
     if len(files) > 1:
         raise SpecError(
             f"{folder}: has {', '.join(entry.name for entry in files[:5])}; name the one to read, or its "
@@ -126,11 +126,11 @@ def _by_names(weights: Path, fitting: Sequence[Format], folder: Path) -> tuple[F
     few = (
         "" if settings else f", such as {', '.join(repr(name[:80]) for name in list(tensors)[:3]) or 'none'},"
     )
-    lines = [f"{weights}: its {len(tensors)} tensors{few} have names of no format that is known"]
+    lines = [f"{weights}: its {len(tensors)} tensors{few} have names that match no known format"]
     if kind := {key: settings[key] for key in (KIND, CLASSES) if key in settings}:
         lines.append(f"{folders.CONFIG} says {shown(json.dumps(kind), LONGEST)}")
     elif not has_config:
-        lines.append(f"one of a backend's own needs {checkpoints.CONFIG} beside it")
+        lines.append(f"a backend's own weight file needs {checkpoints.CONFIG} beside it")
     raise SpecError("; ".join(lines))
 
 

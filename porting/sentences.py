@@ -40,7 +40,7 @@ POOLER, ARGUMENTS = "pooler.*", "model_args"
 
 LONGEST = 400  # maximum characters shown of a list of modules
 
-NOT_REFUSED = "--from hugging-face, or that of its kind, reads the bare encoder"
+NOT_REFUSED = "--from hugging-face, or the format of its kind, reads the bare encoder"
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
     modes = _modes(settings)
     if len(modes) != 1 or modes[0] not in list(poolings):
         problems.append(
-            f"{where}: pools by {' and '.join(_brief(mode) for mode in modes)} but the family by one of "
-            f"{', '.join(poolings)}; {NOT_REFUSED}"
+            f"{where}: pools by {' and '.join(_brief(mode) for mode in modes)} but the family pools only by "
+            f"one of {', '.join(poolings)}; {NOT_REFUSED}"
         )
     if settings.get("include_prompt", True) is not True:
         problems.append(

@@ -57,7 +57,7 @@ def read_texts(path: Path) -> list[Text]:
 def _of_line(line: str) -> Text:
     columns = line.split("\t")
     if len(columns) > 2:
-        raise SpecError(f"has {len(columns)} columns but must have a text, or two with a tab between them")
+        raise SpecError(f"has {len(columns)} columns but must have one text, or two separated by a tab")
     return Text(*columns)
 
 
@@ -182,10 +182,12 @@ def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
     except BaseException as error:  # a panic in Rust is not an Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise SpecError(f"{name}: is no tokenizer: {first_line(error)}") from None
+        raise SpecError(f"{name}: is not a valid tokenizer: {first_line(error)}") from None
     # It adds the special tokens. Without them, the model's results would be wrong, without an error.
     if tokenizer.post_processor is None:
-        raise SpecError(f"{name}: has no 'post_processor': which marks stand around a text?")
+        raise SpecError(
+            f"{name}: has no 'post_processor', which must say which special tokens surround a text"
+        )
     return tokenizer
 
 

@@ -40,7 +40,7 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
     """
     form = find_format(format)
     if taps and form.name != ONNX:
-        raise SpecError(f"taps are outputs of {ONNX} alone; {form.name} holds weights")
+        raise SpecError(f"only {ONNX} has taps as outputs; {form.name} holds only weights")
     if problem := _in_the_way(path, force):
         raise SpecError(problem)
     _check_part(checkpoint, form)
@@ -81,13 +81,13 @@ def _in_the_way(path: Path, force: bool) -> str:
     if not path.exists() and not path.is_symlink():
         return ""
     if not force:
-        return f"{path}: is there already; --force replaces it"
+        return f"{path}: already exists; --force replaces it"
     if path.is_symlink() or not path.is_dir():
-        return f"{path}: is no folder, which --force would replace"
+        return f"{path}: is not a folder; --force replaces only folders"
     # --force must never delete any other folder.
     marks = (checkpoints.CONFIG, *folders.CONFIGS)
     if any(path.iterdir()) and not any((path / mark).is_file() for mark in marks):
-        return f"{path}: has neither {' nor '.join(marks)}: it is no checkpoint, which --force would replace"
+        return f"{path}: has neither {' nor '.join(marks)}: --force replaces only a checkpoint"
     return ""
 
 

@@ -148,7 +148,7 @@ def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tupl
             problems.append(
                 (
                     f"'input_ids' has {tokens} tokens but at most {widest} fit: 'max_positions' is "
-                    f"{config.max_positions} and numbers start at {config.position_start}",
+                    f"{config.max_positions} and positions start at {config.position_start}",
                     "INP-2",
                 )
             )
@@ -183,7 +183,7 @@ PADDINGS: dict[str, str] = {
     "ragged": "rows full, 1 token, half, none at all (fully padded), and full with padding inside the text",
     "equal": "every row ends in the same amount of padding",
     "left": (
-        "the first row begins with padding and has it inside; then one of 1 token, half, full, and "
+        "the first row has padding at its start and inside; then rows with 1 token, half full, full, and "
         "full with padding inside the text"
     ),
 }

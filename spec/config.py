@@ -256,12 +256,12 @@ def _value_problems(config: EncoderConfig) -> list[str]:
     require(
         c.num_layers <= MOST_LAYERS and c.num_layers * c.num_heads <= MOST_HEADS,
         f"'num_layers' is {c.num_layers} and 'num_heads' {c.num_heads} but there may be at most "
-        f"{MOST_LAYERS} layers, and {MOST_HEADS} heads in all of them [clause=CFG-1]",
+        f"{MOST_LAYERS} layers, and {MOST_HEADS} heads in total [clause=CFG-1]",
     )
     require(
         c.positions == "learned" or c.max_positions * c.d_model <= LARGEST_TABLE,
         f"'max_positions' is {c.max_positions} and 'd_model' {c.d_model} but a table of fixed positions may "
-        f"have at most {LARGEST_TABLE} numbers [clause=POS-1]",
+        f"have at most {LARGEST_TABLE} values [clause=POS-1]",
     )
     require(
         c.num_segments >= 0, f"'num_segments' is {c.num_segments} but must not be negative [clause=CFG-1]"
@@ -313,14 +313,14 @@ def _value_problems(config: EncoderConfig) -> list[str]:
     )
     require(
         c.position_of_padding != "pad_row" or c.position_start == c.pad_id + 1,
-        f"'position_start' is {c.position_start} but must be {c.pad_id + 1} with 'position_of_padding' "
-        f"'pad_row': 'pad_id' is {c.pad_id}, and the row after it is the first token's [clause=POS-6]",
+        f"'position_start' is {c.position_start} but must be {c.pad_id + 1} when 'position_of_padding' is "
+        f"'pad_row': 'pad_id' is {c.pad_id}, and the next row is the first token's [clause=POS-6]",
     )
     require(
         c.position_padding_row is None
         or (c.positions == "learned" and 0 <= c.position_padding_row < c.max_positions),
-        f"'position_padding_row' is {c.position_padding_row} but must lie in [0, {c.max_positions}), of "
-        f"'positions' that are 'learned' [clause=POS-7]",
+        f"'position_padding_row' is {c.position_padding_row} but must lie in [0, {c.max_positions}), with "
+        "'positions' 'learned' [clause=POS-7]",
     )
     require(
         c.position_of_padding != "zero_row" or c.position_start == 1,

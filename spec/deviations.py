@@ -40,49 +40,51 @@ UNCOMPUTED_PADDING, WIDER_OUTPUT, BLIND_ROWS_ZERO = "uncomputed_padding", "wider
 KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
     "softmax_floor": KnownDeviation(
         "ATT-5",
-        "softmax clips each entry less the largest at this number, so that no weight falls below its "
-        "exponential",
+        "softmax clips each entry, after subtracting the maximum, at this value, so that no weight falls "
+        "below its exponential",
     ),
     "padding_left_out": KnownDeviation(
         "ATT-5",
-        "padded tokens are left out, but for a sample's first, so that the floor of softmax gives them no "
-        "weight (value 1)",
+        "padded tokens are left out, except for a sample's first token, so that the floor of softmax gives "
+        "them no weight (value 1)",
     ),
     BLIND_ROWS_ZERO: KnownDeviation(
         "MSK-5",
-        "the attention weights of a query that sees no key are zero, as PyTorch's "
-        "scaled_dot_product_attention has them (value 1)",
+        "the attention weights of a query that sees no key are zero, as in PyTorch's "
+        "scaled_dot_product_attention (value 1)",
         alone="only rows without a visible key differ",
     ),
     UNCOMPUTED_PADDING: KnownDeviation(
         "MSK-4",
-        "rows of padding are not computed, or are computed in another way, and hold anything (value 1)",
+        "padding rows are not computed, or are computed differently, and may hold any values (value 1)",
         excuses=True,
-        alone="only rows of padding differ",
+        alone="only padding rows differ",
     ),
     WIDER_OUTPUT: KnownDeviation(
         "PRC-2",
-        "the output, and the loss that follows it, have more digits than the run (value 1)",
+        "the output, and the loss computed from it, have more digits than the run (value 1)",
         excuses=True,
         alone="only the output is wider than the run",
     ),
     "norm_epsilon_bits": KnownDeviation(
         "NRM-2",
-        "layer norm rounds its epsilon to so many significant bits, whatever the precision",
+        "layer norm rounds its epsilon to this number of significant bits, in every precision",
         ("float64",),
     ),
     "gelu_constant_bits": KnownDeviation(
         "FFN-2",
-        "GELU rounds the constants sqrt(1/2) and 0.044715 to so many significant bits, whatever the "
+        "GELU rounds the constants sqrt(1/2) and 0.044715 to this number of significant bits, in every "
         "precision",
         ("float64",),
     ),
     "log_softmax_floor": KnownDeviation(
-        "LOS-1", "log-softmax clips each entry less the largest at this number, so that a loss saturates"
+        "LOS-1",
+        "log-softmax clips each entry, after subtracting the maximum, at this value, so that a loss "
+        "saturates",
     ),
     "optimizer_constant_bits": KnownDeviation(
         "OPT-1",
-        "the optimizer rounds its constants to so many significant bits before anything follows from them",
+        "the optimizer rounds its constants to this number of significant bits before it uses them",
     ),
     "narrow_bias_gradients": KnownDeviation(
         "PRC-2",
@@ -99,8 +101,8 @@ BLIND_ROWS_UNIFORM = "blind_rows_uniform"
 OF_MODULES: dict[str, KnownDeviation] = {
     BLIND_ROWS_UNIFORM: KnownDeviation(
         "MSK-5",
-        "the attention weights of a query that sees no key are uniform, as scores that are all hidden by the "
-        "same constant have them",
+        "the attention weights of a query that sees no key are uniform, as when the same constant hides all "
+        "scores",
         alone="only rows without a visible key differ",
     )
 }

@@ -127,7 +127,7 @@ def read_text(path: Path) -> str:
     try:
         return read_bytes(path, LARGEST).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: is no text in utf-8: {error.reason} at byte {error.start}") from None
+        raise SpecError(f"{path}: is not valid utf-8 text: {error.reason} at byte {error.start}") from None
 
 
 def read_json(path: Path) -> Any:
@@ -168,7 +168,7 @@ def _within(value: Any) -> Iterable[Any]:
 def _number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:40]} is no finite number")
+        raise ValueError(f"{text[:40]} is not a finite number")
     return value
 
 
@@ -240,7 +240,7 @@ def typed(
         problems = error.errors(include_url=False)
     # If the format is wrong, all other problems are noise.
     other = [problem for problem in problems if problem["loc"] == (version,)]
-    hint = f"; it is what {written_by} of this version writes" if other and written_by else ""
+    hint = f"; this version of {written_by} writes that value" if other and written_by else ""
     raise SpecError([f"{line}{hint}" for line in _lines(other or problems)][:MOST_PROBLEMS])
 
 
@@ -262,7 +262,7 @@ def _lines(errors: Iterable[ErrorDetails]) -> Iterator[str]:
             .replace("a valid integer", "an integer")
             .replace("a valid ", "a ")
             .replace("an object", "a JSON object")
-            .replace("Extra inputs are not permitted", "must be left out: nothing has such a key")
+            .replace("Extra inputs are not permitted", "must be left out: no such key exists")
         )
         value, place = problem["input"], _place(problem["loc"])
         if place:
@@ -310,7 +310,7 @@ def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
         RecursionError,
     ) as error:
         reason = " ".join(str(error).split())
-        raise SpecError(f"{path}: not a whole safetensors file of NumPy dtypes: {reason}") from None
+        raise SpecError(f"{path}: not a complete safetensors file with NumPy dtypes: {reason}") from None
     return header.get("__metadata__") or {}, arrays
 
 

@@ -84,19 +84,18 @@ def validate_weights(config: EncoderConfig, weights: Weights, part: str = "model
 PROFILES: dict[str, str] = {
     "generic": "random gains and biases, softmax of moderate spread",
     "peaked": (
-        "query and key kernels 8 times as large in the first half of their columns, so that some "
-        "softmax rows are all but one-hot; 200 times in the second, so that some scores lie beyond "
-        "10000"
+        "query and key kernels 8 times as large in the first half of their columns, so that some softmax "
+        "rows are nearly one-hot; 200 times in the second, so that some scores exceed 10000 in magnitude"
     ),
     "offset": (
-        "token vectors far from zero in the mean: a variance that is the difference of two squares "
-        "loses its digits"
+        "token vectors with a mean far from zero: a variance computed as a difference of two squares loses "
+        "its digits"
     ),
     "extreme": (
-        "the activation sees numbers far into both tails, and logits of up to some hundreds saturate "
+        "the activation sees values far into both tails, and logits of up to several hundred saturate "
         "softmax and sigmoid"
     ),
-    "tiny": "every norm sees a deviation near its epsilon, so that epsilon and where it stands are visible",
+    "tiny": "every norm sees a deviation near its epsilon, so that epsilon and its placement are visible",
 }
 """Weight profiles of :func:`initialize` (SPEC WGT-5)."""
 

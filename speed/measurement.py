@@ -294,9 +294,9 @@ def judged(work: Workload, rules: str | None, results: Mapping[str, Array]) -> d
     }
     if verdict.status == "undetermined":
         tensor = next(row.tensor for row in verdict.table if row.status == verdict.status)
-        detail = f"what it computed was not judged: {work.dtype} does not determine {tensor}"
+        detail = f"its results were not judged: {work.dtype} does not determine {tensor}"
         return entry | {"status": "undetermined", "detail": detail}
     if nearest and not verdict.passed:
-        wrong = f"{nearest.tensor} lies {nearest.ratio:.3g} tolerances from the reference"
-        return entry | {"status": "withheld", "detail": f"what it computed is wrong: {wrong}"}
+        wrong = f"{nearest.tensor} is {nearest.ratio:.3g} tolerances from the reference"
+        return entry | {"status": "withheld", "detail": f"its results are wrong: {wrong}"}
     return entry

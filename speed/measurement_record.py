@@ -126,7 +126,7 @@ def check(data: Mapping[str, Any]) -> None:
         SpecError: naming both.
     """
     if data["exit_code"] != (expected := exit_code(data["entries"])):
-        raise SpecError(f"exit_code is {data['exit_code']} but what it holds comes to {expected}")
+        raise SpecError(f"exit_code is {data['exit_code']} but its contents imply {expected}")
 
 
 def exit_code(entries: Sequence[Mapping[str, Any]]) -> int:

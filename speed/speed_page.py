@@ -72,8 +72,8 @@ def _compared(data: Entry) -> str:
 def _headline(data: Entry) -> str:
     measurements = sum(bool(entry["summary"]) for entry in data["entries"])
     wrong = sum(entry["status"] == "withheld" for entry in data["entries"])
-    busy = f"{busy}, so these times say little: " if (busy := busy_before(data)) else ""
+    busy = f"{busy}, so these times are unreliable: " if (busy := busy_before(data)) else ""
     text = (
         f"{busy}{measurements} measurement{'' if measurements == 1 else 's'}, all of programs that conformed"
     )
-    return text + (f"; {wrong} withheld, because what they computed is wrong" if wrong else "")
+    return text + (f"; {wrong} withheld, because their results are wrong" if wrong else "")

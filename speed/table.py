@@ -125,7 +125,7 @@ def size_of(work: Entry) -> str:
     return (
         f"{work['batch']} x {work['tokens']} tokens, {work['real_tokens']:,} real, "
         f"{work['flops'] / 1e9:.3g} GFLOP a step"
-        + (f"; updated by AdamW, rate {recipe['learning_rate']:g}" if recipe else "")
+        + (f"; updated by AdamW, learning rate {recipe['learning_rate']:g}" if recipe else "")
     )
 
 
@@ -165,7 +165,7 @@ def notes(data: Entry) -> Iterator[tuple[str, str]]:
         where = f"[{entry['workload']}, {entry['mode']}]"
         yield f"{entry['backend']} kept {cores:.1f} cores busy with {threads} threads {where}", "bold yellow"
     if not data["complete"]:
-        yield "not complete: what was measured until then is above", "yellow"
+        yield "not complete: the table above has only what was measured before the stop", "yellow"
 
 
 def show(data: Entry, console: Console) -> None:

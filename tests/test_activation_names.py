@@ -32,7 +32,7 @@ def test_names_are_proposed_by_what_tensors_hold():
     with pytest.raises(SpecError, match=r"such as last = 4, q = "):
         comparison.verdict()
     assert compare(MODEL, foreign, X, names=comparison.proposed).first == "4"
-    with pytest.raises(SpecError, match=r"'q' has shape .* of which '0 1' makes no \(3, 7, 12\)"):
+    with pytest.raises(SpecError, match=r"'q' has shape .* which '0 1' does not turn into \(3, 7, 12\)"):
         prepare(MODEL, foreign, X, names={"q": "0 : 0 1"})
 
 

@@ -61,7 +61,9 @@ def test_the_command_writes_a_certificate_and_its_page(command, right, entered):
 
 def test_a_right_port_agrees_on_every_input_and_bugs_in_it_are_found(right):
     assert (right.exit_code, right.problems, right.comparison.exit_code) == (0, [], 0)
-    assert right.summary.startswith("The target is the source: 41 of 41 parameters have the same bits")
+    assert right.summary.startswith(
+        "The target computes what the source computes: 41 of 41 parameters have the same bits"
+    )
     runs = {(run.group, run.case): run.status for run in right.report.results}
     assert runs == {(side, case): "agrees" for side in ("source", "target") for case in right.inputs}
     assert any(row.tensor.startswith("gradients.") for row in right.report.results[0].table)
@@ -129,7 +131,7 @@ def test_texts_take_the_place_of_what_is_drawn(tmp_path):
     source = porting.read(hugging_face(tmp_path / "a"))
     batches, meanings = inputs_of(source, [Text("the cat sat"), Text("short")])
     assert batches["sentences"].required("input_ids").tolist() == [[2, 5, 7, 11, 3], [2, 23, 3, 0, 0]]
-    assert meanings["sentences"] == "2 texts that were given"
+    assert meanings["sentences"] == "2 texts that you gave"
 
 
 def test_certificates_among_the_documents_have_their_pages():
@@ -142,7 +144,7 @@ def test_certificates_among_the_documents_have_their_pages():
 
 
 def test_verifying_makes_it_again_and_names_what_comes_out_otherwise(right):
-    assert "say --backend tests.toys" in refusal(certificates.verify, right)[0]
+    assert "give --backend tests.toys" in refusal(certificates.verify, right)[0]
     first, *rest = right.bugs
     missed = dataclasses.replace(right, bugs=(dataclasses.replace(first, status="agrees"), *rest))
     problems, again = certificates.verify(missed, settings=Setup(), named=(RIGHT,))
@@ -163,5 +165,5 @@ def test_verifying_names_files_that_were_altered(right, tmp_path, entered):
     (target / "vocab.txt").unlink()
     output, _ = entered("certify", "--verify", path, source, ends=1)
     assert "model.safetensors was altered: its SHA-256 is" in output
-    assert "vocab.txt is gone" in output
+    assert "vocab.txt is missing" in output
     assert "2 differences" in output

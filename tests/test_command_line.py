@@ -71,12 +71,12 @@ REFUSED = {
         "unknown backend 'tests.toys.numpy_backend': must be a name, or a class as package.module:Class; "
         "its module is looked for in the current folder, in PYTHONPATH",
     ),
-    "case export .": (f"{Path.cwd()}: holds something already; export into an empty folder",),
+    "case export .": (f"{Path.cwd()}: is not empty; export into an empty folder",),
     "show report /dev/zero --html page.html": (
         "/dev/zero: cannot be read: is a device but must be a regular file",
     ),
     "check --backend torch --python jax=/usr/bin/python3": (
-        "'jax' is given an interpreter but does not run; add --backend jax",
+        "--python names 'jax', which is not among the backends to run; add --backend jax",
     ),
     "golden docs/guides": ("docs/guides: holds no golden files (*.safetensors)",),
     "fuzz --out /dev/null/x": ("/dev/null/x: cannot be written: Not a directory",),
@@ -93,7 +93,7 @@ REFUSED = {
     ),
     "speed --kind infer --budget -1": ("unknown kind 'infer'", "--budget is -1"),
     "lockstep --batch 3 --recipe adamw": (
-        "--recipe is given but neither --variant nor CHECKPOINT is: the standard case has batches",
+        "--recipe is given but neither --variant nor CHECKPOINT is: the standard case has its own batches",
         "--batch is given but neither --variant nor CHECKPOINT is",
     ),
     "lockstep --variant bert --steps 0 --dtype float31": (
@@ -203,8 +203,8 @@ def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(entered):
     output, _ = entered(f"check --backend ghost {ONE}", ends=3)
     assert "ghost missing: No module named 'no_such_package'" in output
     output, _ = entered(f"check {ONE}")
-    assert "ghost absent (not asked for): No module named 'no_such_package'" in output
-    assert "torch absent (not asked for): No module named 'torch'" in output
+    assert "ghost absent (not requested): No module named 'no_such_package'" in output
+    assert "torch absent (not requested): No module named 'torch'" in output
     assert "1 agrees, 5 absent" in output
 
 

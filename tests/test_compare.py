@@ -95,7 +95,7 @@ def test_a_wrong_derivative_is_said_to_be_one_alone():
     wrong.act.register_full_backward_hook(lambda module, grad_input, grad_output: (grad_input[0] * 1.01,))
     judged = compare(right, wrong, X, gradients=True)
     assert judged.first.startswith("gradients.")
-    assert "only gradients diverge" in str(judged)
+    assert "only the gradients diverge" in str(judged)
 
 
 def test_a_failure_says_the_first_divergence_and_what_else_is_wrong_by_itself():
@@ -103,7 +103,9 @@ def test_a_failure_says_the_first_divergence_and_what_else_is_wrong_by_itself():
     wrong.load_state_dict(right.state_dict())
     for place in (0, 2):
         wrong[place].weight.data += 0.1
-    with pytest.raises(AssertionError, match=r"first at 0(.|\n)*wrong too, judged alone: `2`") as caught:
+    with pytest.raises(
+        AssertionError, match=r"first at 0(.|\n)*also wrong when judged separately: `2`"
+    ) as caught:
         assert_same(right, wrong, torch.randn(3, 5))
     assert "computed by \n" not in str(caught.value)
 
@@ -123,7 +125,7 @@ def test_a_failure_says_the_first_divergence_and_what_else_is_wrong_by_itself():
         ),
         (
             {"z": 7.0, "rms": 9.0, "actual": 0.5, "expected": 0.4, "sigma": 0.1},
-            "none alone lies beyond",
+            "no single element exceeds its tolerance",
             "0 of",
         ),
     ],
@@ -205,7 +207,7 @@ def layers(name="", value=0.0):
 VOID = {
     "an empty batch": (layers(), X[:0], "it has no elements"),
     "inputs that are infinite": (layers(), X / 0, "the inputs are not finite"),
-    "weights that are NaN": (layers("0.weight", torch.nan), X, "where 0 is the first that is not"),
+    "weights that are NaN": (layers("0.weight", torch.nan), X, "where 0 is the first such tensor"),
 }
 
 
@@ -286,7 +288,7 @@ def beside(candidate, **options):
         (beside(encoder(), way="sdpa"), "a candidate is given too"),
         (beside(encoder(), declared=["speed"]), "unknown declaration 'speed'"),
         (beside(smaller()), "the candidate cannot .* index out of range"),
-        (beside({"nothing": np.zeros(7)}), "no activation by a name"),
+        (beside({"nothing": np.zeros(7)}), "no activation of the candidate has a name"),
         (beside(lambda x: x), "the candidate cannot .* unexpected keyword"),
         (beside("nowhere.onnx"), "in ONNX Runtime cannot be run"),
         (beside("no.such.module:f"), "gave no result: ModuleNotFoundError"),

@@ -75,7 +75,7 @@ def test_what_cannot_be_compared_is_named_and_never_the_same(entered, tmp_path):
     path = headed(tmp_path / "one", cls__strange=np.arange(7))
     porting.write(porting.read(path), tmp_path / "own", "concord")
     output = entered("diff", path, tmp_path / "own")[0]
-    assert "cls.strange: is no parameter, and was not compared: is in A alone\n  likewise 7 more" in output
+    assert "cls.strange: is not a parameter, and was not compared: is only in A\n  likewise 7 more" in output
     assert "8 not compared" in output
     source = porting.read(path)
     porting.write(dataclasses.replace(source, source="", others={}), tmp_path / "flax", "hugging-face-flax")
@@ -109,6 +109,6 @@ def test_an_untied_output_that_is_missing_is_a_difference(tied, order, tmp_path)
     (pair,) = comparison.others.pairs
     have, lack = "AB"[::order]
     assert pair.sentence == (
-        f"is in {have} alone, where it is no copy of 'bert.embeddings.word_embeddings.weight'; "
-        f"tie_word_embeddings is {tied is not False} in {lack}; likely: tie_word_embeddings was not heeded"
+        f"is only in {have}, and is not a copy of 'bert.embeddings.word_embeddings.weight'; "
+        f"tie_word_embeddings is {tied is not False} in {lack}; likely: tie_word_embeddings was ignored"
     )

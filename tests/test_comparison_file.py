@@ -108,8 +108,8 @@ def test_a_finding_holds_for_its_version_alone(result):
     )
     assert accepted.status == "accepted"
     assert (other.status, absent.status) == ("diverges", "diverges")
-    assert other.attribution == f"numpy 0.1 was accepted, not numpy {installed}"
-    assert absent.attribution.endswith("not no-such-package none")
+    assert other.attribution == f"numpy 0.1 was the accepted version, but numpy {installed} is installed"
+    assert absent.attribution.endswith("but no-such-package none is installed")
 
 
 def test_brackets_of_a_finding_belong_to_the_name():
@@ -119,7 +119,7 @@ def test_brackets_of_a_finding_belong_to_the_name():
 
 def test_a_finding_that_is_gone_is_named(result):
     there, gone = AcceptedFinding(tensor="1", reason="why"), AcceptedFinding(tensor="0", reason="why")
-    assert unneeded(result, [there, gone]) == "accepted, but does not diverge any more: 0"
+    assert unneeded(result, [there, gone]) == "accepted, but no longer diverging: 0"
     assert not unneeded(result, [there])
 
 

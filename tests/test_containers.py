@@ -77,7 +77,7 @@ def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path, containe
     trap, path = RunsCode(tmp_path / "made"), tmp_path / WRITTEN[container]
     for content in (trap, [[trap]], {"a": np.zeros(3), "b": trap}):
         path.write_bytes(pickle.dumps(content, 2))
-        with pytest.raises(SpecError, match=r"'posix\.mkdir', which no file of weights needs"):
+        with pytest.raises(SpecError, match=r"'posix\.mkdir', which no weight file needs"):
             container.read(path)
         assert not (tmp_path / "made").exists()
 

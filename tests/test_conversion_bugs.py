@@ -127,7 +127,7 @@ TABLE, POSITIONS = f"bert.embeddings.{WORDS}", "bert.embeddings.position_ids"
 # Edits that are refused, and the words of the refusal.
 
 REFUSED = {
-    "prefix twice": (renamed("^", "bert."), "have names of no format"),  # transformers 8407
+    "prefix twice": (renamed("^", "bert."), "have names that match no known format"),  # transformers 8407
     "layers counted from one": (
         layers(1, 2),  # gpt-neox 971
         "'bert.encoder.layer.0.attention.self.query.weight' is missing",
@@ -161,7 +161,7 @@ REFUSED = {
         "but the index does not say so",  # mlx-vlm 1827
     ),
     "cut off": (content(lambda blob: blob[:-100]), "file not fully covered"),  # vmlx-swift 217
-    "pointer of Git": (content(lambda blob: POINTER), "not a whole safetensors file"),  # diffusers 13559
+    "pointer of Git": (content(lambda blob: POINTER), "not a complete safetensors file"),  # diffusers 13559
 }
 
 # Edits that are read, and what `diff` says about the first tensor, the configuration or a file.
@@ -195,7 +195,7 @@ NAMED = {
     ),  # saxml 28
     "never filled": (
         each(OUT, np.zeros_like),
-        "all numbers of B are 0; likely: it was never loaded",
+        "all values of B are 0; likely: it was never loaded",
     ),  # nano-vllm 264
     "padding of another tokenizer": (
         config(pad_token_id=1),
@@ -231,7 +231,7 @@ HARMLESS = {
         ),
         "under an older name",  # transformers 11809
     ),
-    "head of pretraining": (added("cls.seq_relationship.weight", np.zeros((14, 2))), "heads of pretraining"),
+    "head of pretraining": (added("cls.seq_relationship.weight", np.zeros((14, 2))), "pretraining heads"),
     "decoder tied": (copied(DECODER, TABLE), f"a copy of '{TABLE}'"),  # transformers 9635
     "moments of Adam": (
         tensors(

@@ -70,7 +70,7 @@ def declared(case, computing, dtype="float32", given=None):
 def test_padding_that_is_declared_not_to_be_computed_is_not_judged(variant, part, computing, dtype):
     verdict = declared(build_case(variant, "ragged", part), computing, dtype)
     assert verdict.passed, verdict.first_divergence
-    assert "rows of padding" in verdict.row("layers.1.norm2").local.note
+    assert "padding rows" in verdict.row("layers.1.norm2").local.note
     if part == "model":
         assert verdict.row("gradients.pooler.weight").status == "agrees"
 
@@ -82,7 +82,7 @@ def test_padding_alone_is_recognised_and_said_first_and_a_bug_beside_it_is_not_e
     verdict = explained(case, computing(case))
     assert verdict.undeclared == UNCOMPUTED_PADDING
     first, *rest = str(verdict).splitlines()
-    assert first == "diverges: only rows of padding differ"
+    assert first == "diverges: only padding rows differ"
     assert any(UNCOMPUTED_PADDING in line and "joining.md" in line for line in rest)
     declared_verdict = declared(case, computing, given=wrong)
     assert declared_verdict.first_divergence.tensor == "layers.1.feed_forward.outer"
@@ -153,5 +153,5 @@ def test_a_tensor_that_nobody_asked_for_is_bad_input():
     case = build_case("bert", "ragged")
     run = run_with(Change(), case)
     run.taps["encoder.layer.0"] = run.taps["layers.0.norm2"]
-    with pytest.raises(Misfit, match=r"'encoder\.layer\.0' is named like nothing"):
+    with pytest.raises(Misfit, match=r"'encoder\.layer\.0' is unknown in part"):
         verdict_of(case, run)

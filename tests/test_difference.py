@@ -27,28 +27,43 @@ def above(array):
 @pytest.mark.parametrize(
     ("name", "change", "words", "cause"),
     [
-        (QUERY, lambda a: np.roll(a, 7, 1), "2 heads stand in another order, the first at 0, 1", "reordered"),
+        (
+            QUERY,
+            lambda a: np.roll(a, 7, 1),
+            "2 heads are in a different order, the first at 0, 1",
+            "reordered",
+        ),
         (
             QUERY,
             lambda a: a.reshape(14, 2, 7).swapaxes(1, 2).reshape(14, 14),
-            "12 columns stand",
+            "12 columns are in a different order",
             "(head_dim, heads)",
         ),
         (
             "classifier.weight",
             lambda a: a[:, [0, 2, 1]],
-            "2 columns stand in another order",
+            "2 columns are in a different order",
             "the classes were",
         ),
-        (TOKEN, lambda a: a[np.r_[0, 3, 2, 1, 4:29]], "2 rows stand in another order", "the vocabulary was"),
-        (TOKEN, lambda a: np.concatenate([a, a[:2]]), "B has 2 more rows; all others are the same", "padded"),
+        (
+            TOKEN,
+            lambda a: a[np.r_[0, 3, 2, 1, 4:29]],
+            "2 rows are in a different order",
+            "the vocabulary was",
+        ),
+        (
+            TOKEN,
+            lambda a: np.concatenate([a, a[:2]]),
+            "B has 2 more rows; the other rows are the same",
+            "padded",
+        ),
         (TOKEN, lambda a: a * np.float32(np.sqrt(14)), "B is A times 3.7416", "the root of d_model"),
         (TOKEN, lambda a: a / np.float32(np.sqrt(7)), "B is A times 0.3779", "1 / the root of head_dim"),
-        (QUERY, above, "the same but for the last digits", "computed again"),
+        (QUERY, above, "the same except for the last digits", "recomputed"),
         (TOKEN, lambda a: a * (np.arange(29) > 0)[:, None], "1 rows differ, the first at 0", "zeroed in B"),
-        (QUERY, lambda a: a[::-1] * a, "different: 196 of 196 numbers differ", ""),
+        (QUERY, lambda a: a[::-1] * a, "different: 196 of 196 values differ", ""),
         (QUERY, lambda a: a[:, :3], "has shape (14, 14) in A and (14, 3) in B", ""),
-        (QUERY, np.float64, "the same numbers in another dtype", ""),
+        (QUERY, np.float64, "the same values in a different dtype", ""),
     ],
 )
 def test_a_mistake_has_a_name_and_a_cause(name, change, words, cause):
@@ -68,10 +83,10 @@ OTHER_NAN = np.array([0x7FC00001], np.uint32).view(np.float32)[0]
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [
-        (0.5, np.nan, "1 of 196 numbers differ; of these 1 is not finite"),
-        (np.nan, OTHER_NAN, "1 of 196 numbers differ; of these 1 is not finite"),
-        (np.nan, -np.inf, "1 of 196 numbers differ; of these 1 is not finite"),
-        (0.0, -0.0, "the same but for the last digits: 1 of 196 numbers differ"),
+        (0.5, np.nan, "1 of 196 values differ; of these 1 is not finite"),
+        (np.nan, OTHER_NAN, "1 of 196 values differ; of these 1 is not finite"),
+        (np.nan, -np.inf, "1 of 196 values differ; of these 1 is not finite"),
+        (0.0, -0.0, "the same except for the last digits: 1 of 196 values differ"),
     ],
 )
 def test_what_is_not_finite_is_called_what_it_is(one, other, words):
@@ -110,7 +125,7 @@ def test_the_same_nan_is_no_difference_and_hides_none():
     kinds = [classify(array, other, "", CONFIG).kind for other in (array, array.T, array.astype(np.float64))]
     assert kinds == ["same", "transposed", "same numbers"]
     near = classify(array, above(array), "", CONFIG).words
-    assert near.startswith("the same but for the last digits: 195 of 196 numbers differ, by")
+    assert near.startswith("the same except for the last digits: 195 of 196 values differ, by")
     assert "of these" not in near
 
 

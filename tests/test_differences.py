@@ -31,7 +31,7 @@ def one_element(module):
 
 DIFFERENCES = {
     "element": (one_element, r"`norm.weight` differs in 1 element: \[5\] is \S+ instead of \S+"),
-    "rows": (exchanged, "`a.weight` has rows 1 and 4 in each other's place"),
+    "rows": (exchanged, "`a.weight` has rows 1 and 4 swapped"),
     "setting": (lambda module: setattr(module.norm, "eps", 3e-4), "`norm.eps` is 0.0003 instead of 1e-05"),
     "format": (
         lambda module: setattr(module.a.weight, "data", module.a.weight.half().float()),
@@ -50,7 +50,7 @@ def test_what_two_modules_differ_in_is_the_cause_where_it_explains_the_divergenc
     change, words = DIFFERENCES[kind]
     verdict = compare(model(), model(change), (0.02 * TEXT,)).explained()  # so that an epsilon matters
     assert verdict.cause.confident
-    assert re.search(f"is explained by what the modules differ in: .*{words}", verdict.cause.text)
+    assert re.search(f"is explained by the differences between the modules: .*{words}", verdict.cause.text)
 
 
 def test_aliases_and_other_layouts_are_no_difference():
@@ -74,5 +74,5 @@ def test_the_search_has_one_budget_and_the_verdict_does_without_it(monkeypatch):
     verdict = compare(model(), model(exchanged), (TEXT,))
     assert verdict.status == "diverges"
     assert verdict.explained().cause is None
-    with pytest.raises(Spent, match="s of the processor are spent"):
+    with pytest.raises(Spent, match="s of CPU time are used up"):
         Effort(-1.0).check()

@@ -76,10 +76,10 @@ def sown_anew(x):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (counted(), r"something else .* first at outer"),
+        (counted(), r"a different result .* first at outer"),
         (own_generator(), r"draws random numbers.* randn"),
-        (drawn_by_numpy, r"something else .* first at outer"),
-        (drawn_by_python, r"something else .* first at outer"),
+        (drawn_by_numpy, r"a different result .* first at outer"),
+        (drawn_by_python, r"a different result .* first at outer"),
     ],
 )
 def test_a_reference_that_gives_something_else_each_time_is_refused(function, words):
@@ -109,7 +109,7 @@ def test_a_candidate_that_gives_something_else_each_time_does_not_agree():
     comparison.tensors = prepare(right, right, {"x": X}).tensors
     verdict = comparison.verdict()
     assert verdict.status == "undetermined"
-    assert "the candidate gives something else each time: " in str(verdict)
+    assert "the candidate gives a different result each time: " in str(verdict)
 
 
 def test_a_function_that_draws_does_not_agree():

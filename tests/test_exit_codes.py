@@ -67,7 +67,7 @@ def test_a_fault_while_judging_is_concord_s_and_all_other_results_are_kept(monke
     assert "in judge" in unjudged.stderr
     document = record.make_record(report, "check")
     record.parsed(record.text(document).encode())
-    assert "could not be judged, by a fault of Concord, in 1 of 2 runs" in page(document)
+    assert "could not be judged, because of a bug in Concord, in 1 of 2 runs" in page(document)
 
 
 def test_what_was_judged_before_a_signal_is_kept_and_marked(tmp_path):
@@ -84,8 +84,8 @@ def test_what_was_judged_before_a_signal_is_kept_and_marked(tmp_path):
     assert {result.status for result in document.outcome.results} == {"agrees"}
     assert document.outcome.unfinished > 0
     assert document.exit_code == 3
-    assert f"ended before {document.outcome.unfinished} more" in running.said()
-    assert "It was ended before" in (tmp_path / "out.html").read_text()
+    assert f"stopped before {document.outcome.unfinished} more" in running.said()
+    assert "It was stopped before" in (tmp_path / "out.html").read_text()
 
 
 @pytest.mark.parametrize("after", [1, 5])
@@ -103,7 +103,7 @@ def test_a_campaign_that_is_stopped_has_all_that_was_done_before(after):
     assert all(result.status == "agrees" for result in report.results)
     assert report.unfinished == len(jobs) - sum(result.times == 2 for result in report.results)
     assert report.exit_code == (3 if report.unfinished else 0)
-    assert ("ended before" in summary(report)) == bool(report.unfinished)
+    assert ("stopped before" in summary(report)) == bool(report.unfinished)
 
 
 def test_no_cause_is_looked_for_once_a_campaign_is_stopped():

@@ -50,7 +50,7 @@ UNSEEN = {
         f"{H0}.value",
         lambda m: m.rearranged(m.y, lambda numbers: np.roll(numbers, 1, 1)),
         "ATT-1",
-        "is the right one with each token taken from another",
+        "is correct, but each token is taken from another",
     ),
     "temperature": (f"{H0}.scores", lambda m: m.y * 1.1, "ATT-4", "is multiplied by 1.1"),
     "mask of one other sample": (
@@ -63,7 +63,7 @@ UNSEEN = {
         f"{H0}.weights",
         lambda m: m.where(m.real.any(1)[:, None, None, None], m.y, np.nan),
         "MSK-5",
-        "only in rows without a visible key (242 of 1210 elements): there it is no number (NaN)",
+        "only in rows without a visible key (242 of 1210 elements): there it is not a number (NaN)",
     ),
     "padded rows miss the residual": (
         "layers.0.residual2",
@@ -82,7 +82,7 @@ UNSEEN = {
         "logits",
         there(lambda m: np.arange(5)[:, None] == 4, lambda m: m.stop_gradient(m.y)),
         "LOS-1",
-        "the derivative of a step between the loss (right) and `gradients.classifier.bias` (wrong)",
+        "the derivative of a step between the loss (correct) and `gradients.classifier.bias` (wrong)",
     ),
 }
 
@@ -104,7 +104,7 @@ READ = {
         f"{H0}.masked_scores",
         lambda m: m.masked(m.visible_of(np.roll(m.real, 1, -1))),
         "MSK-1",
-        "is explained by a mask that is moved by 1 to the right",
+        "is explained by a mask that is shifted by 1 to the right",
     ),
     "keys for values": (
         f"{H0}.context",
@@ -116,7 +116,7 @@ READ = {
         f"{H0}.output",
         lambda m: m.x * 1.0,
         "ATT-6",
-        f"is explained by `{H0}.output` being what goes into its step",
+        f"is explained by `{H0}.output` being the input of its step",
     ),
     "softmax over heads": (f"{H0}.weights", lambda m: m.softmax(m.unnormalised, 1), "ATT-5", "over heads"),
     "another activation": (
@@ -148,25 +148,25 @@ READ = {
         f"{H0}.masked_scores",
         lambda m: m.masked(m.visible & (np.arange(11)[:, None] // 4 == np.arange(11) // 4)),
         "MSK-4",
-        "keys outside of a query's block of 4",
+        "keys outside a query's block of 4",
     ),
     "signs lost": (
         f"{H0}.value",
         lambda m: m.abs(m.y),
         "ATT-1",
-        "is explained by numbers without their sign",
+        "is explained by values without their sign",
     ),
     "few decimals": (
         "embeddings.position",
         lambda m: m.y + m.constant(np.round(m.y.tensor.value, 4) - m.y.tensor.value, m.y),
         "POS-4",
-        "is explained by numbers that were rounded to 4 decimals",
+        "is explained by values that were rounded to 4 decimals",
     ),
     "few bits": (
         "layers.0.norm1",
         lambda m: m.y + m.constant(round_to_bits(m.y.tensor.value, 10) - m.y.tensor.value, m.y),
         "PRC-2",
-        "is explained by numbers of 10 significant bits",
+        "is explained by values with 10 significant bits",
     ),
     "a factor and zeros": (
         "layers.0.feed_forward.activation",
@@ -213,7 +213,7 @@ def test_an_option_that_the_rest_of_the_layer_contradicts_holds_in_one_tensor_al
     assert not cause.confident
     assert cause.text == (
         "`layers.0.attention.value` may be explained by norm_placement = post instead of pre (NRM-1), "
-        "here alone: `layers.0.norm1` would be wrong too"
+        "but only here: with that cause, `layers.0.norm1` would be wrong too"
     )
 
 
@@ -428,7 +428,7 @@ def test_the_next_step_is_named():
     missing = ("layers.1.attention.output", "layers.1.residual1", "layers.0.norm1")
     assert lines_of("layers.1.norm1", *missing)[-1].endswith(
         "return layers.1.attention.output too (2 activations missing between "
-        "layers.1.attention.context (right) and layers.1.norm1, which is wrong)"
+        "layers.1.attention.context (correct) and layers.1.norm1, which is wrong)"
     )
     lines = lines_of("layers.1.norm1")
     assert lines[-1].startswith("  next: compare this step with SPEC ")
@@ -437,6 +437,6 @@ def test_the_next_step_is_named():
 
 def test_that_only_gradients_diverge_is_said_first():
     first, second, *_, last = lines_of("gradients.layers.1.norm1.weight")
-    assert first.endswith(": the forward pass agrees, only gradients diverge")
+    assert first.endswith(": the forward pass agrees; only the gradients diverge")
     assert second.startswith("  first at gradients.layers.1.norm1.weight")
     assert "--forward-only" in last

@@ -90,7 +90,7 @@ def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ('{"a": NaN}', "NaN is no finite number"),
+        ('{"a": NaN}', "NaN is not a finite number"),
         ("9" * 41, "a whole number has 41 digits but must have at most 40"),
         ('"\\ud800"', "surrogates not allowed"),
         ("[" * 100_000, "nested too deeply"),
@@ -115,7 +115,7 @@ def test_text_that_is_too_large_or_none_is_refused(tmp_path):
         file.truncate(LARGEST + 1)
     other.write_bytes(b"abc\xff")
     assert refusal(read_text, large) == f"{large}: has {LARGEST + 1} bytes but must have at most {LARGEST}"
-    assert refusal(read_text, other) == f"{other}: is no text in utf-8: invalid start byte at byte 3"
+    assert refusal(read_text, other) == f"{other}: is not valid utf-8 text: invalid start byte at byte 3"
 
 
 def test_a_file_is_written_whole_and_keeps_its_permissions(tmp_path):

@@ -83,7 +83,7 @@ def test_a_stored_mask_for_each_query_is_read(tmp_path):
         (
             "vanilla-encoder/a_nopad",
             lambda tensors: {"inputs/mask": (tensors["inputs/input_ids"] == 0).astype(np.int64)},
-            "'inputs/mask' is not the mask of the ids",
+            "'inputs/mask' must be the mask of the ids, but is not",
         ),
     ],
 )

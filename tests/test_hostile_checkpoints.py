@@ -76,7 +76,7 @@ MADE = {
     "a key that would be hashed": ("paddle", key_of_tuples, "no answer within"),
     "a bomb of Keras": ("keras", lambda: archive("model.weights.h5", bytes(80 << 20)), "is compressed"),
     "a way out of the archive": ("keras", lambda: archive("../../model.weights.h5", b"x"), "has 0 members"),
-    "a link to another file": ("keras-h5", lambda: hdf5(linked), "is a link that leads elsewhere"),
+    "a link to another file": ("keras-h5", lambda: hdf5(linked), "is a link that points elsewhere"),
     "numbers in another file": (
         "keras-h5",
         lambda: dataset((4,), external=[("/etc/passwd", 0, 16)]),
@@ -88,7 +88,7 @@ MADE = {
         lambda: dataset((1 << 36,), chunks=(1 << 20,), compression="gzip"),
         "compressed",
     ),
-    "a name that is there twice": ("jax-msgpack", lambda: b"\x82\xa1a\xc0\xa1a\xc0", "is there twice"),
+    "a name that appears twice": ("jax-msgpack", lambda: b"\x82\xa1a\xc0\xa1a\xc0", "appears twice"),
     "a long header": (
         "hugging-face",
         lambda: (1 << 25).to_bytes(8, "little") + b" " * (1 << 25),
@@ -126,7 +126,7 @@ def test_a_link_out_of_the_folder_is_not_carried_over(source, tmp_path):
     (tmp_path / "secret").write_text("{}")
     folder = source()
     (folder / "vocab.txt").symlink_to(tmp_path / "secret")
-    with pytest.raises(SpecError, match="is a link that leads out of the folder"):
+    with pytest.raises(SpecError, match="is a link that points outside the folder"):
         porting.read(folder)
 
 

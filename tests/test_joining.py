@@ -20,7 +20,7 @@ VERDICTS = {
     ("ComputesInFloat32", "ragged", "bfloat16"): (
         "diverges",
         "embeddings.sum",
-        "holds numbers that the precision has not: it was computed in a wider one",
+        "holds values that the precision cannot represent: it was computed in a wider one",
     ),
     ("ReturnsAWrongShape", "ragged", "float64"): (
         "broken",
@@ -207,6 +207,6 @@ def test_export_into_a_folder_that_holds_the_case_changes_nothing(refused, cases
     before = contents(cases)
     # Two of its four runs exist already.
     errors = refused(f"case export {cases} --case bert-tiny --case bert-single")
-    problem = "holds something already; export into an empty folder"
+    problem = "is not empty; export into an empty folder"
     assert errors == [f"{cases.absolute()}: {problem}"]
     assert contents(cases) == before

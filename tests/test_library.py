@@ -63,7 +63,7 @@ def test_without_its_declaration_a_deviation_is_found(open_worker, backend, name
 
 # Refusals name every reason.
 
-KEPT = "keeps padding in its implementation 'explicit'; 'library' can run without"
+KEPT = "keeps padding in its implementation 'explicit'; 'library' can run without it"
 
 
 def refused(*words, variant="bert", scenario="single", **fields):
@@ -84,7 +84,7 @@ REFUSED = [
         only=("paddle", "jax", "tf"),
     ),
     refused(
-        "norm_epsilon=0.01: nn.LayerNorm takes none above 0.001",
+        "norm_epsilon=0.01: nn.LayerNorm accepts none above 0.001",
         options={"norm_epsilon": 0.01},
         only=("paddle",),
     ),
@@ -96,7 +96,7 @@ REFUSED = [
         only=("torch",),
     ),
     refused(
-        "torch keeps weights in a layout of a kernel's own in its implementation 'library:onednn'",
+        "torch keeps weights in a kernel-specific layout in its implementation 'library:onednn'",
         settings={"implementation": "stepped::library:onednn", "gradients": False},
         only=("torch",),
     ),
@@ -114,7 +114,7 @@ def test_what_cannot_be_expressed_is_refused_in_one_line_with_every_reason(backe
     message = str(refusal.value)
     assert [words for words in asked.words if words not in message] == []
     assert "\n" not in message
-    who, _, reasons = message.partition(" cannot express this by its library layers: ")
+    who, _, reasons = message.partition(" cannot express this with its library layers: ")
     if reasons:
         parts = reasons.split("; ")
         assert (who, len(parts)) == (backend, len(asked.words))

@@ -228,8 +228,8 @@ NONSENSE = {
     "ReturningUnknown": (
         "broken",
         0,
-        "step() returned 'velocity.pooler.bias', which this training has not, "
-        "'loss', which this training has not",
+        "step() returned 'velocity.pooler.bias', which this training does not have, 'loss', which this "
+        "training does not have",
     ),
     "ReturningRows": (
         "broken",
@@ -293,8 +293,8 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing():
     show(report, console, "two steps")
     for text in (console.file.getvalue(), page(record.make_record(report, "lockstep", "two steps"))):
         assert (
-            "not judged: parameters at 2 of 2 steps: bfloat16 does not hold the recipe's beta2, "
-            "weight_decay (OPT-11); train with numbers" in " ".join(unescape(text).split())
+            "not judged: parameters at 2 of 2 steps: bfloat16 cannot represent the recipe's beta2, "
+            "weight_decay (OPT-11); train with values" in " ".join(unescape(text).split())
         )
 
 
@@ -308,7 +308,7 @@ def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right()
     problem = case("bfloat16", steps=2)
     problem = replace(problem, training=replace(problem.training, reported=(0, 1)))
     session = Stepping(problem)
-    with pytest.raises(SpecError, match="no step of this training was judged in its parameters"):
+    with pytest.raises(SpecError, match="this training was not judged in its parameters at any step"):
         first_divergence(problem, [session.step(batches, report=True) for batches in problem.training.steps])
 
 
@@ -405,10 +405,10 @@ def test_a_checkpoint_is_trained(entered, refused, tmp_path):
     output, _ = entered(f"lockstep {folder} --steps 2 --batch 2 --tokens 5 --backend {right}")
     assert "agrees" in output
     assert refused(f"lockstep {folder} --variant bert") == [
-        "--variant is given but CHECKPOINT is too, which says it"
+        "--variant is given, but CHECKPOINT already determines the variant; leave one out"
     ]
     assert refused(f"lockstep {folder} --tokens 20") == [
-        "--tokens is 20 but must be at most 19: the model has no positions for more"
+        "--tokens is 20 but must be at most 19: the model has no more positions"
     ]
 
 

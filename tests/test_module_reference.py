@@ -47,21 +47,21 @@ REFUSED = {
     ),
     "nothing": (lambda: layer(lambda m, x: None), "returns a NoneType but must"),
     "float8": (lambda: layer(lambda m, x: m.a(x).to(FLOAT8)), "output is of torch.float8_e4m3fn"),
-    "float8 weights": (lambda: weight(dtype=FLOAT8), "a.weight of the reference is of torch.float8"),
+    "float8 weights": (lambda: weight(dtype=FLOAT8), "a.weight of the reference is in torch.float8"),
     "nested": (
         lambda: layer(lambda m, x: torch.nested.as_nested_tensor([m.a(x)[:2], m.a(x)[2:]])),
         "is a nested tensor but",
     ),
-    "meta": (lambda: weight(device="meta"), "a.weight of the reference lies on the meta device"),
+    "meta": (lambda: weight(device="meta"), "a.weight of the reference is on the meta device"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(5)).eval(), "0.weight of the reference is lazy"),
     "scripted": (lambda: torch.jit.trace(nn.Linear(7, 5).eval(), drawn(3, 7)), "is scripted or traced"),
     "8 bits": (
         lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(7, 5)).eval(), {nn.Linear}),
-        "0 of the reference is a Linear of 8 bits",
+        "0 of the reference is an 8-bit Linear",
     ),
     "NumPy": (
         lambda: layer(lambda m, x: m.a(torch.from_numpy(np.sin(x.numpy())))),
-        r"handed to NumPy, .* \(test_module_reference\.py:\d+\)$",
+        r"passed to NumPy, .* \(test_module_reference\.py:\d+\)$",
     ),
     "raises": (
         lambda: layer(lambda m, x: m.a(x[:, ["\x1b[31m" + 9000 * "n"]])),

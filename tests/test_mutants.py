@@ -156,7 +156,7 @@ def test_command_shows_the_matrix(entered, open_worker, tmp_path):
     file, html = tmp_path / "matrix.json", tmp_path / "matrix.html"
     line = "mutants --backend torch --mutant norm_gain_missing --mutant last_batch_dropped --threads 1"
     printed, _ = entered(f"{line} --json {file} --html {html}")
-    assert "torch: found 2 of 2; first tensor right in 100 %" in printed
+    assert "torch: found 2 of 2; first tensor correct in 100 %" in printed
     data = json.loads(file.read_text())
     assert [(entry["mutant"], entry["status"]) for entry in data["findings"]] == [
         ("norm_gain_missing", "found"),

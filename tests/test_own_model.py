@@ -67,7 +67,7 @@ def test_limit_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_p
     (batch,) = model.batches.values()
     assert batch.input_ids.tolist() == [ids_of(expected)]
     most = len(expected.split())
-    cut = f"{6 - most} tokens were cut off: {most} are as many as it may have"
+    cut = f"{6 - most} tokens were cut off: a text may have at most {most}"
     assert (cut in " ".join(model.remarks)) == (PROMPTS not in beside)
 
 
@@ -94,7 +94,7 @@ def test_inputs_are_taken_as_they_are_and_refused_where_they_do_not_fit(tmp_path
     (batch,) = model.batches.values()
     assert (model.part, batch.input_ids.tolist()) == ("encoder", inputs["input_ids"].tolist())
     assert batch.cotangent.shape == (2, 3, 14)
-    assert "cotangent is drawn, since nobody gave any" in " ".join(model.remarks)
+    assert "cotangent is random, because not given" in " ".join(model.remarks)
     save_file(inputs | {"attention_mask": np.array([[1, 0, 1], [1, 1, 0]])}, path)
     (line,) = refusal(own.load)
     message = "the mask is 0 at (0, 1), where 'input_ids' is 7, but must hide 0 ('pad_id') and nothing else"
@@ -119,9 +119,12 @@ def test_a_plugin_is_judged_on_a_checkpoint_and_texts(entered, tmp_path):
 def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(refused, tmp_path):
     folder = hugging_face(tmp_path / "bert")
     lines = refused(f"check --texts {texts(tmp_path / 't.txt')} --backend {NUMPY}")
-    assert lines == ["--texts is given but CHECKPOINT is not: whose weights?"]
+    assert lines == ["--texts is given but CHECKPOINT is not; it must provide the weights"]
     lines = refused(f"check {folder} --variant bert --case bert-tiny --backend {NUMPY}")
-    assert [line.partition(" is given beside")[0].split()[-1] for line in lines] == ["--variant", "--case"]
+    assert [line.partition(" is given with CHECKPOINT")[0].split()[-1] for line in lines] == [
+        "--variant",
+        "--case",
+    ]
     lines = refused(f"check {folder} --part stack --backend {NUMPY}")
     assert "--part is 'stack' but must be model or pooled or encoder" in lines[-1]
 

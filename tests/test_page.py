@@ -84,13 +84,13 @@ def test_a_page_tells_everything_once():
         f"{reports.WRONG} diverges first at {bug.tensor} (SPEC FFN-2)",
         f"{bug.deciding.beyond} of {bug.size} elements lie beyond.",
         "activation = gelu_tanh instead of gelu_erf (FFN-2) [activation]",
-        "The same tensor comes first in 1 more run",
+        "The same tensor is the first to diverge in 1 more run",
         f"{reports.WRONG} diverges first at {nothing.tensor} (SPEC NRM-2)",
         "batch tokens d_model Backend reference tolerance error in tolerances 2 3 5 nan",
         # Failures.
         "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process "
         "first words last words",
-        "paddle absent, and not asked for: No module named 'paddle'",
+        "paddle absent, and not requested: No module named 'paddle'",
         "jax unsupported: no such precision",
         "half , bfloat16: undetermined: the precision determines none of its tensors",
         # Environments, notes, and the table of all tensors.

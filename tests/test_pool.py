@@ -63,7 +63,7 @@ def test_a_worker_that_died_unseen_is_followed_by_another(small):
     assert supervisor.get() is not first
     assert run_of(supervisor.get(), request_for(small())).output.shape == (3, 3)
     supervisor.end()
-    with pytest.raises(WorkerFailure, match="crashed: its work was ended"):
+    with pytest.raises(WorkerFailure, match="crashed: its work was stopped"):
         supervisor.get()
 
 

@@ -91,7 +91,7 @@ def test_backends_set_what_is_asked_and_say_so(watched, small):
 
 @pytest.mark.clause("PRC-3")
 def test_backends_refuse_tf32_on_a_device_that_has_none(watched, small):
-    with pytest.raises(Unsupported, match="has no TF32 products on cpu: tensor cores"):
+    with pytest.raises(Unsupported, match="has no TF32 products on cpu: only tensor cores"):
         small_run(watched, small, precision="tf32")
     # TF32 concerns float32 products only.
     assert small_run(watched, small, precision="tf32", dtype="float64").info["precision"] == "tf32"
@@ -101,7 +101,7 @@ def test_backends_refuse_tf32_on_a_device_that_has_none(watched, small):
 def test_a_switch_that_something_else_resets_is_an_error_that_names_it(watched, small):
     with pytest.raises(
         WorkerFailure,
-        match=r"Overruled: \w+ did not compute as it was asked to: after the run \w+ is .* but was set to",
+        match=r"Overruled: \w+ did not compute as requested: after the run \w+ is .* but was set to",
     ) as failure:
         small_run(watched, small, "reset::explicit")
     assert "\n" not in failure.value.detail
@@ -159,14 +159,14 @@ JUDGED = [
         "NumpyBackend",
         {"precision": "tf32"},
         ["unsupported"],
-        "does not say that its run had precision = 'tf32': its info has no 'precision'",
+        "does not confirm that its run had precision = 'tf32': its info has no 'precision'",
     ),
     ("NumpyBackend", {"deterministic": True}, ["unsupported"], "its info has no 'deterministic'"),
     (
         "SaysAnotherPrecision",
         {},
         ["error"],
-        "its run says that precision was 'default' but it was asked for 'strict' [clause=PRC-3]",
+        "its run reports precision = 'default' but 'strict' was requested [clause=PRC-3]",
     ),
 ]
 

@@ -103,7 +103,7 @@ def test_every_framework_predicts_what_the_reference_does(worker, tmp_path, part
 @pytest.mark.parametrize(
     ("line", "problems"),
     [
-        ("bert a b c --pair", ["--pair is given with 3 texts but takes them two by two"]),
+        ("bert a b c --pair", ["--pair is given with 3 TEXT arguments but needs an even number, 2 or more"]),
         (
             "none a --backend troch",
             ["unknown backend 'troch': did you mean 'torch'?", "none: no such file or folder"],

@@ -76,5 +76,5 @@ class Flat(nn.Module):
 def test_what_has_another_shape_in_its_batch_is_not_judged_alone(declared):
     for _, verdict in batched(prepare(Flat().eval(), None, texts(), declared=declared).reference):
         assert verdict.passed == bool(declared)  # then that is known, and the looked-up rows are judged
-        words = "output[flat] not judged: it has another shape alone than in its batch"
+        words = "output[flat] not judged: its shape alone differs from its shape in the batch"
         assert (words in str(verdict)) == (not declared)

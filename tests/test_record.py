@@ -65,13 +65,13 @@ def test_a_machine_without_pydantic_writes_records(tmp_path):
     [
         ("results.0.status", "fine", "'results[0].status' is 'fine' but must be one of 'div"),
         ("kind", "chekc", "kind is 'chekc' but must be one of 'check', 'golden', 'compare', 'fuzz'"),
-        ("results.0.verdict", None, "results[0].status is 'agrees' but its tensors come to 'no"),
+        ("results.0.verdict", None, "results[0].status is 'agrees' but its tensors imply 'no"),
         (
             "results.0.verdict.table.0.status",
             "diverges",
-            "results[0].status is 'agrees' but its tensors come to 'di",
+            "results[0].status is 'agrees' but its tensors imply 'di",
         ),
-        ("exit_code", 0, "exit_code is 0 but what it holds comes to 3"),
+        ("exit_code", 0, "exit_code is 0 but its contents imply 3"),
     ],
 )
 def test_what_cannot_be_is_refused_and_named(tmp_path, path, value, problem):
@@ -105,7 +105,7 @@ def test_a_table_is_left_as_it_is_if_runs_are_missing(refused, tmp_path):
     record.write(path, record.make_record(replace(reports.mixed(), unfinished=1), "check"))
     page.write_text("<!-- begin check -->\nas before\n<!-- end check -->\n")
     assert refused(f"show report {path} --markdown {page}") == [
-        f"{path}: is not complete: runs are missing in the table of --markdown"
+        f"{path}: is not complete: the --markdown table would lack runs"
     ]
     assert "as before" in page.read_text()
 
@@ -115,5 +115,5 @@ def test_a_record_without_runs_has_no_table_of_them(refused, tmp_path):
     (line,) = refused(f"show report {path} --runs {tmp_path / 'runs.tsv'}")
     assert line == f"{path}: is a record of fuzz, but --runs takes one of check, golden or compare"
     assert refused(f"show report {path}") == [
-        "none of --html, --markdown and --runs is given but one of them must be"
+        "none of --html, --markdown and --runs is given but at least one is required"
     ]

@@ -33,7 +33,7 @@ def test_config_reports_every_problem_at_once(small):
         ({"positions": "learned"}, "must be absent with it"),
         (
             {"position_of_padding": "pad_row", "pad_id": 3, "position_start": 3},
-            "'position_start' is 3 but must be 4 with 'position_of_padding' 'pad_row'",
+            "'position_start' is 3 but must be 4 when 'position_of_padding' is 'pad_row'",
         ),
         ({"mask_assignment": "batch_major", "head_computation": "looped"}, "it must be 'batched'"),
         ({"ignore_label": 3}, "'ignore_label' is 3 but must be a label below"),

@@ -214,7 +214,7 @@ def test_the_command_measures_prints_and_writes(entered, tmp_path):
     (tmp_path / "a.md").write_text("before\n<!-- begin speed -->\n<!-- end speed -->\nafter\n")
     written = ("--json", tmp_path / "a.json", "--html", tmp_path / "a.html")
     out, _ = entered(f"{SMALL} --backend {RIGHT} --backend {WRONG}", *written, ends=1)
-    assert f"{WRONG} withheld: what it computed is wrong: logits" in " ".join(out.split())
+    assert f"{WRONG} withheld: its results are wrong: logits" in " ".join(out.split())
     entered(f"show report {tmp_path / 'a.json'} --markdown {tmp_path / 'a.md'}", ends=1)
     assert f"| {RIGHT} | explicit eager |" in (tmp_path / "a.md").read_text()
     assert files.data(files.read(tmp_path / "a.json", KINDS))["complete"]

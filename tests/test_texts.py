@@ -37,7 +37,7 @@ def test_lines_that_are_no_texts_are_listed_together(tmp_path):
     path.write_text("one\n\na\tb\tc\na\t \n")
     assert refusal(read_texts, path) == [
         f"{path}:2: 'text_a' is empty",
-        f"{path}:3: has 3 columns but must have a text, or two with a tab between them",
+        f"{path}:3: has 3 columns but must have one text, or two separated by a tab",
         f"{path}:4: 'text_b' is empty",
     ]
     path = tmp_path / "t.jsonl"
@@ -96,7 +96,7 @@ def test_a_batch_is_as_wide_as_its_longest_text_and_rounded_up():
     [
         ({}, "has no tokenizer: it lacks tokenizer.json and vocab.txt"),
         ({"tokenizer.json": Tokenizer(models.BPE()).to_str().encode()}, "tokenizer.json: has no 'post_proc"),
-        ({"vocab.txt": b"[PAD]\n[UNK]\na\n"}, "vocab.txt: is no tokenizer: sep_token not found"),
+        ({"vocab.txt": b"[PAD]\n[UNK]\na\n"}, "vocab.txt: is not a valid tokenizer: sep_token not found"),
         ({**FILES, "tokenizer_config.json": b"[]"}, "tokenizer_config.json: holds a list but must"),
         (
             {**FILES, "config_sentence_transformers.json": json.dumps({"default_prompt_name": "q"}).encode()},

@@ -74,6 +74,6 @@ def test_speed_of_what_was_not_judged_is_not_measured(entered, monkeypatch, tmp_
         f"--backend {toy('Measurable', 'measurable')} --json {tmp_path / 'out.json'}",
         ends=3,
     )
-    assert "undetermined: what it computed was not judged: float32 does not determine logits" in output
+    assert "undetermined: its results were not judged: float32 does not determine logits" in output
     (entry,) = json.loads((tmp_path / "out.json").read_text())["entries"]
     assert (entry["status"], entry["summary"]) == ("undetermined", None)

@@ -58,7 +58,7 @@ def test_a_position_that_padding_moves_is_found():
 
 def test_ways_that_exclude_each_other_or_do_not_exist_are_refused():
     model, inputs = attending()
-    with pytest.raises(SpecError, match="'onnx' cannot be joined to others"):
+    with pytest.raises(SpecError, match="'onnx' cannot be joined with others"):
         compare(model, inputs=inputs, way="bfloat16+onnx")
     with pytest.raises(SpecError, match="unknown way 'fast'"):
         compare(model, inputs=inputs, way="fast")

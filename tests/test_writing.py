@@ -127,7 +127,7 @@ def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failu
         porting.write(read, tmp_path / "out", "hugging-face")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.txt").write_text("")
-    with pytest.raises(SpecError, match="it is no checkpoint"):
+    with pytest.raises(SpecError, match="--force replaces only a checkpoint"):
         porting.write(read, tmp_path / "other", "concord", force=True)
     config = spec.variant("nndl-paddle", **SIZES)
     with pytest.raises(SpecError, match="norm_sharing is 'shared'"):

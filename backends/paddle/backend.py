@@ -61,7 +61,7 @@ class Adapter(FrameworkAdapter):
             {
                 "name": name,
                 "value": -64.0,
-                "reason": "the CPU kernel clips each entry less the largest at -64",
+                "reason": "the CPU kernel clips each entry, after subtracting the maximum, at -64",
             }
             for name in ("softmax_floor", "log_softmax_floor")
         ],

@@ -98,7 +98,7 @@ LIBRARY = Layers(
 )
 
 KNOWN_DEVIATIONS = {
-    kind: [{"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm holds epsilon as a float32"}]
+    kind: [{"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm stores epsilon as float32"}]
     for kind in ("cpu", "cuda")
 }
 
@@ -110,8 +110,8 @@ def unsupported_reasons(request: Request) -> list[str]:
     reasons = library_reasons(request, "F.scaled_dot_product_attention", "nn.LayerNorm", float32_scores=False)
     if request.part not in ATTENTION_ALONE and request.config.norm_epsilon > LARGEST_EPSILON:
         reasons.append(
-            f"norm_epsilon={request.config.norm_epsilon!r}: nn.LayerNorm takes none above {LARGEST_EPSILON} "
-            "(NRM-2)"
+            f"norm_epsilon={request.config.norm_epsilon!r}: nn.LayerNorm accepts none above "
+            f"{LARGEST_EPSILON} (NRM-2)"
         )
     return reasons
 
@@ -164,8 +164,8 @@ def onednn_reasons(request: Request) -> list[str]:
         reasons.append("gradients: a program of Paddle Inference has none (GRD-1)")
     if (request.part, request.dtype, request.device) != ("model", "float32", "cpu"):
         reasons.append(
-            f"part={request.part!r}, dtype={request.dtype!r}, device={request.device!r}: it is the whole "
-            "model in float32 on cpu (PRC-3)"
+            f"part={request.part!r}, dtype={request.dtype!r}, device={request.device!r}: it runs only the "
+            "whole model, in float32 on cpu (PRC-3)"
         )
     return reasons
 
@@ -211,7 +211,7 @@ UNPADDED_DEVIATIONS = {
         {
             "name": "padding_left_out",
             "value": 1,
-            "reason": "a key that is not there gets no weight from the floor of the softmax",
+            "reason": "a key that is left out gets no weight from the floor of the softmax",
         },
     ],
     "cuda": KNOWN_DEVIATIONS["cuda"],

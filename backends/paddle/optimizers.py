@@ -23,7 +23,7 @@ MOMENTS = {
 CONSTANTS = {
     "name": "optimizer_constant_bits",
     "value": 24,
-    "reason": "Adam's kernel takes beta, one less beta and its powers in float32",
+    "reason": "Adam's kernel takes beta, 1 - beta and the powers of beta in float32",
 }
 
 

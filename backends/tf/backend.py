@@ -53,7 +53,7 @@ class Adapter(FrameworkAdapter):
             {
                 "name": "narrow_bias_gradients",
                 "value": 1,
-                "reason": "BiasAddGrad on the CPU adds up in bfloat16 from term to term",
+                "reason": "BiasAddGrad on the CPU accumulates in bfloat16 term by term",
             }
         ],
         "cuda": [],

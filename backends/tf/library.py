@@ -102,7 +102,7 @@ KNOWN_DEVIATIONS = {
         {
             "name": "gelu_constant_bits",
             "value": 24,
-            "reason": "tf.nn.gelu casts its constants to the precision by way of float32",
+            "reason": "tf.nn.gelu casts its constants to the precision via float32",
         }
     ]
     for kind in ("cpu", "cuda")

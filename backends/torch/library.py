@@ -166,8 +166,8 @@ def onednn_reasons(request: Request) -> list[str]:
         reasons.append("gradients: reordered weights have none (GRD-1)")
     if request.dtype != "float32" or request.device != "cpu":
         reasons.append(
-            f"dtype={request.dtype!r}, device={request.device!r}: reordered weights are those of float32 on "
-            "cpu (PRC-3)"
+            f"dtype={request.dtype!r}, device={request.device!r}: reordered weights exist only for float32 "
+            "on cpu (PRC-3)"
         )
     return reasons
 

@@ -23,7 +23,7 @@ def export(
     """Write standard cases, or a model of your own, as files to run anywhere.
 
     Args:
-        directory (DIR): An empty folder; 'concord check --from-dump DIR' judges what comes back.
+        directory (DIR): An empty folder; 'concord check --from-dump DIR' judges the returned runs.
         uncomputed_padding: For runs that do not compute rows of padding: no loss depends on one.
     """
     output_files.check_folder(directory)
@@ -31,7 +31,7 @@ def export(
     usable = [usable_job for job in jobs if (usable_job := job.independent() if uncomputed_padding else job)]
     paths, without = dump.export_cases(directory, usable), ""
     if left_out := len(jobs) - len(usable):
-        without = f"; {left_out} left out, since padding decides each sample"
+        without = f"; {left_out} left out, because each sample depends on padding"
     Terminal().tell(
         f"{len(paths)} cases written to {directory}; put run.safetensors beside each case.json{without}"
     )

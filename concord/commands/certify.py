@@ -30,17 +30,17 @@ def certify(
     texts: Path | None = None,
     workers: options.Workers,
 ) -> None:
-    """Prove that one checkpoint is another, or repeat a proof.
+    """Prove that DST computes what SRC computes, or repeat a proof.
 
     Args:
-        source (SRC): The checkpoint that was ported. Without --backend each checkpoint is computed
-            by the framework of its format.
-        target (DST): What it was ported to.
+        source (SRC): The checkpoint that was ported. Without --backend, each checkpoint runs in the
+            framework of its format.
+        target (DST): The checkpoint that it was ported to.
         certificate (--certificate, -o): Write the certificate as JSON.
         html: Write the certificate as a page.
-        verify: Make this certificate again, and compare. SRC and DST say where the checkpoints lie
-            now, if they moved.
-        to (FORMAT): The format of DST. Default: recognised by its files.
+        verify: Recreate this certificate, and compare. If the checkpoints moved, SRC and DST give
+            their new locations.
+        to (FORMAT): The format of DST. Default: recognised from its files.
     """
     from concord.porting import certificate as certificates
     from concord.porting.texts import read_texts
@@ -52,7 +52,7 @@ def certify(
         inputs = {"from": form != "auto", "to": to != "auto", "table": table, "texts": texts}
         # With different inputs or a different device, it would not be the same proof.
         extra = [name for name, value in {**inputs, "device": workers.device != "cpu"}.items() if value]
-        refuse([f"--{name} is given beside --verify, whose certificate states it itself" for name in extra])
+        refuse([f"--{name} is given with --verify, but the certificate already states it" for name in extra])
         certified = record.read(verify, output_files.KINDS).outcome
         problems, proof = certificates.verify(certified, source, target, settings, telling(), names)
     else:

@@ -28,13 +28,13 @@ class Checked(options.Runs):
     """Backends that may run each case repeatedly.
 
     Attributes:
-        deterministic: Use only kernels that give the same bits each time; a case without them is
-            unsupported.
+        deterministic: Use only kernels that give the same bits each time; a case without such
+            kernels is unsupported.
         repeat: Run each case this many times on the same inputs, and say whether the results are
             the same bit for bit.
         time_limit (SECONDS): Seconds that one run may take.
-        memory_limit (MIB): MiB that one worker may hold. Default: four fifths of the machine's
-            memory.
+        memory_limit (MIB): MiB of memory that one worker may use. Default: four fifths of the
+            machine's memory.
     """
 
     deterministic: bool = False
@@ -79,7 +79,8 @@ def check(
     """Judge every backend on standard cases, or on a model of your own.
 
     Args:
-        from_dump (DIR): Judge runs that came back as files for the cases of 'concord case export'.
+        from_dump (DIR): Judge runs that were returned as files for cases from 'concord case
+            export'.
     """
     outputs.check()
     if from_dump is not None:

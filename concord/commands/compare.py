@@ -46,33 +46,35 @@ def compare(
     """Judge whether a candidate computes what a PyTorch model computes.
 
     Args:
-        reference (REFERENCE): package.module:function that returns a torch.nn.Module, or a folder
-            of transformers. Default: what concord.toml, or tool.concord in pyproject.toml, compares.
-        candidate (CANDIDATE): A graph (.onnx), arrays by name (.safetensors),
-            package.module:function of any framework that takes and returns arrays by name, one
-            without parameters that returns a module, or a folder; may be repeated. Default: the
-            reference itself, as --as says.
-        way (WAY, --as): How the reference runs again: eager, sdpa, math, flash, cudnn, bfloat16,
+        reference (REFERENCE): A package.module:function that returns a torch.nn.Module, or a
+            transformers model folder. Default: the comparisons in concord.toml, or in tool.concord
+            of pyproject.toml.
+        candidate (CANDIDATE): A graph (.onnx), arrays by name (.safetensors), a model folder, or
+            package.module:function; may be repeated. The function takes and returns arrays by name,
+            in any framework, or takes no parameters and returns a module. Default: the reference
+            itself, run as --as specifies.
+        way (WAY, --as): How to run the reference again: eager, sdpa, math, flash, cudnn, bfloat16,
             float16, int8, cuda, tf32, compile, several joined by +; onnx, openvino; padded,
             padded-left, cached. May be repeated.
         inputs: Arrays by name (.safetensors). Default: standard texts.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.
-        names: A file of lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number. If
-            it does not exist, it is written with names proposed from what the tensors hold.
-        declare (NAME): What the candidate does on purpose: {values}; may be
-            repeated.
+        names: A file of lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number. If it
+            does not exist, it is written with names proposed from the tensors' values.
+        declare (NAME): A deviation that the candidate makes on purpose: {values}; may be repeated.
         seed (S): The seed of every run. Without one, a reference that draws random numbers is
             refused.
-        listing (--list): Print every activation of the reference, with shape, dtype and source, as a
-            function that a port has to fill; judge nothing.
-        prove: Put bugs into the reference, and say which of them this comparison would find.
-        alone_and_batched: Judge each sample of a batch by the same sample run alone, without padding.
+        listing (--list): Judge nothing; print every activation of the reference, with shape, dtype
+            and source, as a stub for a port to fill in.
+        prove: Plant bugs in the reference, and report which of them this comparison would find.
+        alone_and_batched: Judge each sample of a batch against the same sample run alone, without
+            padding.
         python (PATH): The interpreter in which the candidate's function is called.
-        repro: A script, and tensors beside it, that compute the diverging stretch by PyTorch alone.
-        node_values: Errors by node for Model Explorer (JSON), and the exported program beside it (.pt2).
-        junit: Write the results as JUnit's XML, a test for each candidate.
-        device (D): cpu, cuda or cuda:N: where the reference stands, and is computed exactly too.
+        repro: Write a script, with a file of its tensors, that reproduces the diverging section of
+            code in PyTorch alone.
+        node_values: Write errors by node for Model Explorer (JSON), with the exported program (.pt2).
+        junit: Write the results as JUnit XML, with one test for each candidate.
+        device (D): cpu, cuda or cuda:N: the device of the reference, and of its exact computation.
     """
     outputs.check(repro, node_values, junit)
     selection, proposing = [*(candidate or ()), *(way or ())], names is not None and not names.exists()
@@ -91,13 +93,17 @@ def compare(
             for name in arguments
             if arguments[name] and reference is None
         ]
-        + [f"--{name} is given but is about one candidate alone" for name in flags if flags[name] and several]
-        + ["--text and --inputs are both given but one of them alone may be"] * bool(text and inputs)
+        + [
+            f"--{name} is given but applies to a single candidate"
+            for name in flags
+            if flags[name] and several
+        ]
+        + ["--text and --inputs are both given; give only one"] * bool(text and inputs)
         + [f"--device is {device!r} but must be cpu, cuda or cuda:N"] * (not options.DEVICE.fullmatch(device))
-        + ["--list is given but is about the reference alone"] * (listing and len(selection) == 1)
-        + ["--repro is given but is about one candidate, not --alone-and-batched"]
+        + ["--list is given but applies only to the reference"] * (listing and len(selection) == 1)
+        + ["--repro is given but applies to a candidate, not to --alone-and-batched"]
         * bool(repro and alone_and_batched)
-        + [f"--names: {names} does not exist, but names are proposed for one candidate alone"]
+        + [f"--names: {names} does not exist, but names are proposed only for a single candidate"]
         * (proposing and several)
     )
     silence_libraries()
@@ -152,7 +158,7 @@ def compare(
             if names and proposing:
                 lines = "".join(f"{line}\n" for line in comparison.lines)
                 write_text(names, lines)
-                Terminal().tell(f"{lines}written: {names}; look at it, and run the same again")
+                Terminal().tell(f"{lines}written: {names}; review it, then run the same command again")
                 raise typer.Exit(3)  # nothing was judged
             verdicts = (
                 proof.batched(comparison.reference) if alone_and_batched else [(label, comparison.verdict())]

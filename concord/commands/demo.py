@@ -27,7 +27,7 @@ PLANTED = BUGS["gelu_tanh_for_erf"]
 NEXT = (
     "next, with your own model:",
     "  concord compare my_package.model:build port.onnx    a PyTorch model compared with any port",
-    "  concord check --backend my_package.model:Backend    a backend of your own on the standard cases",
+    "  concord check --backend my_package.model:Backend    your own backend on the standard cases",
     "  concord port SRC -o DST --to FORMAT                 a checkpoint for another framework",
 )
 
@@ -52,8 +52,8 @@ def demo(
     with worker:
         buggy = f"{name} with a bug"
         console.tell(
-            f"A small {case.variant}, drawn from a seed, runs twice on {name} in {job.dtype}: as it is, and "
-            "with a bug. Each run is held against NumPy in float64."
+            f"A small {case.variant}, with random weights from a seed, runs twice on {name} in {job.dtype}: "
+            "as it is, and with a bug. Each run is compared with NumPy in float64."
         )
         runs = {
             label: worker.run(job.config, job.weights, job.batch, job.part, job.dtype, how)
@@ -69,7 +69,7 @@ def demo(
     console.print()
     console.tell(f"{name}: {verdict_lines(verdicts[name])[0]}", style="green")
     console.print()
-    console.tell(f"The bug: {PLANTED.text} It moves the logits by {difference:.1e}. Rounding, or a bug?")
+    console.tell(f"The bug: {PLANTED.text} It changes the logits by {difference:.1e}. Rounding, or a bug?")
     console.print()
     for line in divergence_lines(results[1]):
         console.tell(line, style=None if line.startswith(" ") else "red")

@@ -32,7 +32,7 @@ def diff(
 
     Args:
         first (A): A checkpoint of any format.
-        second (B): Another, of the same or another format.
+        second (B): Another checkpoint, of the same or a different format.
     """
     from concord.porting import read
     from concord.porting.comparison import compare
@@ -53,18 +53,18 @@ def _show(comparison: Comparison, console: Terminal) -> None:
         console.tell(f"{name}: {words}", style="red")
     for names, where in zip(comparison.alone, ("A", "B"), strict=True):
         if names:
-            console.tell(f"beside the weights of {where} alone: {', '.join(names)}")
+            console.tell(f"only beside the weights of {where}: {', '.join(names)}")
     lines = once((name, "missing in B", "") for name in comparison.missing)
-    lines += once((name, "in B alone", "") for name in comparison.extra)
+    lines += once((name, "only in B", "") for name in comparison.extra)
     lines += _differences(comparison.pairs)
-    lines += _differences(comparison.others.pairs, ", which is no parameter")
+    lines += _differences(comparison.others.pairs, ", which is not a parameter")
     for line in lines[:MOST]:
         console.tell(line, style=None if line.startswith(" ") else "red")
     if len(lines) > MOST:
-        console.tell(f"and {len(lines) - MOST} lines more (--json)")
+        console.tell(f"and {len(lines) - MOST} more lines (use --json)")
     reasons = comparison.others.apart.items()
     for line in once(
-        (name, f"is no parameter, and was not compared: {reason}", reason) for name, reason in reasons
+        (name, f"is not a parameter, and was not compared: {reason}", reason) for name, reason in reasons
     ):
         console.tell(line, style="magenta")
     console.tell(comparison.summary, style="bold")

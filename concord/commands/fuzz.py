@@ -39,11 +39,11 @@ class Drawn(options.OptionGroup):
     """Options for drawing random cases.
 
     Attributes:
-        cases: How many. Default: {CASES}; with --time: no limit.
+        cases: Number of cases to run. Default: {CASES}; with --time: no limit.
         seconds (SECONDS, --time): Stop after this many seconds.
-        part (P): A part of the model; may be repeated. Default: all, mostly model.
+        part (P): A part of the model; may be repeated. Default: all parts, most often model.
         dtype (D): {values}; may be repeated.
-        shapes: How many tuples of sizes the cases share.
+        shapes: Number of size tuples that the cases share.
     """
 
     panel = "Cases"
@@ -90,7 +90,7 @@ def fuzz(
     """Run random cases on every backend.
 
     Args:
-        scheduler (ADDRESS): Run on a Dask cluster instead, for example tcp://host:8786.
+        scheduler (ADDRESS): Run on the Dask cluster at this address, for example tcp://host:8786.
         out (DIR): The folder for cases that fail.
     """
     with optional("concord fuzz", "fuzz"):

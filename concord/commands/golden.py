@@ -18,7 +18,8 @@ def golden(
     """Compare backends with tensors of the published sources.
 
     Args:
-        directory (DIR): A folder of golden files, with subfolders. Default: those of Concord.
+        directory (DIR): A folder of golden files, with subfolders. Default: the golden files that
+            come with Concord.
     """
     with optional("concord golden", "all"):
         from concord.conformance.golden import golden_files

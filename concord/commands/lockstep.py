@@ -41,18 +41,19 @@ def lockstep(
     workers: options.Runs,
     outputs: options.Outputs,
 ) -> None:
-    """Train the same batches in every framework, and judge each step.
+    """Train on the same batches in every framework, and judge each step.
 
     Args:
         checkpoint ([CHECKPOINT]): A checkpoint of any format, whose weights are trained.
         variant (V): A variant, or a model of your own as a TOML file. Without either: the
-            standard case, with batches and a recipe of its own.
+            standard case, with its own batches and recipe.
         recipe (R): A known recipe, or a TOML file. Default: adamw.
         steps: Training steps. Default: {STEPS}; {training_cases.STEPS} in the standard case.
         batch: Samples in a batch. Default: {BATCH}.
         tokens: Tokens in a sample. Default: {TOKENS}.
         seed: The seed of weights, batches and dropout.
-        free_running: Let each backend go on from its own step: curves only, which are not judged.
+        free_running: Let each backend continue from its own last step; show curves, and judge
+            nothing.
     """
     outputs.check()
     problems = options.outside(
@@ -64,9 +65,7 @@ def lockstep(
         refuse(problems)
         if checkpoint is None and variant is None:
             choices = {"recipe": recipe, "batch": batch, "tokens": tokens}
-            reason = (
-                "neither --variant nor CHECKPOINT is: the standard case has batches and a recipe of its own"
-            )
+            reason = "neither --variant nor CHECKPOINT is: the standard case has its own batches and recipe"
             refuse(
                 [f"--{name} is given but {reason}" for name, value in choices.items() if value is not None]
             )
@@ -75,7 +74,7 @@ def lockstep(
         longest = model["config"].max_positions - model["config"].position_start
         if tokens is not None and tokens > longest:
             raise SpecError(
-                f"--tokens is {tokens} but must be at most {longest}: the model has no positions for more"
+                f"--tokens is {tokens} but must be at most {longest}: the model has no more positions"
             )
         size = (steps or STEPS, batch or BATCH, tokens or min(TOKENS, longest))
         return training_cases.example(model.pop("config"), training_recipe, *size, seed, dtype, **model)
@@ -106,7 +105,7 @@ def _model(checkpoint: Path | None, variant: str | None) -> dict[str, Any]:
         return {"config": spec.variant(variant)}
     assert checkpoint is not None
     if variant is not None:
-        raise SpecError("--variant is given but CHECKPOINT is too, which says it")
+        raise SpecError("--variant is given, but CHECKPOINT already determines the variant; leave one out")
     from concord import porting
 
     source = porting.read(checkpoint)

@@ -20,12 +20,12 @@ def mutants(
     workers: options.Workers,
     outputs: options.Outputs,
 ) -> None:
-    """Plant porting bugs in the backends, each in one of them in turn, and show which are found.
+    """Plant porting bugs, each in one backend in turn, and show which bugs are found.
 
     Args:
         mutant (M): A mutant by name, or an operation for all of its mutants; may be repeated.
             Default: all.
-        every: Put each mutant into every backend.
+        every: Plant each mutant in every backend.
     """
     outputs.check()
     settings, names, bugs = collect(

@@ -30,7 +30,7 @@ def port(
     """Convert a checkpoint to another format, bit for bit.
 
     Args:
-        source (SRC): A folder with a checkpoint, or the file of weights in it.
+        source (SRC): A folder with a checkpoint, or the weight file in it.
         output (DST, --output, -o): The folder to write.
         to (FORMAT): The format to write, or jax, tf, paddle, pytorch, hf. Without it, all formats
             are listed.

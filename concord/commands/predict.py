@@ -24,13 +24,13 @@ def predict(
     dtype: str = "float32",
     workers: options.Workers,
 ) -> None:
-    """Classify or embed texts: a line of JSON for each.
+    """Classify or embed texts, and print one line of JSON for each.
 
     Args:
         checkpoint (CHECKPOINT): A classifier or a sentence encoder of any format, with its
             tokenizer.
         text ([TEXT]...): Texts; with --pair, pairs of texts.
-        pair: Take the texts two by two, as pairs.
+        pair: Take the texts in pairs.
     """
     from concord.porting.prediction import TextPredictor, framework_of, read_model
     from concord.porting.texts import Text, read_texts
@@ -39,11 +39,13 @@ def predict(
     if bool(words) == bool(texts):
         raise SpecError("give either TEXT or --texts FILE")
     if pair and (texts or len(words) % 2):
-        raise SpecError(f"--pair is given with {len(words)} texts but takes them two by two")
+        raise SpecError(
+            f"--pair is given with {len(words)} TEXT arguments but needs an even number, 2 or more"
+        )
 
     def place() -> str:
         refuse(unknowns("dtype", [dtype], PRECISIONS))
-        return workers.one("one framework computes") if workers.backend else framework_of(checkpoint)
+        return workers.one("only one framework computes") if workers.backend else framework_of(checkpoint)
 
     def read() -> list[Text]:
         if texts is not None:

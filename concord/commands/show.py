@@ -44,7 +44,8 @@ def variants(
     console.print()
     console.print(table)
     console.print(
-        "Every other field is the same in all. 'concord show variants NAME' prints one whole.", style="dim"
+        "Every other field is the same in all variants. 'concord show variants NAME' prints one in full.",
+        style="dim",
     )
 
 
@@ -58,10 +59,11 @@ def report(
     """Make the page of an earlier run from its JSON, and exit with that run's code.
 
     Args:
-        file: What --json wrote.
+        file: A file that --json wrote.
         html (--html, -o): Where to write the page.
-        markdown: Put the table of a check or of speed between its markers in a Markdown file.
-        runs: Write the result of each run, its largest error and where, as lines with tabs.
+        markdown: Put the table of check or speed between its markers in a Markdown file.
+        runs: Write each run's result, its largest error and the place of that error, as
+            tab-separated lines.
     """
     from concord.conformance.run import report
     from concord.conformance.run.campaign import Report
@@ -69,7 +71,7 @@ def report(
 
     output_files.check(html, markdown, runs)
     if html is markdown is runs is None:
-        raise SpecError("none of --html, --markdown and --runs is given but one of them must be")
+        raise SpecError("none of --html, --markdown and --runs is given but at least one is required")
     earlier, page = output_files.read_page(file)
     outcome, judged = earlier.outcome, isinstance(earlier.outcome, Report)
     if runs and not judged:
@@ -83,7 +85,7 @@ def report(
                 f"{file}: is a record of {earlier.kind}, but --markdown takes one of check or speed"
             )
         if outcome.unfinished if judged else not record.data(earlier)["complete"]:
-            raise SpecError(f"{file}: is not complete: runs are missing in the table of --markdown")
+            raise SpecError(f"{file}: is not complete: the --markdown table would lack runs")
         lines = report.markdown(outcome) if judged else table.markdown(record.data(earlier))
         text = report.within(markdown, earlier.kind, lines)
     output_files.write((html, lambda: page), (markdown, lambda: text), (runs, lambda: report.runs(outcome)))
@@ -123,6 +125,6 @@ def attention(
         attended = look(model, text, names, settings, dtype, progress)
     report.show(attended.report, console := Terminal(), f"Attention: {attended.title}", "text")
     if not attended.maps:
-        console.tell("no backend exposes attention weights: they are inside kernels of libraries", "yellow")
+        console.tell("no backend exposes attention weights: they stay inside library kernels", "yellow")
     output_files.write((html, lambda: attention_page(attended)))
     raise typer.Exit(attended.report.exit_code)

@@ -123,8 +123,8 @@ class Modes(options.OptionGroup):
     Attributes:
         implementation (I): explicit, library, or a backend's own; may be repeated.
         execution (E): eager, compiled, unpadded or unpadded-compiled; may be repeated.
-        quick: Take two turns with library layers only, and time no large product.
-        budget (SECONDS): Seconds after which nothing more is begun. Default: {BUDGET:g} if no
+        quick: Take two turns with library layers only, and skip timing the large matrix product.
+        budget (SECONDS): Seconds after which no new measurement starts. Default: {BUDGET:g} if no
             option is given, else no limit.
     """
 
@@ -157,10 +157,10 @@ def speed(
     workers: Timed,
     outputs: options.Outputs,
 ) -> None:
-    """Measure backends side by side, in turns, if they conform.
+    """Measure conforming backends side by side, in alternating turns.
 
     Args:
-        checkpoint ([CHECKPOINT]): In place of presets: a checkpoint of any format.
+        checkpoint ([CHECKPOINT]): A checkpoint of any format, in place of presets.
     """
     outputs.check()
     own_model = OwnModel(checkpoint, texts=texts)
@@ -212,8 +212,8 @@ def _measure(plan: SpeedPlan, outputs: options.Outputs) -> int:
     record.settings["cores_busy_before"] = busy = machine.cores_busy()
     if busy > NOISE:
         Terminal(stderr=True).tell(
-            f"warning: other processes keep {busy:.1f} of {os.cpu_count()} cores busy; "
-            "what is measured beside them says little",
+            f"warning: other processes keep {busy:.1f} of {os.cpu_count()} cores busy; the measurements will "
+            "be unreliable",
             style="yellow",
         )
     json, began = outputs.json, time.perf_counter()

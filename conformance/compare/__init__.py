@@ -118,7 +118,9 @@ def prepare(
             f"the reference is a {type(reference).__name__} but must be a torch.nn.Module, or a Written"
         )
     if way and candidate is not None:
-        raise SpecError(f"way is {way!r}, but a candidate is given too: it is for the reference's own module")
+        raise SpecError(
+            f"way is {way!r}, but a candidate is given too: a way runs the reference's own module"
+        )
     args, kwargs = candidates.called_with(reference, inputs)
     right: ModelReference = (
         ModuleReference(unwrapped(reference)) if isinstance(reference, nn.Module) else reference

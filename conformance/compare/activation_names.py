@@ -52,7 +52,9 @@ def renamed(
             try:
                 arrays[name], own_names[name] = laid_out(array, layout, shape), match[0]
             except (ValueError, IndexError):
-                problems.append(f"{match[0]!r} has shape {array.shape}, of which {layout!r} makes no {shape}")
+                problems.append(
+                    f"{match[0]!r} has shape {array.shape}, which {layout!r} does not turn into {shape}"
+                )
     refuse(problems)
     for own in [name for name in given if name in arrays and name not in plain]:
         # A module that returns (x, None) has `name` where one that returns (x, weights) has `name[0]`.

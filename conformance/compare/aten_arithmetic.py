@@ -176,8 +176,8 @@ class Computed(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         """Refuse conversion, because no arithmetic can follow NumPy."""
         raise TypeError(
-            "a tensor is handed to NumPy, where no arithmetic follows it: "
-            "compute that in PyTorch, or before, as an input"
+            "a tensor is passed to NumPy, where its arithmetic cannot be followed: use PyTorch, or pass the "
+            "result as an input"
         )
 
     @property
@@ -240,7 +240,7 @@ def _numbers_of(x: Any) -> Any:
 
 def _dense(x: Any) -> Any:
     if isinstance(x, Tensor) and x.is_nested:
-        raise SpecError("a nested tensor has no rule: compute with one of a shape, such as a padded one")
+        raise SpecError("a nested tensor has no rule: use a tensor with one shape, such as a padded one")
     sparse = isinstance(x, Tensor) and x.layout != torch.strided and x.dtype in ROUNDOFF
     return x.to_dense() if sparse else x
 
@@ -1145,7 +1145,7 @@ def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int |
 
 def _grouped_product(a: Tensor, b: Tensor, ends: Any = None, bias: Any = None, dtype: Any = None) -> Any:
     if ends is None or a.ndim != 2 or bias is not None:
-        raise SpecError("a grouped product has no rule but of groups of rows, without a bias")
+        raise SpecError("a grouped product has a rule only for groups of rows, without a bias")
     with _disable_current_modes():  # ends may be Computed, if counted with a model's values
         places = [0, *map(int, value_of(ends).tolist())]
     if b.ndim == 2:

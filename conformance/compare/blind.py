@@ -45,11 +45,11 @@ class BlindRows:
         """Describe the rows and both sides' values."""
         expected, actual = (HELD.get(kind, kind) for kind in (self.expected, self.actual))
         text = (
-            f"only {counted(int(self.rows.sum()), 'row')} that see no key are wrong, in samples (positions) "
-            f"{places(self.rows)}: the reference has {expected} there, the candidate {actual}"
+            f"only rows that see no key are wrong ({counted(int(self.rows.sum()), 'row')}), in samples "
+            f"(positions) {places(self.rows)}: the reference has {expected} there, the candidate {actual}"
         )
         if self.actual == OTHER:
-            text += "; a gradient that arrives there spoils those of the keys and values of other tokens"
+            text += "; a gradient that reaches them corrupts the key and value gradients of other tokens"
         return text
 
 
@@ -85,7 +85,7 @@ def blind(stretch: Stretch, asked: StretchComputation) -> BlindRows | None:
     def held(array: Array) -> str:
         values = array[wrong_rows]
         if not np.isfinite(values).all():
-            return "what is not finite"
+            return "values that are not finite"
         for kind, prediction in predictions.items():
             if within(values - prediction.value[wrong_rows], sigma[wrong_rows]):
                 return kind

@@ -68,10 +68,10 @@ def load(reference: str) -> Any:
         try:
             return pkgutil.resolve_name(reference)()
         except (Exception, SystemExit) as error:
-            raise SpecError(f"{reference!r} gives no module: {described(error)}") from error
+            raise SpecError(f"{reference!r} returns no module: {described(error)}") from error
     if not Path(reference).is_dir():
         raise SpecError(f"{reference!r} is neither a folder nor package.module:function")
-    with optional("a folder of transformers", "peers"):
+    with optional("a transformers model folder", "peers"):
         from transformers import AutoModel
     try:
         return AutoModel.from_pretrained(reference, local_files_only=True).eval()
@@ -104,7 +104,7 @@ def placed(model: Any, device: str) -> Any:
     if device == "cpu":
         return model
     if not isinstance(model, nn.Module):
-        raise SpecError(f"a reference in NumPy is computed on the processor, not on {device}")
+        raise SpecError(f"a NumPy reference is computed on the CPU, not on {device}")
     with running("the reference", f"cannot be put on {device}"):
         return model.to(device)
 
@@ -130,7 +130,7 @@ def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
 def standard(model: Any) -> dict[str, Any]:
     """Standard text, images or audio for a module's parameters."""
     if not isinstance(model, nn.Module):
-        raise SpecError("inputs are missing but required of a reference in NumPy")
+        raise SpecError("inputs are missing but required by a NumPy reference")
     parameters, config = inspect.signature(model.forward).parameters, getattr(model, "config", None)
 
     def of(name: str) -> Any:
@@ -187,9 +187,9 @@ def refuse_values(model: nn.Module, role: str) -> None:
     # A run would also fail, but with a misleading error.
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor):
-            why = "is lazy and has no value yet: call the module once before"
+            why = "is lazy and has no value yet: call the module once first"
         elif tensor.is_meta:
-            why = "lies on the meta device and has no value: load weights first"
+            why = "is on the meta device and has no value: load weights first"
         else:
             continue
         raise SpecError(f"{name} of {role} {why}")
@@ -201,17 +201,17 @@ def refuse_kinds(model: nn.Module) -> None:
         kind, where = type(module).__name__, f"{path or 'the module'} of the reference"
         if isinstance(module, torch.jit.ScriptModule):
             raise SpecError(
-                f"{where} is scripted or traced, and shows no operations: give the module that it was made of"
+                f"{where} is scripted or traced, and shows no operations: give the original module"
             )
         if type(module).__module__.startswith(PACKED):
-            raise SpecError(f"{where} is a {kind} of 8 bits: give the module that was quantized")
+            raise SpecError(f"{where} is an 8-bit {kind}: give the module that it was quantized from")
         for name, tensor in chain(module.named_parameters(path, False), module.named_buffers(path, False)):
             dtype, plain = tensor.dtype, type(tensor.detach()) is Tensor
             if plain and not tensor.is_nested and not (dtype.is_floating_point and dtype not in ROUNDOFF):
                 continue
             form = str(dtype) if plain and not tensor.is_nested else type(tensor.detach()).__name__
             raise SpecError(
-                f"{name} of the reference is of {form}, in which no exact values are: give one in float32"
+                f"{name} of the reference is in {form}, which has no exact values: give it in float32"
             )
 
 
@@ -245,9 +245,7 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
                 setattr(copied.get_submodule(path), name.rpartition(".")[2], nn.Parameter(right))
                 apart[name] = activation_names.apart(numbers(right), numbers(model.get_parameter(name)))
     if not apart:
-        raise SpecError(
-            f"{type(model).__name__} has no nn.Linear but must: those are what way 'int8' quantizes"
-        )
+        raise SpecError(f"{type(model).__name__} has no nn.Linear, but way 'int8' quantizes only nn.Linear")
     return replace(reference, model=copied, quantized=apart)
 
 
@@ -258,7 +256,9 @@ def weights_kept(reference: ModelReference) -> Iterator[None]:
         yield
     weights = dict(reference.model.named_parameters()) if isinstance(reference, ModuleReference) else {}
     if names := [name for name in changed if name in weights]:
-        raise SpecError(f"the candidate changes the reference's {first_of(names, 3)}: give it its own")
+        raise SpecError(
+            f"the candidate changes the reference's {first_of(names, 3)}: give the candidate its own copy"
+        )
 
 
 @dataclass(frozen=True)
@@ -287,13 +287,13 @@ def run_module(candidate: ModuleReference) -> Delivered:
     try:
         hooked = candidate.arrays
     except SpecError as error:
-        notes[HOOKS] = f"is impossible, outputs alone are judged: {error}"
+        notes[HOOKS] = f"is impossible; only outputs are judged: {error}"
     same = not change(arrays, hooked)[0]
     steady = same and states() == before
     unsteady = "" if steady else again(unhooked, arrays, dtype_name(dtype_of(candidate.model)))
     if same or notes:
         return Delivered(hooked or arrays, notes=notes, unsteady=unsteady)
-    notes[HOOKS] = "gives activations; the outputs that are judged are of a run without, which has other bits"
+    notes[HOOKS] = "gives activations; judged outputs come from a run without hooks, which differs bitwise"
     return Delivered(hooked | arrays, frozenset(arrays), notes, unsteady)
 
 
@@ -445,7 +445,7 @@ def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
     }
     refuse(
         [
-            f"{name!r} of the candidate is of {array.dtype} but must hold numbers"
+            f"{name!r} of the candidate has dtype {array.dtype} but must be numeric"
             for name, array in arrays_by_name.items()
             if array.dtype.kind not in "fiub"
         ]

@@ -132,7 +132,7 @@ def of_differences(
         return Prediction(numbers(rerun.result).astype(np.float64), right.sigma)
 
     for group in differing:
-        text = f"what the modules differ in: {few((difference.text for difference in group), 3)}"
+        text = f"the differences between the modules: {few((difference.text for difference in group), 3)}"
         yield Predicted("modules_differ", text, "", predict=partial(made, group))
 
 
@@ -252,7 +252,7 @@ def offset(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
     groups = gather(numbers_of, lambda n: (steps[n].operation.name, stretch.places[n]))
     for ((name, (line, _)), group), (how, (change, neutral)) in product(groups.items(), CHANGES.items()):
         for other, predict in fit(stretch, computation, group, partial(_giving, change), neutral):
-            text = f"what {name} gives, {how} {other:.6g} ({line})"
+            text = f"the result of {name}, {how} {other:.6g} ({line})"
             yield Predicted("result_changed", text, "", predict=predict)
 
 
@@ -326,7 +326,7 @@ def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
     for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
         base, actual = (np.where(is_finite, x - bias, 0.0) for x in (right.value, computation.actual))
         factor = float((base * actual).sum() / max((base * base).sum(), 1e-300))
-        text = f"numbers that are multiplied by {factor:.6g}{under}"
+        text = f"values that are multiplied by {factor:.6g}{under}"
         sigma = right.sigma * max(abs(factor), 1.0)
         yield Predicted(
             "multiplied", text, "", predict=partial(Prediction, (right.value - bias) * factor + bias, sigma)
@@ -336,7 +336,7 @@ def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
 def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
     """Yield centered, half-precision and moved tensors."""
     tensors = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
-    tensors |= {f"what {step} gives": step.result for step in stretch.steps if step.computes}
+    tensors |= {f"the result of {step}": step.result for step in stretch.steps if step.computes}
     for name, x in tensors.items():
         axes = [axis for axis, size in enumerate(x.shape) if size > 1] if is_float(x) else []
         changes: list[tuple[str, Callable[[Tensor], Tensor]]] = [
@@ -344,10 +344,13 @@ def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
             ("in bfloat16", partial(rounded, rounding=FORMATS["bfloat16"])),
             ("in float16", partial(rounded, rounding=FORMATS["float16"])),
             *(
-                (f"moved by {by} along axis {axis}", partial(torch.roll, shifts=by, dims=axis))
+                (f"shifted by {by} along axis {axis}", partial(torch.roll, shifts=by, dims=axis))
                 for axis, by in product(axes, (1, -1))
             ),
-            *([("with its first sample everywhere", lambda x: x[:1].expand_as(x))] * (0 in axes)),
+            *(
+                [("with its first sample repeated for all samples", lambda x: x[:1].expand_as(x))]
+                * (0 in axes)
+            ),
         ]
         for text, other in changes:
             others = {id(x): other(x)} if is_float(x) else {}
@@ -381,12 +384,12 @@ def substituted(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
                 make = partial(_with_another, number, place, tensor)
                 yield Predicted(
                     "another_operand",
-                    f"{name} in the place of the {role} of {step}",
+                    f"{name} in place of the {role} of {step}",
                     "",
                     predict=partial(replay, stretch, right, make, (number,)),
                     own_sigma=partial(sigma_of, stretch, make),
                 )
-        tensors |= {f"what {step} gives": output for output in result.values()}
+        tensors |= {f"the result of {step}": output for output in result.values()}
 
 
 def _with_another(number: int, place: str, tensor: Tensor, operation: Operation) -> Any:
@@ -414,12 +417,12 @@ def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Pre
                 continue
             if min(len(np.unique(rows[place])) for place in moved) < LEAST_MOVED:
                 continue
-            description = few(f"{place} holds what belongs to {order[place]}" for place in moved)
+            description = few(f"{place} holds the values of {order[place]}" for place in moved)
             if len(moved) == 2:
-                description = f"{moved[0]} and {moved[1]} have changed places"
+                description = f"{moved[0]} and {moved[1]} are swapped"
             value = np.take(computation.right.value - bias, order, axis) + bias
             sigma = np.take(np.broadcast_to(computation.right.sigma, value.shape), order, axis)
-            text = f"another order of axis {axis}{under}: {description}"
+            text = f"axis {axis} in a different order{under}: {description}"
             yield Predicted("elements_reordered", text, "", predict=partial(Prediction, value, sigma))
 
 
@@ -453,5 +456,5 @@ def shifted(computation: StretchComputation) -> Iterator[Predicted]:
             value, edge = value.copy(), computation.actual[tuple(free)]
             value[tuple(free)] = np.where(np.isfinite(edge), edge, value[tuple(free)])
             first, second = (0, 1) if by > 0 else (1, 0)
-            text = f"a shift by one along axis {axis}: position {second} holds what belongs to {first}"
+            text = f"a shift by one along axis {axis}: position {second} holds the values of {first}"
             yield Predicted("shifted", text, "", predict=partial(Prediction, value, sigma))

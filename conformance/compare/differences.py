@@ -145,9 +145,9 @@ def _told(model: nn.Module, right: Tensor, expected: Array, actual: Array) -> st
     for axis, lines in enumerate(("rows", "columns")[: actual.ndim]):
         moved = _moved(np.moveaxis(expected, axis, 0), np.moveaxis(actual, axis, 0))
         if len(moved) == 2:
-            return f"has {lines} {min(moved)} and {max(moved)} in each other's place"
+            return f"has {lines} {min(moved)} and {max(moved)} swapped"
         if moved:
-            return f"has its {lines} in another order: {few(f'{i} is {j}' for i, j in moved.items())}"
+            return f"has its {lines} in a different order: {few(f'{i} is {j}' for i, j in moved.items())}"
     if actual.ndim == 2 and np.array_equal(actual, expected.T):
         return "is transposed"
     for name, x in model.named_parameters():

@@ -100,7 +100,7 @@ def refuse_changes(reference: ModelReference) -> str:
     seed = " or give a seed (seed=0, --seed 0)" if reference.seed is None else ""
     if isinstance(reference, ModuleReference) and (operations := drawn(reference)):
         raise SpecError(
-            f"the reference draws random numbers, so there is no right answer: {first_of(operations, 3)}; "
+            f"the reference draws random numbers, so there is no correct answer: {first_of(operations, 3)}; "
             f"switch that off{seed}"
         )
     if not name:  # random draws had no effect
@@ -115,10 +115,10 @@ def refuse_changes(reference: ModelReference) -> str:
     changed, off = change(runs[0], runs[1], sizes)
     if off > REPEATED:
         raise SpecError(
-            f"the reference gives something else when it runs again, first at {changed}: it keeps a state, "
-            f"or draws numbers outside PyTorch; have it give the same twice{seed}"
+            f"the reference gives a different result when it runs again, first at {changed}: it keeps state, "
+            f"or draws numbers outside PyTorch; make it give the same result twice{seed}"
         )
-    return f"differ in bits, first at {name}, by {share:.1g} of its size: rounding, as of sums in any order"
+    return f"differ in bits, first at {name}, by {share:.1g} of its size: rounding, as from reordered sums"
 
 
 def again(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
@@ -126,4 +126,4 @@ def again(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
     name, share = change(first, run())
     if share <= np.sqrt(precision(dtype).unit_roundoff):
         return ""
-    return f"the candidate gives something else each time: {name} by {share:.1g} of its size"
+    return f"the candidate gives a different result each time: {name} by {share:.1g} of its size"

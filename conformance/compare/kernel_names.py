@@ -27,7 +27,7 @@ MEANINGS = {
     r"(?i)persist|RNN|elemWise.*LSTM": "cuDNN's recurrent kernels",
     r"(?i)flash|fmha|attention": "fused attention",
     r"16816|bf16|f16f16|h884": "products in half precision",
-    r"(?i)split_?k": "a product split along its sum",
+    r"(?i)split_?k": "a product split along its reduction axis (split-K)",
 }
 
 

@@ -85,7 +85,7 @@ def left_out(it: Operation) -> Found:
     if it.name == "addmm":
         yield "missing_bias", "leaving out the bias", partial(it.having, beta=0)
     if it.name in ("mm", "addmm"):
-        text = "leaving out a product, as of a state that is not carried on"
+        text = "leaving out a product, as when a state is not carried over"
         yield "product_missing", text, partial(it.changed, "mat2", torch.zeros_like)
 
 
@@ -221,10 +221,10 @@ def of_indices(it: Operation) -> Found:
     """Yield shifted lookups and positions."""
     for by in (1, -1, 2, -2) if it.name in INDICES else ():
         indices, table = INDICES[it.name]
-        far = f"{'one' if abs(by) == 1 else 'two'} too {'far' if by > 0 else 'early'}"
+        far = f"{'one' if abs(by) == 1 else 'two'} too {'high' if by > 0 else 'low'}"
         rows = (it.operands[indices] + by).clamp(0, it.operands[table].shape[it.operands.get("dim", 0)] - 1)
         kind = "other_rows" if abs(by) == 1 else "rows_off"
-        yield kind, f"rows that are looked up {far}", partial(it.having, **{indices: rows})
+        yield kind, f"lookups of rows that are {far}", partial(it.having, **{indices: rows})
     for by in (1, -1, 2) if it.name == "arange" else ():
         text = f"positions that start {abs(by)} {'later' if by > 0 else 'earlier'}"
         yield "other_positions", text, partial(torch.add, it.result, by)
@@ -238,15 +238,15 @@ def of_operations(it: Operation) -> Found:
     alike = pair and operand.shape == other.shape
     if it.name in IN_PLACE_OF and (alike or it.name != "mul") and not mask_of(it):
         function = IN_PLACE_OF[it.name]
-        sign = "another sign, " * (it.name in ("add", "sub"))
+        sign = "the opposite sign, " * (it.name in ("add", "sub"))
         text = f"{sign}{function.__name__} in place of {it.name}"
         yield "other_operation", text, partial(_another, it, function)
     if it.name in ("sub", "div", "where") and alike:
-        text = f"the operands of {it.name} exchanged"
+        text = f"the operands of {it.name} swapped"
         yield "operands_exchanged", text, partial(it.having, self=other, other=operand)
     for name, x in it.operands.items() if it.name == "mul" and pair else ():
         for by in (1.0, -1.0) if x.ndim == 1 < it.result.ndim else ():
-            text = "a weight to which 1 is added" if by > 0 else "a weight of which 1 is taken"
+            text = "a weight plus 1" if by > 0 else "a weight minus 1"
             yield "weight_plus_one", text, partial(it.having, **{name: x + by})
     if it.name == "cat" and len(it.args[0]) == 2:
         opposite = partial(it.having, tensors=it.args[0][::-1])
@@ -259,7 +259,7 @@ def of_operations(it: Operation) -> Found:
     parts = it.result if it.name in ("split", "split_with_sizes", "unbind", "unsafe_split") else ()
     for i, j in itertools.combinations(range(len(parts)), 2) if len(parts) <= PARTS else ():
         if parts[i].shape == parts[j].shape:
-            yield "parts_exchanged", f"parts {i} and {j} exchanged", partial(_with_exchanged, it, i, j)
+            yield "parts_exchanged", f"parts {i} and {j} swapped", partial(_with_exchanged, it, i, j)
 
 
 def _another(it: Operation, function: Callable[..., Any]) -> Any:
@@ -288,20 +288,20 @@ def of_masks(it: Operation) -> Found:
     if it.name in SOFTMAXES and (rows := blind_rows(it.operands["self"], it.operands["dim"])) is not None:
         for value, fill in ((1 / it.result.shape[it.operands["dim"]], "uniform"), (0.0, "zero")):
             filled = partial(torch.masked_fill, it.result, rows, value)
-            yield "blind_rows", f"rows that see no key being {fill}", filled
+            yield "blind_rows", f"{fill} weights in rows that see no key", filled
     if (mask := mask_of(it)) is None or mask.hidden.ndim < 2:
         return
     for constant in CONSTANTS:
-        yield "mask_constant", f"a mask of {constant:g}", partial(mask.hide, mask.hidden, constant)
+        yield "mask_constant", f"a mask constant of {constant:g}", partial(mask.hide, mask.hidden, constant)
     multiplied = partial(torch.mul, mask.scores, (~mask.hidden).to(mask.scores.dtype))
-    yield "mask_by_factor", "a mask that multiplies scores by 0 and hides none", multiplied
+    yield "mask_by_factor", "a mask that multiplies scores by 0 and hides no key", multiplied
     for kind, text, hidden in _other_masks(mask.hidden):
         yield kind, f"a mask {text}", partial(mask.hide, hidden)
 
 
 def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
     """Yield names, texts and masks."""
-    yield "mask_of_other_tokens", "whose queries and keys are exchanged", hidden.transpose(-1, -2)
+    yield "mask_of_other_tokens", "whose queries and keys are swapped", hidden.transpose(-1, -2)
     for by, side in ((1, "right"), (-1, "left")):
         yield "mask_of_other_tokens", f"that is one key too far {side}", torch.roll(hidden, by, -1)
     for axis, by in itertools.product((-1, -2), (1, -1)):
@@ -309,10 +309,10 @@ def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
         covered, shown = (torch.roll(hidden, by, axis) for _ in range(2))
         for moved, edge in ((covered, True), (shown, False)):
             moved.narrow(axis, 0 if by > 0 else hidden.shape[axis] - 1, 1).fill_(edge)
-        yield "mask_moved", f"that shows one {side} {role} more", hidden & covered
-        yield "mask_moved", f"that hides one {side} {role} more", hidden | shown
-        yield "mask_moved", f"that is moved by one {role}", covered
-        yield "mask_moved", f"that is moved by one {role}, whose edge is seen", shown
+        yield "mask_moved", f"that shows one more {side} {role}", hidden & covered
+        yield "mask_moved", f"that hides one more {side} {role}", hidden | shown
+        yield "mask_moved", f"that is shifted by one {role}", covered
+        yield "mask_moved", f"that is shifted by one {role}, with its edge visible", shown
 
 
 def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
@@ -335,7 +335,7 @@ def of_statistics(it: Operation) -> Found:
         yield "norm_variance", "a sum that is divided by n - 1 in place of n", less
         yield "sum_for_mean", "a sum in place of a mean", partial(torch.mul, it.result, count)
     if it.name == "cumsum":
-        yield "own_place_missing", "a running sum without the own place", partial(torch.sub, it.result, x)
+        yield "own_place_missing", "a running sum without its own element", partial(torch.sub, it.result, x)
     if it.name == "add" and type(epsilon) is float and 0 < epsilon <= 1e-2:
         for inner, outer, where in ((torch.sqrt, torch.square, "to"), (torch.square, torch.sqrt, "under")):
             text = f"an epsilon that is added {where} the root"
@@ -371,11 +371,11 @@ def of_formats(it: Operation) -> Found:
             if it.name not in ("bmm", "baddbmm"):
                 yield f"weight_in_{form}", f"a weight in {form}", partial(it.changed, factors[1], shorter)
             if form != "int8":
-                yield f"{form}_products", f"a product of {form} numbers", partial(_with, it, factors, shorter)
+                yield f"{form}_products", f"a product of {form} values", partial(_with, it, factors, shorter)
         elif form in ("bfloat16", "float16"):
             for kind, text, names, after in (
                 ("computed", f"a {operation}", [*it.floats], shorter),
-                ("given", f"what a {operation} is given", [*it.floats][:1], torch.clone),
+                ("given", f"the input of a {operation}", [*it.floats][:1], torch.clone),
                 ("stored", f"a result of {operation}", [], shorter),
             ):
                 yield f"{kind}_in_{form}", f"{text} in {form}", partial(_result_in, it, names, shorter, after)
@@ -418,7 +418,7 @@ def of_layouts(it: Operation) -> Found:
             for start in {max(axis - 1, 0), axis}:  # the axes may have been transposed before
                 for order in list(itertools.permutations(range(start, start + joined)))[1:]:
                     axes = [*range(start), *order, *range(start + joined, x.ndim)]
-                    text = f"axes that are joined in the order {axes}, as of heads"
+                    text = f"axes that are joined in the order {axes}, as for heads"
                     yield "axes_joined", text, partial(_permuted, x, axes, shape)
 
 
@@ -434,9 +434,9 @@ def _permuted(x: Tensor, axes: list[int], result: list[int]) -> Tensor:
 
 BORDERS = {
     "reflect": "mirrored at its border",
-    "replicate": "continued by its border",
+    "replicate": "padded by replicating its border",
     "circular": "wrapped around",
-    "constant": "continued by zeros",
+    "constant": "padded with zeros",
 }
 
 
@@ -451,10 +451,10 @@ def of_borders(it: Operation) -> Found:
     for mode, description in BORDERS.items():
         yield "border", f"an input that is {description}", partial(_bordered, it, pads, mode)
     for text, side in (
-        ("of which all stands before the input", lambda a, b: (a + b, 0)),
-        ("of which all stands behind the input", lambda a, b: (0, a + b)),
-        ("by which all stands one place later", lambda a, b: (a + 1, b - 1) if a + b else (0, 0)),
-        ("by which all stands one place earlier", lambda a, b: (a - 1, b + 1) if a + b else (0, 0)),
+        ("that is all placed before the input", lambda a, b: (a + b, 0)),
+        ("that is all placed after the input", lambda a, b: (0, a + b)),
+        ("that shifts everything one place later", lambda a, b: (a + 1, b - 1) if a + b else (0, 0)),
+        ("that shifts everything one place earlier", lambda a, b: (a - 1, b + 1) if a + b else (0, 0)),
         ("on the opposite side", lambda a, b: (b, a)),
     ):
         moved = list(itertools.chain(*starmap(side, sides)))

@@ -114,8 +114,8 @@ class ModelComparison(Judge):
         if isinstance(self.reference, ModuleReference) and (apart := self.reference.quantized):
             worst = max(apart, key=apart.__getitem__)
             notes["weights of 8 bits"] = (
-                f"the reference has the {len(apart)} that the candidate keeps so; "
-                f"{worst} lies farthest off the given one, by {apart[worst]:.2%} of its size"
+                f"the reference has the {len(apart)} that the candidate stores in 8 bits; {worst} differs "
+                f"most from the original, by {apart[worst]:.2%} of its size"
             )
         if self.unmatched:
             notes["not compared"] = (
@@ -126,14 +126,13 @@ class ModelComparison(Judge):
         for run in (self.reference, self.theirs):
             if isinstance(run, ModuleReference) and run.state:
                 notes[f"state of {run.role}"] = (
-                    f"its forward pass changes {first_of(run.state, 5)}: each run starts from what was given"
+                    f"its forward pass changes {first_of(run.state, 5)}: each run starts from the original"
                 )
         if self.lines:
             notes["names proposed by what they hold"] = first_of(self.lines, 5)
         if self.ops_without_rule:
             notes["operations without a rule"] = (
-                f"{', '.join(sorted(self.ops_without_rule))}: "
-                f"{FOREIGN} unit roundoffs of each result are allowed for"
+                f"{', '.join(sorted(self.ops_without_rule))}: each result may err by {FOREIGN} unit roundoffs"
             )
         return notes
 
@@ -157,7 +156,7 @@ class ModelComparison(Judge):
         if all(map(is_gradient, self.tensors)):
             near = first_of(self.lines, 3)
             raise SpecError(
-                "the candidate has no activation by a name of the reference's; give names by a mapping"
+                "no activation of the candidate has a name of the reference; give a mapping of names"
                 + (f", such as {near}" if near else "")
             )
         with heaps.reused(sum(array.nbytes for array in self.tensors.values())):
@@ -185,7 +184,7 @@ class ModelComparison(Judge):
         by_steps = row.local and not (row.end_to_end and row.end_to_end.status == "agrees")
         if blind and by_steps and is_output(row.tensor):
             # It was computed from an undetermined activation.
-            note = f"so is {blind.tensor} before it: {blind.local and blind.local.note}"
+            note = f"as is {blind.tensor} before it: {blind.local and blind.local.note}"
             return dataclasses.replace(row, status="undetermined", note=note)
         if self.unsteady:
             return dataclasses.replace(row, status="undetermined", note=self.unsteady)
@@ -211,9 +210,9 @@ class ModelComparison(Judge):
         if bool(self.plain[name].isfinite().any()):
             return ""
         if not all(np.isfinite(array).all() for array in self.reference.inputs.values()):
-            return "the inputs are not finite, nor is it in the reference"
+            return "the inputs are not finite, and neither is the reference's value"
         first = next(other for other, tensor in self.plain.items() if not bool(tensor.isfinite().all()))
-        return f"it is not finite in the reference, where {first} is the first that is not"
+        return f"it is not finite in the reference, where {first} is the first such tensor"
 
     def same(self, array: Array) -> Judgement:
         """Judge a tensor with the reference's bits."""

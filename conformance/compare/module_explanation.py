@@ -38,8 +38,8 @@ FEW_TOLD = 3
 
 # Note on an output of a separate run, if the hooked run's activations agree.
 APART = (
-    "no activation diverges in the run that shows them: "
-    "what is wrong here, the program has only where nothing takes it apart, as where steps are fused"
+    "no activation diverges in the run with hooks: the error occurs only without them, for example where "
+    "steps are fused"
 )
 
 
@@ -97,7 +97,7 @@ def explain_by_kernel(
             is_sure = is_exact or candidate is not None
             text = f"`{row.tensor}` {'is' if is_sure else 'may be'} explained by {kernel.text}"
             cause = Explanation(row.tensor, hypothesis=key, text=text, confident=is_sure)
-            return cause, (f"avoided by {kernel.switch}; if it is meant, declare `{key}`",)
+            return cause, (f"avoided by {kernel.switch}; if it is intended, declare `{key}`",)
     return None, ()
 
 
@@ -116,7 +116,7 @@ def find_declaration(
                 names.remove(UNCOMPUTED_PADDING)
             elif wrong.shape[:2] == padded.shape:
                 there = places(np.asarray(wrong.reshape(*padded.shape, -1).any(-1)))
-                notes.append(f"only rows of padding are wrong, in samples (positions) {there}")
+                notes.append(f"only padding rows are wrong, in samples (positions) {there}")
         rows = blind(stretch, divergence)
         declarations = {UNCOMPUTED_PADDING, *([rows.declaration] if rows else [])}
         names = [name for name in names if name in declarations]
@@ -157,7 +157,7 @@ def find_cause(
         if apart(eagerly, actual) <= apart(value, actual) / 2:
             notes += opened(right, stretch)
         else:  # compiled code has no visible operations
-            notes.append("run eagerly the candidate does not diverge here: its compiler made this")
+            notes.append("run eagerly, the candidate does not diverge here: its compiler caused the error")
     return explanation
 
 

@@ -17,7 +17,7 @@ from concord.conformance.judging.verdict import Verdict
 from concord.conformance.progress import say
 from concord.spec.errors import SpecError
 
-ANOTHER_SHAPE = "it has another shape alone than in its batch"
+ANOTHER_SHAPE = "its shape alone differs from its shape in the batch"
 
 # For each bug the number of mutants ``tried``, ``found``, and ``silent`` (unchanged bits with these inputs).
 Proof = Mapping[OperationBug, Counter[str]]
@@ -29,7 +29,7 @@ def prove(comparison: ModelComparison) -> Proof:
     A mutant returns the candidate's tensors, and is found if it diverges.
     """
     if not isinstance(comparison.reference, ModuleReference):
-        raise SpecError("bugs are put into a torch.nn.Module, and the reference is none")
+        raise SpecError("bugs can be planted only in a torch.nn.Module, and the reference is not one")
     reference = replace(comparison.reference, cotangents=None)
     names = [name for name in comparison.tensors if name in reference.plain]
     *_, end = reference.expect(None)

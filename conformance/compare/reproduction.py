@@ -60,7 +60,7 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
         raise SpecError("no tensor diverges, so there is nothing to reproduce")
     end = first.tensor
     if is_gradient(end) or not isinstance(reference, ModuleReference) or end in comparison.whole:
-        raise SpecError(f"{end} is made by no stretch of forward operations that a script could hold")
+        raise SpecError(f"no sequence of forward operations that a script could contain computes {end}")
     forward = dataclasses.replace(reference.on_host(), cotangents=None)
     lines, inputs = steps(Stretch(forward, end, comparison.tensors, comparison.pin))
     contents: dict[str, Any] = {"reference": inputs, "candidate": torch.from_numpy(comparison.tensors[end])}

@@ -285,21 +285,21 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         ]
         return [f"the candidate ends with {ending}; in the reference {rest[0]} follows"] if rest else []
     if right.last is None:  # the reference returns it unchanged
-        return [f"nothing is computed there in the reference, {first} in the candidate"]
+        return [f"the reference computes nothing there; the candidate computes {first}"]
     if done := steps_by_name.get(end) or next(
         (steps_by_name[name] for name in right.last.tensors if name in steps_by_name), None
     ):
-        return [f"the candidate has the right numbers after {done}, and goes on with {first}"]
+        return [f"the candidate has the correct values after {done}, and continues with {first}"]
     lacking = right.before_end(
         lambda step: step is not right.last and bool(steps_by_name.keys() & step.tensors.keys())
     )
     there = next((step for step in lacking if step.computes), right.last)
     computing = [step for step in wrong if step.computes] or wrong
     if len(computing) == 1 and computing[0].operation.name == there.operation.name:
-        return [f"its first operation that differs is {there}; the candidate's stands at {computing[0].line}"]
+        return [f"its first operation that differs is {there}; the candidate's is at {computing[0].line}"]
     steps = f"{first}" if first is last else f"{first} to {last}"
     return [
-        f"its operations part: {there} in the reference, {steps} in the candidate, given the same numbers"
+        f"the operations differ: {there} in the reference, {steps} in the candidate, given the same values"
     ]
 
 

@@ -60,7 +60,7 @@ def parts_of(way: str) -> list[str]:
         if name not in WAYS:
             raise unknown("way", name, list(WAYS))
     alone = [name for name in names if name not in MODULES]
-    refuse([f"way {way!r}: {name!r} cannot be joined to others" for name in alone if len(names) > 1])
+    refuse([f"way {way!r}: {name!r} cannot be joined with others" for name in alone if len(names) > 1])
     return names
 
 

@@ -33,8 +33,8 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[
         (tap,) = users
         if tap in proofs:
             text = (
-                f"`{proofs[tap]}` is right: the gradient of `{name}` is made wrongly, "
-                "or of a wrong activation"
+                f"`{proofs[tap]}` is correct: the gradient of `{name}` is computed wrongly, or from a wrong "
+                "activation"
             )
             return text, (_clause(question, tap), "GRD-1")
     steps, queue = list[str](), list(consumers.get(tap, []))
@@ -51,8 +51,8 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[
     )
     suspected = ", ".join(f"`{step}` ({clause})" for step, clause in clauses.items())
     text = (
-        f"the derivative of a step between {gradients} (right) and `{question.tensor}` (wrong): "
-        f"of {suspected}"
+        f"the derivative of a step between {gradients} (correct) and `{question.tensor}` (wrong): of "
+        f"{suspected}"
     )
     likeliest = sorted(clauses.values(), key=lambda clause: (clause in PLAIN) + (clause == "ATT-4") / 2)
     return text, tuple(dict.fromkeys(likeliest))

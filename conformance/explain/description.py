@@ -52,7 +52,7 @@ LARGE = 1e-3
 
 BLIND = "rows without a visible key"
 
-NOT_FINITE = ((np.isnan, "is no number (NaN)"), (np.isinf, "is infinite"))
+NOT_FINITE = ((np.isnan, "is not a number (NaN)"), (np.isinf, "is infinite"))
 
 # Kind (or axis) of a relation between wrong elements and correct ones, and its words.
 Relation = tuple[str, str]
@@ -119,7 +119,7 @@ class Description:
         if self.what:
             return f"`{self.tensor}` {self.what} ({share} are wrong)"
         size = f", by about {self.relative:.1g} of its size" if 0 < self.relative < 1 else ""
-        return f"`{self.tensor}` is wrong in {share}{size}, with no order that is known"
+        return f"`{self.tensor}` is wrong in {share}{size}, in no known pattern"
 
 
 def describe(question: Question) -> tuple[Description | None, Flags, str]:
@@ -337,7 +337,7 @@ def relation(
                 and _tells(place, region, actual, moved)
             ):
                 words = few(f"{i} from {source[i]}" for i in moved)
-                return axis, f"is the right one with each {WORDS.get(axis, axis)} taken from another: {words}"
+                return axis, f"is correct, but each {WORDS.get(axis, axis)} is taken from another: {words}"
     if factor := _factor(values, expected, spread, holds):
         return factor
     long_axes = [

@@ -64,7 +64,7 @@ def explain(
     place, steps, ruling, kind = "", tuple[str, ...](), tuple[str, ...](), ""
     with np.errstate(all="ignore"):  # infinities and NaN are compared as values
         if question.hidden:
-            say(f"looking for what explains {tensor}, {LONGEST:.0f} s of the processor at most")
+            say(f"looking for the cause of {tensor}, at most {LONGEST:.0f} s of CPU time")
         with effort.attempt("the search for a cause"):
             search = Search(question, effort)
             cause = search.explain(suspects.stages(question), suspects.readings(question))
@@ -124,7 +124,12 @@ def _in_its_place(
     if remaining := [hypothesis for hypothesis in cause.hypotheses if hypothesis.text not in refutations]:
         return explained_by(question.tensor, remaining, cause.confident) if refutations else cause
     names = ", ".join(f"`{name}`" for name in dict.fromkeys(refutations.values()))
-    return explained_by(question.tensor, cause.hypotheses, False, f", here alone: {names} would be wrong too")
+    return explained_by(
+        question.tensor,
+        cause.hypotheses,
+        False,
+        f", but only here: with that cause, {names} would be wrong too",
+    )
 
 
 def refuting(
@@ -163,7 +168,7 @@ def elsewhere(tensor: str, statuses: Mapping[str, str]) -> list[str]:
         and is_gradient(name) == is_gradient(tensor)
         and is_tap_gradient(name) == is_tap_gradient(tensor)
     ]
-    return [f"wrong too, judged alone: {few(names)}"] if names else []
+    return [f"also wrong when judged separately: {few(names)}"] if names else []
 
 
 def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> Explanation | None:

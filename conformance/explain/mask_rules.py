@@ -69,8 +69,8 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
     query, key = np.arange(queries)[:, None], np.arange(keys)
     for size in range(1, keys):
         for text, rule in (
-            (f"keys outside of a query's block of {size}", query // size != key // size),
-            (f"later keys but the first {size}", (key > query) & (key >= size)),
+            (f"keys outside a query's block of {size}", query // size != key // size),
+            (f"all later keys except the first {size}", (key > query) & (key >= size)),
         ):
             if np.array_equal(hides & visible, visible & rule):
                 yield Hypothesis("mask_by_rule", f"a mask that also hides {text}", "MSK-4")
@@ -88,7 +88,7 @@ def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
     """Yield words after "a mask", the clause, and the tokens treated as real."""
     for shift in (1, -1, 2, -2):
         yield (
-            f"that is moved by {abs(shift)} to the {'right' if shift > 0 else 'left'}",
+            f"that is shifted by {abs(shift)} to the {'right' if shift > 0 else 'left'}",
             "MSK-1",
             np.roll(real, shift, -1),
         )
@@ -97,7 +97,7 @@ def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
         shifted[..., 0 if shift > 0 else -1] = False
         yield f"that hides one key too many at the {'start' if shift > 0 else 'end'}", "MSK-1", shifted
     yield "whose keys are in reverse order", "MSK-1", real[..., ::-1]
-    yield "of as many tokens as are real, from the first", "MSK-1", -np.sort(-real.astype(np.int8), -1) > 0
+    yield "of the first n keys, where n tokens are real", "MSK-1", -np.sort(-real.astype(np.int8), -1) > 0
     yield "that ends at the last real token", "MSK-1", np.maximum.accumulate(real[..., ::-1], -1)[..., ::-1]
     yield "that ends before the first padding", "MSK-1", np.minimum.accumulate(real, -1)
     for sample in range(min(len(real), MOST_SAMPLES)):
@@ -106,7 +106,7 @@ def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
         yield f"of the sample {side}", "MSK-7", np.roll(real, shift, 0)
     if real.ndim == 2:
         queries = np.broadcast_to(real[..., None], (*real.shape, real.shape[1]))
-        yield "of queries in the place of keys", "MSK-4", queries
+        yield "of queries in place of keys", "MSK-4", queries
         yield "of queries and keys", "MSK-4", queries & real[:, None]
 
 

@@ -79,7 +79,7 @@ CUBIC, INNER = 0.044715, math.sqrt(2 / math.pi)
 ERF, TANH, RELU = "gelu_erf", "gelu_tanh", "relu"
 
 KNOWN = (
-    Number(("embeddings.token",), "EMB-2", "token vectors that are multiplied by {} besides", 1.0, _times),
+    Number(("embeddings.token",), "EMB-2", "token vectors with an extra factor of {}", 1.0, _times),
     *map(_part, ("token", "position", "segment")),
     Number(
         ("embeddings.position",),
@@ -128,7 +128,7 @@ KNOWN = (
     Number(
         NORMS,
         "NRM-2",
-        "a gain to which {} is added",
+        "a gain plus {}",
         0.0,
         lambda m, more: m.norm(m.x, gain=lambda gain: gain + more),
     ),
@@ -147,14 +147,12 @@ KNOWN = (
             ("x sigmoid({} x)", 1.0, lambda m, by: m.x * m.sigmoid(m.x * by), ""),
             ("a GELU whose cubic term has the factor {}", CUBIC, lambda m, cubic: gelu(m, cubic=cubic), TANH),
             ("a GELU whose tanh has the factor {}", INNER, lambda m, factor: gelu(m, factor=factor), TANH),
-            ("a ReLU that lets {} of what is negative through", 0.0, leaky, RELU),
-            ("a ReLU that begins at {}", 0.0, lambda m, start: m.relu(m.x - start), RELU),
+            ("a ReLU that passes {} of its negative inputs", 0.0, leaky, RELU),
+            ("a ReLU that starts at {}", 0.0, lambda m, start: m.relu(m.x - start), RELU),
         )
     ),
     Number(("pooling",), "HED-1", "a mean that adds {} to the number of tokens", 0.0, _mean),
-    Number(
-        ("pooler.output",), "HED-2", "a tanh of {} times what goes in", 1.0, lambda m, by: m.tanh(m.x * by)
-    ),
+    Number(("pooler.output",), "HED-2", "a tanh of {} times its input", 1.0, lambda m, by: m.tanh(m.x * by)),
     Number(("logits",), "HED-3", "logits that are multiplied by {}", 1.0, _times),
     Number(
         ("log_probabilities",),
@@ -165,7 +163,7 @@ KNOWN = (
     ),
     Number(("losses",), "LOS-1", "labels that are smoothed by {}", 0.0, smoothed),
     Number(("losses",), "LOS-1", "losses that are multiplied by {}", 1.0, _times),
-    Number(("normalized",), "HED-5", "a vector that is multiplied by {} besides", 1.0, _times),
+    Number(("normalized",), "HED-5", "a vector with an extra factor of {}", 1.0, _times),
 )
 
 

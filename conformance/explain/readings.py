@@ -47,13 +47,13 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
         return
     bits = _bits(actual[finite])
     if bits < _bits_of(name):
-        yield Hypothesis("fewer_bits", f"numbers of {bits} significant bits", "PRC-2")
+        yield Hypothesis("fewer_bits", f"values with {bits} significant bits", "PRC-2")
         return
     exponent = np.floor(np.log2(np.maximum(abs(actual), precision(name).smallest_normal)))
     # A value just below a power of two may have been rounded up to it, by half the larger spacing.
     half = 2.0**exponent * precision(name).unit_roundoff
     if within(np.maximum(abs(actual - right.value) - half, 0), right.sigma):
-        yield Hypothesis(f"stored_in_{name}", f"numbers that were rounded to {name}", "PRC-2")
+        yield Hypothesis(f"stored_in_{name}", f"values that were rounded to {name}", "PRC-2")
         return
     prediction = question.predict(RIGHT, name)
     # Values out of the format's range may become infinity, and then NaN.
@@ -80,10 +80,10 @@ def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
         fits = abs(actual - np.round(actual, decimals)) <= unit * abs(actual)
         if fits.all() and len(np.unique(actual)) >= ENOUGH:
             if within(np.maximum(abs(actual - right) - 0.5 * 10.0**-decimals, 0), sigma + unit * abs(right)):
-                yield Hypothesis("decimals", f"numbers that were rounded to {decimals} decimals", clause)
+                yield Hypothesis("decimals", f"values that were rounded to {decimals} decimals", clause)
             return
     if (bits := _bits(actual)) < _bits_of(question.case.dtype) - FREE:
-        yield Hypothesis("fewer_bits", f"numbers of {bits} significant bits", clause)
+        yield Hypothesis("fewer_bits", f"values with {bits} significant bits", clause)
 
 
 def _bits(numbers: Array) -> int:
@@ -125,7 +125,7 @@ def of_limit(question: Question) -> Iterator[Hypothesis]:
             and clear(actual - right, actual - limited, question.right.sigma)
         ):
             bound = low if math.isfinite(low) and text else high
-            yield Hypothesis("clamped", f"numbers that are clamped to {text}{bound:.6g}", clause)
+            yield Hypothesis("clamped", f"values that are clamped to {text}{bound:.6g}", clause)
             return
 
 
@@ -133,7 +133,7 @@ def of_sign(question: Question) -> Iterator[Hypothesis]:
     right, sigma = question.right.value, question.right.sigma
     negative = right < -Z * sigma
     if negative.sum() >= 3 and clear(question.actual - right, question.actual - abs(right), sigma):
-        yield Hypothesis("sign_lost", "numbers without their sign", usual_clause(question))
+        yield Hypothesis("sign_lost", "values without their sign", usual_clause(question))
 
 
 def of_small(question: Question) -> Iterator[Hypothesis]:
@@ -141,7 +141,7 @@ def of_small(question: Question) -> Iterator[Hypothesis]:
     nonzero = question.actual != 0
     if limits and within(error[nonzero], np.broadcast_to(question.right.sigma, nonzero.shape)[nonzero]):
         clause = usual_clause(question)
-        text = "numbers below a limit between {:.3g} and {:.3g} that were set to zero".format(*limits)
+        text = "values below a limit between {:.3g} and {:.3g} that were set to zero".format(*limits)
         yield Hypothesis("flushed", text, clause)
 
 
@@ -198,7 +198,7 @@ def of_rows(question: Question) -> Iterator[Hypothesis]:
         (step,) = shifts
         text = f"rows of the table that are {abs(step)} too {'high' if step > 0 else 'low'}"
     else:
-        text = f"other rows of the table: {few(f'{actual} instead of {target}' for actual, target in pairs)}"
+        text = f"different table rows: {few(f'{actual} instead of {target}' for actual, target in pairs)}"
     padding = question.tensor == "embeddings.position" and not (wrong & real).any()
     clause = {"embeddings.token": "EMB-1", "embeddings.position": "POS-6" if padding else "POS-5"}
     where = "" if wrong.all() else f", in {wrong.sum()} of {wrong.size} tokens"
@@ -412,7 +412,7 @@ def _of_order(
         source = np.array([int(np.square(old - line).sum(1).argmin()) for line in new])
         moved = np.flatnonzero(source != np.arange(len(source)))
         if moved.size and len(set(source.tolist())) == len(source):
-            text = f"{word} {few(moved)} of `{name}.weight` having changed places"
+            text = f"{word} {few(moved)} of `{name}.weight` in a different order"
             permuted = {f"{name}.weight": partial(np.take, weight, source, axis)}
             hypothesis = loaded("weight_permuted", text, "WGT-2", permuted)
             prediction = question.predict(hypothesis)

@@ -50,7 +50,7 @@ class Effort:
 
     def check(self) -> None:
         if self.spent():
-            raise Spent(f"{self.seconds:g} s of the processor are spent")
+            raise Spent(f"{self.seconds:g} s of CPU time are used up")
 
     def among(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
         """Yield hypotheses until the time is up; count the rest."""

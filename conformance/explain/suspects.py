@@ -100,7 +100,7 @@ def of_left_out(question: Question, tap: str) -> Iterator[Hypothesis]:
     """Yield the step's omission, which fails if its input has a different size."""
     clause = clause_of(question.config, tap, question.case.part)
     change = Change(taps=(tap,), edit=lambda m: m.reshape(m.x, tuple(m.y.shape)))
-    yield Hypothesis("step_left_out", f"`{tap}` being what goes into its step", clause, change=change)
+    yield Hypothesis("step_left_out", f"`{tap}` being the input of its step", clause, change=change)
 
 
 def of_gradient(question: Question) -> Iterator[Hypothesis]:

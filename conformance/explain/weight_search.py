@@ -104,7 +104,7 @@ def _of_linear(case: JudgedProblem, module: str, tap: str) -> Iterator[WrongWeig
         if config.pooling == "flatten":
             for shape in ((-1, config.d_model), (config.d_model, -1)):
                 swapped = partial(_swapped, weight, (*shape, weight.shape[1]))
-                text = f"rows of `{name}` for features before tokens"
+                text = f"rows of `{name}` ordered by feature first, then by token"
                 yield WrongWeights("flatten_order", text, "HED-1", {name: swapped})
     yield from _of_other_layers(case, module)
     if tap.endswith((*PROJECTED, "attention.output")):
@@ -177,9 +177,7 @@ def _of_norm(case: JudgedProblem, module: str) -> Iterator[WrongWeights]:
     }
     swapped: WrongArrays = {gain: lambda: weights[offset], offset: lambda: weights[gain]}
     yield WrongWeights("norm_gain_and_offset_missing", "gain 1 and offset 0", "NRM-2", defaults)
-    yield WrongWeights(
-        "norm_gain_and_offset_swapped", "gain and offset in each other's place", "NRM-2", swapped
-    )
+    yield WrongWeights("norm_gain_and_offset_swapped", "gain and offset swapped", "NRM-2", swapped)
     for name, parameter in parameters(case.config, case.part).items():
         other = name.removesuffix(".weight")
         if parameter.kind != "gamma" or other == module:

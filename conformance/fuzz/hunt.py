@@ -51,7 +51,7 @@ def hunt(
         if reason := unseen(findings.environments.get(name, {}), settings.device):
             findings.note(f"{name} {reason}")
         elif any(tally.statuses["unsupported"] for tally in findings.tallies[name].values()):
-            advice = "a backend of a fixed architecture is judged on its own weights: concord check PATH"
+            advice = "a backend with a fixed architecture is judged on its own weights: concord check PATH"
             findings.note(f"{name}: nothing was judged; {advice}")
     findings.plan, findings.interrupted = plan, stopped()
     findings.seconds = time.time() - started
@@ -89,7 +89,7 @@ class _Hunt:
     def renew(self) -> None:
         for name, runner in self.runners.items():
             if failure := runner.supervisor.failure:
-                rest = f"it was left out for the rest of {self.plan.chunk} cases"
+                rest = f"it was skipped in the rest of its {self.plan.chunk} cases"
                 self.findings.note(f"{name}: {failure}; {rest}")
             runner.supervisor.refresh(RESTARTS)
 

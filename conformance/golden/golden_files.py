@@ -189,7 +189,7 @@ class GoldenFile:
                 if mask.ndim == 3:
                     real = np.repeat(real[:, None], mask.shape[1], axis=1)
                 if not np.array_equal(mask != 0, real):
-                    raise SpecError("'inputs/mask' is not the mask of the ids, but must be")
+                    raise SpecError("'inputs/mask' must be the mask of the ids, but is not")
             return {}
         names = fnmatch.filter(self.tensors, f"inputs/{source.stored}")
         stated = bool(names) or self.stated.get(source.none.key) == source.none.value
@@ -255,7 +255,7 @@ class GoldenFile:
         # Each step's reports are compared, and two states of the weights.
         losses = self.tensors[LOSSES]
         if losses.ndim != 1 or not losses.size:
-            raise SpecError(f"{LOSSES!r} has shape {losses.shape} but must have one number for each step")
+            raise SpecError(f"{LOSSES!r} has shape {losses.shape} but must have one value for each step")
         steps = len(losses)
         batches, expected = self._batches(steps), self._reported(steps)
         problems = list[str]()
@@ -264,7 +264,7 @@ class GoldenFile:
                 if name in self.trainable:
                     expected[f"steps.{step}.parameters.{name}"] = array
                 elif not np.array_equal(array, self.weights[name]):
-                    problems.append(f"{prefix}: {name!r} is not what it was, but must be: it is not trained")
+                    problems.append(f"{prefix}: {name!r} has changed, but must not: it is not trained")
         refuse(problems)
         return [self._training(batches, expected)]
 
@@ -273,7 +273,7 @@ class GoldenFile:
         for name, key in ((LOSSES, "losses.0"), (NORM, "norm")):
             array = self.take(name)
             if array is not None and array.size != steps:
-                raise SpecError(f"{name!r} has shape {array.shape} but must have one number for each step")
+                raise SpecError(f"{name!r} has shape {array.shape} but must have one value for each step")
             for step, value in enumerate([] if array is None else array.reshape(-1)):
                 reported[f"steps.{step}.{key}"] = np.asarray(value)
         return reported
@@ -363,5 +363,5 @@ def laid_out(
         tensor = contiguous(function(array, sizes))
         if shape in (None, tensor.shape):
             return tensor
-    result = f", which makes {shape} of it for {key!r}" if shape is not None else ""
+    result = f", which converts it to {shape} for {key!r}" if shape is not None else ""
     raise SpecError(f"{name!r} has shape {array.shape} but must be {meaning}{result}")

@@ -60,7 +60,7 @@ class HeatMap:
         if len({len(row) for row in self.levels}) != 1 or not self.levels[0]:
             raise SpecError(
                 f"a heat map of {' and '.join(filter(None, self.axes))} has rows of "
-                f"{sorted({len(row) for row in self.levels})} levels but must have some, as many in each"
+                f"{sorted({len(row) for row in self.levels})} levels but must all have one length above 0"
             )
 
 

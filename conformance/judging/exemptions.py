@@ -10,13 +10,13 @@ DECLARED = "declared by the backend"
 ABSENT = "declared as absent"
 
 # A tap's gradient is zero, and another gradient that bypasses it is correct.
-UNUSED = "the model does not go on with this activation"
+UNUSED = "the model does not use this activation further"
 
 # A tensor agrees but proves nothing: a parameter, or a table that is the same for all inputs.
-CONSTANT = "computed of no input"
+CONSTANT = "does not depend on any input"
 
 # A run declares that it computes no rows of padding: unpadded kernels leave them undefined (decision 31).
-PADDING = "rows of padding, which the run declares not to compute"
+PADDING = "padding rows, which the run declares it does not compute"
 
 # A value exceeds the precision's range: unscaled scores in float16 may legitimately overflow.
 OUT_OF_RANGE = "out of range"
@@ -28,12 +28,12 @@ OUT_OF_RANGE_BEFORE = "the forward pass is out of range"
 NOT_FINITE_BEFORE = "the forward pass is not finite"
 
 # End to end, correct runs may differ this much; each step is still judged.
-GROWN = "rounding may have grown beyond a tenth of it"
+GROWN = "rounding may have accumulated to more than a tenth of it"
 
 # A gradient is divided by the deviation of a row whose entries are nearly equal.
 NORM = "rounding decides a layer norm that it flows through"
 
 # A half-precision gradient is a difference of equal values.
-NO_DIGIT = "rounding leaves no digit of it"
+NO_DIGIT = "rounding leaves no correct digit"
 
 # Notes on decisions of discrete operations are in concord.conformance.compare.decisions.

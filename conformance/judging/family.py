@@ -196,7 +196,7 @@ class FamilyReference:
         rounded = precision(self.case.dtype).round
         if np.array_equal(rounded(result), rounded(tap), equal_nan=True):
             return ""
-        return f"the run's {'output' if name == self.output else 'loss'} is not its tap of this name"
+        return f"the run's {'output' if name == self.output else 'loss'} differs from its tap of this name"
 
 
 def norms(names: Collection[str]) -> list[str]:

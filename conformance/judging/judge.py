@@ -23,7 +23,7 @@ from concord.spec.precision import precision
 MISSING = "missing: the backend returned no such tensor"
 
 # Note of a tensor that has more digits than its run.
-WIDER = "holds numbers that the precision has not: it was computed in a wider one"
+WIDER = "holds values that the precision cannot represent: it was computed in a wider one"
 
 
 # A first look does not decide beyond this share of a tolerance: correct runs reached 0.41 with eight samples.

@@ -37,22 +37,22 @@ ACCEPTED = "accepted"
 
 # Outcomes of a run, worst first, with their meanings.
 STATUSES = {
-    "diverges": "a tensor lies beyond its tolerance, or is missing, not finite, or of another precision",
+    "diverges": "a tensor exceeds its tolerance, or is missing, not finite, or in another precision",
     NOT_JUDGED: "a bug in Concord itself, with its traceback; no backend is to blame",
     "missing": "not installed though requested by name, or a case without a run",
     "broken": "its process or framework cannot start, or its answer holds unknown or misshapen tensors",
-    "crashed": "its process died; the message has the signal",
+    "crashed": "its process died; the message names the signal",
     "timed out": "no answer within the time limit",
     "out of memory": "it exceeded its memory limit, or the machine's",
     "error": "it raised an exception, gave an unreadable answer, or computed in another precision",
     "refused": "the backend refused the input as not fitting the specification",
     "nondeterministic": "correct each time, but not bit for bit the same (SPEC DRP-1)",
-    "undetermined": "an output, the forward pass or the gradients were judged nowhere: not returned, or the "
-    "precision does not determine them",
-    ACCEPTED: "it diverges only where the project accepts that, for a reason",
+    "undetermined": "no part of an output, the forward pass or the gradients was judged: not returned, or "
+    "not determined by the precision",
+    ACCEPTED: "it diverges only where the project accepts that, with a stated reason",
     "unsupported": "the backend cannot do this, and says why (SPEC PRC-3)",
     "absent": "not installed, and not requested by name",
-    "agrees": "every judged tensor lies within its tolerance",
+    "agrees": "every judged tensor is within its tolerance",
 }
 
 
@@ -271,7 +271,7 @@ class Verdict:
         delivered = [row.status for row in self.table if row.note != NOT_EXPOSED]
         missing = len(self.table) - len(delivered)
         suffix = f"; {missing} more {'was' if missing == 1 else 'were'} not returned" if missing else ""
-        return f"{delivered.count('diverges')} of {len(delivered)} tensors lie beyond their tolerance{suffix}"
+        return f"{delivered.count('diverges')} of {len(delivered)} tensors exceed their tolerance{suffix}"
 
     @property
     def arrival(self) -> Row | None:
@@ -291,7 +291,7 @@ class Verdict:
         meaning = (
             deviation.meaning.removesuffix(" (value 1)") if means.startswith("by") else deviation.meaning
         )
-        return deviation.alone, f"if this is meant, declare `{self.undeclared}` {means}: {meaning}"
+        return deviation.alone, f"if this is intended, declare `{self.undeclared}` {means}: {meaning}"
 
     @property
     def undeclared(self) -> str:
@@ -405,7 +405,7 @@ def divergence_lines(result: Result) -> list[str]:
 
 def _alone(verdict: Verdict) -> str:
     alone = verdict.alone[0] or (
-        "the forward pass agrees, only gradients diverge" if _only_gradients(verdict) else ""
+        "the forward pass agrees; only the gradients diverge" if _only_gradients(verdict) else ""
     )
     return f": {alone}" if alone else ""
 
@@ -505,7 +505,7 @@ def _next_step(verdict: Verdict) -> list[str]:
         earlier_row.tensor for earlier_row in earlier[last_right + 1 :] if earlier_row.note == NOT_EXPOSED
     ]
     if between:
-        start = f"{earlier[last_right].tensor} (right)" if last_right >= 0 else "the inputs"
+        start = f"{earlier[last_right].tensor} (correct)" if last_right >= 0 else "the inputs"
         return [
             f"{prefix}return {between[0]} too ({counted(len(between), 'activation')} missing "
             f"between {start} and {row.tensor}, which is wrong)"
@@ -535,7 +535,7 @@ def _where(row: Row, backend: str) -> str:
     if row.note.startswith(NO_ELEMENT):
         return f": {row.note} ({number(row.ratio)} tolerances, {kind})"
     if not deciding.beyond:
-        beyond = f"by the root mean square of all {row.size} elements: none alone lies beyond{note}"
+        beyond = f"by the RMS of all {row.size} elements: no single element exceeds its tolerance{note}"
     values = f"{backend} {actual}, reference {expected}, tolerance ±{deciding.tolerance:.2g}"
     return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {beyond})"
 

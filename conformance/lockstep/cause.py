@@ -74,7 +74,7 @@ def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
     for by, which in ((1, "after"), (-1, "before")):
         for text, clause, change in (
             ("the batches", "OPT-10", Change(batches=partial(of_other_step, by=by))),
-            ("what dropout keeps", "DRP-3", Change(masks=partial(kept_in_other_step, by=by))),
+            ("the dropout masks", "DRP-3", Change(masks=partial(kept_in_other_step, by=by))),
         ):
             yield Hypothesis("other_step", f"{text} of the step {which}", clause, change=change)
     if any(getattr(recipe, name) for name in RATES):

@@ -82,7 +82,7 @@ class Divergence:
         size = f"{row.ratio:.3g} tolerances" if finite else row.note or "nothing can be compared"
         text = f"step {self.step + 1}, {self.tensor} ({clauses}), by {size}"
         if judgement and (judgement.element or row.size == 1):
-            right = f"{judgement.expected:.9g} ± {judgement.tolerance:.2g} is right"
+            right = f"{judgement.expected:.9g} ± {judgement.tolerance:.2g} is correct"
             text += f" at {list(judgement.element)}: {judgement.actual:.9g}, but {right}"
         if self.more:
             diverge = "diverges" if self.more == 1 else "diverge"

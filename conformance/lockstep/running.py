@@ -168,7 +168,7 @@ def misfits(delivered: Mapping[str, Array], expected: Mapping[str, Array]) -> st
     for name, array in delivered.items():
         quoted, right = repr(shown(name.split(".", 2)[2])), expected.get(name)
         if right is None:
-            problems.append(f"{quoted}, which this training has not")
+            problems.append(f"{quoted}, which this training does not have")
         elif array.shape != right.shape:
             problems.append(f"{quoted} of shape {array.shape} but must be {right.shape}")
         elif array.dtype.kind != "f":
@@ -336,7 +336,7 @@ def judged_steps(
     if status == "undetermined":
         sections = ", ".join(unjudged) or "tensors"
         raise SpecError(
-            f"no step of this training was judged in its {sections}: it neither agrees nor diverges"
+            f"this training was not judged in its {sections} at any step: it neither agrees nor diverges"
         )
 
 

@@ -49,7 +49,7 @@ def explanation(found: Lockstep) -> str:
     how = (
         "each step starts from the reference's weights and state"
         if found.mode == MODES[0]
-        else "each backend goes on from its own step, and nothing is judged: right ones drift apart too"
+        else "each backend continues from its own last step, unjudged: correct backends drift apart too"
     )
     return f"Largest error in tolerances of any step; {found.mode}: {how}."
 
@@ -65,13 +65,13 @@ def unjudged(track: Track, found: Lockstep) -> str:
         return ""
     names = ", ".join(line.partition(" ")[0] for line in found.lost)
     why = (
-        f"{found.dtype} does not hold the recipe's {names} (OPT-11)"
+        f"{found.dtype} cannot represent the recipe's {names} (OPT-11)"
         if names
-        else f"what they are computed from is out of the range of {found.dtype}"
+        else f"the values they are computed from are out of the range of {found.dtype}"
     )
     return (
-        f"not judged: {', '.join(sections)}: {why}; train with numbers that {found.dtype} holds, or in "
-        f"another precision (--dtype float32)"
+        f"not judged: {', '.join(sections)}: {why}; train with values that {found.dtype} can represent, or "
+        "in another precision (--dtype float32)"
     )
 
 

@@ -19,7 +19,7 @@ def detection_page(record: Record) -> str:
     def share(name: str) -> str:
         statuses = Counter(finding.status for finding in judged if finding.backend == name)
         exact, detections = statuses["found"], statuses["found"] + statuses["misplaced"]
-        return f"{name} {detections} of {statuses.total()}" + f" ({exact} at the right tensor)" * (
+        return f"{name} {detections} of {statuses.total()}" + f" ({exact} at the correct tensor)" * (
             exact < detections
         )
 

@@ -50,7 +50,7 @@ def summary(matrix: Matrix, backend: str) -> str:
         "clause": [finding.clause == "right" for finding in detections if finding.clause],
     }
     parts += [
-        f"{noun} right in {100 * sum(flags) / len(flags):.0f} %" for noun, flags in checks.items() if flags
+        f"{noun} correct in {100 * sum(flags) / len(flags):.0f} %" for noun, flags in checks.items() if flags
     ]
     causes = [finding.cause for finding in detections if finding.cause]
     counts = ", ".join(f"{word} {causes.count(word)}" for word in ("right", "none", "wrong"))
@@ -86,4 +86,4 @@ def show(matrix: Matrix, console: Console) -> None:
     for backend in ordered(finding.backend for finding in matrix.findings):
         console.print(summary(matrix, backend))
     if matrix.unfinished:
-        console.print(f"ended before {matrix.unfinished} more", style="bold")
+        console.print(f"stopped before {matrix.unfinished} more", style="bold")

@@ -95,7 +95,9 @@ class Job:
             return self
         reduced_job = self.independent()
         if reduced_job is None:
-            raise Unsupported("each sample depends on rows of padding, which it declares not to compute")
+            raise Unsupported(
+                "each sample depends on padding rows, which the backend declares it does not compute"
+            )
         return reduced_job
 
     def independent(self) -> Job | None:
@@ -208,7 +210,7 @@ class Report:
             expected = ("agrees", "undetermined") if result.status == "nondeterministic" else (result.status,)
             judged = result.status in ("agrees", "diverges", "undetermined", "nondeterministic")
             if outcome not in expected if judged else result.verdict is not None:
-                yield f"results[{i}].status is {result.status!r} but its tensors come to {outcome!r}"
+                yield f"results[{i}].status is {result.status!r} but its tensors imply {outcome!r}"
 
     @property
     def exit_code(self) -> int:

@@ -133,7 +133,7 @@ def _heat_map(heat: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
         "columns": columns,
         "labels": starts[0] if heat.axes[0] else [],
         "reduced": size != heat.shape,
-        "words": "no element alone lies beyond"
+        "words": "no single element exceeds its tolerance"
         if not beyond
         else "beyond everywhere"
         if len(beyond) == rows * columns

@@ -58,11 +58,11 @@ def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
         str(device).startswith("cuda") for diagnosis in ready for device in diagnosis.facts.get("devices", [])
     )
     if not has_gpu and not here.gpus():
-        lines.append("there is no GPU here; docs/guides/gpu.md says what was measured on one, and how")
+        lines.append("there is no GPU here; docs/guides/gpu.md describes what was measured on one, and how")
     elif not has_gpu and settings.device == "cpu":
         lines.append(
             "there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda "
-            "asks what they make of it"
+            "shows how they use it"
         )
     return lines
 
@@ -79,8 +79,8 @@ def _differing(ready: Sequence[Installed], kind: str) -> str | None:
         f"{', '.join(names)} in {products}" for products, names in backends_by_products.items()
     )
     return (
-        f"on {kind}, float32 products differ by default ({listing}), the commonest false alarm of all; "
-        f"concord check uses --precision strict, full float32 in each"
+        f"on {kind}, float32 products differ by default ({listing}), the most common false alarm; concord "
+        "check uses --precision strict, full float32 in each"
     )
 
 
@@ -94,15 +94,15 @@ def _advice(facts: dict[str, Any], settings: Setup) -> list[str]:
     advice = []
     expected, threads = settings.threads or os.cpu_count() or 1, facts.get("threads")
     if isinstance(threads, int) and threads not in (0, expected):
-        advice.append(f"it computes with {threads} threads where {expected} were asked for")
+        advice.append(f"it computes with {threads} threads where {expected} were requested")
     if (
         settings.device != "cpu"
         and here.gpus()
         and not any(str(device).startswith("cuda") for device in facts.get("devices", []))
     ):
         advice.append(
-            "it sees no GPU though there is one: this may be its wheel for CPUs, or one for another CUDA "
-            "than the driver's"
+            "it sees no GPU though there is one: its wheel may be CPU-only, or built for a CUDA version "
+            "other than the driver's"
         )
     missing = {"bfloat16", "float16"} - set(facts.get("dtypes", {}).get(settings.device.split(":")[0], []))
     if missing:

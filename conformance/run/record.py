@@ -171,5 +171,5 @@ def parsed(content: bytes, kinds: Mapping[str, str] = KINDS) -> Record:
     # A record may have been edited: statuses must follow from tensors, and the exit code from statuses.
     refuse(list(getattr(outcome, "contradictions", list)()))
     if not isinstance(outcome, dict) and record.exit_code != outcome.exit_code:
-        raise SpecError(f"exit_code is {record.exit_code} but what it holds comes to {outcome.exit_code}")
+        raise SpecError(f"exit_code is {record.exit_code} but its contents imply {outcome.exit_code}")
     return record

@@ -210,7 +210,7 @@ def runs(report: Report) -> str:
     for result in report.results:
         row = result.first_divergence or (result.verdict and result.verdict.nearest)
         ratio = number(row.ratio) if row else ""
-        bits = f"other bits in {len(result.differing)} tensors" if result.differing else "the same bits"
+        bits = f"different bits in {len(result.differing)} tensors" if result.differing else "the same bits"
         again = f"{result.times} runs, {bits}" if result.times > 1 else ""
         note = result.detail or result.attribution or (row.note if row else "") or again
         about = (result.backend, result.group, result.case, result.part, result.dtype, result.status)
@@ -282,7 +282,7 @@ def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
     lines = []
     for (status, detail), alike in gather(results, lambda result: (result.status, result.detail)).items():
         style = "dim" if status in ("unsupported", "absent") else "bold magenta"
-        note = " (not asked for)" if status == "absent" else ""
+        note = " (not requested)" if status == "absent" else ""
         cases = few((result.case for result in alike), 1)
         lines.append(
             Text(f"{name} {status}{note}: {detail} [{counted(len(alike), 'run')}: {cases}]", style=style)
@@ -333,7 +333,7 @@ def summary(report: Report) -> str:
         if counts[status]
     )
     sentence = ": ".join(filter(None, (counted(len(report.results), "run"), ", ".join(parts))))
-    return f"{sentence}; ended before {report.unfinished} more" if report.unfinished else sentence
+    return f"{sentence}; stopped before {report.unfinished} more" if report.unfinished else sentence
 
 
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:

@@ -119,7 +119,7 @@ def results_page(record: Record) -> str:
         for place, finding in enumerate(findings[:FINDINGS], 1)
         for result in finding.results
     }
-    ended = f" It was ended before {counted(report.unfinished, 'more run')}."
+    ended = f" It was stopped before {counted(report.unfinished, 'more run')}."
     return render(
         "report.html",
         record,
@@ -164,7 +164,7 @@ def headline(results: Sequence[Result], truth: str = "reference") -> str:
         (("diverges", "refused"), f"diverged from the {truth}"),
         (("nondeterministic",), "differed when run again"),
         (FAILED_WORKER, "gave no result"),
-        ((NOT_JUDGED,), "could not be judged, by a fault of Concord,"),
+        ((NOT_JUDGED,), "could not be judged, because of a bug in Concord,"),
     ):
         names = [name for name, counts in counts_of.items() if counts.keys() & {*statuses}]
         agreeing = [name for name in agreeing if name not in names]

@@ -98,7 +98,7 @@ class Backend(Plain):
     deviations: ClassVar = [
         {"name": "softmax_floor", "value": -64.0, "reason": "entries less the largest are clipped"},
         {"name": "log_softmax_floor", "value": -64.0, "reason": "entries less the largest are clipped"},
-        {"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm holds epsilon as a float32"},
+        {"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm stores epsilon as float32"},
     ]
 
     def compute(self, config, weights, inputs, dtype):

@@ -56,7 +56,7 @@ def inside(folder: Path, name: str, where: str) -> Path:
         or not name.isprintable()
         or not stays(path, folder)
     ):
-        raise SpecError(f"{where}: names {name[:80]!r} but all its files must lie in {folder}")
+        raise SpecError(f"{where}: names {name[:80]!r} but all its files must be in {folder}")
     return path
 
 
@@ -108,14 +108,14 @@ class Container:
 
     def _one(self, path: Path) -> dict[str, StoredTensor]:
         if self.load is None:
-            raise SpecError(f"{path}: {self.name} is written alone; read the checkpoint that it was made of")
+            raise SpecError(f"{path}: {self.name} is write-only; read the checkpoint that it was made from")
         return isolation.read(self.load, path, self.framework) if self.isolated else dict(self.load(path))
 
     def _several(self, path: Path) -> dict[str, StoredTensor]:
         content = read_json(path)
         places = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-            raise SpecError(f"{path}: 'weight_map' must say for each tensor which file has it")
+            raise SpecError(f"{path}: 'weight_map' must name the file that holds each tensor")
         files = {name: inside(path.parent, name, str(path)) for name in sorted({*places.values()})}
         tensors: dict[str, StoredTensor] = {}
         problems: list[str] = []

@@ -49,7 +49,7 @@ def _entries(pairs: list[tuple[Any, Any]]) -> Any:
     if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
         raise SpecError(
-            f"the name {next(str(name) for name in names if names.count(name) > 1)[:60]!r} is there twice"
+            f"the name {next(str(name) for name in names if names.count(name) > 1)[:60]!r} appears twice"
         )
     return _joined(entries) if CHUNKED in entries else entries
 
@@ -67,7 +67,7 @@ def _array(shape: Any, dtype: str, content: bytes) -> StoredTensor:
     shape = shape_of(shape)
     if dtype not in NUMPY or size(dtype, shape) != len(content):
         description = f"shape {shape} and dtype {str(dtype)[:20]!r}"
-        raise SpecError(f"an array has {description}, and not the bytes for them")
+        raise SpecError(f"an array has {description} but the wrong number of bytes")
     return sliced(content, 0, dtype, shape)
 
 
@@ -85,7 +85,7 @@ def _joined(entries: Mapping[str, Any]) -> StoredTensor:
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors one by one as nested dictionaries."""
-    with optional("to write msgpack", "porting"):
+    with optional("writing msgpack", "porting"):
         import msgpack
 
     refuse(

@@ -70,7 +70,7 @@ def _datasets(group: Any, name: str) -> Iterator[tuple[str, StoredTensor]]:
     for key in group:
         inner = f"{name}/{key}" if name else key
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-            raise SpecError(f"{inner[:200]!r} is a link that leads elsewhere")
+            raise SpecError(f"{inner[:200]!r} is a link that points elsewhere")
         member = group[key]
         if isinstance(member, h5py.Group):
             yield from _datasets(member, inner)
@@ -83,7 +83,8 @@ def _dataset(member: Any, name: str) -> StoredTensor:
     # Storage smaller than the data means compression, or values that were never written.
     if elsewhere or member.id.get_storage_size() != member.size * member.dtype.itemsize:
         raise SpecError(
-            f"{name[:200]!r} lies in another file, in pieces, or compressed; Keras writes it here, in one"
+            f"{name[:200]!r} is in another file, chunked or compressed; Keras writes it to this file, in one "
+            "block"
         )
     # HDF5 lacks bfloat16, so Keras stores two opaque bytes and names the dtype in an attribute.
     if member.dtype == np.dtype("V2") and member.attrs.get("dtype") == BFLOAT16:
@@ -100,7 +101,7 @@ def _put(group: Any, name: str, tensor: StoredTensor) -> None:
 
 
 def _created(path: Path) -> Any:
-    with optional("to write HDF5", "porting"):
+    with optional("writing HDF5", "porting"):
         import h5py
     return h5py.File(path, "w", track_order=True)  # h5py would sort by name: layer 10 before layer 2
 

@@ -33,9 +33,9 @@ def save(
     every_tap: bool,
 ) -> None:
     """Write a graph, with its weights in ``<name>.data``."""
-    with optional("to write ONNX", "torch"):
+    with optional("writing ONNX", "torch"):
         import torch
-    with optional("to write ONNX", "porting"):
+    with optional("writing ONNX", "porting"):
         import onnx
 
     from concord.backends.taps import attach

@@ -30,6 +30,6 @@ def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def _checkpointer() -> Any:
-    with optional("a folder of Orbax", "jax"):
+    with optional("an Orbax folder", "jax"):
         import orbax.checkpoint as orbax
     return orbax.PyTreeCheckpointer()

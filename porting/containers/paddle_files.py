@@ -21,7 +21,7 @@ LACKS = ("float8_e4m3fn", "float8_e5m2", "uint64", "uint32", "uint16")  # dtypes
 def _encoded(text: str, encoding: str = "latin1") -> bytes:
     # Pickles of protocol 2 encode bytes as Latin-1 text; no pickle of arrays uses another codec.
     if encoding not in ("latin1", "latin-1"):
-        raise SpecError(f"it spells bytes in {encoding[:40]!r}")
+        raise SpecError(f"it encodes bytes as {encoding[:40]!r}")
     return codecs.encode(text, "latin1")
 
 
@@ -54,7 +54,7 @@ class _Reader(pickle.Unpickler):
         path = f"{module}.{name}"
         if path not in ALLOWED:
             raise SpecError(
-                f"it asks for {path[:100]!r}, which no file of weights needs; nothing of it was run"
+                f"it requests {path[:100]!r}, which no weight file needs; none of its code was run"
             )
         return ALLOWED[path]
 

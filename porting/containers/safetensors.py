@@ -50,7 +50,9 @@ def read(path: Path) -> dict[str, StoredTensor]:
             shapes = {name: shape_of(entry["shape"]) for name, entry in header.items()}
         except (SafetensorError, ValueError, RecursionError, OSError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise SpecError(f"{path}: not a whole safetensors file: {reason}; it has {total} bytes") from None
+            raise SpecError(
+                f"{path}: not a complete safetensors file: {reason}; it has {total} bytes"
+            ) from None
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     tensors = {}
     for name, entry in header.items():

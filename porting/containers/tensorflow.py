@@ -23,7 +23,7 @@ def is_index(path: Path) -> bool:
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
     """Tensors of a checkpoint."""
-    with optional("a checkpoint of TensorFlow", "tf"):
+    with optional("a TensorFlow checkpoint", "tf"):
         import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(path.with_suffix("")))
@@ -43,7 +43,7 @@ def _bits(reader: object, name: str) -> Bits:
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors, and for TensorFlow 2 keys their object graph."""
-    with optional("to write a checkpoint of TensorFlow", "tf"):
+    with optional("writing a TensorFlow checkpoint", "tf"):
         import tensorflow as tf
 
     prefix = str(path.with_suffix(""))

@@ -32,7 +32,7 @@ GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 def load(path: Path) -> Mapping[str, StoredTensor]:
     """A file's tensors, even inside a training loop's state."""
-    with optional("a file of PyTorch", "torch"):
+    with optional("a PyTorch file", "torch"):
         import torch
 
     if not path.stat().st_size:
@@ -45,12 +45,12 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
         reason = " ".join(str(error).partition("WeightsUnpickler error: ")[2].split())
         reason = reason.partition(" Check the documentation")[0]
         if match := GLOBAL.search(str(error)):
-            reason = f"it asks for {match[1][:100]!r}, which no file of weights needs; nothing of it was run"
-        raise SpecError(reason[:300] or "it is no pickle of tensors; nothing of it was run") from None
+            reason = f"it requests {match[1][:100]!r}, which no weight file needs; none of its code was run"
+        raise SpecError(reason[:300] or "it is not a pickle of tensors; none of its code was run") from None
     except RuntimeError as error:
         if "TorchScript" in str(error):
             raise SpecError(
-                "it is a compiled model of TorchScript, which is code; save its state_dict()"
+                "it is a compiled TorchScript model, which is code; save its state_dict()"
             ) from None
         raise
     return flat(content, _stored)
@@ -75,7 +75,7 @@ def _bits(tensor: Any, dtype: str, shape: tuple[int, ...]) -> Bits:
 
 def save(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Write tensors as a ``state_dict``."""
-    with optional("to write a file of PyTorch", "torch"):
+    with optional("writing a PyTorch file", "torch"):
         import torch
 
     with refusing(path):

@@ -84,12 +84,14 @@ SCENARIOS: dict[str, Scenario] = {
         "layers; gains and biases far from 1 and 0",
         options={"num_layers": 2},
     ),
-    "peaked": Scenario("softmax rows that are all but one-hot, and scores beyond 10000", profile="peaked"),
+    "peaked": Scenario("softmax rows that are nearly one-hot, and scores beyond 10000", profile="peaked"),
     "tiny": Scenario(
-        "rows whose variance is near epsilon: its value and its place; flat softmax rows", profile="tiny"
+        "rows whose variance is near epsilon, which test its value and placement; flat softmax rows",
+        profile="tiny",
     ),
     "offset": Scenario(
-        "rows whose mean is far larger than their deviation: how the variance is computed", profile="offset"
+        "rows whose mean is far larger than their deviation, which test how the variance is computed",
+        profile="offset",
     ),
     "single": Scenario(
         "a batch of one sample of one token: softmax over one key",
@@ -108,9 +110,8 @@ SCENARIOS: dict[str, Scenario] = {
         options={"num_heads": 7},
     ),
     "long": Scenario(
-        "one sample of 263 tokens, as many as there are positions: longer than the blocks of kernels; ids "
-        "beyond 8 and 16 bits, each used "
-        "many times; the first token is padding; two layers of one head",
+        "one sample of 263 tokens, as many as there are positions, so longer than the blocks of kernels; ids "
+        "beyond 8 and 16 bits, each used many times; the first token is padding; two layers of one head",
         padding="left",
         batch=1,
         tokens=LONG,
@@ -127,9 +128,9 @@ SCENARIOS: dict[str, Scenario] = {
         },
     ),
     "full": Scenario("no padding at all: masks must have no effect", padding="none"),
-    "equal": Scenario("every row ends in the same padding: it must be masked all the same", padding="equal"),
+    "equal": Scenario("every row ends in the same padding: it must still be masked", padding="equal"),
     "looped": Scenario(
-        "one head after the other, with the mask of the right sample",
+        "one head after the other, with the mask of the correct sample",
         options={"head_computation": "looped", "mask_assignment": "per_sample"},
         once=True,
         only=("keras-attention",),
@@ -155,7 +156,7 @@ SCENARIOS: dict[str, Scenario] = {
         only=("bert-pytorch",),
     ),
     "short": Scenario(
-        "pooled vectors that are shorter than the least length that they are divided by, and longer ones",
+        "pooled vectors that are shorter than the minimum length that they are divided by, and longer ones",
         options={"length_epsilon": SHORT},
         once=True,
         only=("sentence-bert",),

@@ -11,7 +11,9 @@ def main() -> int:
     """Run the command, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m concord.spec.cases", description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail if a file is not what would be written"
+        "--check",
+        action="store_true",
+        help="write nothing; fail if a file differs from what would be written",
     )
     if parser.parse_args().check:
         problems = drift()

@@ -90,7 +90,7 @@ def _weight_problems(
     }
     for name, (source_name, native) in bindings.items():
         if name not in required:
-            yield f"{key}' names {name!r}, which is no parameter of the part"
+            yield f"{key}' names {name!r}, which is not a parameter of the part"
             continue
         if owners.setdefault(source_name, name) != name:
             yield (
@@ -115,4 +115,4 @@ def _output_problems(
     for name, output in outputs.items():
         tap = fill(output.tap, {"i": 0, "n": config.num_layers})
         if tap not in tensors and tap != "predictions":
-            yield f"{key}' maps {name!r} to {tap!r}, which is no tap of the part"
+            yield f"{key}' maps {name!r} to {tap!r}, which is not a tap of the part"

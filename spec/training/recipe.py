@@ -163,9 +163,9 @@ def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
         rounded = float(target.round(np.asarray(value)))
         consequence = None
         if averages.get(name) and rounded == 1.0:
-            consequence = "what is kept is never forgotten, and only grows"
+            consequence = "the average never decays, and only grows"
         elif name == "epsilon" and adaptive and value and not rounded:
-            consequence = "a step divides by zero where a gradient is zero, or its square is"
+            consequence = "a step divides by zero where a gradient or its square is zero"
         elif name == "epsilon" and adaptive and 0 < rounded < target.smallest_normal:
             consequence = "a device that flushes subnormal numbers divides by zero"
         elif (
@@ -174,7 +174,7 @@ def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
             # A parameter times 1 - share then rounds to itself.
             and 0 < share < target.unit_roundoff / 2
         ):
-            consequence = f"no weight decays: a share of {share:g} is below half of its last place"
+            consequence = f"no weight decays: a share of {share:g} is below half a unit in its last place"
         elif name in ("learning_rate", "weight_decay", "clip_epsilon") and value and not rounded:
             consequence = "it has no effect"
         if consequence:

@@ -36,7 +36,7 @@ class PaddleInjection(Injection):
     def with_gradient(self, x, function):
         if not paddle.in_dynamic_mode():
             raise Unsupported(
-                "paddle has no hooks where it compiles: a change of a gradient on its way cannot be traced"
+                "paddle has no hooks in compiled code: a change to a gradient in flight cannot be traced"
             )
         x = x * 1.0  # a new tensor: a hook on a parameter would outlive the run
         if not x.stop_gradient:
