@@ -78,7 +78,7 @@ def about(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """One model in four frameworks, with proof that all compute the same results."""
+    """Tell rounding from bugs: judge whether models compute the same results."""
     # A test or a notebook may run several commands in one process.
     output_files.READ.clear()
 

@@ -63,7 +63,7 @@ def _entry(parameter: Any) -> tuple[str, str]:
     """Return an option's names and value, and its help."""
     is_argument, is_flag = parameter.param_type_name == "argument", getattr(parameter, "is_flag", False)
     names = "" if is_argument else ", ".join(parameter.opts)
-    value = "" if is_flag else (parameter.metavar or parameter.name.upper()).strip("[]")
+    value = "" if is_flag else re.sub(r"[][.]", "", parameter.metavar or parameter.name.upper())
     return f"{names} {value}".strip(), parameter.help or ""
 
 

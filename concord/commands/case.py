@@ -25,6 +25,8 @@ def export(
     Args:
         directory (DIR): An empty folder; 'concord check --from-dump DIR' judges the returned runs.
         uncomputed_padding: For runs that do not compute rows of padding: no loss depends on one.
+
+    Examples: concord case export cases --variant bert
     """
     output_files.check_folder(directory)
     jobs = cases.jobs(model)
@@ -47,6 +49,8 @@ def run(
 
     Args:
         directory (DIR): A folder of cases that 'concord case export' or 'concord fuzz' wrote.
+
+    Examples: concord case run cases --backend torch
     """
     outputs.check()
     settings, names, jobs = collect(workers.settings, workers.names, lambda: dump.read_jobs(directory))

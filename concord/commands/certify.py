@@ -41,6 +41,9 @@ def certify(
         verify: Recreate this certificate, and compare. If the checkpoints moved, SRC and DST give
             their new locations.
         to (FORMAT): The format of DST. Default: recognised from its files.
+
+    Examples: concord certify all-MiniLM-L6-v2 minilm-jax -o minilm.json ·
+        concord certify --verify minilm.json
     """
     from concord.porting import certificate as certificates
     from concord.porting.texts import read_texts

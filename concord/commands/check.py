@@ -81,6 +81,9 @@ def check(
     Args:
         from_dump (DIR): Judge runs that were returned as files for cases from 'concord case
             export'.
+
+    Examples: concord check --backend torch --backend jax ·
+        concord check all-MiniLM-L6-v2 --texts texts.txt
     """
     outputs.check()
     if from_dump is not None:

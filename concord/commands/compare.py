@@ -75,6 +75,9 @@ def compare(
         node_values: Write errors by node for Model Explorer (JSON), with the exported program (.pt2).
         junit: Write the results as JUnit XML, with one test for each candidate.
         device (D): cpu, cuda or cuda:N: the device of the reference, and of its exact computation.
+
+    Examples: concord compare my.model:build --as sdpa --as bfloat16 ·
+        concord compare my.model:build port.onnx --gradients
     """
     outputs.check(repro, node_values, junit)
     selection, proposing = [*(candidate or ()), *(way or ())], names is not None and not names.exists()

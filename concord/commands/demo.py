@@ -42,6 +42,8 @@ def demo(
     Args:
         backend (B): torch, tf, paddle or jax. Default: the first that is installed.
         html: Where to write the page.
+
+    Examples: concord demo --backend jax
     """
     output_files.check(html)
     names, console = [backend] if backend else list(backends.BUILT_IN), Terminal()

@@ -33,6 +33,8 @@ def diff(
     Args:
         first (A): A checkpoint of any format.
         second (B): Another checkpoint, of the same or a different format.
+
+    Examples: concord diff all-MiniLM-L6-v2 minilm-jax
     """
     from concord.porting import read
     from concord.porting.comparison import compare

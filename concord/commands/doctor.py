@@ -17,7 +17,10 @@ SUMMARY = ("version", "devices", "threads", "dtypes")  # facts in the table of a
 
 
 def doctor(*, workers: options.Workers) -> None:
-    """Show what is installed and what to do; with --backend, everything a backend reports about itself."""
+    """Show what is installed, and what to do about it.
+
+    Examples: concord doctor --backend torch
+    """
     console, settings, names = Terminal(), workers.settings(), workers.names()
     with console.status("starting each backend to ask it", spinner="line"):
         installed = diagnoses.diagnose(names, settings)

@@ -20,6 +20,8 @@ def explain(name: str) -> None:
 
     Args:
         name (NAME): For example ATT-4, gelu_tanh_for_erf, undetermined or uncomputed_padding.
+
+    Examples: concord explain MSK-2 · concord explain undetermined
     """
     meanings = known_meanings()
     if name not in meanings:

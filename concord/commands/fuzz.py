@@ -92,6 +92,8 @@ def fuzz(
     Args:
         scheduler (ADDRESS): Run on the Dask cluster at this address, for example tcp://host:8786.
         out (DIR): The folder for cases that fail.
+
+    Examples: concord fuzz --cases 50 --backend torch --dtype float64
     """
     with optional("concord fuzz", "fuzz"):
         from concord.conformance.fuzz import summary

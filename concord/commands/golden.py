@@ -20,6 +20,8 @@ def golden(
     Args:
         directory (DIR): A folder of golden files, with subfolders. Default: the golden files that
             come with Concord.
+
+    Examples: concord golden --backend jax
     """
     with optional("concord golden", "all"):
         from concord.conformance.golden import golden_files

@@ -54,6 +54,8 @@ def lockstep(
         seed: The seed of weights, batches and dropout.
         free_running: Let each backend continue from its own last step; show curves, and judge
             nothing.
+
+    Examples: concord lockstep --variant bert --steps 50
     """
     outputs.check()
     problems = options.outside(

@@ -20,12 +20,14 @@ def mutants(
     workers: options.Workers,
     outputs: options.Outputs,
 ) -> None:
-    """Plant porting bugs, each in one backend in turn, and show which bugs are found.
+    """Plant porting bugs in the backends in turn, and show which are found.
 
     Args:
         mutant (M): A mutant by name, or an operation for all of its mutants; may be repeated.
             Default: all.
         every: Plant each mutant in every backend.
+
+    Examples: concord mutants --mutant mask_missing --every
     """
     outputs.check()
     settings, names, bugs = collect(

@@ -36,6 +36,8 @@ def port(
             are listed.
         taps: Make every activation an output of the ONNX graph.
         force: Replace an existing checkpoint.
+
+    Examples: concord port all-MiniLM-L6-v2 --to jax -o minilm-jax
     """
     from concord import porting  # imports every container, which few commands need
 

@@ -31,6 +31,8 @@ def predict(
             tokenizer.
         text ([TEXT]...): Texts; with --pair, pairs of texts.
         pair: Take the texts in pairs.
+
+    Examples: concord predict all-MiniLM-L6-v2 "A cat sat on the mat."
     """
     from concord.porting.prediction import TextPredictor, framework_of, read_model
     from concord.porting.texts import Text, read_texts

@@ -24,6 +24,8 @@ def variants(
 
     Args:
         name (VARIANT): Print one variant in full, as TOML.
+
+    Examples: concord show variants bert
     """
     if name is not None:
         print(spec.variant(name).to_toml(), end="")
@@ -64,6 +66,8 @@ def report(
         markdown: Put the table of check or speed between its markers in a Markdown file.
         runs: Write each run's result, its largest error and the place of that error, as
             tab-separated lines.
+
+    Examples: concord show report check.json --html check.html
     """
     from concord.conformance.run import report
     from concord.conformance.run.campaign import Report
@@ -107,6 +111,8 @@ def attention(
         checkpoint (CHECKPOINT): A checkpoint of any format, with its tokenizer.
         text_a (TEXT): A text that the model reads.
         text_b ([TEXT_B]): The second text of a pair.
+
+    Examples: concord show attention all-MiniLM-L6-v2 "A cat sat." --backend jax
     """
     from concord.conformance.run import report
     from concord.porting.attention_page import attention_page, look

@@ -161,6 +161,8 @@ def speed(
 
     Args:
         checkpoint ([CHECKPOINT]): A checkpoint of any format, in place of presets.
+
+    Examples: concord speed --preset minilm --backend torch --backend jax
     """
     outputs.check()
     own_model = OwnModel(checkpoint, texts=texts)
