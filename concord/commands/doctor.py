@@ -19,7 +19,7 @@ SUMMARY = ("version", "devices", "threads", "dtypes")  # facts in the table of a
 def doctor(*, workers: options.Workers) -> None:
     """Show what is installed and what to do; with --backend, everything a backend reports about itself."""
     console, settings, names = Terminal(), workers.settings(), workers.names()
-    with console.status("starting each backend to ask it", spinner="line"):
+    with console.status("starting each backend to query it", spinner="line"):
         installed = diagnoses.diagnose(names, settings)
     advice = [f"{entry.backend}: {line}" for entry in installed for line in entry.advice]
     for line in (*diagnoses.conclusions(installed, settings), *advice):
