@@ -96,7 +96,7 @@ def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path, ki
 def test_other_heads_are_left_out_or_refused(tmp_path, variant, end, pretraining):
     segments = {"num_segments": 0} if variant == "distilbert" else {}
     model = spec.variant(variant, **SIZES, **segments), f"hugging-face{end}"
-    for head, why in (("qa_outputs", "question answering"), (pretraining, "pretraining")):
+    for head, why in (("qa_outputs", "question-answering"), (pretraining, "pretraining")):
         bare(tmp_path / "bare", *model, **{f"{head}.weight": np.ones((2, 14), np.float32)})
         read = porting.read(tmp_path / "bare")
         ignored = [entry.foreign for entry in read.ledger if why in entry.reason]

@@ -22,7 +22,7 @@ def doctor(*, workers: options.Workers) -> None:
     Examples: concord doctor --backend torch
     """
     console, settings, names = Terminal(), workers.settings(), workers.names()
-    with console.status("starting each backend to ask it", spinner="line"):
+    with console.status("starting each backend to query it", spinner="line"):
         installed = diagnoses.diagnose(names, settings)
     advice = [f"{entry.backend}: {line}" for entry in installed for line in entry.advice]
     for line in (*diagnoses.conclusions(installed, settings), *advice):

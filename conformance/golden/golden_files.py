@@ -226,7 +226,7 @@ class GoldenFile:
                 return
             array = laid_out(name, array, layout, sizes, shape, key)
             if not np.array_equal(expected.setdefault(key, array), array, equal_nan=True):
-                raise SpecError(f"{name!r} differs from another tensor that is {key!r} too")
+                raise SpecError(f"{name!r} differs from another tensor that is also {key!r}")
 
         for pattern, output in (entry.outputs if entry.only else {**part.outputs, **entry.outputs}).items():
             for i in range(config.num_layers if "i" in variables(pattern) else 1):
