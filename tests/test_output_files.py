@@ -177,6 +177,7 @@ def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path, entered):
 WRITTEN = {
     *("--json", "--html", "--markdown", "--certificate", "--out", "--output", "--runs", "--junit"),
     "--repro",
+    "--node-values",
 }
 
 

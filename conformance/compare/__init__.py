@@ -83,7 +83,9 @@ def prepare(
     """Run a candidate, and return its comparison for :func:`compare`.
 
     Args:
-        reference, candidate, inputs: as in :func:`compare`, with one candidate.
+        reference: as in :func:`compare`.
+        candidate: as in :func:`compare`, but only one.
+        inputs: as in :func:`compare`.
         way: how to run the reference's module as the candidate: names of
             :data:`concord.conformance.compare.ways.WAYS`, joined by ``+``. With ``int8``, the reference gets
             torchao's quantized weights.
