@@ -66,6 +66,7 @@ class ComparisonFile(StrictTable):
     texts: list[str] = []
     gradients: bool = False
     seed: int | None = None
+    log_probabilities: bool = False
     candidates: dict[str, KeptCandidate] = Field(min_length=1)
 
     def arrays(self, inputs: str) -> tuple[Any, str]:
@@ -119,11 +120,15 @@ def judge_all(kept: ComparisonFile, model: Any) -> tuple[list[Result], dict[str,
         arrays, case = kept.arrays(inputs)
         compared = compare_several(
             model,
-            {name: entry.way or candidates.loaded(entry.candidate) for name, entry in entries},
+            {
+                name: entry.way or candidates.loaded(entry.candidate, kept.log_probabilities)
+                for name, entry in entries
+            },
             arrays,
             {name: entry.options() for name, entry in entries},
             gradients=kept.gradients,
             seed=kept.seed,
+            log_probabilities=kept.log_probabilities,
         )
         results += compared.explained().results(kept.reference, case)
         notes |= compared.notes

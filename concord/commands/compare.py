@@ -30,6 +30,7 @@ def compare(
     inputs: Path | None = None,
     text: list[str] | None = None,
     gradients: bool = False,
+    log_probabilities: bool = False,
     names: Path | None = None,
     declare: list[str] | None = None,
     seed: int | None = None,
@@ -59,6 +60,7 @@ def compare(
         inputs: Arrays by name (.safetensors). Default: standard texts.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.
+        log_probabilities: Judge the log probabilities of a decoder's next tokens too.
         names: A file of lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number. If it
             does not exist, it is written with names proposed from the tensors' values.
         declare (NAME): A deviation that the candidate makes on purpose: {values}; may be repeated.
@@ -89,6 +91,7 @@ def compare(
     arguments = {
         **{"as": way, "inputs": inputs, "text": text, "gradients": gradients, "names": names},
         **{"declare": declare, "seed": seed, "python": python, **flags},
+        "log-probabilities": log_probabilities,
     }
     refuse(
         [
@@ -133,6 +136,7 @@ def compare(
             texts=text or [],
             gradients=gradients,
             seed=seed,
+            log_probabilities=log_probabilities,
             candidates=entries or {"again": KeptCandidate(**own_options)},
         )
     for entry in kept.candidates.values():
@@ -140,7 +144,7 @@ def compare(
             ways.parts_of(entry.way)
     started, milliseconds = time.perf_counter(), 0.0
     with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
-        model = candidates.placed(candidates.load(kept.reference), device)
+        model = candidates.placed(candidates.load(kept.reference, kept.log_probabilities), device)
         if reference is None or several:
             results, notes, milliseconds = judge_all(kept, model)
         else:
@@ -148,11 +152,12 @@ def compare(
             arrays, label = kept.arrays(kept.inputs)
             comparison = prepare(
                 model,
-                candidates.loaded(entry.candidate) if entry.candidate else None,
+                candidates.loaded(entry.candidate, log_probabilities) if entry.candidate else None,
                 arrays,
                 way=entry.way,
                 gradients=gradients,
                 seed=seed,
+                log_probabilities=log_probabilities,
                 **entry.options(names_exist=not proposing),
             )
             if listing:

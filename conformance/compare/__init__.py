@@ -78,6 +78,7 @@ def prepare(
     declared: Collection[str] = (),
     seed: int | None = None,
     python: str | None = None,
+    log_probabilities: bool = False,
     known: dict[Any, Any] | None = None,
 ) -> ModelComparison:
     """Run a candidate, and return its comparison for :func:`compare`.
@@ -95,6 +96,10 @@ def prepare(
         declared: names from :data:`DECLARATIONS`, and intentionally missing outputs (``output``: all).
         seed: seed of every run, required by a reference that draws random numbers.
         python: another environment's interpreter, for ``package.module:function``.
+        log_probabilities: whether to judge one more output, ``output[log_probabilities]`` (B, T - 1): the
+            log softmax of ``output[logits]`` at each next token of ``input_ids`` (B, T). It is float32 for
+            half precisions, and 0 where the next token, or the one before it, is padding. If a candidate
+            does not return it, it is computed from its logits.
         known: a cache of references, shared by candidates with the same inputs.
     """
     from torch import nn
@@ -127,7 +132,15 @@ def prepare(
     right: ModelReference = (
         ModuleReference(unwrapped(reference)) if isinstance(reference, nn.Module) else reference
     )
-    right = replace(right, args=args, kwargs=kwargs, declared=declared, seed=seed, keeps=known is not None)
+    right = replace(
+        right,
+        args=args,
+        kwargs=kwargs,
+        declared=declared,
+        seed=seed,
+        keeps=known is not None,
+        log_probabilities=log_probabilities,
+    )
     parts = way.split("+")
     with tempfile.TemporaryDirectory() as folder:  # for an exported graph
         if isinstance(right, ModuleReference):
@@ -153,6 +166,7 @@ def prepare(
         # The reference runs first, so that the candidate is not blamed for a fault of the reference or its
         # inputs.
         repeat_note = refuse_changes(right)
+        candidates.refuse_logits(right)
         outputs = [name for name in right.plain if is_output(name)]
         refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
         say("running the candidate")
@@ -166,11 +180,14 @@ def prepare(
                 cotangents=right.cotangents,
                 role="the candidate",
                 seed=seed,
+                log_probabilities=log_probabilities,
             )
         with candidates.weights_kept(right):
             run = candidates.run_module(theirs) if theirs else candidates.run(right, candidate, python)
         call = candidates.call_of(right, theirs or candidate) if known is not None else None
     arrays, own = renamed(run.arrays, names or {}, right.plain)
+    if log_probabilities:
+        candidates.add_log_probabilities(right, arrays, own)
     separate_names = [name for name in arrays if own[name] in run.whole]
     notes = {**({"two runs of the reference": repeat_note} if repeat_note else {}), **run.notes}
     return ModelComparison(

@@ -35,8 +35,12 @@ from concord.conformance.compare import activation_names, child
 from concord.conformance.compare.aten_arithmetic import ROUNDOFF
 from concord.conformance.compare.draws import again, change, states
 from concord.conformance.compare.module_reference import (
+    LOG_PROBABILITIES,
+    LOGITS,
+    OUTPUT,
     ModelReference,
     ModuleReference,
+    are_tokens,
     described,
     dtype_name,
     dtype_of,
@@ -44,6 +48,7 @@ from concord.conformance.compare.module_reference import (
     numbers,
     running,
     seeded,
+    with_log_probabilities,
 )
 from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse
@@ -61,8 +66,11 @@ SAMPLES = 5003
 ARRAYS = (np.ndarray, np.generic)
 
 
-def load(reference: str) -> Any:
-    """Load a module from ``package.module:function`` or a transformers folder."""
+def load(reference: str, log_probabilities: bool = False) -> Any:
+    """Load a module from ``package.module:function`` or a transformers folder.
+
+    For log probabilities, the folder of a decoder gives the model with its head.
+    """
     if ":" in reference and not Path(reference).exists():
         sys.path.insert(0, os.getcwd())
         try:
@@ -72,16 +80,20 @@ def load(reference: str) -> Any:
     if not Path(reference).is_dir():
         raise SpecError(f"{reference!r} is neither a folder nor package.module:function")
     with optional("a transformers model folder", "peers"):
-        from transformers import AutoModel
+        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
     try:
-        return AutoModel.from_pretrained(reference, local_files_only=True).eval()
+        names = str(AutoConfig.from_pretrained(reference, local_files_only=True).architectures)
+        decoder = log_probabilities and re.search("ForCausalLM|LMHeadModel", names)
+        kind = AutoModelForCausalLM if decoder else AutoModel
+        return kind.from_pretrained(reference, local_files_only=True).eval()
     except (OSError, ValueError) as error:
         raise SpecError(f"{reference}: transformers cannot load it: {first_line(error)}") from None
 
 
-def loaded(candidate: str) -> Any:
+def loaded(candidate: str, log_probabilities: bool = False) -> Any:
     """Load a folder's or parameterless function's module; return other candidates unchanged."""
-    return load(candidate) if Path(candidate).is_dir() or _builds_module(candidate) else candidate
+    is_module = Path(candidate).is_dir() or _builds_module(candidate)
+    return load(candidate, log_probabilities) if is_module else candidate
 
 
 def _builds_module(candidate: str) -> bool:
@@ -230,6 +242,15 @@ def refuse_modes(model: nn.Module, seed: int | None) -> None:
         raise SpecError(
             "the reference is in float64 but must be in float32 or a half precision, as candidates are"
         )
+
+
+def refuse_logits(reference: ModelReference) -> None:
+    """Refuse a reference without log probabilities, if they are requested."""
+    has_tokens = are_tokens(reference.kwargs.get("input_ids"))
+    if reference.log_probabilities and not (has_tokens and LOG_PROBABILITIES in reference.plain):
+        logits = f"{LOGITS} (B, T, vocabulary) of a torch.nn.Module"
+        lacking = logits if has_tokens else "an integer input 'input_ids' (B, T)"
+        raise SpecError(f"{lacking} is missing but required for log probabilities")
 
 
 def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleReference:
@@ -466,6 +487,19 @@ def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
         elif continuous:
             return arrays_by_name
     return by_place or arrays_by_name
+
+
+def add_log_probabilities(reference: ModelReference, arrays: Arrays, own: dict[str, str]) -> None:
+    """Match a candidate's logits and log probabilities by key; derive the latter if it has none."""
+    for key, name in ((OUTPUT, LOGITS), ("logits", LOGITS), ("log_probabilities", LOG_PROBABILITIES)):
+        if key in arrays and name not in arrays:
+            arrays[name], own[name] = arrays.pop(key), own[key]
+    if LOGITS in arrays and LOG_PROBABILITIES not in arrays:
+        ids = reference.kwargs["input_ids"]
+        logits = torch.tensor(arrays[LOGITS], dtype=torch.float32, device=ids.device)
+        derived = with_log_probabilities({"logits": logits}, reference.kwargs).get("log_probabilities")
+        if derived is not None:  # else the logits have a wrong shape
+            arrays[LOG_PROBABILITIES], own[LOG_PROBABILITIES] = numbers(derived), own[LOGITS]
 
 
 def stub(reference: ModelReference) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -64,6 +64,9 @@ Take = Callable[[str, Tensor], None]
 
 # Name of the whole module's result.
 OUTPUT = "output"
+
+# Logits of a decoder, (B, T, vocabulary), and log probabilities of its next tokens, (B, T - 1).
+LOGITS, LOG_PROBABILITIES = f"{OUTPUT}[logits]", f"{OUTPUT}[log_probabilities]"
 
 # Seed of the cotangents, so that every run differentiates the same sum.
 SEED = 0xC0
@@ -125,6 +128,7 @@ class ModelReference:
     role: str = "the reference"  # name in errors
     seed: int | None = None  # seeds each run; None: no random draws allowed
     keeps: bool = False  # whether to keep expectations from the inputs for the next candidate
+    log_probabilities: bool = False  # whether logits give one more output, LOG_PROBABILITIES
 
     @functools.cached_property
     def plain(self) -> dict[str, Tensor]:
@@ -494,6 +498,8 @@ class ModuleReference(ModelReference):
                 stack.enter_context(mode)
             stack.enter_context(seeded(self.seed))
             result = self.model(*inputs["args"], **inputs["kwargs"])
+            if self.log_probabilities:
+                result = with_log_probabilities(result, inputs["kwargs"])
             outputs |= named(result, OUTPUT)
             if not outputs:
                 kind = f"tensor of {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
@@ -745,6 +751,28 @@ def named(result: Any, stem: str) -> dict[str, Tensor]:
             )
         tensors_by_name[name] = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return tensors_by_name
+
+
+def with_log_probabilities(result: Any, inputs: Mapping[str, Any]) -> Any:
+    """Add the log probability of each next token, (B, T - 1), to a result with logits, (B, T, vocabulary).
+
+    Logits in half precision are converted to float32 first, as trainers do. The value is 0 where the next
+    token, or the one before it, is padding. A result without logits of ``input_ids`` (B, T) stays as it is.
+    """
+    results, ids, mask = dict(_leaves(result)), inputs.get("input_ids"), inputs.get("attention_mask")
+    logits = results.get("logits")
+    if not are_tokens(ids) or not isinstance(logits, Tensor) or logits.shape[:-1] != ids.shape:
+        return result
+    logits = logits.float() if logits.dtype in HALF else logits
+    chosen = logits.log_softmax(-1).gather(-1, ids.long().roll(-1, 1)[..., None])[..., 0]
+    if isinstance(mask, Tensor) and mask.shape == ids.shape:
+        chosen = chosen.masked_fill(mask * mask.roll(-1, 1) == 0, 0)
+    return {**results, "log_probabilities": results.get("log_probabilities", chosen[:, :-1])}
+
+
+def are_tokens(ids: Any) -> TypeGuard[Tensor]:
+    """Whether an input holds integers (B, T)."""
+    return isinstance(ids, Tensor) and ids.ndim == 2 and not is_continuous(ids)
 
 
 def discrete(result: Any) -> dict[str, Tensor]:

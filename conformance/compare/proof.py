@@ -8,11 +8,18 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from concord.conformance.compare.aten_operations import OperationBug, Watched, injected, sites
 from concord.conformance.compare.mechanisms import COUNTED, bugs
 from concord.conformance.compare.model_comparison import ModelComparison
-from concord.conformance.compare.module_reference import ModelReference, ModuleReference, is_output, numbers
+from concord.conformance.compare.module_reference import (
+    LOG_PROBABILITIES,
+    ModelReference,
+    ModuleReference,
+    is_output,
+    numbers,
+)
 from concord.conformance.judging.verdict import Verdict
 from concord.conformance.progress import say
 from concord.spec.errors import SpecError
@@ -89,13 +96,17 @@ def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
                     entry = entry.index_select(axis, real)
             return entry
 
-        absent = [name for name in reference.declared if is_output(name)]
-        alone = replace(reference, **reference.map_inputs(cut), cotangents=None, declared=absent)
         tensors = {name: numbers(cut(tensor)) for name, tensor in reference.values.items()}
+        if reference.log_probabilities:  # the first token has none
+            every = pad(reference.values[LOG_PROBABILITIES], (1, 0))
+            tensors[LOG_PROBABILITIES] = numbers(cut(every)[:, 1:])
+        empty = [name for name, array in tensors.items() if not array.size]
+        absent = [name for name in reference.declared if is_output(name)] + empty
+        alone = replace(reference, **reference.map_inputs(cut), cotangents=None, declared=absent)
         fitting = {
             name: array
             for name, array in tensors.items()
-            if name in alone.plain and array.shape == alone.plain[name].shape
+            if name in alone.plain and name not in empty and array.shape == alone.plain[name].shape
         }
         if not fitting:
             raise SpecError("no activation has the same shape alone as in its batch: nothing can be compared")

@@ -245,7 +245,8 @@ class Sigma:
         else:
             errors = self.namespace.square(values - self.value)
             # A single run has random errors in each element, so its squared error is averaged over the row.
-            mean_square = self.namespace.mean(errors, axis=-1, keepdims=True) if errors.ndim else errors
+            rows = errors.ndim and all(errors.shape)
+            mean_square = self.namespace.mean(errors, axis=-1, keepdims=True) if rows else errors
             with self.busy:
                 self.rounded += 1
                 self.bias = mean_square if self.bias is None else self.bias + mean_square
