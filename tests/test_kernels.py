@@ -3,6 +3,7 @@
 The folder `h200` holds results of an NVIDIA H200; each file records their versions and date.
 """
 
+import copy
 from collections import OrderedDict
 from pathlib import Path
 
@@ -249,3 +250,16 @@ def test_a_small_bug_in_arrays_is_not_taken_for_a_kernel():
     x = drawn(5, 24)
     verdict = compare(net("none"), {"output": net("tanh")(x).detach().numpy()}, x).explained()
     assert "gelu tanh" in verdict.cause.text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_arrays_of_a_half_precision_are_told_from_a_bug_of_its_size(dtype):
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(13, 31), nn.LayerNorm(31), nn.GELU(), nn.Linear(31, 7)).eval()
+    x, lower, wrong = drawn(11, 13), copy.deepcopy(model).to(dtype), copy.deepcopy(model)
+    wrong[3].bias.data *= 1 + torch.finfo(dtype).eps
+    for candidate, named in ((lower, True), (wrong, False)):
+        arrays = {"output": candidate(x.to(candidate[0].weight.dtype)).float().detach().numpy()}
+        verdict = compare(model, arrays, x).explained()
+        assert verdict.status == "diverges"
+        assert (f"may be explained by arithmetic in {str(dtype)[6:]}" in str(verdict)) == named

@@ -15,7 +15,13 @@ from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.differences import Difference, differences
 from concord.conformance.compare.kernel_names import kernels
 from concord.conformance.compare.kernels import KERNELS
-from concord.conformance.compare.module_reference import ModuleReference, numbers, spread
+from concord.conformance.compare.module_reference import (
+    HALF,
+    ModuleReference,
+    dtype_name,
+    numbers,
+    spread,
+)
 from concord.conformance.compare.stretch import Stretch, opened
 from concord.conformance.explain.description import wrong_elements
 from concord.conformance.explain.family_explanation import elsewhere
@@ -35,6 +41,10 @@ LONGEST = 40.0
 
 # Maximum number of listed module differences.
 FEW_TOLD = 3
+
+# Two runs in one half precision share the rounding of weights and inputs: their distance is at most this
+# share of that to a run in float32.
+NEARER = 0.7
 
 # Note on an output of a separate run, if the hooked run's activations agree.
 APART = (
@@ -74,12 +84,41 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
                 explanation = find_cause(comparison, right, effort, notes)
     # A kernel's tolerance hides small bugs, so any other exact cause has priority.
     exact = explanation.hypothesis if explanation else ""
+    if not exact and not undeclared:
+        with effort.attempt("trying half precisions"):
+            explanation = explanation or explain_by_precision(comparison, first)
+            exact = explanation.hypothesis if explanation else ""
     if (not exact or "tf32" in exact) and not undeclared:
         by_kernel, switch = explain_by_kernel(comparison, first, bool(exact))
         explanation, notes = by_kernel or explanation, [*switch, *notes]
     wrong = {row.tensor: row.status for row in verdict.table if row.tensor not in comparison.whole}
     notes += [*effort.notes, *elsewhere(end, wrong)]
     return dataclasses.replace(explanation or Explanation(end), notes=tuple(notes), undeclared=undeclared)
+
+
+def explain_by_precision(comparison: ModelComparison, row: Row) -> Explanation | None:
+    """The half precision that explains arrays, whose dtype says nothing about their arithmetic."""
+    reference = comparison.reference
+    if comparison.theirs or not isinstance(reference, ModuleReference) or reference.precision != "float32":
+        return None
+    for dtype in HALF:
+        lower = dataclasses.replace(reference.cast(dtype), keeps=False)
+        again = type(comparison)(lower, comparison.tensors, allow_same_bits=False, whole=comparison.whole)
+        judged = (again.judge_steps() if row.local else again.judge_whole())[row.tensor]
+        own, actual, value = (
+            array.astype(np.float64)
+            for array in (
+                lower.arrays[row.tensor],
+                comparison.tensors[row.tensor],
+                reference.arrays[row.tensor],
+            )
+        )
+        # The tolerance of a half precision hides small bugs, but these are not nearer to a run in it.
+        if judged.status == "agrees" and apart(own, actual) <= NEARER * apart(value, actual):
+            name = dtype_name(dtype)
+            text = f"`{row.tensor}` may be explained by arithmetic in {name}"
+            return Explanation(row.tensor, hypothesis=f"computed_in_{name}", text=text)
+    return None
 
 
 def explain_by_kernel(
