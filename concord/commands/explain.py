@@ -8,7 +8,9 @@ from pathlib import Path
 from concord import spec
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.compare.kernels import KERNELS
+from concord.conformance.explain.option_values import FIELDS
 from concord.conformance.judging.verdict import STATUSES
+from concord.spec.config import CHOICES
 from concord.spec.deviations import KNOWN_DEVIATIONS
 from concord.spec.errors import unknown
 from concord.spec.files import read_text
@@ -16,10 +18,10 @@ from concord.terminal import Terminal
 
 
 def explain(name: str) -> None:
-    """Explain a clause, a bug, a cause, a status or a declaration.
+    """Explain a clause, an option, a bug, a cause, a status or a declaration.
 
     Args:
-        name (NAME): For example ATT-4, gelu_tanh_for_erf, undetermined or uncomputed_padding.
+        name (NAME): For example ATT-4, gelu_tanh, undetermined or uncomputed_padding.
 
     Examples: concord explain MSK-2 · concord explain undetermined
     """
@@ -53,4 +55,10 @@ def known_meanings() -> dict[str, list[str]]:
     for cause in {cause for bug in BUGS.values() for cause in bug.cause.split(" or ")} - {"", *meanings}:
         named = [bug for bug in BUGS.values() if cause in bug.cause.split(" or ")]
         meanings[cause] = [f"{cause}, a cause:", *(f"  {bug.name}: {bug.text}" for bug in named)]
+    for option, clause in FIELDS.items():
+        known = [f"{option}, an option", f"{clause}: {clauses[clause]}"]
+        meanings[option] = [*known, *meanings.get(option, [])]
+        for value in CHOICES.get(option, ()):
+            words = [f"{value}, a value of the option {option}", f"{clause}: {clauses[clause]}"]
+            meanings.setdefault(str(value), words)
     return meanings
