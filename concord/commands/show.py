@@ -60,7 +60,7 @@ def report(
     Args:
         file: What --json wrote.
         html (--html, -o): Where to write the page.
-        markdown: Put the table of a check or of speed between its markers in a Markdown file.
+        markdown: Put the table of a check, of compare or of speed between its markers in a Markdown file.
         runs: Write the result of each run, its largest error and where, as lines with tabs.
     """
     from concord.conformance.run import report
@@ -78,13 +78,14 @@ def report(
         )
     text = ""
     if markdown:
-        if earlier.kind not in ("check", "speed"):
+        if earlier.kind not in ("check", "compare", "speed"):
             raise SpecError(
-                f"{file}: is a record of {earlier.kind}, but --markdown takes one of check or speed"
+                f"{file}: is a record of {earlier.kind}, but --markdown takes one of check, compare or speed"
             )
         if outcome.unfinished if judged else not record.data(earlier)["complete"]:
             raise SpecError(f"{file}: is not complete: runs are missing in the table of --markdown")
-        lines = report.markdown(outcome) if judged else table.markdown(record.data(earlier))
+        of_runs = report.candidates_markdown if earlier.kind == "compare" else report.markdown
+        lines = of_runs(outcome) if judged else table.markdown(record.data(earlier))
         text = report.within(markdown, earlier.kind, lines)
     output_files.write((html, lambda: page), (markdown, lambda: text), (runs, lambda: report.runs(outcome)))
     raise typer.Exit(earlier.exit_code)
