@@ -133,7 +133,7 @@ def compare(
             arrays, label = kept.arrays(kept.inputs)
             comparison = prepare(
                 model,
-                candidates.loaded(entry.candidate) if entry.candidate else None,
+                entry.candidate or None,
                 arrays,
                 way=entry.way,
                 gradients=gradients,

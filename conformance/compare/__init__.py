@@ -54,18 +54,14 @@ def compare(
         SpecError: if the comparison is impossible.
         WorkerFailure: if a candidate's process is killed.
     """
-    if is_several(candidate):
+    several = isinstance(candidate, Mapping) and not any(
+        hasattr(value, "__array__") or isinstance(value, (bool, int, float)) for value in candidate.values()
+    )
+    if several:
         from concord.conformance.compare.comparisons import compare_several
 
         return compare_several(reference, candidate, inputs, **options)
     return prepare(reference, candidate, inputs, **options).verdict()
-
-
-def is_several(candidate: Any) -> bool:
-    """Whether a mapping holds several candidates, not arrays."""
-    return isinstance(candidate, Mapping) and not any(
-        hasattr(value, "__array__") or isinstance(value, (bool, int, float)) for value in candidate.values()
-    )
 
 
 def prepare(
@@ -79,6 +75,7 @@ def prepare(
     declared: Collection[str] = (),
     seed: int | None = None,
     python: str | None = None,
+    dtype: str | None = None,
     known: dict[Any, Any] | None = None,
 ) -> ModelComparison:
     """Run a candidate, and return the comparison that :func:`compare` judges.
@@ -98,6 +95,7 @@ def prepare(
             (``output``: all).
         seed: seeds every run. Without it, a reference that draws random numbers is refused.
         python: the interpreter of another environment, for a ``package.module:function``.
+        dtype: ``bfloat16`` or ``float16``, if a candidate that is not a module computes in it.
         known: a cache of references, shared by candidates with the same inputs.
     """
     from torch import nn
@@ -118,6 +116,7 @@ def prepare(
 
     absent = [name for name in declared if is_output(name)]
     refuse(unknowns("declaration", [name for name in declared if name not in absent], DECLARATIONS))
+    refuse(unknowns("dtype", [dtype] if dtype else [], ways.DTYPES))
     if not isinstance(reference, (nn.Module, Written)):
         raise SpecError(
             f"the reference is a {type(reference).__name__} but must be a torch.nn.Module, or a Written"
@@ -130,6 +129,7 @@ def prepare(
     )
     right = replace(right, args=args, kwargs=kwargs, declared=declared, seed=seed, keeps=known is not None)
     parts = way.split("+")
+    candidate = candidates.loaded(candidate)
     with tempfile.TemporaryDirectory() as folder:  # holds an exported graph
         if isinstance(right, ModuleReference):
             device = right.device
@@ -146,11 +146,12 @@ def prepare(
         module = isinstance(candidate, nn.Module)
         if module:
             candidates.refuse_values(candidate, "the candidate")
-        right = right.cast(dtype_of(candidate)) if module else right
+        if module or dtype:
+            right = right.cast(ways.DTYPES[dtype] if dtype else dtype_of(candidate))
         right = right.differentiated() if gradients else right
         if known is not None and "int8" not in parts:
-            dtype = dtype_of(right.model) if isinstance(right, ModuleReference) else None
-            right = known.setdefault((dtype, frozenset(declared)), right)
+            kept = dtype_of(right.model) if isinstance(right, ModuleReference) else None
+            right = known.setdefault((kept, frozenset(declared)), right)
         # The reference runs first, so that its own fault, or one of the inputs, is not blamed on the
         # candidate.
         repeat_note = refuse_changes(right)

@@ -79,9 +79,10 @@ def load(reference: str) -> Any:
         raise SpecError(f"{reference}: transformers cannot load it: {first_line(error)}") from None
 
 
-def loaded(candidate: str) -> Any:
+def loaded(candidate: Any) -> Any:
     """Return the module of a folder, or of a function without parameters; any other candidate as it is."""
-    return load(candidate) if Path(candidate).is_dir() or _builds_module(candidate) else candidate
+    named_here = isinstance(candidate, str) and (Path(candidate).is_dir() or _builds_module(candidate))
+    return load(candidate) if named_here else candidate
 
 
 def _builds_module(candidate: str) -> bool:
