@@ -66,6 +66,10 @@ $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 criteria: $(VENV)/installed ## write docs/guides/criteria.md, the comparison with usual criteria, anew
 	$(RUN)/python -m examples.criteria docs/guides/criteria.md
 
+wild: $(VENV)/installed ## write the table of docs/guides/found-in-the-wild.md anew
+	cd examples/wild && $(abspath $(RUN))/python wild.py && $(abspath $(RUN))/concord compare --json build/compare.json
+	$(RUN)/concord show report examples/wild/build/compare.json --markdown docs/guides/found-in-the-wild.md
+
 SPEED := speed --preset minilm --implementation library
 RECORD = --json conformance/results/$1.json && $(RUN)/concord show report conformance/results/$1.json --markdown docs/guides/$1.md
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -50,12 +50,13 @@ class KeptCandidate(StrictTable):
     declare: list[str] = []
     names: str = ""
     python: str | None = None
+    dtype: Literal["bfloat16", "float16"] | None = None
     accepted: list[AcceptedFinding] = []
 
     def options(self, names_exist: bool = True) -> dict[str, Any]:
         """Its own options, as arguments of :func:`concord.conformance.compare.prepare`."""
         names = read_names(Path(self.names)) if self.names and names_exist else None
-        return {"declared": self.declare, "names": names, "python": self.python}
+        return {"declared": self.declare, "names": names, "python": self.python, "dtype": self.dtype}
 
 
 class ComparisonFile(StrictTable):
@@ -111,7 +112,6 @@ def judge_all(kept: ComparisonFile, model: Any) -> tuple[list[Result], dict[str,
     Raises:
         SpecError: if no candidate with the same inputs can be compared.
     """
-    from concord.conformance.compare import candidates
     from concord.conformance.compare.comparisons import compare_several
 
     results, notes, milliseconds = list[Result](), dict[str, str](), 0.0
@@ -120,10 +120,7 @@ def judge_all(kept: ComparisonFile, model: Any) -> tuple[list[Result], dict[str,
         arrays, case = kept.arrays(inputs)
         compared = compare_several(
             model,
-            {
-                name: entry.way or candidates.loaded(entry.candidate, kept.log_probabilities)
-                for name, entry in entries
-            },
+            {name: entry.way or entry.candidate for name, entry in entries},
             arrays,
             {name: entry.options() for name, entry in entries},
             gradients=kept.gradients,

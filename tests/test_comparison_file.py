@@ -27,6 +27,12 @@ def port(input):
 
 def tanh():
     return build("tanh")
+
+def rounded(input):
+    return {"output": build().bfloat16()(torch.from_numpy(input).bfloat16()).float().detach().numpy()}
+
+def absent():
+    import no_such_package
 """
 
 COMPARISONS = """
@@ -44,6 +50,13 @@ candidate = "kept_in_git:port"
 tensor = "*"
 reason = "the app ships tanh"
 
+[tool.concord.candidates.rounded]
+candidate = "kept_in_git:rounded"
+dtype = "bfloat16"
+
+[tool.concord.candidates.absent]
+candidate = "kept_in_git:absent"
+
 [tool.concord.candidates.unknown]
 candidate = "kept_in_git:tanh"
 """
@@ -55,26 +68,25 @@ def test_a_command_without_arguments_judges_what_is_kept_in_git_and_reports_to_c
     x = np.random.default_rng(0).standard_normal((3, 7)).astype(np.float32)
     save_file({"input": x}, tmp_path / "inputs.safetensors")
     surroundings = {"PYTHONPATH": str(ROOT), "GITHUB_ACTIONS": "true"}
-    done = concord("compare --junit junit.xml", folder=tmp_path, **surroundings)
-    assert done.returncode == 1, done.stderr
-    assert "1 agrees, 1 accepted, 1 diverges" in done.stdout
+    done = concord("compare --junit junit.xml --json all.json", folder=tmp_path, **surroundings)
+    assert done.returncode == 3, done.stderr
+    assert "2 agree, 1 accepted, 1 missing, 1 diverges" in done.stdout
     assert "the app ships tanh" in done.stdout
     assert "approximate` is tanh instead of none" in done.stdout, "a function without parameters is a module"
-    (annotation,) = (line for line in done.stdout.splitlines() if line.startswith("::error"))
+    annotation, _ = (line for line in done.stdout.splitlines() if line.startswith("::error"))
     assert "title=concord unknown" in annotation
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     outcomes = {test.get("classname"): [child.tag for child in test] for test in suite}
     assert outcomes == {
         "kept_in_git:build.half": [],
         "kept_in_git:build.known": ["skipped"],
+        "kept_in_git:build.rounded": [],
+        "kept_in_git:build.absent": ["error"],
         "kept_in_git:build.unknown": ["failure"],
     }
-    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "3",
-        "failures": "1",
-        "errors": "0",
-        "skipped": "1",
-    }
+    counts = [suite.get(key) for key in ("tests", "failures", "errors", "skipped")]
+    assert counts == ["5", "1", "1", "1"]
+    assert concord("show report all.json --runs runs.tsv", folder=tmp_path, **surroundings).returncode == 3
 
 
 @pytest.fixture(scope="module")

@@ -152,7 +152,7 @@ def compare(
             arrays, label = kept.arrays(kept.inputs)
             comparison = prepare(
                 model,
-                candidates.loaded(entry.candidate, log_probabilities) if entry.candidate else None,
+                entry.candidate or None,
                 arrays,
                 way=entry.way,
                 gradients=gradients,

@@ -63,7 +63,7 @@ def report(
     Args:
         file: A file that --json wrote.
         html (--html, -o): Where to write the page.
-        markdown: Put the table of check or speed between its markers in a Markdown file.
+        markdown: Put the table of check, compare or speed between its markers in a Markdown file.
         runs: Write each run's result, its largest error and the place of that error, as
             tab-separated lines.
 
@@ -84,13 +84,14 @@ def report(
         )
     text = ""
     if markdown:
-        if earlier.kind not in ("check", "speed"):
+        if earlier.kind not in ("check", "compare", "speed"):
             raise SpecError(
-                f"{file}: is a record of {earlier.kind}, but --markdown takes one of check or speed"
+                f"{file}: is a record of {earlier.kind}, but --markdown takes one of check, compare or speed"
             )
         if outcome.unfinished if judged else not record.data(earlier)["complete"]:
             raise SpecError(f"{file}: is not complete: the --markdown table would lack runs")
-        lines = report.markdown(outcome) if judged else table.markdown(record.data(earlier))
+        of_runs = report.candidates_markdown if earlier.kind == "compare" else report.markdown
+        lines = of_runs(outcome) if judged else table.markdown(record.data(earlier))
         text = report.within(markdown, earlier.kind, lines)
     output_files.write((html, lambda: page), (markdown, lambda: text), (runs, lambda: report.runs(outcome)))
     raise typer.Exit(earlier.exit_code)

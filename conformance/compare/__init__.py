@@ -53,18 +53,14 @@ def compare(
         SpecError: if the comparison is impossible.
         WorkerFailure: if a candidate's process is killed.
     """
-    if is_several(candidate):
+    several = isinstance(candidate, Mapping) and not any(
+        hasattr(value, "__array__") or isinstance(value, (bool, int, float)) for value in candidate.values()
+    )
+    if several:
         from concord.conformance.compare.comparisons import compare_several
 
         return compare_several(reference, candidate, inputs, **options)
     return prepare(reference, candidate, inputs, **options).verdict()
-
-
-def is_several(candidate: Any) -> bool:
-    """Whether a mapping contains several candidates instead of arrays."""
-    return isinstance(candidate, Mapping) and not any(
-        hasattr(value, "__array__") or isinstance(value, (bool, int, float)) for value in candidate.values()
-    )
 
 
 def prepare(
@@ -79,6 +75,7 @@ def prepare(
     seed: int | None = None,
     python: str | None = None,
     log_probabilities: bool = False,
+    dtype: str | None = None,
     known: dict[Any, Any] | None = None,
 ) -> ModelComparison:
     """Run a candidate, and return its comparison for :func:`compare`.
@@ -100,6 +97,7 @@ def prepare(
             log softmax of ``output[logits]`` at each next token of ``input_ids`` (B, T). It is float32 for
             half precisions, and 0 where the next token, or the one before it, is padding. If a candidate
             does not return it, it is computed from its logits.
+        dtype: ``bfloat16`` or ``float16``, if a candidate that is not a module computes in it.
         known: a cache of references, shared by candidates with the same inputs.
     """
     from torch import nn
@@ -120,6 +118,7 @@ def prepare(
 
     absent = [name for name in declared if is_output(name)]
     refuse(unknowns("declaration", [name for name in declared if name not in absent], DECLARATIONS))
+    refuse(unknowns("dtype", [dtype] if dtype else [], ways.DTYPES))
     if not isinstance(reference, (nn.Module, Written)):
         raise SpecError(
             f"the reference is a {type(reference).__name__} but must be a torch.nn.Module, or a Written"
@@ -142,6 +141,7 @@ def prepare(
         log_probabilities=log_probabilities,
     )
     parts = way.split("+")
+    candidate = candidates.loaded(candidate, log_probabilities)
     with tempfile.TemporaryDirectory() as folder:  # for an exported graph
         if isinstance(right, ModuleReference):
             device = right.device
@@ -158,11 +158,12 @@ def prepare(
         module = isinstance(candidate, nn.Module)
         if module:
             candidates.refuse_values(candidate, "the candidate")
-        right = right.cast(dtype_of(candidate)) if module else right
+        if module or dtype:
+            right = right.cast(ways.DTYPES[dtype] if dtype else dtype_of(candidate))
         right = right.differentiated() if gradients else right
         if known is not None and "int8" not in parts:
-            dtype = dtype_of(right.model) if isinstance(right, ModuleReference) else None
-            right = known.setdefault((dtype, frozenset(declared)), right)
+            kept = dtype_of(right.model) if isinstance(right, ModuleReference) else None
+            right = known.setdefault((kept, frozenset(declared)), right)
         # The reference runs first, so that the candidate is not blamed for a fault of the reference or its
         # inputs.
         repeat_note = refuse_changes(right)

@@ -90,10 +90,10 @@ def load(reference: str, log_probabilities: bool = False) -> Any:
         raise SpecError(f"{reference}: transformers cannot load it: {first_line(error)}") from None
 
 
-def loaded(candidate: str, log_probabilities: bool = False) -> Any:
+def loaded(candidate: Any, log_probabilities: bool) -> Any:
     """Load a folder's or parameterless function's module; return other candidates unchanged."""
-    is_module = Path(candidate).is_dir() or _builds_module(candidate)
-    return load(candidate, log_probabilities) if is_module else candidate
+    is_named = isinstance(candidate, str) and (Path(candidate).is_dir() or _builds_module(candidate))
+    return load(candidate, log_probabilities) if is_named else candidate
 
 
 def _builds_module(candidate: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import io
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import prepare
@@ -21,16 +19,13 @@ from concord.conformance.compare.module_reference import ModuleReference
 from concord.conformance.compare.ways import BATCHES, WAYS
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.progress import say
-from concord.conformance.run.report import candidates_table
+from concord.conformance.run.report import candidates_text
 from concord.spec.errors import SpecError
 
 LEAST_TURNS, MOST_TURNS = 5, 50
 
 # Seconds of timing per candidate, after the minimum number of turns.
 SECONDS = 2.0
-
-# Characters per line of the text table.
-WIDTH = 110
 
 
 @dataclass(frozen=True)
@@ -96,10 +91,7 @@ class Comparisons(Mapping[str, Verdict]):
         return results + missing
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        table = candidates_table(self.explained().results(), self.milliseconds.get("reference", 0.0))
-        Console(file=text, width=WIDTH, color_system=None).print(table)
-        return text.getvalue().rstrip("\n")
+        return candidates_text(self.explained().results(), self.milliseconds.get("reference", 0.0))
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"

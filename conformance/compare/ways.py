@@ -67,12 +67,11 @@ def parts_of(way: str) -> list[str]:
 def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
     """A way's candidate: a module, a graph, or a function of arrays."""
     names = parts_of(way)
-    alone = [name for name in names if name not in MODULES]
-    if alone:
-        make = {"onnx": exported, "openvino": in_openvino, "cached": token_by_token}.get(alone[0])
+    if names[0] not in MODULES:  # then it is alone
+        make = {"onnx": exported, "openvino": in_openvino, "cached": token_by_token}.get(way)
         if make:
             return make(reference, folder)
-        return partial(padded, reference, alone[0] == "padded-left")
+        return partial(padded, reference, way == "padded-left")
     return module_of(reference.model, names, way)
 
 

@@ -31,7 +31,7 @@ SETTINGS = ("device", "implementation", "execution", "precision")
 def table(findings: Findings) -> Table:
     """Statuses and largest errors."""
     title = "Random cases; largest error of an element in sigma / of a tensor in RMS sigma"
-    result = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1), expand=False)
+    result = Table(title=title, title_justify="left", title_style="bold")
     result.add_column("backend", overflow="fold")
     for name in ("", "cases", "tensors", *KINDS):
         result.add_column(name, justify="right")

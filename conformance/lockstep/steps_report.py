@@ -26,7 +26,7 @@ def table(found: Lockstep) -> Table:
     """Largest errors in tolerances."""
     tracks = found.tracks
     columns = [Column(track.backend, justify="right", overflow="fold") for track in tracks]
-    drawn = Table("", *columns, padding=(0, 1), expand=False)
+    drawn = Table("", *columns)
     statuses = ((track.status, STYLES.get(track.status, "bold magenta")) for track in tracks)
     drawn.add_row("", *(Text(status, style) for status, style in statuses))
     drawn.add_row("steps", *(str(track.steps) for track in tracks))

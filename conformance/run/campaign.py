@@ -23,7 +23,7 @@ from concord.conformance.explain.conclusions import Conclusion, conclude
 from concord.conformance.explain.family_judge import Misfit, Published, delivered, judge
 from concord.conformance.judging import verdict as verdicts
 from concord.conformance.judging.padding import independent_batch
-from concord.conformance.judging.verdict import FAILED_WORKER, NOT_JUDGED, Result, Verdict
+from concord.conformance.judging.verdict import ACCEPTED, FAILED_WORKER, NOT_JUDGED, Result, Verdict
 from concord.conformance.progress import listening
 from concord.conformance.record_fields import Count, Number
 from concord.spec.batch import Batch
@@ -205,10 +205,11 @@ class Report:
 
     def contradictions(self) -> Iterator[str]:
         """Yield each status that contradicts its verdict."""
+        of_verdicts = {"nondeterministic": ("agrees", "undetermined"), ACCEPTED: ("diverges",)}
         for i, result in enumerate(self.results):
             outcome = result.verdict.status if result.verdict else "no verdict"
-            expected = ("agrees", "undetermined") if result.status == "nondeterministic" else (result.status,)
-            judged = result.status in ("agrees", "diverges", "undetermined", "nondeterministic")
+            expected = of_verdicts.get(result.status, (result.status,))
+            judged = result.status in ("agrees", "diverges", "undetermined", *of_verdicts)
             if outcome not in expected if judged else result.verdict is not None:
                 yield f"results[{i}].status is {result.status!r} but its tensors imply {outcome!r}"
 

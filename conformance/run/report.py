@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,9 +11,10 @@ from functools import cached_property
 from itertools import starmap
 from pathlib import Path
 
+from rich.box import HEAVY_HEAD, MARKDOWN, Box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from concord.conformance.explain.conclusions import Conclusion
@@ -147,9 +149,7 @@ def cell(dtype: str, result: Result | None) -> Text:
 
 def table(report: Report, title: str, group: str = "variant") -> Table:
     """Table of worst errors in tolerances."""
-    verdicts = Table(
-        title=Text(title), title_justify="left", title_style="bold", padding=(0, 1), expand=False
-    )
+    verdicts = Table(title=Text(title), title_justify="left", title_style="bold")
     verdicts.add_column(group, no_wrap=True)
     for name in ordered(result.backend for result in report.results):
         verdicts.add_column(Text(name), justify="right", overflow="fold")
@@ -164,16 +164,17 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
     """Return a table of candidates; ``reference`` is the reference's time in milliseconds."""
     timed = reference or any(result.milliseconds for result in results)
     several_cases = len({result.case for result in results}) > 1
-    columns = ["candidate", *(["inputs"] * several_cases), "verdict", "worst", "first wrong, and why"]
-    grid = Table(*columns, *(["ms"] * bool(timed)), padding=(0, 1), expand=False)
-    grid.columns[columns.index("worst")].justify = grid.columns[-1].justify = "right"
-    grid.columns[columns.index("first wrong, and why")].justify = "left"
+    grid = Table("candidate", *(["inputs"] * several_cases), "verdict", Column("worst", justify="right"))
+    grid.add_column("first wrong, and why", overflow="fold")
+    if timed:
+        grid.add_column("ms", justify="right")
     if reference:
-        grid.add_row(*(["the reference"] + [""] * (len(columns) - 1) + [f"{reference:.3g}"]))
+        grid.add_row("the reference", *[""] * (len(grid.columns) - 2), f"{reference:.3g}")
     for result in results:
         verdict, why = result.verdict, result.detail
         if verdict and verdict.first:
-            why = verdict.cause.text if verdict.cause else f"`{verdict.first}`, no cause is known"
+            why = f"`{verdict.first}`: {verdict.alone[0] or 'no cause is known'}"
+            why = verdict.cause.text if verdict.cause else why
         elif verdict and verdict.status != "agrees":
             why = "; ".join(unjudged_lines(verdict))
         grid.add_row(
@@ -185,6 +186,23 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
             *([f"{result.milliseconds:.3g}" if result.milliseconds else ""] * bool(timed)),
         )
     return grid
+
+
+def candidates_text(
+    results: Sequence[Result], reference: float = 0.0, width: int = 110, box: Box = HEAVY_HEAD
+) -> str:
+    """Print that table in lines of at most ``width`` characters."""
+    text, grid = io.StringIO(), candidates_table(results, reference)
+    grid.box = box
+    Console(file=text, width=width, color_system=None).print(grid)
+    return text.getvalue().strip()
+
+
+def candidates_markdown(report: Report) -> str:
+    """Return the table of candidates in Markdown."""
+    text = candidates_text(report.results, report.milliseconds, 10_000, MARKDOWN)
+    narrow = re.sub(r"( |---)\1+", r"\1", text)
+    return f"{narrow}\n\n{summary(report)}.\n"
 
 
 def markdown(report: Report) -> str:
