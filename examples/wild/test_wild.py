@@ -54,7 +54,7 @@ def test_verdicts_are_those_of_the_guide(tmp_path):
 
 @pytest.mark.parametrize(
     ("declared", "code", "says"),
-    [("", 1, "only rows of padding differ"), ("--declare uncomputed_padding", 0, "1 run: 1 agrees")],
+    [("", 1, "only padding rows differ"), ("--declare uncomputed_padding", 0, "1 run: 1 agrees")],
 )
 def test_the_fast_path_of_pytorch_does_not_compute_padding(declared, code, says):
     pytest.importorskip("torch")
