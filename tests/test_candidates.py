@@ -328,3 +328,8 @@ def test_a_graph_shows_what_modules_return_where_its_exporter_noted_them(tmp_pat
     onnx.save(graph, path)
     table = compare(model, path, torch.linspace(-1, 1, 21).reshape(7, 3)).table
     assert {row.tensor: row.status for row in table} == {"0": "diverges", "1": "agrees", "output": "diverges"}
+
+
+def test_a_missing_interpreter_is_refused():
+    with pytest.raises(SpecError, match="--python is '/missing' but must be a Python interpreter"):
+        compare(nn.Linear(7, 5).eval(), "toy:port", drawn(3, 7), python="/missing")

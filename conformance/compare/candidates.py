@@ -10,6 +10,7 @@ import inspect
 import os
 import pkgutil
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -433,6 +434,8 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
         SpecError: if it raises an exception.
         WorkerFailure: if the process dies.
     """
+    if python and shutil.which(python) is None:
+        raise SpecError(f"--python is {python!r} but must be a Python interpreter")
     with tempfile.TemporaryDirectory() as folder:
         input_file, output_file = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
         save_file({name: np.ascontiguousarray(array) for name, array in reference.inputs.items()}, input_file)

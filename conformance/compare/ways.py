@@ -121,7 +121,8 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
         import onnxruntime  # noqa: F401 - runs the exported graph
         import onnxscript  # noqa: F401
     path, host_reference = folder / "model.onnx", reference.on_host()
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about missing packages
+    for name in ("torch.onnx", "onnxscript"):  # they warn of missing packages, and of nodes they keep
+        logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
