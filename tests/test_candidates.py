@@ -332,4 +332,4 @@ def test_a_graph_shows_what_modules_return_where_its_exporter_noted_them(tmp_pat
 
 def test_a_missing_interpreter_is_refused():
     with pytest.raises(SpecError, match="--python is '/missing' but must be a Python interpreter"):
-        compare(nn.Linear(7, 5).eval(), "toy:port", drawn(3, 7), python="/missing")
+        compare(nn.Linear(7, 5).eval(), "toy:port", torch.ones(3, 7), python="/missing")

@@ -91,7 +91,7 @@ def load(reference: str, log_probabilities: bool = False) -> Any:
         raise SpecError(f"{reference}: transformers cannot load it: {first_line(error)}") from None
 
 
-def loaded(candidate: Any, log_probabilities: bool) -> Any:
+def loaded(candidate: Any, log_probabilities: bool = False) -> Any:
     """Load a folder's or parameterless function's module; return other candidates unchanged."""
     is_named = isinstance(candidate, str) and (Path(candidate).is_dir() or _builds_module(candidate))
     return load(candidate, log_probabilities) if is_named else candidate
