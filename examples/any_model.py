@@ -3,10 +3,13 @@
 Each model has random weights, and a process of its own, because peak memory is measured by process:
 
     python -m examples.any_model [--device cuda] [MODEL …]
+
+``--growth`` measures how the cost of ``compare`` and ``check`` grows with layers, width, tokens and batch.
 """
 
 import argparse
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -15,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from concord import backends, conformance, spec
 from concord.conformance.compare import prepare
 
 MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
@@ -94,13 +98,59 @@ def judge(name: str, device: str) -> dict[str, object]:
     }
 
 
+# A small BERT, and the factors by which each size grows.
+SMALL, FACTORS = {"layers": 2, "width": 128, "tokens": 64, "batch": 4}, (1, 2, 4)
+
+
+def cost_of_compare(layers: int, width: int, tokens: int, batch: int) -> float:
+    """Return the CPU seconds of comparing a BERT with its eager attention."""
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 4 * width}
+    model, inputs = bert(batch, tokens, vocab_size=1009, num_attention_heads=width // 32, **sizes)
+    started = time.process_time()
+    comparison = prepare(model.eval(), inputs=inputs, way="eager")
+    comparison.allow_same_bits = False
+    assert comparison.verdict().passed
+    return time.process_time() - started
+
+
+def cost_of_check(layers: int, width: int, tokens: int, batch: int) -> float:
+    """Return the CPU seconds of judging the PyTorch backend's BERT, with gradients."""
+    sizes = {"d_model": width, "d_ff": 4 * width, "num_layers": layers, "num_heads": width // 32}
+    config = spec.variant("bert", vocab_size=1009, max_positions=1024, **sizes)
+    weights = spec.initialize(config, seed=0)
+    inputs = spec.example_batch(config, batch=batch, tokens=tokens, seed=0)
+    with backends.open("torch") as torch_backend:
+        run = torch_backend.run(config, weights, inputs, dtype="float32", taps=True, gradients=True)
+    started = time.process_time()
+    assert conformance.judge(config, weights, inputs, run).passed
+    return time.process_time() - started
+
+
+def print_growth() -> None:
+    """Print CPU seconds as one size grows, and the exponent of the last doubling."""
+    print("| command | grows | CPU seconds | exponent |\n|---|---|---|---:|")
+    for command, cost in {"compare": cost_of_compare, "check": cost_of_check}.items():
+        cost(**SMALL)  # imports, and fills caches
+        for name, size in SMALL.items():
+            seconds = [cost(**{**SMALL, name: factor * size}) for factor in FACTORS]
+            listed = ", ".join(
+                f"{factor * size}: {t:.2f}" for factor, t in zip(FACTORS, seconds, strict=True)
+            )
+            exponent = math.log2(seconds[-1] / seconds[-2])
+            print(f"| `{command}` | {name} | {listed} | {exponent:.2f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", nargs="*", help=f"by default all: {', '.join(MODELS)}")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=float, default=600, help="seconds of one model")
     parser.add_argument("--alone", action="store_true", help="judge one model in this process; print JSON")
+    parser.add_argument("--growth", action="store_true", help="measure how the cost grows")
     arguments = parser.parse_args()
+    if arguments.growth:
+        print_growth()
+        return
     if arguments.alone:
         print(json.dumps(judge(arguments.model[0], arguments.device)))
         return
