@@ -187,8 +187,12 @@ def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
     code = FORMATS[form.loading].loading if form.loading in FORMATS else form.loading
     lines = code.format(folder=folder, name=CLASSES[checkpoint.part], head=head).splitlines()
     if lines and form.backend and checkpoint.part not in ("stack", "attention"):
-        segments = ", segment_ids" * bool(config.num_segments)
-        lines.append(f"# model(input_ids{segments}): ids of shape (B, T), where padding is {config.pad_id}")
+        names = ["input_ids", *(["segment_ids"] if config.num_segments else [])]
+        inputs = ", ".join(names)
+        if form.backend == "tf":  # Keras models take a single argument
+            inputs = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+        kind = {"torch": "tensors", "paddle": "tensors"}.get(form.backend, "arrays")
+        lines.append(f"# model({inputs}): integer {kind} (B, T), where padding is {config.pad_id}")
     return lines
 
 

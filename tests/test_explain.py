@@ -17,7 +17,13 @@ def test_every_bug_cause_status_and_declaration_is_explained_with_its_clause():
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("ATT-4", "1 / sqrt(K)"), ("undetermined", "precision"), ("tf32", "to avoid it:")]
+    ("name", "words"),
+    [
+        ("ATT-4", "1 / sqrt(K)"),
+        ("undetermined", "precision"),
+        ("tf32", "to avoid it:"),
+        ("gelu_tanh", "a value of the option activation"),
+    ],
 )
 def test_a_name_is_explained(name, words, entered):
     output, _ = entered(f"explain {name}")
@@ -25,6 +31,6 @@ def test_a_name_is_explained(name, words, entered):
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(invoke):
-    code, _, (line,) = invoke("explain gelu_tanh")
+    code, _, (line,) = invoke("explain gelu_tan_for_erf")
     assert code == 2
     assert "gelu_tanh_for_erf" in line
