@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 
 from concord import DISTRIBUTION
+from concord.backends.cores import available_cores
 
 
 def describe() -> dict[str, Any]:
@@ -27,7 +28,7 @@ def describe() -> dict[str, Any]:
         "numpy": np.__version__,
         "system": platform.platform(),
         "processor": processor(),
-        "cores": os.cpu_count(),
+        "cores": available_cores(),
     }
 
 

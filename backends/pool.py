@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from concord.backends import heaps
+from concord.backends.cores import available_cores
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import Worker
 
@@ -135,7 +135,7 @@ class Pool:
         heaps.share()
         self.halted, self.stopped, self._looked = halted, False, 0.0
         self._supervisors: list[Supervisor] = []
-        self._threads = ThreadPoolExecutor(width or os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(width or available_cores())
 
     def supervise(self, opening: Opening, **how: Any) -> Supervisor:
         """Return a new :class:`Supervisor`."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
+from concord.backends.cores import available_cores
 from concord.backends.interface import Request, Run, Unsupported
 from concord.backends.process import Process
 from concord.backends.wire import WorkerFailure, check_info
@@ -56,7 +57,7 @@ def environment(
     """A worker's environment variables for threads (default: one per core), device and logging."""
     # All variables are set explicitly: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children
     # (decision 0001).
-    count = str(threads or os.cpu_count() or 1)
+    count = str(threads or available_cores())
     explicit = dict.fromkeys(THREADS, count)
     tuned = SWITCHES if profile == "tuned" else {}
     on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}

@@ -124,5 +124,5 @@ def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path,
     output, _ = entered("port", tmp_path / "bert", "-o", tmp_path / "out", "--to", form)
     lines = re.findall("^  (.*)", output.partition("load it with\n")[2], re.MULTILINE)
     call = lines[-1].removeprefix("# ").partition("): ")[0] + ")"
-    done = python("-c", "\n".join([*lines, IDS[LOADED[form]], f"assert tuple({call}.shape) == (2, 2)"]))
+    done = python("-c", "\n".join([*lines, IDS[LOADED[form]], f"assert tuple({call}.shape) == (2, 3)"]))
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from concord.backends.wire import WorkerFailure
 from tests.toys.disturbed import name_of
 from tests.toys.running import Running, alive, noted, until
 from tests.toys.small import request_for, run_of
-from tests.toys.surroundings import concord, errors, options, toy
+from tests.toys.surroundings import concord, errors, options, python, toy
 
 RIGHT, HANGS, FORKS = toy("NumpyBackend"), name_of("hangs"), name_of("forks and hangs")
 ONE_CASE = "--case bert-single --dtype float32 --threads 1"
@@ -155,3 +155,9 @@ def test_no_worker_process_outlives_its_parents_interest(small):
         run_of(worker, request_for(small()))
     assert not process.is_running()
     worker.close()
+
+
+def test_cores_are_those_that_the_process_may_use():
+    one = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+    count = "from concord.backends.cores import available_cores; print(available_cores())"
+    assert python("-c", f"{one}; {count}").stdout == "1\n"

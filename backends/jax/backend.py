@@ -15,6 +15,7 @@ from jax import Array
 from jax.sharding import SingleDeviceSharding
 
 from concord.backends.adapter import FrameworkAdapter
+from concord.backends.cores import available_cores
 from concord.backends.interface import Implementation, Request, Unsupported
 from concord.backends.jax import library, optimizers, training
 from concord.backends.jax.model import PARTS
@@ -94,8 +95,7 @@ class Adapter(FrameworkAdapter):
 
     def threads(self) -> int:
         # XLA's thread pool has NPROC threads, or one for each core that the process may use.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return int(os.environ.get("NPROC") or cores or 1)
+        return int(os.environ.get("NPROC") or available_cores())
 
     def place(self, kind: str, index: int) -> jax.Device:
         return _devices(kind)[index]

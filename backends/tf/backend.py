@@ -12,6 +12,7 @@ from tensorflow import Tensor
 from tensorflow.python.framework import config as framework
 
 from concord.backends.adapter import FrameworkAdapter
+from concord.backends.cores import available_cores
 from concord.backends.interface import Implementation, Request, Unsupported
 from concord.backends.session import FrameworkSession
 from concord.backends.tf import library, optimizers, training
@@ -70,7 +71,7 @@ class Adapter(FrameworkAdapter):
         # TensorFlow returns 0 if Python code has not set it; the environment or the number of cores then
         # decides.
         return tf.config.threading.get_intra_op_parallelism_threads() or int(
-            os.environ.get("TF_NUM_INTRAOP_THREADS") or os.cpu_count() or 1
+            os.environ.get("TF_NUM_INTRAOP_THREADS") or available_cores()
         )
 
     def place(self, kind: str, index: int) -> str:

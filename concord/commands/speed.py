@@ -13,6 +13,7 @@ import typer
 
 from concord import options, output_files
 from concord.backends import machine
+from concord.backends.cores import available_cores
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance.run import record as files
 from concord.own_model import OwnModel
@@ -183,7 +184,7 @@ def speed(
         tuple(names),
         tuple(works),
         tuple(selection),
-        replace(settings, threads=settings.threads or os.cpu_count() or 1),
+        replace(settings, threads=settings.threads or available_cores()),
         budget=BUDGET if usual else modes.budget,
     )
     if modes.quick:

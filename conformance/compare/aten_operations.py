@@ -92,12 +92,12 @@ class Operation:
 
     def giving(self, value: Tensor) -> Any:
         """Results with the first replaced."""
-        return (value, *self.result[1:]) if isinstance(self.result, tuple) else value
+        return (value, *self.result[1:]) if isinstance(self.result, (tuple, list)) else value
 
 
 def first(results: Any) -> Any:
     """The first result, or the only one."""
-    return results[0] if isinstance(results, tuple) else results
+    return results[0] if isinstance(results, (tuple, list)) else results
 
 
 # A function that computes an operation's result, possibly a wrong one.

@@ -124,6 +124,8 @@ def placed(model: Any, device: str) -> Any:
 
 def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
     """Tokenize texts with a folder's tokenizer."""
+    if not folder.is_dir():
+        raise SpecError(f"--text requires a transformers model folder, but the reference is {str(folder)!r}")
     with optional("--text", "peers"):
         from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -661,10 +661,11 @@ class Ties:
         self.affected = self.affected | other
         self.wholly = self.wholly | other & branch.wholly
         self.because[branch.because] = None
-        if branch.share > 1:
-            self.halves = np.maximum(self.halves, branch.share * distance)
-        else:
-            self.together = self.together + distance
+        with np.errstate(over="ignore"):  # of a gradient that overflows, any value is allowed
+            if branch.share > 1:
+                self.halves = np.maximum(self.halves, branch.share * distance)
+            else:
+                self.together = self.together + distance
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
         """The nearest allowed value, and sigma (NaN: undetermined)."""

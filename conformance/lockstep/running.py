@@ -6,7 +6,6 @@ correct backend drifts.
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from concord.backends import heaps
+from concord.backends.cores import available_cores
 from concord.backends.interface import Request, TrainingSession
 from concord.backends.wire import arrays_of
 from concord.conformance.judging.expectation import JudgedTraining
@@ -198,7 +198,9 @@ def in_lockstep(
         candidate.judged = resynchronise
     with ExitStack() as stack:
         # Each backend processes its requests in order, and runs the next step while the last is judged.
-        lines = [stack.enter_context(ThreadPoolExecutor(max_workers=1)) for _ in candidates]
+        lines = [ThreadPoolExecutor(max_workers=1) for _ in candidates]
+        for line in lines:  # after Ctrl-C, a step may still run for a minute: its worker is closed instead
+            stack.callback(line.shutdown, wait=False, cancel_futures=True)
 
         def ask(state: Mapping[str, Array], step: int) -> list[Any]:
             start_state = state if resynchronise or step == 0 else None
@@ -242,7 +244,7 @@ def conduct(
 ) -> Lockstep:
     """Train backends in lockstep in workers, which by default share the cores."""
     heaps.share()
-    started, cores = time.perf_counter(), os.cpu_count() or 1
+    started, cores = time.perf_counter(), available_cores()
     # With more threads than cores, small products take ten times as long.
     share = max(1, cores // (len(names) + 1))
     settings = settings if settings.threads else replace(settings, threads=share)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import time
 import traceback
 from collections import Counter
@@ -15,6 +14,7 @@ from threading import Event
 from typing import Any
 
 from concord import backends
+from concord.backends.cores import available_cores
 from concord.backends.interface import Run, Settings, Unsupported, variety
 from concord.backends.pool import Pool
 from concord.backends.wire import WorkerFailure
@@ -261,7 +261,7 @@ def conduct(
         backends.resolve(name)
     started, environments = time.perf_counter(), dict[str, dict[str, Any]]()
     turns = repeated(jobs, settings.repeat)
-    with Pool(min(len(backend_names), os.cpu_count() or 1) or 1, stopped) as pool:
+    with Pool(min(len(backend_names), available_cores()) or 1, stopped) as pool:
         runners = [Runner(name, settings, pool, environments, progress) for name in backend_names]
         # Job by job, so that backends share a cached estimate. A backend's jobs stay in order on its single
         # worker: each waits for the previous turn.

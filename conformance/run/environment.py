@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 from concord import installation
 from concord.backends import BUILT_IN
 from concord.backends import machine as here
+from concord.backends.cores import available_cores
 from concord.backends.wire import WorkerFailure
 from concord.conformance.run.campaign import Setup
 
@@ -46,7 +46,7 @@ def diagnose(names: Sequence[str], settings: Setup) -> list[Installed]:
         except WorkerFailure as failure:
             return Installed(name, failure.status, {"message": failure.detail}, [_remedy(name, failure)])
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=available_cores()) as pool:
         return list(pool.map(ask, names))
 
 
@@ -92,7 +92,7 @@ def _remedy(name: str, failure: WorkerFailure) -> str:
 
 def _advice(facts: dict[str, Any], settings: Setup) -> list[str]:
     advice = []
-    expected, threads = settings.threads or os.cpu_count() or 1, facts.get("threads")
+    expected, threads = settings.threads or available_cores(), facts.get("threads")
     if isinstance(threads, int) and threads not in (0, expected):
         advice.append(f"it computes with {threads} threads where {expected} were requested")
     if (

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from concord.backends.cores import available_cores
 from concord.backends.interface import Request, Unsupported
 from concord.speed.peers.hf import build, tensors
 
@@ -74,7 +75,7 @@ class Engine(ABC):
             "version": self.version,
             "devices": ["cpu"],
             "dtypes": {"cpu": list(self.dtypes)},
-            "threads": self.threads or os.cpu_count() or 1,
+            "threads": self.threads or available_cores(),
             "thread_switches": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
         }
 
