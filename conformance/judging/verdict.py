@@ -39,7 +39,7 @@ ACCEPTED = "accepted"
 STATUSES = {
     "diverges": "a tensor exceeds its tolerance, or is missing, not finite, or in another precision",
     NOT_JUDGED: "a bug in Concord itself, with its traceback; no backend is to blame",
-    "missing": "not installed though requested by name, or a case without a run",
+    "missing": "not installed though requested by name, a candidate that cannot run, or a case without a run",
     "broken": "its process or framework cannot start, or its answer holds unknown or misshapen tensors",
     "crashed": "its process died; the message names the signal",
     "timed out": "no answer within the time limit",
