@@ -154,3 +154,11 @@ def test_positions_that_are_wrong_and_few_elements_are_no_other_order():
     assert "a different order" not in str(explained(looked_up, partial(looked_up, by=3), TEXT, True))
     negated = explained(lambda m, x: m.a(x).sum((1, 2)), lambda m, x: -m.a(x).sum((1, 2)), TEXT, True)
     assert "a different order" not in str(negated)
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_activations_that_are_used_in_place_of_each_other_are_named(arrays):
+    verdict = explained(
+        lambda m, x: F.silu(m.a(x)) * m.norm(x), lambda m, x: m.a(x) * F.silu(m.norm(x)), TEXT, arrays
+    )
+    assert "and a used in place of each other" in str(verdict) or "a and norm used" in str(verdict)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, product
+from itertools import combinations, islice, product
 from typing import Any
 
 import numpy as np
@@ -37,11 +37,15 @@ from concord.conformance.explain.hypothesis import Hypothesis
 from concord.conformance.explain.search import Effort, Search
 from concord.conformance.judging.estimate import SAMPLES, Observer, estimate
 from concord.conformance.judging.explanation import Explanation
+from concord.conformance.judging.protocol import Pin
 from concord.conformance.wording import few, gather, instead
 from concord.spec.arrays import Array
 
 # Maximum number of module differences to try one by one.
 MOST_DIFFERENCES = 20
+
+# Maximum number of pairs of activations to exchange.
+MOST_CROSSED = 15
 
 # Each moved slice of an axis must contain at least this many distinct values.
 LEAST_MOVED = 3
@@ -104,7 +108,12 @@ def cause(
     stages: list[Iterable[Hypothesis]] = [
         of_differences(stretch, asked.right, [[difference] for difference in settings[:MOST_DIFFERENCES]]),
         of_differences(stretch, asked.right, [settings] if len(settings) > 1 else []),
-        [*reordered(stretch, asked), *shifted(asked), *exchanged(stretch, asked.right)],
+        [
+            *reordered(stretch, asked),
+            *shifted(asked),
+            *exchanged(stretch, asked.right),
+            *crossed(stretch, asked.right),
+        ],
         changed(stretch, asked.right, cached_sites, lambda bug: bug.name in COUNTED),
         changed(stretch, asked.right, cached_sites, lambda bug: bug.name not in COUNTED),
         fitted(stretch, asked),
@@ -128,8 +137,7 @@ def of_differences(
         with modules.running("the reference with the candidate's values"):
             for difference in group:
                 reference = difference.applied(reference)
-            rerun = Stretch(reference, stretch.end, stretch.known, stretch.pin, stretch.check)
-        return Prediction(numbers(rerun.result).astype(np.float64), right.sigma)
+            return rerun(stretch, right, reference, stretch.pin)
 
     for group in differing:
         text = f"the differences between the modules: {few((difference.text for difference in group), 3)}"
@@ -216,6 +224,28 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
             others = {id(parameters[f"{own}.{name}"]): parameters[f"{path}.{name}"] for name in shapes}
             prediction = partial(replay, stretch, right, Operation.__call__, (), others)
             yield Predicted("parameters_exchanged", f"the parameters of {path}", "", predict=prediction)
+
+
+def crossed(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
+    """Yield two activations of equal shape, each used in place of the other."""
+    if (pin := stretch.pin) is None:
+        return
+    for one, other in islice(combinations(stretch.starts, 2), MOST_CROSSED):
+        shapes = [array.shape for name in (one, other) if (array := pin(name)) is not None]
+        if len(shapes) == 2 and shapes[0] == shapes[1]:
+            text, names = f"{one} and {other} used in place of each other", {one: other, other: one}
+            predict = partial(rerun, stretch, right, stretch.module, partial(_other, pin, names))
+            yield Predicted("operands_exchanged", text, "", predict=predict)
+
+
+def _other(pin: Pin, names: Mapping[str, str], name: str) -> Array | None:
+    return pin(names.get(name, name))
+
+
+def rerun(stretch: Stretch, right: Prediction, reference: Any, pin: Pin | None) -> Prediction:
+    """Compute the stretch with another reference, or from other activations."""
+    run = Stretch(reference, stretch.end, stretch.known, pin, stretch.check)
+    return Prediction(numbers(run.result).astype(np.float64), right.sigma)
 
 
 # Numeric operands, and factors or summands that change results.
