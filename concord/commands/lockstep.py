@@ -55,7 +55,7 @@ def lockstep(
         free_running: Let each backend continue from its own last step; show curves, and judge
             nothing.
 
-    Examples: concord lockstep --variant bert --steps 50
+    Examples: concord lockstep --steps 50 --backend torch --backend jax
     """
     outputs.check()
     problems = options.outside(
