@@ -17,7 +17,7 @@ from concord.conformance.record_fields import Number, also
 from concord.conformance.run import record
 from concord.conformance.run.campaign import Job, Report, Setup, conduct
 from concord.conformance.run.page import render
-from concord.conformance.wording import counted, gather
+from concord.conformance.wording import counted, gather, joined
 from concord.porting.checkpoint import Checkpoint, in_canonical_layout
 from concord.porting.comparison import Comparison, compare
 from concord.porting.folder import folder_of
@@ -40,9 +40,13 @@ BESIDE = ("certificate.json", "certificate.html")
 
 SENTENCES = "sentences"
 
-# Samples, tokens and padding of each input. Ports often fail on left padding and single tokens, which
-# ordinary sentences never contain. Gradients are judged only on the first input.
-DRAWN = {SENTENCES: (4, 11, "ragged"), "padding first": (5, 7, "left"), "one token": (1, 1, "none")}
+# Samples, tokens and padding of each input, also in words. Ports often fail on left padding and single
+# tokens, which ordinary sentences never contain. Gradients are judged only on the first input.
+DRAWN = {
+    SENTENCES: (4, 11, "ragged", "one of which is all padding"),
+    "padding first": (5, 7, "left", "one of which begins with padding"),
+    "one token": (1, 1, "none", "no padding"),
+}
 
 # Bytes of expectations to cache. Source and target share one per input; without the cache, the reference
 # would derive it twice.
@@ -112,6 +116,10 @@ class Certificate:
     def problems(self) -> list[str]:
         """One line per defect of the port."""
         lacking = self.comparison.alone[0]
+        diverging = gather(
+            (result for result in self.report.results if result.first_divergence),
+            lambda run: (run.group, run.backend, run.first_divergence.tensor),
+        )
         return [
             *([self.comparison.summary] if self.comparison.exit_code else []),
             *(
@@ -120,9 +128,8 @@ class Certificate:
                 if name in find_format(self.target.format).carried
             ),
             *(
-                f"{_run(result)} diverges, first at {result.first_divergence.tensor}"
-                for result in self.report.results
-                if result.first_divergence
+                f"{group} in {backend} diverges, first at {tensor}, on {joined([run.case for run in runs])}"
+                for (group, backend, tensor), runs in diverging.items()
             ),
             *(
                 # A judge that finds no planted bug would not find a real one (decision 0030).
@@ -206,7 +213,8 @@ def certify(
     settings = replace(settings or Setup(), asked=(*homes[0], *homes[1]))
 
     def run(jobs: Sequence[Job], names: Sequence[str]) -> Report:
-        return conduct(jobs, names, settings, lambda backend, done: tell(f"{backend}: {done}"))
+        words = {job.name: f"{job.case}, in {job.dtype}" for job in jobs}
+        return conduct(jobs, names, settings, lambda name, done: tell(f"{name}: {words.get(done, done)}"))
 
     with family.keeping(KEPT):
         report, bugs = _run_both(source, target, batches, homes, run)
@@ -283,10 +291,11 @@ def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str,
     config, part, batches, meanings = source.config, source.part, dict[str, Batch](), dict[str, str]()
     room = config.max_positions - config.position_start
     flat = part in POOLED and config.pooling == "flatten"  # its classifier has weights for each position
-    for name, (samples, tokens, padding) in DRAWN.items():
+    for name, (samples, tokens, padding, words) in DRAWN.items():
         width = config.max_positions if flat else min(tokens, room)
         batches[name] = example_batch(config, samples, width, 0, padding, part)
-        meanings[name] = f"{samples} of {width} tokens, drawn at random, padding {padding}"
+        single, several = "one token", f"{counted(samples, 'sequence')} of up to {width} tokens"
+        meanings[name] = f"{single if samples * width == 1 else several}, drawn at random, {words}"
     if texts:
         batch = batch_of(config, TextEncoder(source).encode(texts))
         batches[SENTENCES] = completed(config, batch, part, drawn=True)

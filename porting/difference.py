@@ -19,6 +19,7 @@ from concord.spec.config import EncoderConfig
 from concord.spec.precision import precision
 from concord.spec.sources.layouts import contiguous
 from concord.spec.sources.source_tables import POSITIONS
+from concord.spec.text import first_of
 
 Array = NDArray[Any]
 
@@ -183,7 +184,8 @@ def _reordered(pair: _Both) -> Iterator[Finding]:
         digests_a, digests_b = ([digest(part) for part in array.reshape(count, -1)] for array in arrays)
         if sorted(digests_a) == sorted(digests_b):
             positions = [place for place in range(count) if digests_a[place] != digests_b[place]]
-            words = f"{len(positions)} {unit} are in a different order, the first at {_listed(positions)}"
+            places = first_of([*map(str, positions)], 5)
+            words = f"{len(positions)} {unit} are in a different order, at positions {places}"
             cause = _of_order(pair.name, unit)
             if axis == of_heads and unit != "heads" and _in_turns(digests_a, digests_b, heads):
                 cause = "the width was split as (head_dim, heads) where it is (heads, head_dim)"
@@ -333,6 +335,6 @@ def _sizes(pair: _Both) -> str:
     words = f"{count} of {pair.first.size} values differ"
     words += f", by at most {largest:.3g}" if largest else ""
     if largest and math.isfinite(relative):
-        words += f", {relative:.2g} of their size (root mean square)"
+        words += f" (root mean square of the difference: {relative:.2g} of A's)"
     words += f"; of these {odd} {'is' if odd == 1 else 'are'} not finite" if odd else ""
     return words

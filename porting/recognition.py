@@ -100,7 +100,10 @@ def _weights(candidates: Sequence[Format], path: Path, folder: Path) -> Path:
     if names and sum(map(len, of_hub)) == len(names):  # the hub's files contain the same weights
         files = next(filter(None, of_hub))
     if not files:
-        raise SpecError(f"{folder}: has no known kind of weight file")
+        kind = "known weight file"
+        if len(candidates) == 1:
+            kind = f"file of the format {candidates[0].name} ({', '.join(candidates[0].weights)})"
+        raise SpecError(f"{folder}: has no {kind}")
     if len(files) > 1:
         raise SpecError(
             f"{folder}: has {', '.join(entry.name for entry in files[:5])}; name the one to read, or its "

@@ -42,6 +42,7 @@ def command(tmp_path_factory):
     files = ("-o", place / "cert.json", "--html", place / "cert.html")
     done = concord("certify", *sides, *files, "--backend", RIGHT, patience=5 * PATIENCE)
     assert (done.returncode, errors(done.stderr)) == (0, "")
+    assert "padding first, in float32" in done.stderr
     return done.stdout, place
 
 
@@ -95,7 +96,7 @@ def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("backend", "exit_code", "said"),
     [
-        (toy("ReturnsNaN"), 1, "diverges, first at logits"),
+        (toy("ReturnsNaN"), 1, "diverges, first at logits, on sentences, padding first and one token"),
         (toy("SaysUnsupported"), 3, "on sentences: unsupported"),
     ],
 )
@@ -132,6 +133,7 @@ def test_texts_take_the_place_of_what_is_drawn(tmp_path):
     batches, meanings = inputs_of(source, [Text("the cat sat"), Text("short")])
     assert batches["sentences"].required("input_ids").tolist() == [[2, 5, 7, 11, 3], [2, 23, 3, 0, 0]]
     assert meanings["sentences"] == "2 texts that you gave"
+    assert meanings["one token"] == "one token, drawn at random, no padding"
 
 
 def test_certificates_among_the_documents_have_their_pages():

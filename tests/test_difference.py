@@ -30,7 +30,7 @@ def above(array):
         (
             QUERY,
             lambda a: np.roll(a, 7, 1),
-            "2 heads are in a different order, the first at 0, 1",
+            "2 heads are in a different order, at positions 0, 1",
             "reordered",
         ),
         (
@@ -127,6 +127,7 @@ def test_the_same_nan_is_no_difference_and_hides_none():
     near = classify(array, above(array), "", CONFIG).words
     assert near.startswith("the same except for the last digits: 195 of 196 values differ, by")
     assert "of these" not in near
+    assert near.endswith(" of A's)")
 
 
 def test_the_end_of_a_large_tensor_is_looked_at_too(monkeypatch):

@@ -173,7 +173,7 @@ def test_the_command_line_writes_the_page_and_makes_it_again(entered, tmp_path):
     assert f"written: {first}" in output
     words = said(first.read_text())
     assert f"{wrong} diverges first at layers.1.attention.scores (SPEC ATT-4)" in words
-    assert "Conformance: model, explicit, eager, cpu" in words
+    assert "Concord · Conformance: model, explicit, eager, cpu" in words
     entered(f"show report {data} --html {again}", ends=3)  # like the run
     # A record has fewer digits, so a number may be rounded differently.
     assert re.sub(r"\d+", "#", again.read_text()) == re.sub(r"\d+", "#", first.read_text())

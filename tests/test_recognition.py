@@ -112,6 +112,11 @@ def test_formats_are_asked_for_by_their_frameworks_too():
     assert {name: registry.find_format(name).name for name in called} == called
 
 
+def test_a_folder_without_a_file_of_the_format_asked_for_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"has no file of the format keras \(model\.keras\)"):
+        porting.read(tmp_path, "keras")
+
+
 # Models outside of the family.
 
 

@@ -94,7 +94,7 @@ def _show(proof: Certificate, console: Terminal) -> None:
         console.tell(f"{role}: {side.path} ({side.format}), {len(side.files)} files")
     console.tell(f"diff: {proof.comparison.summary}")
     for run in proof.report.results:
-        worst = f", at most {run.worst:.2g} of a tolerance" if run.verdict else f": {run.detail}"
+        worst = f", at most {run.worst:.2g} tolerances" if run.verdict else f": {run.detail}"
         console.tell(f"{run.group} in {run.backend} on {run.case}: {run.status}{worst}")
     for bug in proof.bugs:
         console.tell(

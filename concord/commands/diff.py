@@ -66,7 +66,8 @@ def _show(comparison: Comparison, console: Terminal) -> None:
         console.tell(f"and {len(lines) - MOST} more lines (use --json)")
     reasons = comparison.others.apart.items()
     for line in once(
-        (name, f"is not a parameter, and was not compared: {reason}", reason) for name, reason in reasons
+        (name, f"{reason.removeprefix('is ')}; not part of this model, so not compared", reason)
+        for name, reason in reasons
     ):
         console.tell(line, style="magenta")
     console.tell(comparison.summary, style="bold")

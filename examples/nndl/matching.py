@@ -14,6 +14,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 
 from concord import porting, spec
 from concord.backends.interface import Request
+from concord.spec.errors import refuse
 from concord.spec.training.recipe import Recipe
 from concord.spec.training.trajectory import Training
 
@@ -26,10 +27,11 @@ disable_progress_bars()
 # Texts.
 
 
-def read(folder: Path) -> dict[str, list[dict[str, str]]]:
+def read(folder: Path, *needed: str) -> dict[str, list[dict[str, str]]]:
     """The samples of ``*.tsv`` by split: text_a, optionally text_b, and label."""
     files = {path.stem: str(path) for path in sorted(folder.glob("*.tsv"))}
-    with open(files["train"], encoding="utf-8") as file:
+    refuse([f"{folder / split}.tsv: is missing" for split in needed if split not in files])
+    with open(files[needed[0]], encoding="utf-8") as file:
         first = file.readline().rstrip("\r\n").split("\t")
     header = "label" in first
     columns = first if header else [*["text_a", "text_b"][: len(first) - 1], "label"]
@@ -138,8 +140,10 @@ class Course:
     @classmethod
     def of(cls, folder: Path, recipe: Recipe, epochs: int, tokens: int, vocabulary: int) -> "Course":
         """Read a folder, and learn the vocabulary of its training texts."""
-        samples = read(folder)
+        samples = read(folder, "train", "dev")
         labels = sorted({sample["label"] for sample in samples["train"]})
+        unseen = {sample["label"] for rows in samples.values() for sample in rows} - {*labels}
+        refuse([f"{folder}: train.tsv has no text with the label {label!r}" for label in sorted(unseen)])
         tokenizer = learn_tokenizer(samples["train"], vocabulary, tokens)
         data = {split: encode(rows, tokenizer, labels) for split, rows in samples.items()}
         course = cls(data, tokenizer, labels, recipe, epochs)
@@ -178,8 +182,20 @@ def evaluate(predict, data: Encoded) -> tuple[float, float]:
     return right / len(data.labels), loss / len(data.labels)
 
 
-def train(worker, course: Course, config: spec.EncoderConfig, seed: int = 0, report=print) -> Result:
-    """Train in a framework's worker; seed and epoch decide weights, order and dropout."""
+def train(
+    worker,
+    course: Course,
+    config: spec.EncoderConfig,
+    seed: int = 0,
+    report=print,
+    improved=lambda result: None,
+) -> Result:
+    """Train in a framework's worker; seed and epoch decide weights, order and dropout.
+
+    Args:
+        report: gets a line for each epoch.
+        improved: gets the result after each epoch that is the best so far.
+    """
     result = Result(config, first_weights(config, seed))
     first = next(batches(course.data["train"], course.batch, seed))
     request = Request(config, result.weights, first, training=Training(course.recipe, [], seed))
@@ -198,6 +214,7 @@ def train(worker, course: Course, config: spec.EncoderConfig, seed: int = 0, rep
                 for name, array in state.items()
                 if name.startswith("parameters.")
             }
+            improved(result)
     return result
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from concord import backends, spec
+from concord.exit_codes import end
 from concord.porting.prediction import read_model
 from concord.porting.texts import Text, batch_of
 from concord.spec.batch import completed
@@ -57,7 +58,7 @@ def positions(config: spec.EncoderConfig) -> Figure:
     return figure
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("text", nargs="+", help="a text, or two of a pair")
@@ -79,3 +80,7 @@ if __name__ == "__main__":
     attention(np.stack(weights), encoded.tokens).savefig(asked.out / "attention.svg")
     positions(model.config).savefig(asked.out / "positions.svg")
     print(f"written: {asked.out}")
+
+
+if __name__ == "__main__":
+    end(main)
