@@ -4,7 +4,7 @@ from concord.porting.checkpoint import Checkpoint, LazyTensor, from_weights
 from concord.porting.reading import read
 from concord.porting.recognition import Recognition, recognise
 from concord.porting.registry import formats
-from concord.porting.writing import loading, write
+from concord.porting.writing import loading, writable, write
 
 __all__ = [
     "Checkpoint",
@@ -15,5 +15,6 @@ __all__ = [
     "loading",
     "read",
     "recognise",
+    "writable",
     "write",
 ]

@@ -35,6 +35,9 @@ LAST_DIGITS = 8
 # If more than this share of the rows differ, the tensor differs as a whole.
 FEW_ROWS = 0.25
 
+# Fewer numbers may have a common factor by chance. The bias (-x, x) of two trained classes always has one.
+FEWEST_SCALED = 4
+
 # Maximum values to compare at once: embeddings have tens of millions, and float64 copies would fill the
 # memory.
 WHOLE = 2**22
@@ -242,8 +245,9 @@ def _scaled(pair: _Both) -> Iterator[Finding]:
         a, b = (array.astype(np.float64).reshape(-1) for array in (first, second))
         products, squares = products + float(a @ b), squares + float(a @ a)
     ratio = products / squares if squares else 0.0
+    few = np.count_nonzero(pair.first) < FEWEST_SCALED
     # A factor this close to 1 is rounding, which the next check names.
-    if pair.first.size > 1 and ratio and abs(ratio - 1) > 1e-6 and _near(pair, ratio):
+    if not few and ratio and abs(ratio - 1) > 1e-6 and _near(pair, ratio):
         yield "scaled", f"B is A times {ratio:.9g}", _of_scale(ratio, pair.config)
 
 

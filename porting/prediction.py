@@ -16,7 +16,7 @@ from concord.porting import reading
 from concord.porting.folder import name_of
 from concord.porting.recognition import recognise
 from concord.porting.registry import find_format
-from concord.porting.texts import Text, TextEncoder, batch_of
+from concord.porting.texts import Text, TextEncoder, batch_of, empty
 from concord.spec.arrays import Array
 from concord.spec.batch import completed
 from concord.spec.config import EncoderConfig
@@ -76,6 +76,7 @@ class TextPredictor:
                 if len(row) not in (1, 2)
             ]
         )
+        refuse(empty(rows))
         return list(self.predict([Text(*row) for row in rows]))
 
     def predict(self, texts: Sequence[Text], size: int = BATCH) -> Iterator[dict[str, Any]]:
@@ -96,7 +97,7 @@ class TextPredictor:
         # None replaces NaN, which JSON lacks.
         finite = bool(np.isfinite(output).all())
         if self.model.part == "pooled":
-            return {"embedding": output.tolist() if finite else None}
+            return {"embedding": _numbers(output) if finite else None}
         if not finite:
             return {"label": None, "probabilities": None}
         # A single logit is that of class 1 against class 0 (SPEC LOS-1).
@@ -104,7 +105,7 @@ class TextPredictor:
         labels = self.model.labels
         return {
             "label": labels[int(probabilities.argmax())],
-            "probabilities": dict(zip(labels, probabilities.tolist(), strict=True)),
+            "probabilities": dict(zip(labels, _numbers(probabilities.astype(output.dtype)), strict=True)),
         }
 
     def close(self) -> None:
@@ -116,6 +117,11 @@ class TextPredictor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _numbers(array: Array) -> list[float]:
+    # With only the digits that identify a number in its own dtype; tolist() gives those of a float64.
+    return [float(str(number)) for number in array]
 
 
 def read_model(path: Path) -> TextModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,10 +31,16 @@ class Text:
     label: str | None = None
 
     def __post_init__(self) -> None:
-        texts = {"text_a": self.text_a, "text_b": self.text_b}
-        refuse(
-            [f"{name!r} is empty" for name, text in texts.items() if text is not None and not text.strip()]
-        )
+        refuse(empty((text,) for text in (self.text_a, self.text_b) if text is not None))
+
+
+def empty(rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return one line per text, or pair, that is empty."""
+    return [
+        f"text {number} is empty"
+        for number, row in enumerate(rows, start=1)
+        if not all(text.strip() for text in row)
+    ]
 
 
 def read_texts(path: Path) -> list[Text]:
@@ -48,6 +54,9 @@ def read_texts(path: Path) -> list[Text]:
     # Not splitlines(), which also splits at characters that a text may contain, such as U+2028.
     lines = read_text(path).removeprefix("\ufeff").removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            problems.append(f"{path}: line {number} is empty")
+            continue
         with collecting(problems), located(f"{path}:{number}"):
             texts.append(parse(line.removesuffix("\r")))
     refuse(problems[:MOST_PROBLEMS])

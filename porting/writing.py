@@ -18,7 +18,7 @@ from concord.porting.matching import piece
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, find_format
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError
-from concord.spec.files import parse_json, sha256_of, write_bytes
+from concord.spec.files import parse_json, refusing, sha256_of, write_bytes
 from concord.spec.folders import new_folder
 from concord.spec.positions import sinusoid
 from concord.spec.sources import source_tables as tables
@@ -38,11 +38,7 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
         UnknownNameError: for an unknown format.
         SpecError: if the path is taken, the format cannot express the checkpoint, or writing fails.
     """
-    form = find_format(format)
-    if taps and form.name != ONNX:
-        raise SpecError(f"only {ONNX} has taps as outputs; {form.name} holds only weights")
-    if problem := _in_the_way(path, force):
-        raise SpecError(problem)
+    form = writable(path, format, force, taps)
     _check_part(checkpoint, form)
     files, tensors = _files(checkpoint, form), prepared(checkpoint, form)
     extra = _graph(checkpoint, taps) if form.name == ONNX else {}
@@ -56,6 +52,18 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
             digests = {name: sha256_of(folder / name) for name in sorted((*files, form.weights[0]))}
             contents = asdict(checkpoints.Contents(checkpoints.FORMAT, digests, checkpoint.part))
             write_bytes(folder / checkpoints.CONTENTS, folders.json_file(contents))
+        if not force and path.is_dir():
+            with refusing(path):
+                path.rmdir()  # it was empty, and a folder that no longer is must stay
+
+
+def writable(path: Path, format: str, force: bool = False, taps: bool = False) -> Format:
+    """Return the format, if :func:`write` may write it to the path."""
+    form = find_format(format)
+    if taps and form.name != ONNX:
+        raise SpecError(f"only {ONNX} has taps as outputs; {form.name} holds only weights")
+    _check_place(path, force)
+    return form
 
 
 def _graph(checkpoint: Checkpoint, every_tap: bool) -> dict[str, Any]:
@@ -77,18 +85,22 @@ def _graph(checkpoint: Checkpoint, every_tap: bool) -> dict[str, Any]:
     }
 
 
-def _in_the_way(path: Path, force: bool) -> str:
-    if not path.exists() and not path.is_symlink():
-        return ""
-    if not force:
-        return f"{path}: already exists; --force replaces it"
-    if path.is_symlink() or not path.is_dir():
-        return f"{path}: is not a folder; --force replaces only folders"
-    # --force must never delete any other folder.
-    marks = (checkpoints.CONFIG, *folders.CONFIGS)
-    if any(path.iterdir()) and not any((path / mark).is_file() for mark in marks):
-        return f"{path}: has neither {' nor '.join(marks)}: --force replaces only a checkpoint"
-    return ""
+def _check_place(path: Path, force: bool) -> None:
+    # --force must never delete any folder but a checkpoint.
+    marks, problem = (checkpoints.CONFIG, *folders.CONFIGS), ""
+    with refusing(path):
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            problem = "is not a folder; --force replaces only folders"
+        elif path == Path():  # it has no name to write beside
+            problem = "is the current folder, which cannot be replaced; name another folder"
+        elif not path.exists() or not any(path.iterdir()):
+            return
+        elif not any((path / mark).is_file() for mark in marks):
+            problem = f"has neither {' nor '.join(marks)}; --force replaces only a checkpoint"
+        elif not force:
+            problem = "already exists; --force replaces it"
+    if problem:
+        raise SpecError(f"{path}: {problem}")
 
 
 def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:

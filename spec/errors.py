@@ -43,6 +43,16 @@ class UnknownNameError(SpecError):
 # Common names of the frameworks, since string distance does not lead from "keras" to "tf".
 USUAL = {"tensorflow": "tf", "keras": "tf", "pytorch": "torch", "paddlepaddle": "paddle", "flax": "jax"}
 
+# Longest list of names in a message. A longer one is replaced by the nearest names, however far.
+MOST_NAMES = 12
+
+# Commands that list all names of a kind.
+LISTING = {
+    "case": "concord show variants",
+    "variant": "concord show variants",
+    "preset": "concord speed --help-all",
+}
+
 
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     """The error for an unknown name of a ``kind``, with the nearest known ones."""
@@ -54,7 +64,11 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
         if USUAL.get(name.lower()) in known
         else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     )
+    if not near and len(known) > MOST_NAMES:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"must be one of {', '.join(known)}"
+    if near and kind in LISTING:
+        hint += f" '{LISTING[kind]}' lists all"
     return UnknownNameError(f"unknown {kind} {name!r}: {hint}")
 
 

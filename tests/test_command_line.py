@@ -87,6 +87,11 @@ REFUSED = {
         "unknown part 'modle': did you mean 'model'",
         "--cases is 0 but must be at least 1",
     ),
+    "check --case nosuch": ("unknown case 'nosuch': did you mean 'bert-",),
+    "speed --preset nosuch": ("unknown preset 'nosuch': did you mean 'bert-",),
+    "port none -o new --to jaxx": ("unknown format 'jaxx': did you mean 'jax'",),  # before SRC is read
+    "port none -o docs --to jax": ("docs: has neither config.toml nor config.json nor",),
+    "port /none -o . --to jax": (".: is the current folder, which cannot be replaced",),
     "mutants --backend torsh --mutant mask_mising --threads 0": (
         "--threads is 0",
         "unknown backend 'torsh': did you mean 'torch'?",
@@ -189,6 +194,10 @@ def test_a_variant_is_printed_as_toml_that_reads_back(entered):
     output, errors = entered("show variants roberta")
     assert not errors
     assert spec.from_toml(output) == spec.variant("roberta")
+
+
+def test_the_scenarios_of_each_variant_are_listed(entered):
+    assert re.search("bert-pytorch  .* equal, ignored-label\n", entered("show variants")[0])
 
 
 @pytest.fixture

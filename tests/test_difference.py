@@ -59,6 +59,7 @@ def above(array):
         ),
         (TOKEN, lambda a: a * np.float32(np.sqrt(14)), "B is A times 3.7416", "the root of d_model"),
         (TOKEN, lambda a: a / np.float32(np.sqrt(7)), "B is A times 0.3779", "1 / the root of head_dim"),
+        ("classifier.bias", lambda a: a * 3, "different: 3 of 3 values differ", ""),
         (QUERY, above, "the same except for the last digits", "recomputed"),
         (TOKEN, lambda a: a * (np.arange(29) > 0)[:, None], "1 rows differ, the first at 0", "zeroed in B"),
         (QUERY, lambda a: a[::-1] * a, "different: 196 of 196 values differ", ""),

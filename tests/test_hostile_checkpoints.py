@@ -76,6 +76,7 @@ MADE = {
     "a key that would be hashed": ("paddle", key_of_tuples, "no answer within"),
     "a bomb of Keras": ("keras", lambda: archive("model.weights.h5", bytes(80 << 20)), "is compressed"),
     "a way out of the archive": ("keras", lambda: archive("../../model.weights.h5", b"x"), "has 0 members"),
+    "an archive that ends early": ("keras", lambda: archive("x", b"")[:-9], "zip file; it may be incomplete"),
     "a link to another file": ("keras-h5", lambda: hdf5(linked), "is a link that points elsewhere"),
     "numbers in another file": (
         "keras-h5",

@@ -14,7 +14,7 @@ from concord.spec.batch import completed
 from tests.toys.checkpoints import drawn
 from tests.toys.disturbed import name_of
 from tests.toys.ready import CONFIG, SENTENCES, VOCABULARY, hugging_face, texts
-from tests.toys.surroundings import toy
+from tests.toys.surroundings import refusal, toy
 
 NUMPY = toy("NumpyBackend")
 NAMES = {"id2label": {"0": "bad", "1": "good", "2": "so so"}}
@@ -51,6 +51,7 @@ def test_probabilities_are_those_of_the_loss(folder):
     model = read_model(folder)
     with concord.load(folder, NUMPY, "float64") as predictor:
         results = predictor(SENTENCES)
+        assert refusal(predictor, ["a", ("b", ""), " "]) == ["text 2 is empty", "text 3 is empty"]
     for text, result in zip(SENTENCES, results, strict=True):
         logits = logits_of(model, text)
         assert far(list(result["probabilities"].values()), softmax(logits)) < 1e-12
@@ -79,6 +80,12 @@ def test_texts_and_pairs_are_predicted_in_their_order_however_many(predictions, 
     assert [result["text_a"] for result in results] == many
 
 
+def test_numbers_have_the_digits_of_their_dtype(entered, folder):
+    line = json.loads(entered(f"predict {folder} cat --backend {NUMPY}")[0])
+    for number in line["probabilities"].values():
+        assert str(np.float32(number)) == str(number)
+
+
 @pytest.mark.in_turn
 @pytest.mark.parametrize("part", ["model", "pooled"])
 def test_every_framework_predicts_what_the_reference_does(worker, tmp_path, part):
@@ -103,6 +110,8 @@ def test_every_framework_predicts_what_the_reference_does(worker, tmp_path, part
 @pytest.mark.parametrize(
     ("line", "problems"),
     [
+        ("bert a ''", ["text 2 is empty"]),
+        ("bert --texts t --pair", ["--pair is for TEXT arguments; in a file, a tab separates the two texts"]),
         ("bert a b c --pair", ["--pair is given with 3 TEXT arguments but needs an even number, 2 or more"]),
         (
             "none a --backend troch",

@@ -36,9 +36,9 @@ def test_lines_that_are_no_texts_are_listed_together(tmp_path):
     path = tmp_path / "t.txt"
     path.write_text("one\n\na\tb\tc\na\t \n")
     assert refusal(read_texts, path) == [
-        f"{path}:2: 'text_a' is empty",
+        f"{path}: line 2 is empty",
         f"{path}:3: has 3 columns but must have one text, or two separated by a tab",
-        f"{path}:4: 'text_b' is empty",
+        f"{path}:4: text 2 is empty",
     ]
     path = tmp_path / "t.jsonl"
     path.write_text('[1]\n{"text": 3, "label": 1}\n{"label": "a"}\n')

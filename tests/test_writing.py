@@ -122,13 +122,15 @@ def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path, named):
 
 def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failure(tmp_path):
     read = porting.read(hugging_face(tmp_path / "one"))
+    (tmp_path / "out").mkdir()  # an empty folder is no obstacle
     porting.write(read, tmp_path / "out", "concord")
     with pytest.raises(SpecError, match="--force replaces it"):
         porting.write(read, tmp_path / "out", "hugging-face")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.txt").write_text("")
-    with pytest.raises(SpecError, match="--force replaces only a checkpoint"):
-        porting.write(read, tmp_path / "other", "concord", force=True)
+    for force in (False, True):
+        with pytest.raises(SpecError, match="--force replaces only a checkpoint"):
+            porting.write(read, tmp_path / "other", "concord", force)
     config = spec.variant("nndl-paddle", **SIZES)
     with pytest.raises(SpecError, match="norm_sharing is 'shared'"):
         porting.write(

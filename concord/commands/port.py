@@ -45,6 +45,7 @@ def port(
     if to is None:
         raise SpecError(f"--to is not given but must be one of {', '.join(porting.formats())}")
     output_files.check_apart(output)
+    porting.writable(output, to, force, taps)  # before a long read
     if form == "auto" and table is None:
         recognition = porting.recognise(source)
         console.tell(f"{source}: {recognition.format}: {recognition.why}")

@@ -35,12 +35,14 @@ def predict(
     Examples: concord predict all-MiniLM-L6-v2 "A cat sat on the mat."
     """
     from concord.porting.prediction import TextPredictor, framework_of, read_model
-    from concord.porting.texts import Text, read_texts
+    from concord.porting.texts import Text, empty, read_texts
 
     words = text or []
     if bool(words) == bool(texts):
         raise SpecError("give either TEXT or --texts FILE")
-    if pair and (texts or len(words) % 2):
+    if pair and texts:
+        raise SpecError("--pair is for TEXT arguments; in a file, a tab separates the two texts")
+    if pair and len(words) % 2:
         raise SpecError(
             f"--pair is given with {len(words)} TEXT arguments but needs an even number, 2 or more"
         )
@@ -52,6 +54,7 @@ def predict(
     def read() -> list[Text]:
         if texts is not None:
             return read_texts(texts)
+        refuse(empty(zip(words)))
         return [Text(*row) for row in (zip(words[::2], words[1::2], strict=True) if pair else zip(words))]
 
     backend, settings, model, rows = collect(place, workers.settings, lambda: read_model(checkpoint), read)

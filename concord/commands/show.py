@@ -12,6 +12,7 @@ from concord import options, output_files, spec
 from concord.conformance.run import record
 from concord.options import Written
 from concord.own_model import PARTS
+from concord.spec.cases import scenarios_of
 from concord.spec.errors import SpecError, collect, refuse, unknowns
 from concord.spec.precision import PRECISIONS
 from concord.terminal import Terminal, counting
@@ -35,7 +36,7 @@ def variants(
     }
     console = Terminal()
     for letter, name in zip(configs, spec.variants(), strict=True):
-        console.tell(f"{letter}  {name}")
+        console.tell(f"{letter}  {name:20} {', '.join(scenarios_of(name))}")
     table = Table("field", "value", "variants", box=None, pad_edge=False)
     for field in spec.FIELDS:
         values = {letter: str(config.as_dict().get(field, "–")) for letter, config in configs.items()}
@@ -46,7 +47,8 @@ def variants(
     console.print()
     console.print(table)
     console.print(
-        "Every other field is the same in all variants. 'concord show variants NAME' prints one in full.",
+        "Every other field is the same in all variants. 'concord show variants NAME' prints one in full. "
+        "A variant's cases are VARIANT-SCENARIO, such as bert-ragged.",
         style="dim",
     )
 

@@ -39,7 +39,11 @@ def load_keras(path: Path) -> dict[str, StoredTensor]:
     """Weights of an archive, without its configuration, which may name code."""
     # An unnamed file disappears, however this process ends.
     copy = tempfile.TemporaryFile()  # noqa: SIM115
-    with zipfile.ZipFile(path) as archive:
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise SpecError(f"{error}; it may be incomplete") from None
+    with archive:
         entries = [entry for entry in archive.infolist() if entry.filename == WEIGHTS]
         if len(entries) != 1:
             raise SpecError(
