@@ -217,7 +217,7 @@ class Worker(Process):
 
 
 class Remote:
-    """Proxy of an object in a worker, in a ``with`` block or until its ``close``.
+    """Proxy of an object in a worker, valid within a ``with`` block or until ``close``.
 
     Without an answer, methods raise :class:`concord.backends.wire.WorkerFailure`, and the object is lost.
     """

@@ -52,7 +52,7 @@ def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callab
 
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
-    """Only record the first signal; a later one ends the command immediately."""
+    """Record the first signal without stopping; a later one ends the command immediately."""
     signals = list[tuple[int, float]]()
 
     def note(number: int, _frame: object) -> None:

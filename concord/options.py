@@ -182,7 +182,8 @@ class Workers(OptionGroup):
     """The backends to run, and their devices.
 
     Attributes:
-        backend (B): {PLUGIN}; may be repeated. Default: all that are installed.
+        backend (B): {PLUGIN}; may be repeated. Default: all that are installed, or the framework
+            of a checkpoint's format.
         threads: Threads of each worker. Default: one for each core.
         device (D): cpu, cuda or cuda:N.
         python (B=PATH): Run a backend with the Python interpreter of another environment.

@@ -134,7 +134,11 @@ def _longer(pair: _Both) -> Iterator[Finding]:
     if rows and _equal(longer[:rows], shorter):
         padded = "the table was padded to a round number of rows, or tokens were added"
         cause = padded if "token" in pair.name else "the table was truncated or extended"
-        yield "rows missing", f"{label} has {more} more rows; the other rows are the same", cause
+        yield (
+            "rows missing",
+            f"{label} has {more} more row{'s' * (more > 1)}; the other rows are the same",
+            cause,
+        )
     for shift in range(1, min(FARTHEST, rows - 1, more) + 1):
         if _equal(longer[shift : shift + rows], shorter):
             yield _of_shift(pair.name, "+" if label == "A" else "-", shift)

@@ -96,7 +96,7 @@ SLIPS = {
     "rows under a bias": (
         lambda m, x: m.a(x),
         lambda m, x: F.linear(x, m.a.weight[[0, 5, 2, 3, 4, 1]], m.a.bias), TEXT,
-        "axis 2 in a different order under a bias: 1 and 5 are swapped"),
+        "axis 2 in a different order before the bias: 1 and 5 are swapped"),
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ def reproduced(folder, right, candidate, x, **options):
         [sys.executable, "-I", folder / "report.py"], capture_output=True, text=True, check=False, cwd="/"
     )
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^(.{24}) (\S+), largest error (\S+)", done.stdout, re.MULTILINE)
+    rows = re.findall(r"^(.{24}) (\S+), largest error ÷ largest value (\S+)", done.stdout, re.MULTILINE)
     numbers = {name.strip(): number for name, number, _ in rows}
     judged = verdict.first_divergence.deciding
     assert numbers["candidate"] == f"{judged.actual:.9g}"

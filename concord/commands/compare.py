@@ -55,8 +55,8 @@ def compare(
             in any framework, or takes no parameters and returns a module. Default: the reference
             itself, run as --as specifies.
         way (WAY, --as): How to run the reference again: eager, sdpa, math, flash, cudnn, bfloat16,
-            float16, int8, cuda, tf32, compile, several joined by +; onnx, openvino; padded,
-            padded-left, cached. May be repeated.
+            float16, int8, cuda, tf32 or compile, or several of these joined by +; or onnx,
+            openvino, padded, padded-left or cached, each alone. May be repeated.
         inputs: Arrays by name (.safetensors). Default: standard texts.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.

@@ -297,7 +297,7 @@ class ExactMode(TorchDispatchMode):
         return x
 
     def solved(self, func: Any, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Run linear algebra with its error."""
+        """Run a linear-algebra operation; subclasses model its rounding error."""
         return func(*args, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:

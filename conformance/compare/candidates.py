@@ -226,7 +226,7 @@ def refuse_kinds(model: nn.Module) -> None:
                 continue
             form = str(dtype) if plain and not tensor.is_nested else type(tensor.detach()).__name__
             raise SpecError(
-                f"{name} of the reference is in {form}, which has no exact values: give it in float32"
+                f"{name} of the reference is in {form}, which cannot be computed exactly: give it in float32"
             )
 
 

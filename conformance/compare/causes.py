@@ -353,7 +353,10 @@ def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
         computation.right,
         np.isfinite(computation.actual) & np.isfinite(computation.right.value),
     )
-    for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
+    for under, bias in (
+        ("", np.zeros(())),
+        *((" before the bias", bias) for bias in of_bias(stretch)),
+    ):
         base, actual = (np.where(is_finite, x - bias, 0.0) for x in (right.value, computation.actual))
         factor = float((base * actual).sum() / max((base * base).sum(), 1e-300))
         text = f"values that are multiplied by {factor:.6g}{under}"
@@ -437,7 +440,10 @@ def _with_another(number: int, place: str, tensor: Tensor, operation: Operation)
 def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
     """Yield other orders along an axis."""
     is_finite = np.isfinite(computation.actual)
-    for under, bias in (("", np.zeros(())), *((" under a bias", bias) for bias in of_bias(stretch))):
+    for under, bias in (
+        ("", np.zeros(())),
+        *((" before the bias", bias) for bias in of_bias(stretch)),
+    ):
         base, right = np.nan_to_num(computation.actual) - bias, np.nan_to_num(computation.right.value) - bias
         for axis in range(computation.actual.ndim):
             order = nearest(axis, is_finite, base, right)

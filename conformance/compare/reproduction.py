@@ -44,7 +44,7 @@ runs = {{
 }}
 for name, run in runs.items():
     error = (run.double() - right).abs().max() / right.abs().max()
-    print(f"{{name:24}} {{run[{element}].item():.9g}}, largest error {{error.item():.3g}} of the largest")
+    print(f"{{name:24}} {{run[{element}].item():.9g}}, largest error ÷ largest value {{error.item():.3g}}")
 print("tolerance of that element: {tolerance:.3g}")
 '''
 

@@ -79,7 +79,7 @@ def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
     """Copy a module, and configure it for the ways."""
     dtype = next((DTYPES[name] for name in names if name in DTYPES), None)
     model: Any
-    with running("the reference", f"cannot be copied, as way {way!r} needs it"):
+    with running("the reference", f"cannot be copied, which way {way!r} requires"):
         model = copy.deepcopy(reference).to(dtype)
     for name in sorted(names, key=MODULES.index):  # compilation comes last
         if name in ("eager", "sdpa"):

@@ -51,8 +51,7 @@ def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[
     )
     suspected = ", ".join(f"`{step}` ({clause})" for step, clause in clauses.items())
     text = (
-        f"the derivative of a step between {gradients} (correct) and `{question.tensor}` (wrong): of "
-        f"{suspected}"
+        f"the derivative of a step between {gradients} (correct) and `{question.tensor}` (wrong): {suspected}"
     )
     likeliest = sorted(clauses.values(), key=lambda clause: (clause in PLAIN) + (clause == "ATT-4") / 2)
     return text, tuple(dict.fromkeys(likeliest))

@@ -112,7 +112,7 @@ def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
 
 def _beyond(limit: int, side: str) -> str:
     if limit > 0:
-        return f"keys that are more than {limit} {side}"
+        return f"keys that are more than {limit} positions {side}"
     if limit == 0:
         return f"{side} keys"
     opposite = "earlier" if side == "later" else "later"

@@ -107,7 +107,7 @@ class DeliveredStep(Computation):
             for arrays in (self.delivered, tensors)
         )
         if reported != shapes:
-            raise LookupError("other tensors than were reported")
+            raise LookupError("not the tensors that were reported")
         return tensors
 
     @cached_property

@@ -119,7 +119,7 @@ def results_page(record: Record) -> str:
         for place, finding in enumerate(findings[:FINDINGS], 1)
         for result in finding.results
     }
-    ended = f" It was stopped before {counted(report.unfinished, 'more run')}."
+    ended = f" It was stopped with {counted(report.unfinished, 'run')} left."
     return render(
         "report.html",
         record,
@@ -273,7 +273,7 @@ def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict
             "first": [names.index(first.tensor) if first else None for first in firsts],
         },
         "growth": drawing.growth(
-            lines, f"Error end to end along the {len(names)} tensors, in tolerances", bounds
+            lines, f"End-to-end error over the {len(names)} tensors, in tolerances", bounds
         ),
     }
 
