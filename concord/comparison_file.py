@@ -75,7 +75,7 @@ class ComparisonFile(StrictTable):
         if inputs:
             return read_arrays(Path(inputs)), inputs
         if not self.texts:
-            return None, "standard texts"
+            return None, "standard inputs"
         from concord.conformance.compare.candidates import tokens
 
         return tokens(Path(self.reference), self.texts), "texts"
@@ -155,8 +155,9 @@ def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
         for finding in finding_by_tensor.values()
         if finding.outdated
     ]
+    too = " too," if finding_by_tensor else ""
     others = [
-        f"`{name}` diverges too, and is not accepted" for name in tensors if name not in finding_by_tensor
+        f"`{name}` diverges{too} and is not accepted" for name in tensors if name not in finding_by_tensor
     ]
     if problems := [*dict.fromkeys(outdated), *others[:1]]:
         return replace(result, attribution="; ".join(problems))

@@ -120,7 +120,8 @@ def _lines(console: Terminal, total: int | None, unit: str) -> Advance:
         seconds = time.perf_counter() - started
         if name not in last or done == total or seconds - last[name] >= EVERY:
             last[name] = seconds
-            words = (f"{done} of {total}" if total else str(done), unit, f"({now})" if now else "")
-            console.tell(f"{seconds:4.0f} s  {name}: {' '.join(filter(None, words))}")
+            count = f"{done} of {total} {unit}" if total else f"{done} {unit}" if unit or done else ""
+            words = f"{count.strip()} ({now})" if count and now else count.strip() or now
+            console.tell(f"{seconds:4.0f} s  {name}: {words}")
 
     return advance

@@ -252,6 +252,9 @@ def _lines(errors: Iterable[ErrorDetails]) -> Iterator[str]:
         if problem["type"] == "missing":
             missing.setdefault(_place(outer[1:]), []).append(repr(last))
             continue
+        if problem["type"] == "extra_forbidden":
+            yield f"unknown key {_place(problem['loc'])!r}"
+            continue
         required = (
             re.sub(r"^\w+ should have (.*) after validation, not \d+", r"must have \1", problem["msg"])
             .partition(" or instance of ")[0]
@@ -262,7 +265,6 @@ def _lines(errors: Iterable[ErrorDetails]) -> Iterator[str]:
             .replace("a valid integer", "an integer")
             .replace("a valid ", "a ")
             .replace("an object", "a JSON object")
-            .replace("Extra inputs are not permitted", "must be left out: no such key exists")
         )
         value, place = problem["input"], _place(problem["loc"])
         if place:
@@ -311,7 +313,8 @@ def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
     ) as error:
         reason = " ".join(str(error).split())
         raise SpecError(f"{path}: not a complete safetensors file with NumPy dtypes: {reason}") from None
-    return header.get("__metadata__") or {}, arrays
+    # The library returns arrays in a random order, the header has that of the file.
+    return header.pop("__metadata__", None) or {}, {name: arrays[name] for name in header}
 
 
 def section(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:

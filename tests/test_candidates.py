@@ -15,7 +15,7 @@ from torch import nn
 
 from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import assert_same, compare, prepare
-from concord.conformance.compare.candidates import SCOPES, loaded
+from concord.conformance.compare.candidates import SCOPES, loaded, run_alone
 from concord.conformance.compare.model_comparison import ModelComparison
 from concord.spec.errors import SpecError
 from concord.spec.precision import cut_to_bits, round_to_bits
@@ -308,6 +308,12 @@ def test_arrays_a_file_and_functions_are_candidates(tmp_path):
 
     assert_same(model, function, {"x": X}, declared=["output"])
     assert_same(Of(lambda m, x: x * 0.5, {}).eval(), "tests.toys.called:halved", {"x": X})
+
+
+def test_arrays_of_another_process_keep_their_order():
+    model = Of(lambda m, input: input * 0.5, {}).eval()
+    arrays = run_alone(prepare(model, None, X).reference, "tests.toys.called:backwards")
+    assert [*arrays] == ["2", "0", "1"]
 
 
 GRAPH = """<ir_version: 10, opset_import: ["": 18]>

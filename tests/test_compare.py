@@ -151,6 +151,7 @@ def test_an_output_that_is_not_delivered_is_not_judged_and_may_be_declared(names
     lacking = {"output[scale]", "output[y]"} - {*names}
     assert (result.status, {*result.unjudged}) == ("undetermined", lacking)
     assert all(f"{name} not judged (not returned): return it; if" in str(result) for name in lacking)
+    assert all(f'give --declare "{name}"' in str(result) for name in lacking)
     declared, depending = verdict(names, *lacking), {"inner", "output[y]"} & {*names}
     assert (declared.passed, verdict(names, "output").passed) == (bool(depending), bool(depending))
     assert {row.note for row in declared.table if row.tensor in lacking} == {ABSENT}
@@ -281,7 +282,9 @@ def beside(candidate, **options):
         (lambda: compare(encoder(), way="fast"), "unknown way 'fast'"),
         (lambda: compare(encoder().train(), inputs=texts(), way="bfloat16"), "must be in evaluation mode"),
         (lambda: compare(encoder().double(), encoder(), texts()), "must be in float32"),
-        (lambda: compare(nn.Linear(2, 3).eval()), "inputs are missing but required: input of Linear"),
+        (lambda: compare(nn.Linear(2, 3).eval()), "missing but required: input of Linear; give them with"),
+        (beside(encoder(), input_ids=X), "unknown option 'input_ids'; inputs go into a dictionary"),
+        (beside({"a": encoder()}, mask=X), "unknown option 'mask'; inputs go into a dictionary"),
         (lambda: compare(encoder(), encoder(), texts()["input_ids"]), "reference cannot .* 'attention_mask'"),
         (lambda: compare(Custom().eval(), nn.ReLU().eval(), torch.ones(3)), "twice.* in float64: no float64"),
         (lambda: verdict(["inner"], "output[z]"), r"unknown output 'output\[z\]'"),
@@ -290,7 +293,7 @@ def beside(candidate, **options):
         (beside(smaller()), "the candidate cannot .* index out of range"),
         (beside({"nothing": np.zeros(7)}), "no activation of the candidate has a name"),
         (beside(lambda x: x), "the candidate cannot .* unexpected keyword"),
-        (beside("nowhere.onnx"), "in ONNX Runtime cannot be run"),
+        (beside("nowhere.onnx"), "^nowhere.onnx: no such file$"),
         (beside("no.such.module:f"), "gave no result: ModuleNotFoundError"),
     ],
 )
@@ -312,13 +315,18 @@ def test_the_command_judges_writes_and_exits(entered, tmp_path):
     assert "sensitivity" in entered(line, "--as", "bfloat16", "--prove", *inputs)[0]
     inner, outputs = arrays(["inner"]), arrays(["output[scale]", "output[y]"])
     port, page = given("port", inner), tmp_path / "page.html"
+    (refused,) = entered("compare --prove", ends=2)[1]
+    assert refused.endswith(
+        "--prove is given but applies only to a REFERENCE and one candidate on the command line"
+    )
     assert "output[y] not judged (not returned)" in entered(line, port, *inputs, "--seed", "3", ends=3)[0]
     entered(line, port, *inputs, "--declare", "output[y]", "--declare", "output[scale]")
     wrong = given("wrong", outputs | {"inner": inner["inner"] * np.float32(1.01)})
     assert "first at inner" in entered(line, wrong, *inputs, "--html", page, ends=1)[0]
     assert "inner" in page.read_text()
     named = given("named", outputs | {"first": inner["inner"]}), *inputs, "--names", tmp_path / "names.txt"
-    entered(line, *named, ends=3)  # names are only printed, for inspection
+    # Names are only printed, for inspection.
+    assert entered(line, *named, ends=3)[0].startswith("first = inner\nwritten: ")
     entered(line, *named)
     assert (tmp_path / "names.txt").read_text() == "first = inner\n"
     (tmp_path / "names.txt").write_text("# first\n\nfirst : inner\n")

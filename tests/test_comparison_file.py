@@ -109,6 +109,8 @@ def test_a_divergence_is_accepted_if_every_tensor_that_diverges_is_named(result)
     assert "reason 1; reason 2" in accepted.attribution
     partly = accept(result, findings[:1])
     assert (partly.status, partly.attribution) == ("diverges", "`2` diverges too, and is not accepted")
+    alone = accept(result, [AcceptedFinding(tensor="0", reason="why")])
+    assert alone.attribution == "`1` diverges and is not accepted"
     assert accept(result, []) == result
 
 
@@ -144,7 +146,7 @@ def test_everything_that_is_wrong_in_a_file_is_listed(tmp_path, monkeypatch):
         '[[candidates.x.accepted]]\ntensor = "y"\nversion = "1"\n'
     )
     problems = "\n".join(refusal(read_comparison_file))
-    for words in ("'refrence'", "reference", "reason", "version"):
+    for words in ("unknown key 'refrence'", "reference", "reason", "version"):
         assert words in problems
     (tmp_path / "concord.toml").write_text('reference = "a:b"\n[candidates.x]\n[candidates.y]\nas = "onnx"\n')
     assert refusal(read_comparison_file) == [

@@ -67,6 +67,10 @@ def test_aliases_and_other_layouts_are_no_difference():
     own.b = model().a
     texts = [difference.text for difference in differences(tied, own, str)]
     assert any("(in the reference it is `b.weight`)" in text for text in texts)
+    tied.kind, own.kind = None, "inter"
+    assert "`kind` is inter instead of None" in [
+        difference.text for difference in differences(tied, own, str)
+    ]
 
 
 def test_the_search_has_one_budget_and_the_verdict_does_without_it(monkeypatch):

@@ -18,7 +18,8 @@ def test_each_module_has_the_error_of_its_last_node(tmp_path):
     )
     comparison = prepare(right, wrong, drawn(2, 7))
     verdict = comparison.verdict()
-    write_node_values(comparison, verdict, tmp_path / "values.json")
+    said = write_node_values(comparison, verdict, tmp_path / "values.json")
+    assert said == f"written: {tmp_path / 'values.json'}, with values.pt2"
     (graph,) = json.loads((tmp_path / "values.json").read_text()).values()
     ratios = {name: entry["value"] for name, entry in graph["results"].items()}
     nodes = {node.name: node for node in torch.export.load(tmp_path / "values.pt2").graph.nodes}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from concord.conformance.compare import prepare
-from concord.conformance.compare.proof import batched, prove
+from concord.conformance.compare.proof import batched, prove, summary
 from concord.spec.errors import SpecError
 from tests.toys.kinds import Of, drawn, linear
 from tests.toys.modules import Attention, Fused, encoder, texts
@@ -25,6 +25,15 @@ def test_a_proof_says_which_bugs_a_comparison_would_have_found():
     assert masked["found"] == masked["tried"] > 0
     came = sum(proof.values(), Counter())
     assert came["found"] >= 0.9 * (came["tried"] - came["silent"])
+
+
+def test_a_bug_within_rounding_is_not_counted():
+    layers = {"norm": lambda: nn.LayerNorm(7, eps=1e-12), "a": linear(7, 7)}
+    model = Of(lambda m, x: m.norm(x) + 3e-7 * m.a(x), layers).eval()
+    port = {"output": model(drawn(3, 7)).detach() * (1 + 2**-23)}
+    words = summary(prove(prepare(model, port, drawn(3, 7))))
+    assert "epsilon 1e-07 in place of 1e-12" in words["no effect beyond rounding with these inputs"]
+    assert "leaving out the bias" in words["not found"]  # it would be, if `a` were returned
 
 
 class Leaking(nn.Module):
@@ -76,5 +85,6 @@ class Flat(nn.Module):
 def test_what_has_another_shape_in_its_batch_is_not_judged_alone(declared):
     for _, verdict in batched(prepare(Flat().eval(), None, texts(), declared=declared).reference):
         assert verdict.passed == bool(declared)  # then that is known, and the looked-up rows are judged
-        words = "output[flat] not judged: its shape alone differs from its shape in the batch"
-        assert (words in str(verdict)) == (not declared)
+        words = "'output[flat]' has a different shape alone than in its batch"
+        assert (f"output[flat] not judged: {words}" in str(verdict)) == (not declared)
+        assert verdict.unchecked.endswith(f"left out: {words}")

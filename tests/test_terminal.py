@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concord.spec.text import LONGEST, legible, shown
-from concord.terminal import Terminal, complain
+from concord.terminal import Terminal, bars, complain
 
 HOSTILE = "\x1b[31mred\x9b2J\u202eleft\u2066\x00\nconcord: 7 agree\r\x07\u2028\ud800"
 SEEN = r"\x1b[31mred\x9b2J\u202eleft\u2066\x00\nconcord: 7 agree\r\x07\u2028\ud800"
@@ -33,3 +33,10 @@ def test_terminal_shows_no_control_characters_and_no_megabyte(way, capsys):
         assert len(out) < 8 * LONGEST
         assert all(char == "\n" or char.isprintable() for char in out)
         assert not any(line.startswith("concord: 7 agree") for line in out.splitlines())
+
+
+@pytest.mark.parametrize(("unit", "words"), [("", "now"), ("steps", "0 steps (now)")])
+def test_progress_of_an_unknown_amount_has_no_number(unit, words, capsys):
+    with bars(["name"], None, unit) as advance:
+        advance("name", 0, "now")
+    assert capsys.readouterr().err.endswith(f" s  name: {words}\n")

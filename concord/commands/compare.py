@@ -57,7 +57,7 @@ def compare(
         way (WAY, --as): How to run the reference again: eager, sdpa, math, flash, cudnn, bfloat16,
             float16, int8, cuda, tf32 or compile, or several of these joined by +; or onnx,
             openvino, padded, padded-left or cached, each alone. May be repeated.
-        inputs: Arrays by name (.safetensors). Default: standard texts.
+        inputs: Arrays by name (.safetensors). Default: standard inputs.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.
         log_probabilities: Judge the log probabilities of a decoder's next tokens too.
@@ -95,7 +95,8 @@ def compare(
     }
     refuse(
         [
-            f"--{name} is given but needs a REFERENCE"
+            f"--{name} is given but applies only to a REFERENCE{' and one candidate' * (name in flags)}"
+            " on the command line"
             for name in arguments
             if arguments[name] and reference is None
         ]
@@ -137,7 +138,7 @@ def compare(
             gradients=gradients,
             seed=seed,
             log_probabilities=log_probabilities,
-            candidates=entries or {"again": KeptCandidate(**own_options)},
+            candidates=entries or {"the reference, run again": KeptCandidate(**own_options)},
         )
     for entry in kept.candidates.values():
         if entry.way:
@@ -164,9 +165,10 @@ def compare(
                 print(candidates.stub(comparison.reference), end="")
                 raise typer.Exit(0)
             if names and proposing:
-                lines = "".join(f"{line}\n" for line in comparison.lines)
-                write_text(names, lines)
-                Terminal().tell(f"{lines}written: {names}; review it, then run the same command again")
+                write_text(names, "".join(f"{line}\n" for line in comparison.lines))
+                last = f"written: {names}; review it, then run the same command again"
+                for line in (*comparison.lines, last):
+                    Terminal().tell(line)
                 raise typer.Exit(3)  # nothing was judged
             verdicts = (
                 proof.batched(comparison.reference) if alone_and_batched else [(label, comparison.verdict())]
@@ -182,7 +184,7 @@ def compare(
             if repro and results[0].verdict:
                 notes["reproduction"] = reproduction.attempt(comparison, results[0].verdict, repro)
             if node_values and results[0].verdict:
-                write_node_values(comparison, results[0].verdict, node_values)
+                notes["node values"] = write_node_values(comparison, results[0].verdict, node_values)
     versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in kept.candidates}
     seconds = time.perf_counter() - started
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=milliseconds)

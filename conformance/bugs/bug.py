@@ -133,7 +133,7 @@ class Bug:
     @property
     def explanation(self) -> str:
         start = self.text[0] if self.text[1:2].isupper() else self.text[0].lower()
-        return f"this: {start}{self.text[1:].rstrip('.')}"
+        return f"a bug: {start}{self.text[1:].rstrip('.')}"
 
     def rightly_first(self, tensor: str) -> bool:
         return fits(tensor, self.first)

@@ -41,8 +41,9 @@ def compare(
             ``package.module:function``, which runs in its own process with arrays as keywords. The default is
             the reference itself. A mapping of names compares several candidates, which may also be
             :data:`concord.conformance.compare.ways.WAYS`.
-        inputs: tensors or arrays: by keyword, in a tuple, or one. By default, standard text (``input_ids``),
-            images (``pixel_values``) or audio (``input_features``, ``input_values``).
+        inputs: a dictionary of tensors or arrays by parameter name, a tensor, or a tuple. By default,
+            standard text (``input_ids``), images (``pixel_values``) or audio (``input_features``,
+            ``input_values``).
         options: keyword arguments of :func:`prepare`.
 
     Returns:
@@ -77,6 +78,7 @@ def prepare(
     log_probabilities: bool = False,
     dtype: str | None = None,
     known: dict[Any, Any] | None = None,
+    **others: Any,
 ) -> ModelComparison:
     """Run a candidate, and return its comparison for :func:`compare`.
 
@@ -99,7 +101,13 @@ def prepare(
             does not return it, it is computed from its logits.
         dtype: ``bfloat16`` or ``float16``, if a candidate that is not a module computes in it.
         known: a cache of references, shared by candidates with the same inputs.
+        others: refused.
     """
+    if others:
+        raise SpecError(
+            f"unknown option {', '.join(map(repr, others))}; inputs go into a dictionary: "
+            "inputs={'input_ids': ids}"
+        )
     from torch import nn
 
     from concord.conformance.compare import candidates, ways

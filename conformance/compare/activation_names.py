@@ -65,8 +65,8 @@ def renamed(
 
 
 def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, str]:
-    """Propose an activation for each tensor, as input for :func:`renamed`."""
-    names, rest = dict[str, str](), dict(plain)
+    """Propose an activation for each tensor, in order of the activations, as input for :func:`renamed`."""
+    names, rest = dict[str, tuple[str, str]](), dict(plain)
     outlines = {name: _outline(right) for name, right in plain.items()}
     for own, array in given.items():
         outline = _outline(array)
@@ -81,9 +81,9 @@ def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str
         )
         if best := min(matches, default=None):
             _, name, layout = best
-            names[own] = f"{name} : {layout}" if layout else name
+            names[name] = own, f"{name} : {layout}" if layout else name
             del rest[name]
-    return names
+    return dict(names[name] for name in plain if name in names)
 
 
 def _outline(array: Array) -> Array:

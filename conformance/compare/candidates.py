@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import json
 import os
 import pkgutil
 import re
@@ -53,7 +54,7 @@ from concord.conformance.compare.module_reference import (
 )
 from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse
-from concord.spec.files import read_arrays
+from concord.spec.files import read_arrays, read_described
 from concord.spec.text import first_line, first_of
 
 Array = NDArray[Any]
@@ -189,7 +190,10 @@ def standard(model: Any) -> dict[str, Any]:
         if parameter.name not in inputs and (parameter.default is parameter.empty or not inputs)
     ]
     if missing:
-        raise SpecError(f"inputs are missing but required: {first_of(missing, 5)} of {type(model).__name__}")
+        raise SpecError(
+            f"inputs are missing but required: {first_of(missing, 5)} of {type(model).__name__}; "
+            "give them with --inputs FILE.safetensors, or as inputs={...}"
+        )
     return inputs
 
 
@@ -328,6 +332,8 @@ def run(reference: ModelReference, candidate: Any, python: str | None) -> Delive
     if isinstance(candidate, (str, Path)):
         path = Path(candidate)
         if path.suffix == ".onnx":
+            if not path.exists():
+                raise SpecError(f"{path}: no such file")
             with running(f"{path} in ONNX Runtime"):
                 arrays = run_graph(reference, path)
                 return Delivered(arrays, frozenset(name for name in arrays if is_output(name)))
@@ -368,7 +374,7 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
     for name, paths in modules_of.items():
         for path in set().union(*(paths - user for user in users[name])):
             leaving[path].append(name)
-    tensors = {path: names[0] for path, names in leaving.items() if path in modules and len(names) == 1}
+    tensors = {path: leaving[path][0] for path in modules if len(leaving[path]) == 1}
     graph.output.extend(type(graph.output[0])(name=name) for name in {*tensors.values()} - output_names)
     return tensors
 
@@ -460,7 +466,8 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
             killed = signal.Signals(-process.returncode).name if process.returncode < 0 else ""
             how = f"killed by {killed}" if killed else f"exit code {process.returncode}"
             raise WorkerFailure("crashed", f"{target} gave no result: {how}", "\n".join(words[-3:]))
-        return by_name(reference, read_arrays(output_file))
+        metadata, arrays = read_described(output_file)
+        return by_name(reference, {name: arrays[name] for name in json.loads(metadata["names"])})
 
 
 def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:

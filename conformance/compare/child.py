@@ -3,6 +3,7 @@
 Concord is not imported, because the interpreter's environment may lack it.
 """
 
+import json
 import os
 import pkgutil
 import sys
@@ -27,7 +28,8 @@ def main(target: str, inputs_path: str, outputs_path: str) -> None:
         arrays = called(pkgutil.resolve_name(target), load_file(inputs_path))
     except SystemExit as end:  # otherwise exit(0) would leave neither a result nor a message
         sys.exit(f"SystemExit: {end.code}")
-    save_file({key: np.ascontiguousarray(np.asarray(array)) for key, array in arrays.items()}, outputs_path)
+    contents = {key: np.ascontiguousarray(np.asarray(array)) for key, array in arrays.items()}
+    save_file(contents, outputs_path, {"names": json.dumps([*contents])})  # the file has another order
 
 
 if __name__ == "__main__":

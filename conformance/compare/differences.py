@@ -185,12 +185,14 @@ def _of_settings(path: str, module: nn.Module, other: nn.Module) -> Iterator[Dif
         # Values derived from settings belong to them, such as a convolution's padding.
         same = type(holder) is type(counterpart)
         derived = {key: value for key, value in actual.items() if same and key.startswith("_")}
-        for name in expected.keys() & actual.keys() - derived.keys():
+        for name in expected:
+            if name not in actual or name in derived:
+                continue
             trained = name == "training" and not [*module.buffers(recurse=False)]
             if name.startswith("_") or trained or _spread(expected[name]) == _spread(actual[name]):
                 continue
             full = ".".join(filter(None, (path, inner, name)))
-            words = instead(_name(actual[name]) or actual[name], _name(expected[name]) or expected[name])
+            words = instead(_word(actual[name]), _word(expected[name]))
             values = {**derived, name: actual[name]}
             yield Difference(f"`{full}` is {words}", {(path, inner, key): x for key, x in values.items()})
 
@@ -213,6 +215,10 @@ def _plain(value: Any) -> bool:
 def _name(value: Any) -> str:
     name = getattr(value, "__name__", "") if callable(value) and not isinstance(value, type) else ""
     return name if name != "<lambda>" else ""
+
+
+def _word(value: Any) -> Any:
+    return "None" if value is None else _name(value) or value
 
 
 def _spread(value: Any) -> Any:

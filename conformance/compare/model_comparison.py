@@ -129,7 +129,7 @@ class ModelComparison(Judge):
                     f"its forward pass changes {first_of(run.state, 5)}: each run starts from the original"
                 )
         if self.lines:
-            notes["names proposed by what they hold"] = first_of(self.lines, 5)
+            notes["proposed names, from equal values; save them with --names FILE"] = first_of(self.lines, 5)
         if self.ops_without_rule:
             notes["operations without a rule"] = (
                 f"{', '.join(sorted(self.ops_without_rule))}: each result may err by {FOREIGN} unit roundoffs"

@@ -78,7 +78,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
                 forward = dataclasses.replace(reference.on_host(), cotangents=None)
                 right = Stretch(forward, end, comparison.tensors, comparison.pin, effort.check)
                 notes[0] = f"in the code between {first_of(right.starts[::-1] or [beginning], 3)} and {end}"
-                notes += [f"computed by {right.lines}"] if right.lines else []
+                notes += [f"the reference computes it at {right.lines}"] if right.lines else []
             undeclared = find_declaration(comparison, end, right, effort, notes)
             if right and end in comparison.local_expected and not undeclared:
                 explanation = find_cause(comparison, right, effort, notes)

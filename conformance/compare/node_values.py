@@ -24,8 +24,10 @@ LARGEST = 1e9
 COLOURS = [{"value": 1, "bgColor": "#b5e0c3"}, {"value": LARGEST, "bgColor": "#f5a79f"}]
 
 
-def write_node_values(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
+def write_node_values(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
     """Write the error of each activation in tolerances, by node, and the exported program as ``.pt2``.
+
+    Returns a message about the files.
 
     Raises:
         SpecError: if the reference is no module, or cannot be exported.
@@ -46,3 +48,4 @@ def write_node_values(comparison: ModelComparison, verdict: Verdict, path: Path)
     torch.export.save(program, path.with_suffix(".pt2"))
     graph = {"name": "error in tolerances", "results": values, "thresholds": COLOURS}
     write_text(path, json.dumps({"graph": graph}, indent=1))
+    return f"written: {path}, with {path.with_suffix('.pt2').name}"

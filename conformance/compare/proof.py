@@ -20,13 +20,13 @@ from concord.conformance.compare.module_reference import (
     is_output,
     numbers,
 )
+from concord.conformance.judging.expectation import Expectation
 from concord.conformance.judging.verdict import Verdict
 from concord.conformance.progress import say
 from concord.spec.errors import SpecError
 
-ANOTHER_SHAPE = "its shape alone differs from its shape in the batch"
-
-# For each bug the number of mutants ``tried``, ``found``, and ``silent`` (unchanged bits with these inputs).
+# For each bug the number of mutants ``tried``, ``found``, and ``silent``: no activation of the whole model
+# changes by more than rounding with these inputs.
 Proof = Mapping[OperationBug, Counter[str]]
 
 
@@ -45,21 +45,29 @@ def prove(comparison: ModelComparison) -> Proof:
         if bug.name not in COUNTED:
             continue
         for selection in (places, places[:1], places[-1:]) if len(places) > 1 else [places]:
-            say(f"would {bug.text} be found?")
+            say(f"planting {bug.text}")
             try:
                 results = reference.watched(Watched(injected(bug, selection, bugs)))
-                tensors = {name: numbers(results[name]) for name in names if name in results}
-                mutant = ModelComparison(reference, tensors, allow_same_bits=False)
+                every = {name: numbers(tensor) for name, tensor in results.items()}
+                tensors = {name: every[name] for name in names if name in every}
+                mutant, whole = (
+                    ModelComparison(reference, given, allow_same_bits=False) for given in (tensors, every)
+                )
             except SpecError:  # the bug does not fit this operation
                 continue
             proof[bug]["tried"] += 1
             if mutant.same_bits(names):
                 proof[bug]["silent"] += 1
             else:
-                proof[bug]["found"] += any(
-                    mutant.judgement(name, end, False).status == "diverges" for name in mutant.tensors
-                ) or any(judgement.status == "diverges" for judgement in mutant.judge_steps().values())
+                found = _diverges(mutant, end)
+                proof[bug]["found" if found else "silent"] += found or not _diverges(whole, end)
     return proof
+
+
+def _diverges(mutant: ModelComparison, end: Expectation) -> bool:
+    return any(mutant.judgement(name, end, False).status == "diverges" for name in mutant.tensors) or any(
+        judgement.status == "diverges" for judgement in mutant.judge_steps().values()
+    )
 
 
 def summary(proof: Proof) -> dict[str, str]:
@@ -67,14 +75,13 @@ def summary(proof: Proof) -> dict[str, str]:
     total = sum(proof.values(), Counter[str]())
     effective = total["tried"] - total["silent"]
     words = {"sensitivity": f"{total['found']} of {effective} bugs planted in the reference would be caught"}
-    missed = [
-        bug.text for bug, counts in proof.items() if counts["tried"] > counts["found"] + counts["silent"]
-    ]
+    texts = [(bug.text.removeprefix("a bug: "), counts) for bug, counts in proof.items()]
+    missed = [text for text, counts in texts if counts["tried"] > counts["found"] + counts["silent"]]
     if missed:
         words["not found"] = ", ".join(missed)
     if total["silent"]:
-        quiet = [bug.text for bug, counts in proof.items() if counts["silent"] == counts["tried"]]
-        words["no effect with these inputs"] = (
+        quiet = [text for text, counts in texts if counts["silent"] == counts["tried"]]
+        words["no effect beyond rounding with these inputs"] = (
             f"{total['silent']} more{': ' if quiet else ''}{', '.join(quiet)}"
         )
     return words
@@ -112,7 +119,9 @@ def batched(reference: ModelReference) -> Iterator[tuple[str, Verdict]]:
             raise SpecError("no activation has the same shape alone as in its batch: nothing can be compared")
         verdict = ModelComparison(alone, fitting, allow_same_bits=False).verdict()
         table = [
-            row if row.tensor in fitting or row.tensor not in tensors else replace(row, note=ANOTHER_SHAPE)
+            row
+            if row.tensor in fitting or row.tensor not in tensors
+            else replace(row, note=f"{row.tensor!r} has a different shape alone than in its batch")
             for row in verdict.table
         ]
         padding = "" if real is None else f", {len(real)} of {tokens} tokens"

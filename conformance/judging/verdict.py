@@ -271,7 +271,9 @@ class Verdict:
         delivered = [row.status for row in self.table if row.note != NOT_EXPOSED]
         missing = len(self.table) - len(delivered)
         suffix = f"; {missing} more {'was' if missing == 1 else 'were'} not returned" if missing else ""
-        return f"{delivered.count('diverges')} of {len(delivered)} tensors exceed their tolerance{suffix}"
+        wrong = delivered.count("diverges")
+        exceed = "exceeds its" if wrong == 1 else "exceed their"
+        return f"{wrong} of {counted(len(delivered), 'tensor')} {exceed} tolerance{suffix}"
 
     @property
     def arrival(self) -> Row | None:
@@ -448,7 +450,8 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
             continue
         if all(row.status == "not exposed" for row in rows):
             without = "leave them out with --forward-only" if _of_family(verdict) else "ask for none"
-            absent = "; if the candidate has none on purpose, declare it" if is_output else ""
+            purpose = f'; if the candidate has none on purpose, give --declare "{section}"'
+            absent = purpose if is_output else ""
             advice = f"return them, or {without}" if section == "gradients" else f"return it{absent}"
         elif all(row.local is None for row in (verdict.table if is_output else rows)):
             advice = "return activations: each step is then judged by itself"
