@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 
 # From malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 
-# Glibc's default number of mapped blocks, and the largest threshold that it sets by itself.
-MAPPED, LARGEST_BLOCK = 1 << 16, 32 << 20
+# The largest block that glibc takes from its heap: larger ones have pages of their own.
+LARGEST_BLOCK = 32 << 20
 
 # For fewer bytes, the call is not worthwhile.
 LARGE = 64 << 20
@@ -39,13 +39,11 @@ def reused(size: int = LARGE) -> Iterator[None]:
     if size < LARGE:
         yield
         return
-    _call("mallopt", M_MMAP_MAX, 0)
+    _call("mallopt", M_MMAP_THRESHOLD, LARGEST_BLOCK)
     _call("mallopt", M_TRIM_THRESHOLD, 2**31 - 1)
     try:
         yield
     finally:
-        _call("mallopt", M_MMAP_MAX, MAPPED)
-        _call("mallopt", M_MMAP_THRESHOLD, LARGEST_BLOCK)
         _call("mallopt", M_TRIM_THRESHOLD, 2 * LARGEST_BLOCK)
         give_back()
 

@@ -85,7 +85,7 @@ def test_what_was_judged_before_a_signal_is_kept_and_marked(tmp_path):
     assert document.outcome.unfinished > 0
     assert document.exit_code == 3
     assert f"stopped before {document.outcome.unfinished} more" in running.said()
-    assert "It was stopped before" in (tmp_path / "out.html").read_text()
+    assert "It was stopped with" in (tmp_path / "out.html").read_text()
 
 
 @pytest.mark.parametrize("after", [1, 5])
