@@ -67,8 +67,8 @@ BINS = len(Z_BINS) + 1
 
 def _kind_of(tensor: str) -> str:
     if is_tap_gradient(tensor):
-        return "gradients by taps"
-    return "gradients" if is_gradient(tensor) else "taps"
+        return "gradients with respect to activations"
+    return "gradients" if is_gradient(tensor) else "activations"
 
 
 def section_of(tensor: str) -> str:
