@@ -106,6 +106,8 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
             about = (field.name, types[field.name], field.default, shared[field.name])
             parameters.append(_parameter(*about, field.name == "checkpoint", group.panel))
 
+    parameters.append(HELP_ALL)
+
     @wraps(function)
     def run(**values: Any) -> T:
         del values[HELP_ALL.name]
@@ -120,8 +122,8 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
         return function(**values)
 
     run.__doc__ = (function.__doc__ or "").partition("\n")[0]
-    run.__signature__ = inspect.Signature([*parameters, HELP_ALL])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, HELP_ALL]}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 

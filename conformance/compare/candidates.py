@@ -84,9 +84,10 @@ def load(reference: str, log_probabilities: bool = False) -> Any:
     with optional("a transformers model folder", "peers"):
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
     try:
-        names = str(AutoConfig.from_pretrained(reference, local_files_only=True).architectures)
-        decoder = log_probabilities and re.search("ForCausalLM|LMHeadModel", names)
-        kind = AutoModelForCausalLM if decoder else AutoModel
+        kind: Any = AutoModel
+        if log_probabilities:
+            names = str(AutoConfig.from_pretrained(reference, local_files_only=True).architectures)
+            kind = AutoModelForCausalLM if re.search("ForCausalLM|LMHeadModel", names) else AutoModel
         return kind.from_pretrained(reference, local_files_only=True).eval()
     except (OSError, ValueError) as error:
         raise SpecError(f"{reference}: transformers cannot load it: {first_line(error)}") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -216,7 +215,7 @@ def replay(
 def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
     """Yield parameters of other modules with equal shapes."""
     within, parameters = dict(stretch.module.model.named_modules()), stretch.module.parameters
-    own = re.split(r"[#\[]", stretch.end)[0]
+    own = modules.submodule_of(stretch.end)
     module = within.pop(own, nn.Module())
     shapes = {name: tensor.shape for name, tensor in module.named_parameters()}
     for path, other in within.items():

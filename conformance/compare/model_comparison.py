@@ -307,8 +307,7 @@ class ModelComparison(Judge):
         if not wrong or not is_undeclared or self.occurred.isdisjoint(KERNELS[kernel].concerns):
             return {}
         reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])
-        comparison = ModelComparison(reference, self.tensors, allow_same_bits=False, whole=self.whole)
-        judgements = comparison.judge_steps() if pinned else comparison.judge_whole()
+        judgements = self.judged_by(reference, pinned)
         # New random draws may already move a tensor at its limit below it, so the kernel must halve the
         # error.
         return {
@@ -316,6 +315,11 @@ class ModelComparison(Judge):
             for name, ratio in wrong.items()
             if judgements[name].status == "agrees" and judgements[name].ratio < ratio / 2
         }
+
+    def judged_by(self, reference: ModelReference, local: bool) -> dict[str, Judgement]:
+        """Judge the same tensors by another reference, locally or end to end."""
+        comparison = ModelComparison(reference, self.tensors, allow_same_bits=False, whole=self.whole)
+        return comparison.judge_steps() if local else comparison.judge_whole()
 
     def settle(
         self, name: str, expected: Expectation, actual: Array, local: bool

@@ -102,19 +102,11 @@ def explain_by_precision(comparison: ModelComparison, row: Row) -> Explanation |
     if comparison.theirs or not isinstance(reference, ModuleReference) or reference.precision != "float32":
         return None
     for dtype in HALF:
-        lower = dataclasses.replace(reference.cast(dtype), keeps=False)
-        again = type(comparison)(lower, comparison.tensors, allow_same_bits=False, whole=comparison.whole)
-        judged = (again.judge_steps() if row.local else again.judge_whole())[row.tensor]
-        own, actual, value = (
-            array.astype(np.float64)
-            for array in (
-                lower.arrays[row.tensor],
-                comparison.tensors[row.tensor],
-                reference.arrays[row.tensor],
-            )
-        )
+        lower, actual = reference.cast(dtype), comparison.tensors[row.tensor].astype(np.float64)
+        own, other = (apart(run.arrays[row.tensor], actual) for run in (lower, reference))
         # The tolerance of a half precision hides small bugs, but these are not nearer to a run in it.
-        if judged.status == "agrees" and apart(own, actual) <= NEARER * apart(value, actual):
+        nearer = own <= NEARER * other
+        if nearer and comparison.judged_by(lower, row.local is not None)[row.tensor].status == "agrees":
             name = dtype_name(dtype)
             text = f"`{row.tensor}` may be explained by arithmetic in {name}"
             return Explanation(row.tensor, hypothesis=f"computed_in_{name}", text=text)

@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import random
+import re
 import sys
 import traceback
 import warnings
@@ -88,6 +89,11 @@ LONGEST_KEY = 80
 def is_output(name: str) -> bool:
     """Whether the whole module returns the tensor."""
     return name == OUTPUT or name.startswith(f"{OUTPUT}[")
+
+
+def submodule_of(name: str) -> str:
+    """Path of the submodule that returns an activation; empty for the whole module."""
+    return "" if is_output(name) else re.split(r"[#\[]", name)[0]
 
 
 def nothing(name: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from concord.conformance.compare.module_reference import ModuleReference, is_output, running
+from concord.conformance.compare.module_reference import ModuleReference, running, submodule_of
 from concord.conformance.judging.verdict import Verdict
 from concord.spec.errors import SpecError
 from concord.spec.files import write_text
@@ -42,7 +42,7 @@ def write_node_values(comparison: ModelComparison, verdict: Verdict, path: Path)
         for module, _ in node.meta.get("nn_module_stack", {}).values():
             nodes[module] = node.name
     for row in verdict.table:
-        module = "" if is_output(row.tensor) else row.tensor.partition("[")[0].partition("#")[0]
+        module = submodule_of(row.tensor)
         if row.deciding and module in nodes:
             values.setdefault(nodes[module], {"value": min(row.ratio, LARGEST)})
     torch.export.save(program, path.with_suffix(".pt2"))

@@ -60,7 +60,11 @@ def prove(comparison: ModelComparison) -> Proof:
                 proof[bug]["silent"] += 1
             else:
                 found = _diverges(mutant, end)
-                proof[bug]["found" if found else "silent"] += found or not _diverges(whole, end)
+                proof[bug]["found"] += found
+                # Where every activation is returned, the whole model shows no more.
+                proof[bug]["silent"] += not found and (
+                    tensors.keys() == every.keys() or not _diverges(whole, end)
+                )
     return proof
 
 
