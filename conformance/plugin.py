@@ -144,7 +144,7 @@ class Suite:
 
 @pytest.fixture(scope="session")
 def concord_workers(request: pytest.FixtureRequest) -> Iterator[Suite]:
-    """The backends' worker processes, each started once per session."""
+    """The backends' worker processes, one per session."""
     suite = Suite(request.config)
     yield suite
     suite.pool.close()

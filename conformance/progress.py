@@ -40,12 +40,7 @@ def say(text: str) -> None:
 
 
 class Countdown:
-    """A counter of equal steps, from any thread, that estimates the remaining time.
-
-    Args:
-        what: the task.
-        count: number of steps.
-    """
+    """A thread-safe counter of equal steps that estimates the remaining time."""
 
     def __init__(self, what: str, count: int) -> None:
         self.what, self.count, self.done = what, count, 0

@@ -14,7 +14,7 @@ try:
 except ImportError:  # a measuring machine may lack pydantic: it writes records that others read
 
     def Field(*words: Any, **how: Any) -> Any:  # type: ignore[no-redef]  # noqa: N802
-        """Return None, since records are not read without pydantic."""
+        """Return None: records are not read without pydantic."""
 
     AfterValidator = BeforeValidator = PlainValidator = Field  # type: ignore[assignment, misc]
 
@@ -49,7 +49,7 @@ Unwritten = Annotated[Any, BeforeValidator(lambda _: None)]
 
 
 def among(*words: str) -> AfterValidator:
-    """Return a validator that accepts only these words."""
+    """A validator that accepts only these words."""
 
     def check(value: str) -> str:
         if value not in words:
@@ -60,7 +60,7 @@ def among(*words: str) -> AfterValidator:
 
 
 def also(*names: str) -> Any:
-    """Return a writer that adds properties to the fields; reading ignores them."""
+    """A writer that adds properties to the fields; reading ignores them."""
 
     def written(self: Any, fields: dict[str, Any]) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in names}

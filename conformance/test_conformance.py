@@ -1,4 +1,4 @@
-"""Every backend against the reference (standard cases) and published sources (golden files)."""
+"""Every backend against the reference and published sources."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ def distinct(*values: Any, digits: int = 6) -> tuple[str, ...]:
 
     Args:
         values: numbers, or other options; None for an absent one.
-        digits: the minimum.
     """
     different = len(set(values))
     words = tuple(_said(value, digits) for value in values)
@@ -50,11 +49,7 @@ FEW = 3
 
 
 def once(reasons: Iterable[tuple[str, str, object]]) -> list[str]:
-    """Return one line per name, or per reason of many names.
-
-    Args:
-        reasons: triples of name, words, and shared key.
-    """
+    """One line per name, or per reason of many names, from triples of name, words, and shared key."""
     lines = []
     for group in gather(reasons, lambda entry: entry[2]).values():
         few = len(group) <= FEW

@@ -1,1 +1,1 @@
-"""A catalogue of bugs, injected into backends as mutants and tested as explanations."""
+"""A catalogue of bugs."""

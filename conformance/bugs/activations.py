@@ -12,7 +12,6 @@ from concord.conformance.bugs.operations import Array
 
 
 def softplus(m: Context, x: Array) -> Array:
-    """Return log(1 + exp(x)) without overflow."""
     return m.relu(x) + m.log(m.exp(-m.abs(x)) + 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Bugs of attention's products and softmax, including fused kernels (SPEC ATT-1 to ATT-7)."""
+"""Bugs of attention, including fused kernels (SPEC ATT-1 to ATT-7)."""
 
 from __future__ import annotations
 

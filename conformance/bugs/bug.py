@@ -1,4 +1,4 @@
-"""Bugs: named wrong operations, and their changes to a model or training step."""
+"""Bugs: named wrong operations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class Change:
         masks: kept elements and dropout rate; also takes the
             :class:`concord.conformance.bugs.training.edited_step.DropoutSite`.
         added: gradients with one more batch; also takes both, and the batch's weight.
-        gradients: accumulated gradients of a step.
         clip: clipped gradients and norm; also takes gradients, and the function for squares.
         keeps: optimizer state after a step, as ``<moment>.<parameter>``.
         skips: whether a step skips its update; also takes its number of batches.
@@ -90,7 +89,6 @@ class Bug:
     """A wrong operation: a mutant if injected into a backend, an explanation if tried on a run.
 
     Attributes:
-        operation: one of :data:`concord.conformance.bugs.catalogue.OPERATIONS`.
         variant: the model to inject it into, or :data:`TRAINING`.
         scenario: standard case (:data:`concord.spec.cases.SCENARIOS`) or training run
             (:data:`concord.conformance.bugs.training.runs.RUNS`) that reveals it.
@@ -98,7 +96,6 @@ class Bug:
         options: configuration or recipe fields to set in the case.
         first: patterns of tensors that may diverge first; :data:`REFUSED` if the framework may refuse.
         cause: its names in explanations, joined by "or"; empty if there are none.
-        source: where it was found.
         only: the only algorithm that can have it; empty for any.
     """
 
@@ -127,7 +124,6 @@ class Bug:
 
     @property
     def of_gradients(self) -> bool:
-        """Whether only gradients are wrong."""
         return all(name.startswith("gradients.") or name == REFUSED for name in self.first)
 
     @property
@@ -139,9 +135,8 @@ class Bug:
         return fits(tensor, self.first)
 
     def diagnosed(self, said: str) -> str:
-        """Whether a diagnosis (names joined by "or") names this bug: ``"right"``, ``"none"`` or ``"wrong"``.
-
-        The result is empty if no diagnosis can name it.
+        """Whether a diagnosis (names joined by "or") names this bug: ``"right"``, ``"none"`` or ``"wrong"``;
+        empty if none can.
         """
         if not self.cause or not said:
             return "none" if self.cause else ""
@@ -163,12 +158,10 @@ def with_constants(edit: Callable[..., Any], given: Any) -> Callable[..., Any]:
 
 
 def only(there: Callable[[Context], bool], edit: Edit) -> Edit:
-    """Restrict an edit to certain places."""
     return lambda m: edit(m) if there(m) else m.y
 
 
 def where(edit: Edit, **options: Any) -> Edit:
-    """Restrict an edit to models with these options."""
     return only(lambda m: all(getattr(m.config, name) == value for name, value in options.items()), edit)
 
 

@@ -47,10 +47,8 @@ class Context(TensorOperations):
     Args:
         now: preceding taps as later steps see them, ``inputs.<name>``, and parameters in canonical names and
             layouts.
-        memory: data that edits keep between runs in the same process.
 
     Attributes:
-        tap: name of the edited tap.
         y: its correct value.
         contract: the function that computes products.
     """
@@ -98,10 +96,7 @@ class Context(TensorOperations):
         return self.now[full] if full in self.now else self.now[f"inputs.{name}"]
 
     def source(self, which: str = "", of: str = "") -> Array:
-        """Input of the tap's step, or of another tap's.
-
-        For a residual, ``"result"`` selects the sublayer's output instead of the bypass.
-        """
+        """Input of the tap's step, or of another tap's; ``"result"`` selects a residual's sublayer."""
         return self.now[source_of(self.config, of or self.tap, self.part, which)]
 
     @property

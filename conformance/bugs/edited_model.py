@@ -1,4 +1,4 @@
-"""Bugs' operations on the NumPy tape, and a model with a bug."""
+"""A model with a bug, on the NumPy tape."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ class Value:
         return first, second
 
     def with_other(self, other: Any, of_tensors: str, of_number: str, sign: float = 1) -> Value:
-        """Apply ``of_tensors`` to two tensors, or ``of_number`` to a tensor and a scalar."""
         if isinstance(other, Value):
             return self.of(getattr(self.a, of_tensors)(*self.aligned(other)))
         return self.of(getattr(self.a, of_number)(self.tensor, sign * other))
@@ -121,7 +120,6 @@ class TapeContext(Context):
         return self.value(self.a._record(value, *operands))
 
     def __getattr__(self, name: str) -> Callable[..., Value]:
-        """Look up the arithmetic's operation with the same name."""
         operation = getattr(self.a, name)
         return lambda *operands: self.value(
             operation(*(operand.tensor if isinstance(operand, Value) else operand for operand in operands))
@@ -258,7 +256,6 @@ class Edited(Model):
 
     Attributes:
         edits: returns the edit of a tap, if any.
-        memory: data that edits keep between runs.
         taps: each tap as computed.
         now: each tap as seen by later steps.
     """

@@ -1,7 +1,7 @@
 """Bugs that leave all values unchanged and appear only in gradients (SPEC GRD-1 to GRD-5).
 
-Each bug edits the tap of its step: values stay, but the gradient is that of a different function. The error
-appears in the step's parameters and all preceding steps.
+The gradient is that of a different function, so the error appears in the step's parameters and all preceding
+steps.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def of_softmax(m: Context, pull: Callable[[Array, Array], Array]) -> Array:
 
 
 def softmax_gradient_without_row_term(m: Context) -> Array:
-    """Differentiate softmax as an elementwise function: p g, without the row term."""
+    """Differentiate softmax elementwise: p g, without the row term."""
     return of_softmax(m, lambda gradient, weights: gradient * weights)
 
 

@@ -1,6 +1,4 @@
-"""Bugs of lookups: token, position and segment ids, and the position table (SPEC EMB-1 to EMB-5, POS-1 to
-POS-7).
-"""
+"""Bugs of lookups: tokens, positions and segments (SPEC EMB-1 to EMB-5, POS-1 to POS-7)."""
 
 from __future__ import annotations
 
@@ -53,7 +51,6 @@ def position_sine_and_cosine_swapped(m: Context) -> Array:
 
 
 def positions_from_first_real_token(m: Context) -> Array:
-    """Count from the first real token, as in a left-padded batch."""
     numbers: Ids = np.maximum(np.arange(m.real.shape[1]) - m.real.argmax(1)[:, None], 0)
     return numbered(m, numbers + m.config.position_start)
 

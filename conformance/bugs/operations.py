@@ -27,7 +27,6 @@ class TensorOperations(ABC):
 
     Attributes:
         stop_gradient: returns the same values; no gradient flows back.
-        dtype: precision of tensors.
     """
 
     dtype: str

@@ -39,16 +39,15 @@ def compare(
             (:class:`concord.conformance.compare.written.Written`).
         candidate: a module, an ONNX or safetensors path, arrays by name, a callable, or
             ``package.module:function``, which runs in its own process with arrays as keywords. The default is
-            the reference itself. A mapping of names compares several candidates, which may also be
+            the reference itself. A mapping of names compares several candidates, including
             :data:`concord.conformance.compare.ways.WAYS`.
-        inputs: a dictionary of tensors or arrays by parameter name, a tensor, or a tuple. By default,
-            standard text (``input_ids``), images (``pixel_values``) or audio (``input_features``,
-            ``input_values``).
+        inputs: tensors or arrays by parameter name, a tensor, or a tuple. By default, standard text
+            (``input_ids``), images (``pixel_values``) or audio (``input_features``, ``input_values``).
         options: keyword arguments of :func:`prepare`.
 
     Returns:
         Rows of activations, and of gradients if requested, judged end to end and locally. For several
-        candidates: verdicts by name, and timings of agreeing ones.
+            candidates: verdicts by name, and timings of agreeing ones.
 
     Raises:
         SpecError: if the comparison is impossible.
@@ -95,10 +94,10 @@ def prepare(
         declared: names from :data:`DECLARATIONS`, and intentionally missing outputs (``output``: all).
         seed: seed of every run, required by a reference that draws random numbers.
         python: another environment's interpreter, for ``package.module:function``.
-        log_probabilities: whether to judge one more output, ``output[log_probabilities]`` (B, T - 1): the
-            log softmax of ``output[logits]`` at each next token of ``input_ids`` (B, T). It is float32 for
-            half precisions, and 0 where the next token, or the one before it, is padding. If a candidate
-            does not return it, it is computed from its logits.
+        log_probabilities: whether to judge one more output, ``output[log_probabilities]`` (B, T - 1): the log
+            softmax of ``output[logits]`` at each next token of ``input_ids`` (B, T). It is float32 for half
+            precisions, 0 where the next token, or the one before it, is padding, and computed from the logits
+            if a candidate does not return it.
         dtype: ``bfloat16`` or ``float16``, if a candidate that is not a module computes in it.
         known: a cache of references, shared by candidates with the same inputs.
         others: refused.

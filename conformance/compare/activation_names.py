@@ -23,7 +23,7 @@ OUTLINE = 257
 
 
 def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
-    """Permute an array's axes to an order such as ``0 2 1 3``."""
+    """Permute axes to an order such as ``0 2 1 3``."""
     return array.transpose([int(axis) for axis in layout.split()]).reshape(shape) if layout else array
 
 
@@ -65,7 +65,7 @@ def renamed(
 
 
 def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, str]:
-    """Propose an activation for each tensor, in order of the activations, as input for :func:`renamed`."""
+    """Propose an activation for each tensor, as input for :func:`renamed`."""
     names, rest = dict[str, tuple[str, str]](), dict(plain)
     outlines = {name: _outline(right) for name, right in plain.items()}
     for own, array in given.items():

@@ -1,7 +1,6 @@
 """PyTorch models in exact or Monte Carlo arithmetic, or rounded after each operation.
 
-A :class:`Computed` tensor has the model's dtype and a float64 value. A dispatch mode intercepts every ATen
-operation. Errors depend on operation (SPEC ALG-1 to ALG-5) and dtype.
+A dispatch mode intercepts every ATen operation. Errors depend on operation (SPEC ALG-1 to ALG-5) and dtype.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ class Computed(Tensor):
             return self.value.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refuse conversion, because no arithmetic can follow NumPy."""
+        """Refuse conversion: no arithmetic can follow NumPy."""
         raise TypeError(
             "a tensor is passed to NumPy, where its arithmetic cannot be followed: use PyTorch, or pass the "
             "result as an input"
@@ -301,7 +300,7 @@ class ExactMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def remember(self, weights: Tensor, scores: Tensor) -> None:
-        """Store the scores of weights for the backward pass."""
+        """Store scores for the backward pass."""
 
     def finish(self) -> None:
         """Drop what the backward pass needed."""
@@ -486,7 +485,7 @@ class ExactMode(TorchDispatchMode):
 
 
 class Perturbed(ExactMode):
-    """Monte Carlo arithmetic, which adds random errors the size of rounding."""
+    """Monte Carlo arithmetic: random errors the size of rounding."""
 
     samples = 1
 

@@ -1,4 +1,4 @@
-"""ATen operations of a run, and bugs injected into them."""
+"""ATen operations of a run, and their bugs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ Kinds = Callable[[Operation], Iterator[OperationBug]]
 
 
 def injected(bug: OperationBug, chosen: Collection[int], kinds: Kinds) -> Make:
-    """Return a function that injects a bug into chosen operations."""
+    """A function that injects a bug into chosen operations."""
 
     def make(operation: Operation) -> Any:
         candidates = kinds(operation) if operation.number in chosen else ()

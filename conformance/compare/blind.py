@@ -1,4 +1,4 @@
-"""Rows that see no key: their values on each side, and the declaration."""
+"""Rows that see no key: their values, and the declaration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading and running of candidates: modules, graphs, callables and arrays."""
+"""Loading and running of candidates."""
 
 from __future__ import annotations
 
@@ -69,9 +69,8 @@ ARRAYS = (np.ndarray, np.generic)
 
 
 def load(reference: str, log_probabilities: bool = False) -> Any:
-    """Load a module from ``package.module:function`` or a transformers folder.
-
-    For log probabilities, the folder of a decoder gives the model with its head.
+    """Load a module from ``package.module:function`` or a transformers folder; for log probabilities, a
+    decoder with its head.
     """
     if ":" in reference and not Path(reference).exists():
         sys.path.insert(0, os.getcwd())
@@ -253,7 +252,7 @@ def refuse_modes(model: nn.Module, seed: int | None) -> None:
 
 
 def refuse_logits(reference: ModelReference) -> None:
-    """Refuse a reference without log probabilities, if they are requested."""
+    """Refuse a reference without the requested log probabilities."""
     has_tokens = are_tokens(reference.kwargs.get("input_ids"))
     if reference.log_probabilities and not (has_tokens and LOG_PROBABILITIES in reference.plain):
         logits = f"{LOGITS} (B, T, vocabulary) of a torch.nn.Module"
@@ -305,7 +304,7 @@ HOOKS = "a run with hooks"
 
 
 def run_module(candidate: ModuleReference) -> Delivered:
-    """Run a module without hooks, then with hooks that expose activations."""
+    """Run a module without hooks, then with hooks."""
 
     def unhooked() -> Arrays:
         return {name: numbers(tensor) for name, tensor in candidate.watched(hooked=False).items()}
@@ -503,7 +502,7 @@ def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
 
 
 def add_log_probabilities(reference: ModelReference, arrays: Arrays, own: dict[str, str]) -> None:
-    """Match a candidate's logits and log probabilities by key; derive the latter if it has none."""
+    """Match logits and log probabilities by key; derive the latter if missing."""
     for key, name in ((OUTPUT, LOGITS), ("logits", LOGITS), ("log_probabilities", LOG_PROBABILITIES)):
         if key in arrays and name not in arrays:
             arrays[name], own[name] = arrays.pop(key), own[key]

@@ -205,7 +205,7 @@ def replay(
     chosen: Collection[int] | None = None,
     others: Mapping[int, Tensor] | None = None,
 ) -> Prediction:
-    """Recompute a stretch exactly with changed operations."""
+    """Recompute exactly with changed operations."""
     tensors: dict[str, Array] = {}
     with modules.running("the stretch with a bug"):
         stretch.again(stretch.module.exact(), tensors.__setitem__, make, others, chosen)
@@ -226,7 +226,7 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
 
 
 def crossed(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
-    """Yield two activations of equal shape, each used in place of the other."""
+    """Yield pairs of activations of equal shape, each used in place of the other."""
     if (pin := stretch.pin) is None:
         return
     for one, other in islice(combinations(stretch.starts, 2), MOST_CROSSED):

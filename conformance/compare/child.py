@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 
 def called(function: Callable[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """A function's arrays by name, or a single one as ``output``."""
+    """Arrays by name, or a single one as ``output``."""
     positional = [inputs.pop(key) for key in sorted(key for key in inputs if key.isdigit())]
     result = function(*positional, **inputs)
     return result if isinstance(result, dict) else {"output": result}

@@ -28,7 +28,7 @@ Key = tuple[str, Axes]
 
 
 def groups(shape: Axes) -> Iterator[Axes]:
-    """Yield the axes of groups: the last, all but the first two, all but one."""
+    """Yield axes of groups: the last, all but the first two, all but one."""
     # A tensor with one axis is a single group, whose mean adds no certainty to its elements.
     axes = range(len(shape))
     kept = [axes[:-1], axes[:2], *([axis] for axis in axes)] if len(shape) > 1 else []
@@ -70,7 +70,7 @@ class Shared:
 
 
 class Coherent:
-    """Errors shared by groups in correct runs; the exact run comes first."""
+    """Errors that groups share in correct runs; the exact run comes first."""
 
     def __init__(self, dtypes: Mapping[str, str]) -> None:
         of = {name: precision(dtype) for name, dtype in dtypes.items()}

@@ -1,4 +1,4 @@
-"""Comparison of candidates with one reference, and timing of agreeing ones."""
+"""Comparison of several candidates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class Comparisons(Mapping[str, Verdict]):
     Attributes:
         missing: reasons why other candidates could not be judged.
         milliseconds: median forward pass of the ``"reference"`` and of agreeing candidates in this process.
-        dtypes: dtype of the outputs.
         notes: remarks by candidate and topic.
     """
 

@@ -1,7 +1,7 @@
 """Discrete operations whose results rounding may change.
 
 Samples follow the exact run's decisions, and record where rounding could change them. Branches are exact runs
-with changed decisions, the allowed alternatives (docs/decisions/0036-what-rounding-decides.md).
+with changed decisions (docs/decisions/0036-what-rounding-decides.md).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ CLASSES = Kind(_classes, _distinct)
 
 
 def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | None:
-    """A discrete operation's kind, if known before it runs."""
+    """A discrete operation's kind, if known beforehand."""
     name = func.overloadpacket.__name__
     bare, several = name.rstrip("_"), len(func._schema.returns) > 1  # noqa: SLF001
     if not floats or bare in UNFORCED:
@@ -288,7 +288,7 @@ class Decision:
             return self.kind.decide(self.func, *args, **kwargs)
 
     def doubt(self, operands: Operands, reach: float, rounded: bool) -> None:
-        """Record where operands that are `reach` errors away change the decision."""
+        """Record where operands that are ``reach`` errors away change the decision."""
         exact, form = tree_flatten(self.operands)
         errors = [_error(x, y) for x, y in zip(leaves(operands), exact, strict=True)]
         if not any(isinstance(error, Tensor) and bool(error.any()) for error in errors):
@@ -684,7 +684,7 @@ class Ties:
 
     @property
     def why(self) -> str:
-        """The reason why elements are undetermined."""
+        """Why elements are undetermined."""
         words = [f"rounding decides {first_of([*self.because], 2)}"] if self.because else []
         words += [f"rounding leaves nothing of {self.nothing_of}"] if self.nothing_of else []
         return self.lost or "; ".join(words)

@@ -1,4 +1,4 @@
-"""Differences between two modules in parameters, buffers, settings and layers."""
+"""Differences between two modules."""
 
 from __future__ import annotations
 

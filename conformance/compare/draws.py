@@ -1,4 +1,4 @@
-"""Detection of nonrepeating runs, and of activations independent of inputs."""
+"""Detection of runs that differ, and of activations independent of inputs."""
 
 from __future__ import annotations
 

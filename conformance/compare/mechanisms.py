@@ -1,4 +1,4 @@
-"""Bugs of operations beyond the catalogue: a changed step, value, operand, mask, format or order."""
+"""Bugs of operations beyond the catalogue."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ def left_out(it: Operation) -> Found:
 
 
 def _besides(it: Operation, kept: str) -> str:
-    """Name the remaining part of the operation."""
     other = it.operands.get("self" if kept == "other" else "other")
     if it.name in ("mul", "div", "sub"):
         words = {"mul": "factor", "div": "division", "sub": "subtraction"}
@@ -138,7 +137,6 @@ def of_numbers(it: Operation) -> Found:
 
 
 def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
-    """Alternatives to a value."""
     x = next((x for x in it.operands.values() if isinstance(x, Tensor)), None)
     if name == "eps" or (it.name == "add" and type(value) is float and 0 < value <= 1e-2):
         return EPSILONS if value is not None else ()
@@ -300,7 +298,6 @@ def of_masks(it: Operation) -> Found:
 
 
 def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield names, texts and masks."""
     yield "mask_of_other_tokens", "whose queries and keys are swapped", hidden.transpose(-1, -2)
     for by, side in ((1, "right"), (-1, "left")):
         yield "mask_of_other_tokens", f"that is one key too far {side}", torch.roll(hidden, by, -1)

@@ -50,11 +50,9 @@ class ModelComparison(Judge):
     Args:
         given: the candidate's tensors by the reference's names.
         allow_same_bits: whether equal bits suffice for agreement.
-        whole: tensors of a separate run, which do not depend on these activations.
         theirs: the candidate, if it is a module.
-        own: the candidate's names by the reference's names.
-        unsteady: reason why agreement would prove nothing, or empty.
-        check: called for each activation; may raise an exception to stop.
+        own: the candidate's names by the reference's.
+        unsteady: why agreement would prove nothing, or empty.
         call: runs the candidate once, for timing.
     """
 
@@ -170,7 +168,7 @@ class ModelComparison(Judge):
         return explain(self, verdict)
 
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
-        """Judge every tensor, and mark agreement that proves nothing."""
+        """Judge, and mark agreement that proves nothing."""
         table = super().table(local, end_to_end)
         blind = next((row for row in table if row.local and is_blind(row.local)), None)
         return [self.with_exemptions(row, blind) for row in table]
@@ -241,7 +239,7 @@ class ModelComparison(Judge):
 
     @functools.cached_property
     def is_same(self) -> bool:
-        """Whether equal bits suffice for the judgement."""
+        """Whether equal bits suffice."""
         return self.allow_same_bits and self.same_bits()
 
     def judge_steps(self) -> dict[str, Judgement]:
@@ -317,7 +315,7 @@ class ModelComparison(Judge):
         }
 
     def judged_by(self, reference: ModelReference, local: bool) -> dict[str, Judgement]:
-        """Judge the same tensors by another reference, locally or end to end."""
+        """Judge by another reference."""
         comparison = ModelComparison(reference, self.tensors, allow_same_bits=False, whole=self.whole)
         return comparison.judge_steps() if local else comparison.judge_whole()
 

@@ -1,4 +1,4 @@
-"""Explanation of a divergence: its place, its cause, or a missing declaration."""
+"""Explanation of a module's divergence."""
 
 from __future__ import annotations
 

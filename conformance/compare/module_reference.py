@@ -1,8 +1,7 @@
 """A PyTorch module as the reference, with activations by name, in any arithmetic.
 
 An activation's name is its submodule's path, ``encoder.layer.0.attention``. A second call is ``norm#2``;
-several results have keys, as in ``lstm[1]`` or ``decoder[logits]``. A tensor returned unchanged keeps its
-first name.
+several results have keys: ``lstm[1]``, ``decoder[logits]``. A tensor returned unchanged keeps its first name.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def is_output(name: str) -> bool:
 
 
 def submodule_of(name: str) -> str:
-    """Path of the submodule that returns an activation; empty for the whole module."""
+    """Path of an activation's submodule; empty for the whole module."""
     return "" if is_output(name) else re.split(r"[#\[]", name)[0]
 
 
@@ -360,7 +359,7 @@ class ModuleReference(ModelReference):
         return self.device.type == "cpu"
 
     def on_host(self) -> ModuleReference:
-        """Return a copy on the CPU."""
+        """A copy on the CPU."""
         if self.in_host_memory:
             return self
         moved = replace(self, model=copy.deepcopy(self.model).cpu(), **self.map_inputs(Tensor.cpu))
@@ -427,7 +426,7 @@ class ModuleReference(ModelReference):
         return [*samples, *([] if seeds.start else [Rounded(Followed(truth.recorded, rounded=True))])]
 
     def others(self, truth: ExactMode) -> list[ExactMode]:
-        """Return a run with rounded constants."""
+        """A run with rounded constants."""
         return [Rounded(Followed(truth.recorded, rounded=True), constants=True)]
 
     def branches(self, truth: ExactMode) -> list[ExactMode]:
@@ -689,7 +688,7 @@ def recompiling() -> Iterator[None]:
 
 
 def numbers(tensor: Tensor) -> NDArray[np.floating]:
-    """Return an array; half precisions become float32."""
+    """An array; half precisions become float32."""
     with _disable_current_modes():  # else an arithmetic would intercept this
         tensor = parts(value_of(tensor) if isinstance(tensor, Computed) else tensor.detach()).cpu()
         return (tensor.float() if tensor.dtype in HALF else tensor).resolve_neg().numpy()
@@ -707,9 +706,8 @@ def handing(
     plain: Mapping[str, Tensor],
     read: Callable[[Tensor], Any] = numbers,
 ) -> Callable[[str, Tensor | None], None]:
-    """Return a function that passes tensors to an observer as arrays.
-
-    Tensors whose shapes differ from ``plain`` become NaN.
+    """A function that passes arrays to an observer, with NaN for tensors whose shapes differ from
+    ``plain``.
     """
     names = set[str]()
 
@@ -762,8 +760,8 @@ def named(result: Any, stem: str) -> dict[str, Tensor]:
 def with_log_probabilities(result: Any, inputs: Mapping[str, Any]) -> Any:
     """Add the log probability of each next token, (B, T - 1), to a result with logits, (B, T, vocabulary).
 
-    Logits in half precision are converted to float32 first, as trainers do. The value is 0 where the next
-    token, or the one before it, is padding. A result without logits of ``input_ids`` (B, T) stays as it is.
+    Logits in half precision first become float32, as in trainers. The value is 0 where the next token, or the
+    one before it, is padding. A result without logits of ``input_ids`` (B, T) stays as it is.
     """
     results, ids, mask = dict(_leaves(result)), inputs.get("input_ids"), inputs.get("attention_mask")
     logits = results.get("logits")

@@ -25,7 +25,7 @@ COLOURS = [{"value": 1, "bgColor": "#b5e0c3"}, {"value": LARGEST, "bgColor": "#f
 
 
 def write_node_values(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
-    """Write the error of each activation in tolerances, by node, and the exported program as ``.pt2``.
+    """Write each activation's error in tolerances, by node, and the exported program as ``.pt2``.
 
     Returns a message about the files.
 

@@ -75,7 +75,7 @@ def _diverges(mutant: ModelComparison, end: Expectation) -> bool:
 
 
 def summary(proof: Proof) -> dict[str, str]:
-    """Describe the bugs that the comparison finds and misses."""
+    """Describe found and missed bugs."""
     total = sum(proof.values(), Counter[str]())
     effective = total["tried"] - total["silent"]
     words = {"sensitivity": f"{total['found']} of {effective} bugs planted in the reference would be caught"}

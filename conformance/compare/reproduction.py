@@ -90,7 +90,7 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
 
 
 def attempt(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
-    """Write a script; return a message about it."""
+    """Write a script; return a message."""
     try:
         write(comparison, verdict, path)
     except SpecError as error:
@@ -99,7 +99,7 @@ def attempt(comparison: ModelComparison, verdict: Verdict, path: Path) -> str:
 
 
 def steps(stretch: Stretch) -> tuple[str, list[Tensor]]:
-    """Return a stretch as Python source, and its input tensors."""
+    """A stretch as Python source, and its inputs."""
     inputs, names, lines = list[Tensor](), dict[int, str](), list[str]()
 
     def name_of(x: Tensor) -> str:
@@ -129,7 +129,7 @@ def steps(stretch: Stretch) -> tuple[str, list[Tensor]]:
 
 
 def written(x: Any, name_of: Callable[[Tensor], str]) -> str:
-    """Return an operand as Python source."""
+    """An operand as Python source."""
     if isinstance(x, Tensor):
         return name_of(x)
     if isinstance(x, (tuple, list)):

@@ -1,4 +1,4 @@
-"""The operations that lead to a divergence, recorded once and rerun."""
+"""The operations that lead to a divergence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Recorded:
 
     Attributes:
         line: ``file:line``.
-        result: the result of the operation.
         tensors: copies, because later operations may be in-place.
         owners: identities of calling modules.
     """
@@ -71,7 +70,6 @@ class Stretch:
     Args:
         known: activations at which the stretch may start.
         pin: replacements in an exact run; None for an ordinary run.
-        check: called for each operation; may raise an exception to stop.
 
     Attributes:
         starts: activations where it starts; empty for the inputs.
@@ -240,10 +238,7 @@ def callers() -> list[int]:
 
 
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
-    """Describe where the candidate's operations diverge on correct inputs.
-
-    Only operations that lead to the wrong end count.
-    """
+    """Describe where the candidate's operations that lead to the wrong end diverge on correct inputs."""
     dtypes = {name: dtype_name(tensor.dtype) for name, tensor in right.tensors.items()}
     truth = right.module.exact()
     runs = right.module.runs(range(SAMPLES), truth)
@@ -310,7 +305,7 @@ def outline(array: Array) -> Array:
 
 
 def layouts(array: Array, value: Array, sigma: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield an array with value and sigma in each fitting layout."""
+    """Yield each fitting layout, with value and sigma."""
     if array.shape == value.shape:
         yield array, value, sigma
         return

@@ -116,7 +116,7 @@ def _attending(kernel: SDPBackend, forward: Callable[..., Any], *args: Any, **kw
 
 
 def exported(reference: ModuleReference, folder: Path) -> Path:
-    """Export the module to ONNX and return the path."""
+    """Export to ONNX."""
     with optional("way 'onnx'", "peers"):
         import onnxruntime  # noqa: F401 - runs the exported graph
         import onnxscript  # noqa: F401

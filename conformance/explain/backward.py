@@ -1,4 +1,4 @@
-"""Location of a bug between the last correct gradients and the first wrong one."""
+"""Location of a bug in the backward pass."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ SMALL = 1e-6
 
 
 def bounds(question: Question, statuses: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Locate the bug between correct and wrong gradients.
+    """Locate the bug: a sentence, and the clauses in question, likeliest first.
 
-    Returns:
-        A sentence, and the clauses in question, likeliest first; both are empty unless exactly one step
-            uses the parameter.
+    Both are empty unless exactly one step uses the parameter.
     """
     consumers = _consumers(question)
     proofs = _right(question, statuses, consumers)

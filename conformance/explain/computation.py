@@ -1,4 +1,4 @@
-"""A computation that went wrong, and its prediction under a hypothesis."""
+"""A computation that went wrong."""
 
 from __future__ import annotations
 
@@ -36,12 +36,7 @@ class Prediction:
 
 
 class Computation(ABC):
-    """A computation up to its first wrong tensor.
-
-    Attributes:
-        tensor: name of that tensor.
-        actual: its values in the run.
-    """
+    """A computation up to its first wrong tensor."""
 
     tensor: str
     actual: Array
@@ -103,7 +98,7 @@ class Computation(ABC):
         )
 
     def distance(self, prediction: Prediction) -> float:
-        """Largest error over all tensors of a prediction, in tolerances."""
+        """Largest error of a prediction, in tolerances."""
         ratios = (
             self.judged(self.delivered[name], expected).ratio for name, expected in prediction.beside.items()
         )

@@ -42,11 +42,7 @@ class Conclusion:
 
 @one_thread()
 def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]:
-    """Explain each divergence, and test every cause on all cases of its backend.
-
-    Returns:
-        The results with revised explanations, and the conclusions.
-    """
+    """Explain each divergence, and test every cause on all cases of its backend."""
     explained, conclusions = list(results), list[Conclusion]()
     for backend in dict.fromkeys(result.backend for result in results):
         effort, groups, passed = Effort(BUDGET), dict[str, list[int]](), list[Result]()
@@ -142,7 +138,6 @@ def _condition(wrong: Sequence[Result], passed: Sequence[Result]) -> str:
 
 
 def _commonest(groups: Sequence[Sequence[Hypothesis]]) -> tuple[Hypothesis, int]:
-    """The hypothesis that most runs name in the same words, and their number."""
     wordings = gather(
         (hypothesis for of_run in groups for hypothesis in of_run), lambda hypothesis: hypothesis.text
     )

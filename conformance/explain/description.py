@@ -1,4 +1,4 @@
-"""Descriptions of a wrong tensor: wrong elements, and their relation to correct ones."""
+"""Descriptions of a wrong tensor."""
 
 from __future__ import annotations
 
@@ -123,10 +123,7 @@ class Description:
 
 
 def describe(question: Question) -> tuple[Description | None, Flags, str]:
-    """Describe a wrong tensor, its region, and its kind of relation.
-
-    The description is None if no element is wrong.
-    """
+    """Describe a wrong tensor, its region, and its kind of relation; None if no element is wrong."""
     with np.errstate(all="ignore"):
         wrong = wrong_elements(question)
         everywhere = np.ones_like(wrong)
@@ -234,7 +231,7 @@ def _by_heads(question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def _region(question: Question, wrong: Flags) -> tuple[str, Flags]:
-    """The simplest region with all wrong elements and few others, and its words."""
+    """The simplest region with all wrong elements and few others."""
     regions = [("", np.ones_like(wrong))]
     axes, shape = _by_heads(question)
     wrong = wrong.reshape(shape)
@@ -320,7 +317,6 @@ def relation(
         return "number", f"is {instead(float(values[0]), float(expected[0]))}"
 
     def holds(value: Array, scale: float = 1.0, subset: Flags | slice = slice(None)) -> bool:
-        """Whether the elements are ``value`` if sigma grows by ``scale``."""
         unit = precision(dtype).unit_roundoff
         error, allowed = values - value, np.hypot(spread * max(1.0, scale), unit * abs(value))
         return within(error[subset], allowed[subset])
@@ -375,7 +371,6 @@ def _weights(spread: Array) -> Array:
 
 
 def _factor(values: Array, expected: Array, spread: Array, holds: Callable[..., bool]) -> Relation | None:
-    """Relation of nonzero values that share a factor, or None."""
     zeros = (values == 0) & (expected != 0)
     weight = np.where(zeros, 0.0, _weights(spread))
     factor = float((weight * expected * values).sum() / (weight * np.square(expected)).sum())
@@ -397,7 +392,7 @@ def _tells(place: int, region: Flags, actual: Array, moved: list[int]) -> bool:
 
 
 def nearest(place: int, region: Flags, actual: Array, right: Array) -> NDArray[np.integer]:
-    """Nearest place of the correct tensor for each place along an axis."""
+    """Nearest correct place for each place along an axis."""
     size = right.shape[place]
     mask, delivered, expected = (
         np.moveaxis(array, place, 0).reshape(size, -1).astype(np.float64) for array in (region, actual, right)

@@ -1,4 +1,4 @@
-"""Explanation of the first wrong tensor of the family: cause, description, and clauses."""
+"""Explanation of the family's first wrong tensor."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _in_its_place(
 ) -> Explanation:
     """Remove options that correct taps of the layer refute.
 
-    If these taps refute all options, the cause applies only to this tensor and is uncertain.
+    If no option remains, the cause is uncertain and holds for this tensor alone.
     """
     if question.parameter or question.actual.size > MOST_ELEMENTS:
         return cause

@@ -1,4 +1,4 @@
-"""The judge of the family, which compares a member's run with the reference (SPEC PRT-2)."""
+"""The judge of the family (SPEC PRT-2)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def judge(
 
 
 class FamilyJudge(Judge):
-    """The judge of one run; see :func:`judge` for the arguments."""
+    """The judge of one run (see :func:`judge`)."""
 
     reference: FamilyReference
 
@@ -104,7 +104,7 @@ class FamilyJudge(Judge):
         super().__init__(reference, tensors)
 
     def verdict(self) -> Verdict:
-        """Judge every tensor. A diverging verdict keeps the judge for an explanation."""
+        """Judge every tensor; a diverging verdict keeps the judge."""
         reference = self.reference
         table = self.table(local=reference.local)
         reference.case.forget()
@@ -123,7 +123,6 @@ class FamilyJudge(Judge):
         )
 
     def explain(self, verdict: Verdict) -> Explanation | None:
-        """Explain the first divergence, and name the deviation that would have to be declared."""
         divergence, reference = verdict.first_divergence, self.reference
         assert divergence is not None
         explanation = Explanation(divergence.tensor, (divergence.clause,))

@@ -1,4 +1,4 @@
-"""Hypotheses for a search, and the explanation by those that are confirmed."""
+"""Hypotheses for a search."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ RIGHT = Hypothesis("right", "nothing", "PRT-1")
 def options(
     config: EncoderConfig, name: str, values: Sequence[Any], clause: str, **besides: Any
 ) -> Iterator[Hypothesis]:
-    """Yield a hypothesis for each alternative value of a configuration field."""
     expected = getattr(config, name)
     for value in values:
         if value == expected:
@@ -78,11 +77,7 @@ MOST_NAMED = 4
 def explained_by(
     tensor: str, hypotheses: Sequence[Hypothesis], confident: bool, since: str = ""
 ) -> Explanation:
-    """Explain a tensor, or a step if ``tensor`` is empty.
-
-    Args:
-        since: words for the first step to which the hypotheses apply, if not all.
-    """
+    """Explain a tensor, or a step if ``tensor`` is empty; ``since`` names the first affected step."""
     # Several names may describe one cause in the same words.
     texts = [
         *dict.fromkeys(

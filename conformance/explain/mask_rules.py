@@ -20,9 +20,8 @@ FEWEST = 5
 
 
 def hidden_keys(question: Question) -> tuple[Flags, Flags] | None:
-    """Keys that the run hides and those that it should hide, both (B, H, Q, S).
-
-    The result is None if a score matches neither a hidden nor a visible key.
+    """Keys that the run hides, and keys that it should hide, (B, H, Q, S) each; None if a score matches
+    neither kind of key.
     """
     if not question.is_tap(("*.masked_scores",)) or not np.isfinite(question.actual).all():
         return None
@@ -122,7 +121,6 @@ def _beyond(limit: int, side: str) -> str:
 
 
 def clauses_of_mask(question: Question, where: str, kind: str) -> tuple[str, ...]:
-    """The clause that wrong masked scores break, if known."""
     hidden = hidden_keys(question)
     if hidden is None:
         of_constant = kind in ("constant", "not finite")

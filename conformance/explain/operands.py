@@ -1,4 +1,4 @@
-"""Hypotheses that a step used a different tensor as its operand."""
+"""Hypotheses about a step's operands."""
 
 from __future__ import annotations
 

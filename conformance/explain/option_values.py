@@ -1,4 +1,4 @@
-"""Option values that would explain a tensor, at the taps that they affect."""
+"""Hypotheses about the values of options."""
 
 from __future__ import annotations
 
@@ -146,7 +146,6 @@ def of_derivatives(question: Question) -> Iterator[Hypothesis]:
 
 
 def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:
-    """Yield the best-fitting epsilon of a norm, inside and outside the root."""
     for placement in ("inside", "outside"):
 
         def left(exponent: Array, placement: str = placement) -> Array:

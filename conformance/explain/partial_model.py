@@ -1,4 +1,4 @@
-"""The reference with a bug, recomputed from a run's taps up to the tensor in question."""
+"""The reference with a bug, run up to the tensor in question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wrong tensor of the family, and its predictions by recomputation."""
+"""A wrong tensor of the family, and its predictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class Question(Computation):
     """The first wrong tensor of a run, with preceding ones.
 
     Args:
-        pinned: taps of the run.
         region: elements that a bug may change; by default all.
     """
 
@@ -64,11 +63,9 @@ class Question(Computation):
 
     @property
     def parameter(self) -> str | None:
-        """Parameter whose gradient is in question, if any."""
         return self.tensor.removeprefix("gradients.") if is_gradient(self.tensor) else None
 
     def is_tap(self, patterns: Iterable[str]) -> bool:
-        """Whether the tensor is a tap that matches one of the patterns."""
         return self.parameter is None and fits(self.tensor, patterns)
 
     @functools.cached_property
@@ -82,7 +79,6 @@ class Question(Computation):
 
     @property
     def hidden(self) -> list[str]:
-        """Preceding taps that the run does not expose."""
         return [name for name in self.before if name not in self.pinned]
 
     @functools.cached_property
@@ -111,11 +107,8 @@ class Question(Computation):
     def run(
         self, hypothesis: Hypothesis, arithmetic: Arithmetic, whole: bool = False, wanted: str | None = None
     ) -> Step:
-        """Recompute under a hypothesis, up to the tensor in question.
-
-        Args:
-            whole: whether to also compute layers with pinned results.
-            wanted: a different tensor to stop at; if empty, the end of the model.
+        """Recompute under a hypothesis, up to the tensor in question or to ``wanted``; if that is empty, to
+        the end.
         """
         case = self.case
         if hypothesis.fields:
@@ -172,7 +165,7 @@ class Question(Computation):
 
 
 class Exact(Arithmetic):
-    """Arithmetic that rounds only factors, to a format on request."""
+    """Arithmetic that rounds factors, on request."""
 
     def __init__(self, dtype: str, factors: str | None = None, keeping: bool = False) -> None:
         super().__init__("extended" if dtype == "float64" else "float64")
@@ -190,7 +183,7 @@ class Exact(Arithmetic):
 
 
 def rounding(name: str) -> Callable[[Array], Array]:
-    """Return a function that rounds float64 values to a format."""
+    """A function that rounds float64 values to a format."""
     if name == "tf32":
         return lambda values: round_to_bits(values, 11)
     if name == "tf32 cut off":

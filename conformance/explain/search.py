@@ -1,4 +1,4 @@
-"""Search for hypotheses that explain a tensor and other computations."""
+"""The search for an explanation."""
 
 from __future__ import annotations
 
@@ -99,9 +99,6 @@ class Search:
     Args:
         effort: time limit, after which fitting hypotheses are uncertain.
         others: computations that must also confirm a hypothesis.
-
-    Attributes:
-        refuted: fits that fail in one of the others.
     """
 
     def __init__(
@@ -116,7 +113,7 @@ class Search:
         """Explain the computation, or return None if no hypothesis is confirmed.
 
         Args:
-            stages: groups of hypotheses, up to the first with a confirmed one.
+            stages: groups of hypotheses, tried up to the first with a confirmed one.
             readings: hypotheses inferred from the tensor; the first is accepted untested.
         """
         with np.errstate(all="ignore"):  # infinities and NaN are compared as values
@@ -130,10 +127,7 @@ class Search:
         return None
 
     def explaining(self, hypotheses: Iterable[Hypothesis]) -> list[Fit]:
-        """Hypotheses that predict the run's tensor but not the correct one.
-
-        Several wordings of one bug count once.
-        """
+        """Hypotheses that predict the run's tensor but not the correct one, each bug once."""
         fits: list[Fit] = []
         computation = self.computation
         with self.effort.attempt("a list of explanations"):
@@ -208,7 +202,6 @@ _searches: list[threadpool_limits] = []
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit NumPy's BLAS to one thread."""
     # BLAS threads wait for one another, which takes twenty times as long on a busy core. The limit applies to
     # the process: the first of several searches sets it, and the last lifts it.
     with _guard:

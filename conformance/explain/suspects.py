@@ -258,7 +258,7 @@ def bugs(question: Question) -> Iterator[Hypothesis]:
 
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
-    """The hypothesis with the same name and text for a different tensor."""
+    """The same hypothesis for a different tensor."""
     key = (hypothesis.name, hypothesis.text)
     candidates = (bug for family in (simple, unusual) for bug in family(question))
     return next((bug for bug in candidates if (bug.name, bug.text) == key), None)

@@ -159,7 +159,7 @@ def _cut_from_fused(config: EncoderConfig, weights: Weights, prefix: str, role: 
 
 
 def _orders(heads: int) -> list[tuple[int, ...]]:
-    """Wrong orders of heads; for more than three heads, only reversed and rolled orders."""
+    """Wrong orders of heads; only reversed and rolled for more than three."""
     straight = tuple(range(heads))
     if heads <= 3:
         return [order for order in itertools.permutations(straight) if order != straight]

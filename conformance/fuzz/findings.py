@@ -1,4 +1,4 @@
-"""Findings of a hunt: counts, largest errors and failed cases."""
+"""Findings of a hunt."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """0: no finding. 1: a divergence or refusal. 3: not all cases were judged."""
+        """0: no finding; 1: a divergence or refusal; 3: unjudged cases."""
         statuses = {status for _, _, tally in self.each() for status in tally.statuses}
         if self.owed or statuses & set(FAILED_WORKER) or self.unjudged or not self.judged:
             return 3

@@ -1,4 +1,4 @@
-"""Execution of random cases on every backend, locally or on a Dask cluster."""
+"""Execution of random cases, locally or on a Dask cluster."""
 
 from __future__ import annotations
 

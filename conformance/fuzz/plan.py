@@ -98,7 +98,7 @@ def drawn(plan: Plan, index: int) -> FuzzCase:
 
 @contextmanager
 def files_elsewhere() -> Iterator[None]:
-    """Keep hypothesis from writing to the working directory."""
+    """Keep Hypothesis from writing to the working directory."""
     with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
         configuration.set_hypothesis_home_dir(folder)
         try:

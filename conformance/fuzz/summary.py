@@ -50,7 +50,7 @@ def _error(statistics: Statistics) -> Text:
 
 
 def show(findings: Findings, console: Console, settings: Setup) -> None:
-    """Print counts, largest errors, failures and notes."""
+    """Print all findings."""
     if findings.tallies:
         console.print(table(findings))
     console.print(

@@ -1,7 +1,6 @@
-"""Golden files: tensors of published sources, as jobs for backends.
+"""Golden files: tensors of published sources, as jobs for backends (conformance/golden/README.md).
 
-Tables map a source's names to ours (:mod:`concord.spec.sources.schema`). conformance/golden/README.md
-describes the files.
+Tables map a source's names to ours (:mod:`concord.spec.sources.schema`).
 """
 
 from __future__ import annotations
@@ -154,7 +153,6 @@ class GoldenFile:
     def _parameters(
         self, names: Collection[str], prefix: str, instead: Mapping[str, Native] | None = None
     ) -> Arrays:
-        """Read parameters below a prefix; ``instead`` replaces some of their places."""
         places = bindings(self.part, self.config, instead)
         places = {name: place for name, place in places.items() if name in names}
         with located(prefix):
@@ -215,7 +213,6 @@ class GoldenFile:
         return jobs
 
     def _run(self, entry: RunEntry, batch: Batch, label: str) -> Job:
-        """Job of a run, with all outputs in the file, and all gradients or none."""
         part, config, inputs = self.part, self.config.replace(**entry.fields), batch.arrays()
         sizes, expected, problems = sizes_of(config, inputs), Arrays(), list[str]()
         shapes = {name: resolve(tap.shape, sizes) for name, tap in taps(config, part.name, inputs).items()}
@@ -357,7 +354,7 @@ def laid_out(
     shape: tuple[int, ...] | None = None,
     key: str = "",
 ) -> NDArray[Any]:
-    """Convert a source's tensor to the canonical layout and the shape of ``key``."""
+    """Convert to the canonical layout and the shape of ``key``."""
     meaning, function = TENSOR_LAYOUTS[layout]
     with contextlib.suppress(ValueError, IndexError):
         tensor = contiguous(function(array, sizes))

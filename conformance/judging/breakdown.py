@@ -84,7 +84,7 @@ def break_down(
 
     Args:
         scores: errors in sigma; NaN where not judged.
-        rows: the table rows that are given, if not all.
+        rows: the given table rows, if not all.
     """
     levels = np.floor(np.log2(np.clip(scores / Z, 2.0**SMALLEST, 2.0**LARGEST)))
     return Breakdown(_maps(levels, axes), _worst(actual, value, sigma, scores, rows))

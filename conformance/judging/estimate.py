@@ -1,10 +1,8 @@
-"""Sigma: the deviation of correct results from the truth, per element.
+"""Sigma: the deviation of correct results from the truth, per element (decision 10).
 
 Sigma² is the sum of two estimates. **Monte Carlo arithmetic** (:mod:`concord.spec.montecarlo`) gives the mean
 square error of :data:`SAMPLES` perturbed samples. **Low-precision runs** round after each operation, in
 various admissible orders; their squared error is averaged over the last axis.
-
-Decision 10 gives the reasons.
 """
 
 from __future__ import annotations
@@ -68,10 +66,8 @@ TOGETHER = 2
 
 
 def rms_limit(size: float) -> float:
-    """Tolerance of an RMS error: one element may err by :data:`Z`, others by :data:`R`.
-
-    Args:
-        size: number of (independent) elements.
+    """Tolerance of an RMS error: one of ``size`` independent elements may err by :data:`Z`, others by
+    :data:`R`.
     """
     return float(np.sqrt(R**2 + (Z**2 - R**2) / max(size, 1)))
 
@@ -98,10 +94,9 @@ def estimate(
         values: the truth, if known.
         truth: arithmetic of the truth; by default :func:`exact`.
         arithmetics: arithmetics whose errors determine sigma; by default :func:`perturbed`.
-        elements: number of elements per sample, if ``compute`` does not return it.
+        elements: elements per sample, if ``compute`` does not return them.
         count: number of samples; fewer than :data:`SAMPLES` are a first look.
         corners: whether derivatives of ReLUs may jump.
-        together: number of simultaneous large samples.
     """
     accumulated = Estimate(compute, dtype, values, truth=truth, elements=elements, together=together)
     runs = (
@@ -204,7 +199,7 @@ def low_precision(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
 
 
 def samples(dtype: str, elements: int, count: int = SAMPLES) -> Iterator[MonteCarlo]:
-    """Yield Monte Carlo arithmetics, with as many simultaneous samples as memory allows."""
+    """Yield as many simultaneous samples as memory allows."""
     together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), count))
     for first in range(0, count, together):
         yield MonteCarlo(dtype, min(together, count - first), first)

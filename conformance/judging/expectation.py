@@ -185,15 +185,12 @@ class Expectation:
             have only the rows in ``rows``.
         sigmas: standard deviations of correct results. NaN: undetermined; infinite: the value is not finite,
             even without rounding.
-        shapes: shapes of all tensors that a run may return, judged or not.
         chained: whether all taps after an undetermined one are undetermined.
         independent: numbers of independent errors in the samples.
         coherent: judge of errors shared by groups of elements.
         ties: correct values of elements that rounding determines.
         norms: activations whose rows are divided by their deviation or length.
-        few: whether this is a first look.
         occurred: computed operations whose kernels matter.
-        without_rule: operations without a rule for their rounding.
     """
 
     dtype: str
@@ -335,7 +332,7 @@ class Expectation:
 
 
 def digest(whole: Any) -> str:
-    """Return a digest of data, including arrays."""
+    """A digest of data, including arrays."""
     hasher = hashlib.sha256()
 
     def take(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Explanations of a wrong run, as far as known."""
+"""Explanations of a wrong run."""
 
 from __future__ import annotations
 

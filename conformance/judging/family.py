@@ -150,7 +150,7 @@ class FamilyReference:
         return plain(self.case, self.pinned(pin))
 
     def pinned(self, pin: Pin) -> Pinned:
-        """Run's tensors from which others are computed."""
+        """The run's tensors from which others are computed."""
         arrays = {name: array for name in self.activations if (array := pin(name)) is not None}
         gradients = {subject_of(name): array for name, array in arrays.items() if is_gradient(name)}
         return Pinned({name: array for name, array in arrays.items() if not is_gradient(name)}, gradients)
@@ -247,7 +247,7 @@ def outline(case: JudgedProblem) -> Expectation:
 
 
 def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]:
-    """Reference's tensors, from the inputs or from pinned ones."""
+    """The reference's tensors, from the inputs or pinned ones."""
     values: dict[str, Array] = {}
     case.observe(exact(case.dtype), values.__setitem__, pinned)
     return values
@@ -270,11 +270,7 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
 
 
 def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> Expectation:
-    """The local expectation, with sigmas from the run's own taps.
-
-    Args:
-        brief: whether a first look suffices.
-    """
+    """The local expectation, with sigmas from the run's own taps; if ``brief``, only a first look."""
     return _estimate(case, pinned, brief)
 
 

@@ -97,7 +97,7 @@ class Judge:
     # Local judgement, from the run's own tensors.
 
     def pin(self, name: str) -> Array | None:
-        """Run's tensor that replaces the reference's, if any."""
+        """The run's tensor that replaces the reference's, if any."""
         activation = self.reference.activations.get(name)
         if activation is None or not activation.pinned or subject_of(name) in self.unused:
             return None
@@ -125,7 +125,7 @@ class Judge:
         return self.judge_from(self.pin)[0] if self.unused else judgements
 
     def passed_by(self, zero: frozenset[str]) -> frozenset[str]:
-        """Activations with a zero gradient that the model does not use."""
+        """Unused activations, with a zero gradient."""
 
         def passing(name: str) -> Array | None:
             return None if subject_of(name) in zero else self.pin(name)
@@ -208,7 +208,6 @@ class Judge:
         """Judge one tensor, locally or end to end.
 
         Args:
-            sound: whether the forward pass is finite.
             deciding: whether to break down a divergence's error.
         """
         activation, actual = self.reference.activations[name], self.tensors[name]

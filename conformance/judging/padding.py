@@ -1,6 +1,6 @@
 """Padding rows, and results that depend on them.
 
-Neither are judged in a run that declares :data:`concord.spec.deviations.UNCOMPUTED_PADDING`.
+A run that declares :data:`concord.spec.deviations.UNCOMPUTED_PADDING` is judged on neither.
 
 Shapes: B samples, T tokens, Q queries, S keys, H heads.
 """

@@ -50,7 +50,7 @@ class Reference(Protocol):
         """Compute every tensor in exact arithmetic."""
 
     def excused(self, name: str) -> NDArray[np.bool_] | bool:
-        """Elements declared uncomputed, in a broadcastable shape."""
+        """Elements declared uncomputed, broadcastable."""
 
     def contradiction(self, name: str) -> str:
         """Run's false statement about a tensor, if any."""
@@ -60,7 +60,7 @@ class PublishedReference:
     """Published tensors, which judge a run only end to end.
 
     Args:
-        looks: functions that return expected values, the final values last.
+        looks: functions that return expected values, the final ones last.
         wider: whether tensors may have more digits than their precision.
     """
 

@@ -36,7 +36,6 @@ def judge_tensor(
 
     Args:
         sigma: standard deviation of correct results; not finite where undetermined.
-        why: reason for undetermined elements.
         errors_apart: number of independent errors in the samples.
     """
     flat, allowed, actual_values = (

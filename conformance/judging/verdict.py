@@ -219,7 +219,7 @@ class Verdict:
         return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
 
     def __str__(self) -> str:
-        """The text for a terminal, with external names made legible and short."""
+        """The text for a terminal, with external names made legible."""
         return "\n".join(shown(line, LONGEST_LINE, LONGEST_NAME) for line in verdict_lines(self))
 
     def _repr_html_(self) -> str:
@@ -398,7 +398,7 @@ def result_lines(result: Result) -> list[str]:
 
 
 def divergence_lines(result: Result) -> list[str]:
-    """Describe a divergence: location, cause, effect on the result, and next step."""
+    """Describe a divergence."""
     assert result.verdict is not None
     verdict = result.verdict.explained()
     head = f"{result.backend} diverges: {result.case}, {result.dtype}{_alone(verdict)}"
@@ -434,7 +434,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def unjudged_lines(verdict: Verdict) -> list[str]:
-    """Describe sections without a judged tensor, with reason and advice."""
+    """Describe sections without a judged tensor."""
     lines = []
     for section in verdict.unjudged:
         rows = [row for row in verdict.table if section in (row.tensor, section_of(row.tensor))]

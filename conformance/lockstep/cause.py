@@ -1,4 +1,4 @@
-"""Cause of a divergent step: a bug, a different recipe field, or a fitted value."""
+"""Cause of a divergent training step."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def cause_of(first: DeliveredStep, others: Sequence[DeliveredStep] = ()) -> Expl
 
 
 def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
-    """Yield bugs and alternative values for a recipe."""
+    """Yield bugs and alternative values."""
     for bug in TRAINING.values():
         if bug.only in ("", recipe.algorithm):
             yield Hypothesis(bug.name, bug.explanation, bug.clause, change=bug.change)

@@ -65,8 +65,7 @@ class Envelope:
         """Expectation of the reference's last step.
 
         Args:
-            whole: use all runs, instead of a few for a first look.
-            last: whether this is the last step, which saves memory.
+            whole: use all runs, not the few of a first look.
         """
         if whole in self.looks:
             return self.looks[whole]

@@ -1,4 +1,4 @@
-"""The outcome of lockstep training: errors by step, and first divergences."""
+"""The outcome of lockstep training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Curve:
 
     @classmethod
     def of(cls, section: str, rows: Sequence[Row]) -> Curve:
-        """Return a curve from the worst row of each step."""
+        """A curve from the worst row of each step."""
         worst = max(rows, key=lambda row: row.ratio)
         _, step, tensor = worst.tensor.split(".", 2)
         unjudged = sum(not judged(row) for row in rows)

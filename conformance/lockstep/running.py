@@ -242,7 +242,7 @@ def conduct(
     mode: str = MODES[0],
     callback: Callback = lambda name, steps: None,
 ) -> Lockstep:
-    """Train backends in lockstep in workers, which by default share the cores."""
+    """Train backends in workers, which by default share the cores."""
     heaps.share()
     started, cores = time.perf_counter(), available_cores()
     # With more threads than cores, small products take ten times as long.

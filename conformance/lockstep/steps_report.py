@@ -76,7 +76,7 @@ def unjudged(track: Track, found: Lockstep) -> str:
 
 
 def lines(track: Track, found: Lockstep) -> list[tuple[str, str]]:
-    """Describe a backend's divergence, unjudged sections, and failure."""
+    """Describe divergence, unjudged sections, and failure."""
     described = [(f"{track.backend} diverges first at {track.first.text}", "bold red")] if track.first else []
     if why := unjudged(track, found):
         described.append((f"{track.backend}: {why}", "yellow"))

@@ -33,8 +33,6 @@ def example(
     Args:
         batch: samples in a step's first batch.
         words: exclusive upper bound of drawn ids; None for any.
-        weights: initial weights; None for random ones.
-        part: one of :data:`concord.spec.tensors.PARTS`.
     """
     drawn = config if words is None else config.replace(vocab_size=words)
     drawn_steps: list[list[Batch]] = []

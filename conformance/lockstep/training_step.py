@@ -26,15 +26,10 @@ from concord.spec.arrays import Array
 class DeliveredStep(Computation):
     """A backend's step, explained by repeating it with a bug.
 
-    A bug explains it if the whole report agrees with training with that bug.
+    A bug explains it if the whole report agrees.
 
     Args:
-        start: the step, and the reference's state before it.
-        delivered: the backend's report.
         looks: functions that return expectations, the final look last.
-
-    Attributes:
-        tensor: name of the first divergent tensor, or empty.
     """
 
     subject = ""

@@ -17,7 +17,7 @@ STYLES = {"found": "green", "absent": "dim", "failed": "bold magenta"}
 
 
 def matrix_table(matrix: Matrix) -> Table:
-    """Return a table with one row per mutant."""
+    """A table with one row per mutant."""
     names = ordered(finding.backend for finding in matrix.findings)
     table = Table(title="Mutants: first error in tolerances", title_justify="left", title_style="bold")
     table.add_column("mutant, and the case that shows it", overflow="fold")

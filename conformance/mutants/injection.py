@@ -20,9 +20,6 @@ Tap = Callable[[str, Array], Array]
 class Injection(Context):
     """A run of a model with edits.
 
-    Args:
-        memory: state that edits keep between runs.
-
     Attributes:
         libraries: namespaces of the framework, searched in order.
     """
@@ -70,7 +67,7 @@ class Injection(Context):
         return tensors
 
     def trace(self, model: Any, inputs: Mapping[str, Array], record: Tap) -> Tap:
-        """Return a tap that edits before recording."""
+        """A tap that edits before recording."""
         return lambda name, tensor: self.keep(
             name,
             record(name, self.step(name, tensor, self.given(model, inputs) if name in self.edits else {})),

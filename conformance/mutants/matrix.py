@@ -139,8 +139,7 @@ class Hunt:
     """A run of mutants on one backend.
 
     Args:
-        worker: an existing worker of the plugin.
-        diagnosing: whether to explain findings, which is the slowest part.
+        diagnosing: whether to explain findings, the slowest part.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class Hunt:
         self.progress(self.backend, "started")
 
     def find(self, mutant: Bug) -> Finding:
-        """Try a mutant in its precisions until it is found."""
+        """Try a mutant in its precisions until found."""
         ended = partial(Finding, mutant.name, self.backend)
         try:
             for dtype in mutant.precisions:

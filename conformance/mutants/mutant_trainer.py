@@ -43,7 +43,6 @@ class MutatedTrainer(Bugged, Trainer):
         return TrainingStep(self.operations, self.shortened, self.recipe, self.kinds)
 
     def shortened(self, tensor: Any, number_format: str) -> Any:
-        """Round a tensor or array to a shorter format."""
         if not isinstance(tensor, np.ndarray):
             return self.rounding.rounded(tensor, number_format)
         exact = tensor.astype(np.float64)

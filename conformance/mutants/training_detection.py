@@ -1,4 +1,4 @@
-"""Detection of a training bug at the step where the reference reveals it."""
+"""Detection of training bugs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Shown:
     """The first place where a bug appears.
 
     Attributes:
-        step: index of the step, or -1 for none.
+        step: index, or -1 for none.
         section: section of the first divergent tensor, such as ``gradients`` or ``first_moment``.
         margin: that tensor's error in tolerances; infinite if missing.
         before: the largest error of earlier steps, in tolerances.
@@ -60,11 +60,7 @@ def shown(name: str, dtype: str) -> Shown:
 def divergence_of(
     worker: Worker, bug: Bug, dtype: str, right: bool = False, explaining: bool = True
 ) -> Divergence | None:
-    """Run a bug's training on a backend, and return its first divergence.
-
-    Args:
-        right: whether to train without the bug.
-    """
+    """Run a bug's training, or the ``right`` one, and return its first divergence."""
     training, resume = shown_by(bug)
     config, weights = model()
     request = Request(

@@ -44,7 +44,6 @@ class Job:
         group: heading of the results: a variant or a published source.
         expectation: replacement of the reference's tensors.
         end_to_end: judge end to end even if local judgement decides.
-        times: number of runs.
     """
 
     group: str
@@ -297,7 +296,7 @@ def conduct(
 
 
 def unseen(environment: Mapping[str, Any], device: str) -> str:
-    """Return a message if a backend does not see a device."""
+    """A message if a backend does not see a device."""
     devices = environment.get("devices", [])
     if not devices or (f"{device}:0" if device == "cuda" else device) in devices:
         return ""
@@ -358,7 +357,7 @@ def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
 
 
 class Runner:
-    """A sequence of jobs of one backend on one worker."""
+    """Jobs of one backend on one worker."""
 
     def __init__(
         self,
@@ -520,7 +519,7 @@ class Runner:
 
 
 def failure_of(error: Exception) -> tuple[str, str, str] | None:
-    """Status, detail and output of a worker failure, or None for other errors."""
+    """Status, detail and output of a worker failure, else None."""
     if isinstance(error, WorkerFailure):
         return error.status, error.detail, error.stderr
     if isinstance(error, SpecError):

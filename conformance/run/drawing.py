@@ -40,11 +40,10 @@ def level(row: Row, way: str) -> int | None:
 
 
 def growth(lines: Sequence[Sequence[float | None]], label: str, bounds: Sequence[int] = ()) -> dict[str, Any]:
-    """Return a logarithmic line chart of errors.
+    """A logarithmic line chart of errors.
 
     Args:
         lines: errors in tolerances; None interrupts a line.
-        bounds: positions of vertical lines.
     """
     lowest, highest = (10.0**end for end in DECADES)
 
@@ -68,7 +67,7 @@ def summed(histograms: Iterable[Sequence[int]]) -> list[int]:
 
 
 def histogram(filled: Sequence[int], outlined: Sequence[int], whose: str) -> dict[str, Any]:
-    """Return a logarithmic histogram of errors in sigma, as bars and an outline."""
+    """A logarithmic histogram of errors in sigma, as bars and an outline."""
     below, over = Z_BINS.index(1.0) + 1, Z_BINS.index(Z) + 1
     elements, beyond = sum(filled), sum(filled[over:])
     largest = math.log10(1 + max([1, *filled, *outlined]))
@@ -146,7 +145,7 @@ def _heat_map(heat: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
 def _strokes(
     rows: Sequence[Sequence[int | None]], levels: Sequence[int]
 ) -> dict[int, list[tuple[int, int, int]]]:
-    """Return (left, top, length) of runs of equal cells, by level."""
+    """Runs of equal cells, by level: left, top, length."""
     strokes: dict[int, list[tuple[int, int, int]]] = {}
     for top, row in enumerate(rows):
         left = 0

@@ -56,8 +56,6 @@ def render(template: str, record: Record, *folders: Path, script: str = "", **pa
 
     Args:
         template: the name of a template that extends ``page.html``.
-        folders: additional template folders.
-        script: additional code.
         parts: values for the template. ``page.html`` needs ``tone`` (good, bad or broken; by default from the
             exit code), ``headline`` and ``compared``.
     """

@@ -55,7 +55,7 @@ class Record:
 
 
 def make_record(outcome: Any, kind: str, title: str = "") -> Record:
-    """Return a record of an outcome."""
+    """A record of an outcome."""
     if isinstance(outcome, Report):
         outcome = outcome.explained()
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -98,7 +98,7 @@ def data(record: Record) -> dict[str, Any]:
 
 
 def text(record: Record) -> str:
-    """Return a record as JSON."""
+    """A record as JSON."""
     return lines(data(record))
 
 

@@ -1,4 +1,4 @@
-"""Printed results: a table of verdicts, and first divergences."""
+"""Printed results."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def table(report: Report, title: str, group: str = "variant") -> Table:
 
 
 def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table:
-    """Return a table of candidates; ``reference`` is the reference's time in milliseconds."""
+    """Tabulate candidates; ``reference`` is the reference's time in milliseconds."""
     timed = reference or any(result.milliseconds for result in results)
     several_cases = len({result.case for result in results}) > 1
     grid = Table("candidate", *(["inputs"] * several_cases), "verdict", Column("worst", justify="right"))
@@ -191,7 +191,7 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
 def candidates_text(
     results: Sequence[Result], reference: float = 0.0, width: int = 110, box: Box = HEAVY_HEAD
 ) -> str:
-    """Print that table in lines of at most ``width`` characters."""
+    """That table as text, at most ``width`` wide."""
     text, grid = io.StringIO(), candidates_table(results, reference)
     grid.box = box
     Console(file=text, width=width, color_system=None).print(grid)
@@ -199,7 +199,7 @@ def candidates_text(
 
 
 def candidates_markdown(report: Report) -> str:
-    """Return the table of candidates in Markdown."""
+    """The table of candidates in Markdown."""
     text = candidates_text(report.results, report.milliseconds, 10_000, MARKDOWN)
     narrow = re.sub(r"( |---)\1+", r"\1", text)
     return f"{narrow}\n\n{summary(report)}.\n"
@@ -223,7 +223,7 @@ def markdown(report: Report) -> str:
 
 
 def runs(report: Report) -> str:
-    """Return a tab-separated line per run, a compact record."""
+    """A tab-separated line per run."""
     rows = [("backend", "group", "case", "part", "dtype", "status", "tolerances", "tensor", "note")]
     for result in report.results:
         row = result.first_divergence or (result.verdict and result.verdict.nearest)

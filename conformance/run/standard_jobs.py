@@ -21,7 +21,7 @@ def check_jobs(
     part: str = "model",
     cases: Sequence[str] | None = None,
 ) -> list[Job]:
-    """Return a job for every case in every precision.
+    """A job for every case in every precision.
 
     Args:
         variants: names, by default all.
@@ -53,7 +53,7 @@ def job_of(case: Case, dtype: str) -> Job:
 
 
 def sequence(jobs: Sequence[Job]) -> list[Job]:
-    """Order a check's jobs, and repeat some (:attr:`Job.times`)."""
+    """Order jobs, and repeat some (:attr:`Job.times`)."""
     # The repetitions reveal state that a backend keeps between runs. The first case in the last precision
     # runs twice in a row, on the same inputs. The smallest case runs first and again in its normal place,
     # after a shorter or longer text.

@@ -1,4 +1,4 @@
-"""Counts and largest errors of one backend in one precision."""
+"""Counts and largest errors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bugs of training: step edits, injected into backends and recomputed on the reference's tape."""
+"""Bugs of training, injected into backends and recomputed on the reference's tape."""

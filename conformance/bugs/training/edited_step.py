@@ -56,10 +56,7 @@ class TrainingStep:
 
     Attributes:
         shortened: rounds a tensor to a number format, such as ``"bfloat16"``.
-        number: index of the step.
-        count: number of batches.
         resumed: step at which training resumed from a checkpoint, or 0.
-        memory: data that a bug keeps between steps.
     """
 
     operations: Operations
@@ -84,7 +81,6 @@ class TrainingStep:
         return self.operations.square_root(sum(squares_of(name) for name in gradients))
 
     def scaled(self, gradients: Tensors, norm: Tensor, limit: float | None = None) -> dict[str, Tensor]:
-        """Scale gradients so that their norm stays within a limit."""
         limit = self.limit if limit is None else limit
         factor = self.operations.bounded(limit / (norm + self.recipe.clip_epsilon), 1.0)
         return {name: gradient * factor for name, gradient in gradients.items()}
@@ -92,11 +88,7 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class DropoutSite:
-    """A tensor to which dropout applies; see :func:`concord.spec.training.dropout.kept`.
-
-    Attributes:
-        names: names of all sites of the model.
-    """
+    """A tensor to which dropout applies; see :func:`concord.spec.training.dropout.kept`."""
 
     seed: int
     step: int
@@ -111,7 +103,7 @@ Batches = Sequence[Batch]
 
 
 class Bugged(Course):
-    """A mixin that inserts a bug into a trajectory or trainer."""
+    """A mixin that inserts a bug."""
 
     optimizer: Any
     change: Change
@@ -138,7 +130,6 @@ class Bugged(Course):
         return {name: self.taken(tensor, like) for name, tensor in results.items()}
 
     def values(self, given: Any) -> Any:
-        """Apply :meth:`value` to tensors by name."""
         if not isinstance(given, Mapping):
             return given
         return {name: self.value(tensor) for name, tensor in given.items()}

@@ -46,7 +46,6 @@ class TrainingRun:
 
     Attributes:
         order: indices of each step's batches.
-        resume: step before which training resumes from a checkpoint; 0 for none.
     """
 
     recipe: Recipe
@@ -82,7 +81,6 @@ def batches() -> tuple[Batch, ...]:
 
 
 def training_of(name: str, options: Mapping[str, Any] | None = None) -> Training:
-    """A run's training, which reports every step."""
     run = RUNS[name]
     steps: list[Batches] = [[batches()[number] for number in numbers] for numbers in run.order]
     return Training(run.recipe.replace(**(options or {})), steps, SEED, tuple(range(len(steps))))
