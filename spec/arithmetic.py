@@ -114,7 +114,6 @@ class Arithmetic:
 
         Args:
             squares: returns the sum of the squares of the terms.
-            terms: the number of terms.
             wide: whether half precisions accumulate in float32 (SPEC PRC-2).
         """
         return self._kept(self.precision.round(values))
@@ -368,11 +367,7 @@ class Arithmetic:
         return self.settle(x - logarithms()) if self.way == "logarithm" and floor is None else value
 
     def vary_row_sums(self, sums: Array, products: Array) -> Array:
-        """Row sums of weights times gradient in this arithmetic's way.
-
-        Args:
-            products: an array with the same row sums.
-        """
+        """Row sums of weights times gradient in this arithmetic's way; ``products`` has the same row sums."""
         return self._sum(products, (-1,), True, internal=True) if self.way == "output" else sums
 
     def vary_largest(self, gradient: Array, x: Array, terms: Array, shares: Array) -> Array:
@@ -480,10 +475,7 @@ class Arithmetic:
     # Derivatives.
 
     def backward(self, result: Node) -> None:
-        """Differentiate a scalar with respect to every tensor on the tape.
-
-        This frees the tape unless ``keeping`` is set.
-        """
+        """Differentiate a scalar with respect to the whole tape, which is freed unless ``keeping`` is set."""
         result.gradient = np.ones_like(result.value)
         while self._tape:
             tensor = self._tape.pop()

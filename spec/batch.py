@@ -63,7 +63,7 @@ class Batch:
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Batch:
-    """Build a batch from arrays by field name, without checking them.
+    """Build a batch from arrays by field name, unchecked.
 
     Raises:
         UnknownNameError: for an unknown input.

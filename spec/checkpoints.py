@@ -34,7 +34,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Part:
-    """The part of the model that a weight file belongs to."""
+    """A weight file's part of the model."""
 
     format: Literal["concord.part/1"]
     part: str
@@ -77,7 +77,7 @@ def read_contents(folder: Path) -> Contents:
 
 
 def corrupt(folder: Path, contents: Contents) -> list[str]:
-    """Return a line for each file that has changed."""
+    """One line for each changed file."""
     problems: list[str] = []
     for name, digest in contents.sha256.items():
         with collecting(problems):

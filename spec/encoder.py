@@ -128,7 +128,7 @@ class Model:
         return np.zeros_like(leaf.value)
 
     def full(self, name: str, gradient: Array) -> Array:
-        """A table's gradient with all rows, used or not."""
+        """A table's gradient with all rows."""
         if name not in self.rows:
             return gradient
         table = np.zeros((*gradient.shape[: self.a.lead], *self.weights.shape(name)), gradient.dtype)
@@ -334,10 +334,7 @@ class Model:
     def dot_product(
         self, name: str, q: Node, k: Node, v: Node, key_mask: Mask | None, query_mask: Mask | None
     ) -> Node:
-        """Attend: q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D).
-
-        All heads at once: a loop yields the same (SPEC ATT-7).
-        """
+        """Attend, all heads at once (SPEC ATT-7): q (B, Q, H, K), k and v (B, S, H, K) to (B, Q, D)."""
         config, a = self.config, self.a
         scores = self.tap(f"{name}.scores", self.scores(q, k))
         constant = mask_constant(config, self.dtype)

@@ -55,7 +55,7 @@ LISTING = {
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
-    """The error for an unknown name of a ``kind``, with the nearest known ones."""
+    """The error for an unknown name, with the nearest known ones."""
     # Imported here because only an error needs it.
     import difflib
 
@@ -73,7 +73,7 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
 
 
 def unknowns(kind: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return one line per unknown name."""
+    """One line per unknown name."""
     among = list(known)
     return [str(unknown(kind, name, among)) for name in names if name not in among]
 

@@ -81,7 +81,7 @@ def replaced(data: Kind, noun: str, fields: Mapping[str, Any]) -> Kind:
 
 
 def type_problems(data: Any, choices: Mapping[str, tuple[str, ...]], clause: str) -> list[str]:
-    """Describe fields with a wrong type or an unknown option."""
+    """Describe fields with wrong types or unknown options."""
     problems = []
     for field in dataclasses.fields(data):
         name, value = field.name, getattr(data, field.name)

@@ -99,7 +99,7 @@ def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
-    """Open a regular file to read it piece by piece."""
+    """Open a regular file to read it in pieces."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -367,10 +367,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Write]:
-    """Write a file piece by piece; it appears after the block, unless that fails.
-
-    Yields:
-        A function that writes the next bytes.
+    """Yield a function that writes the next bytes of a file; the file appears after the block, unless that
+    fails.
     """
     with refusing(path):
         mode = _mode(path)
@@ -428,7 +426,7 @@ def _mode(path: Path) -> int | None:
 
 
 def new_beside(path: Path) -> Path:
-    """Return an unused name in the same folder."""
+    """An unused name in the same folder."""
     # Raises immediately if the name is too long.
     with suppress(FileNotFoundError):
         path.lstat()

@@ -27,13 +27,10 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """Write a folder file by file; it appears after the block, unless that fails.
+    """Yield a folder to fill; it appears after the block, unless that fails.
 
     Args:
         replace: replace an existing folder; a kill leaves either the old or the new one.
-
-    Yields:
-        The folder to write into.
 
     Raises:
         FileExistsError: if the name is taken and ``replace`` is False.

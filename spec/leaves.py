@@ -46,5 +46,5 @@ class Leaves(dict[str, Node]):
         return self.arrays[name].shape[self.lead :]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a weight, or the default if it is missing."""
+        """A weight, or the default if missing."""
         return self[name] if name in self.arrays else default

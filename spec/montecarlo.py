@@ -261,7 +261,7 @@ class MonteCarlo(Arithmetic):
         )
 
     def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
-        """Perturb the variance of rows by the error of one-pass algorithms (SPEC ALG-5)."""
+        """Perturb by the error of one-pass algorithms (SPEC ALG-5)."""
         # Welford's updates and merged blocks err by the rounding of a mean times the deviation. A mean square
         # minus a squared mean, of a row shifted by one of its entries, errs by the rounding of both.
         squares = np.square(centered.value, dtype=np.float64)
@@ -332,7 +332,7 @@ class MonteCarlo(Arithmetic):
         """Samples of values, each with its own noise.
 
         Args:
-            size: returns the noise sizes for some columns, as (1 or samples, …).
+            size: noise sizes for some columns, as (1 or samples, …).
             below: negative of each sample's mean error, in noise sizes.
         """
         perturbed = np.empty((self.samples, *values.shape[1:]), values.dtype)

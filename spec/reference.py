@@ -1,4 +1,4 @@
-"""The reference: the whole model family, forward and gradients, in NumPy."""
+"""The reference: the whole model family, in NumPy."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def output_name(config: EncoderConfig, part: str = "model") -> str:
 
 
 def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
-    """A part's result and later taps, which may be wider than the run."""
+    """A part's result and later taps, perhaps wider than the run."""
     names = list(taps(config, part))
     return names[names.index(output_name(config, part)) :]
 
@@ -156,10 +156,8 @@ def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
 
 @functools.lru_cache(maxsize=1 << 14)
 def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str = "") -> str:
-    """Input of the step before a tap: a tap, or ``inputs.<name>``.
-
-    Args:
-        which: ``"result"`` for the sublayer's result in a residual.
+    """Input of the step before a tap: a tap, or ``inputs.<name>``; ``"result"`` selects a residual's
+    sublayer.
     """
     scope, _, leaf = tap.rpartition(".")
     if part in ALONE and leaf in ("query", "key", "value"):

@@ -183,7 +183,7 @@ OWN: dict[str, tuple[str, ...]] = dict.fromkeys(
 
 
 def scenarios_of(name: str) -> list[str]:
-    """Scenarios of a variant, in the order in which they run."""
+    """Scenarios of a variant, in running order."""
     return [
         scenario
         for scenario, entry in SCENARIOS.items()

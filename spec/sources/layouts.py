@@ -69,7 +69,7 @@ STRIP = 128
 
 
 def contiguous(array: Array) -> Array:
-    """Return an array in C order; a scalar stays a scalar."""
+    """An array in C order; a scalar stays a scalar."""
     if array.ndim != 2 or array.flags.c_contiguous or array.shape[1] <= STRIP:
         return np.asarray(array, order="C")
     copy = np.empty(array.shape, array.dtype)

@@ -1,7 +1,7 @@
 """The TOML tables of ``spec/sources`` as data classes.
 
-A table describes a source or checkpoint format. Names may have placeholders
-(:mod:`concord.spec.sources.names`); layouts are those of :mod:`concord.spec.sources.layouts`.
+A table describes a source or checkpoint format. :mod:`concord.spec.sources.names` explains placeholders,
+:mod:`concord.spec.sources.layouts` layouts.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def configure(
 
 
 def stated(table: Table, config: EncoderConfig, part: str | None = None) -> dict[str, Any]:
-    """Translate our configuration into the source's (the inverse of :func:`configure`).
+    """Translate our configuration into the source's.
 
     Raises:
         SpecError: listing every option and parameter that the source lacks.

@@ -1,1 +1,1 @@
-"""Training in the specification (SPEC OPT, DRP)."""
+"""Training (SPEC OPT, DRP)."""

@@ -1,4 +1,4 @@
-"""Training recipes: optimizer, schedule, clipping, accumulation, dropout."""
+"""Training recipes."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class ReferenceOptimizer:
         return a.subtract(decayed, direct(name, gradient, rate))
 
     def moment(self, moment: str, name: str, like: Node) -> Node:
-        """Return a moment, zero before the first step."""
+        """A moment, initially zero."""
         if f"{moment}.{name}" not in self.state:
             self.state[f"{moment}.{name}"] = self.a.leaf(np.zeros(like.shape))
         return self.state[f"{moment}.{name}"]
@@ -221,14 +221,11 @@ def clipped(
     kinds: Mapping[str, str] | None = None,
     norm: Array | None = None,
 ) -> tuple[dict[str, Node], Node | None]:
-    """Clip gradients (SPEC OPT-7).
+    """Clip gradients; return them and the global norm, if any (SPEC OPT-7).
 
     Args:
         squares: returns a gradient's sum of squares for the norm; by default its own.
         norm: a run's norm, to clip by instead.
-
-    Returns:
-        The clipped gradients, and the global norm, if any.
     """
     a, limit = arithmetic, recipe.clip_at
     if limit is None:
@@ -271,11 +268,7 @@ def clipped_together(recipe: Recipe, names: Sequence[str], kinds: Mapping[str, s
 
 
 def batch_weights(recipe: Recipe, counts: list[tuple[int, int]]) -> list[float]:
-    """Weight of each batch's gradient (SPEC OPT-10).
-
-    Args:
-        counts: samples, and samples with a counted label, per batch.
-    """
+    """Weight of each batch's gradient, from its numbers of samples and counted labels (SPEC OPT-10)."""
     if recipe.accumulation_mean == "configured":
         return [1 / recipe.accumulation] * len(counts)
     weights = {

@@ -1,4 +1,4 @@
-"""Training in any arithmetic: forward and backward passes, accumulation, clipping, update."""
+"""Training in any arithmetic."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def rows_of(config: EncoderConfig, batches: Sequence[Batch], part: str = "model"
 
 
 class Course:
-    """Learning rates, batch weights and dropout, determined by recipe, batches and step number."""
+    """Learning rates, batch weights and dropout of a training."""
 
     def __init__(self, config: EncoderConfig, training: Training, part: str = "model") -> None:
         self.config, self.training, self.part, self.steps = config, training, part, 0
@@ -156,7 +156,7 @@ class Trajectory(Course):
         self.steps = steps
 
     def state(self) -> dict[str, Array]:
-        """The state for :meth:`load`, with the arithmetic's leading axes."""
+        """The state for :meth:`load`, with leading axes."""
         return {f"parameters.{name}": self.parameters[name].value for name in self.trained} | {
             name: node.value for name, node in self.optimizer.state.items()
         }
