@@ -42,7 +42,6 @@ class FrameworkAdapter(ABC):
         thread_switches: environment variables for the number of threads.
         known_deviations: declarations by kind of device (SPEC PRC-4).
         precisions: switches of ``strict`` and ``tf32``, matrix products first.
-        defaults: switch values at import.
     """
 
     name: ClassVar[str]
@@ -120,9 +119,8 @@ class FrameworkAdapter(ABC):
         return implementation
 
     def trace(self, request: Request) -> Trace:
-        """Function that derives the layers' tap from the recording one; compilers trace it.
-
-        Overridden to inject bugs.
+        """Function that derives the layers' tap from the recording one; compilers trace it, and mutants
+        override it.
         """
         return lambda model, inputs, record: record
 

@@ -1,4 +1,4 @@
-"""The worker's side of a measurement: build, step and time a session."""
+"""The worker's side of a measurement."""
 
 from __future__ import annotations
 

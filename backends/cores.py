@@ -6,5 +6,5 @@ import os
 
 
 def available_cores() -> int:
-    """Number of cores that this process may use: a container or ``taskset`` may exclude some."""
+    """Number of usable cores: a container or ``taskset`` may exclude some."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -42,10 +42,9 @@ NOT_EXPOSED_UNPADDED = ("embeddings.*", "layers.*", "final_norm")
 
 
 def library_reasons(request: Request, attention: str, norm: str, float32_scores: bool) -> list[str]:
-    """Return one line per option that library layers cannot compute.
+    """One line per option that library layers cannot compute.
 
     Args:
-        attention, norm: names of the layers.
         float32_scores: whether half-precision scores are float32.
     """
     config = request.config
@@ -103,8 +102,7 @@ def indices(request: Request) -> dict[str, Ids]:
     """Indices that remove and restore padding; empty for padded requests.
 
     Returns:
-        ``rows`` (N,): kept rows among B T. ``places`` (B, T): each token's index among them, or 0 for dropped
-            tokens, whose value is never used.
+        ``rows`` (N,): kept rows among B T. ``places`` (B, T): each token's index among them, or an unused 0.
     """
     if not request.execution.startswith(UNPADDED):
         return {}

@@ -1,4 +1,4 @@
-"""The machine and Python version behind a result."""
+"""The machine and Python version of a result."""
 
 from __future__ import annotations
 

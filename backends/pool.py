@@ -1,4 +1,4 @@
-"""Supervised workers: started, restarted after a crash, and stopped together."""
+"""Supervised workers, restarted after a crash."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Supervisor:
         self.failure: WorkerFailure | None = None
 
     def get(self) -> Worker:
-        """Return the worker, and start it if necessary.
+        """Return the worker, started if necessary.
 
         Raises:
             WorkerFailure: if it cannot start, crashed too often, or was ended.
@@ -138,7 +138,7 @@ class Pool:
         self._threads = ThreadPoolExecutor(width or available_cores())
 
     def supervise(self, opening: Opening, **how: Any) -> Supervisor:
-        """Return a new :class:`Supervisor`."""
+        """A new :class:`Supervisor`."""
         supervisor = Supervisor(opening, **how)
         self._supervisors.append(supervisor)
         return supervisor

@@ -64,7 +64,6 @@ class Process:
         Args:
             target: factory of its first object, ``"package.module:name"``.
             environment: variables added to the parent's.
-            opened: called once the process exists.
 
         Raises:
             WorkerFailure: if the interpreter does not exist.
@@ -103,7 +102,6 @@ class Process:
         """Call a method of an object in the process.
 
         Args:
-            number: object number, from 0.
             method: a name, or a path such as ``"bench.repeat"``.
             arguments, named: see :func:`concord.backends.wire.encode`.
 

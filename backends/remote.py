@@ -93,7 +93,7 @@ def failure(error: BaseException) -> tuple[str, Any]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an error as one line, and print its traceback to standard error."""
+    """An error as one line; its traceback goes to standard error."""
     traceback.print_exception(error)
     return f"{type(error).__name__}: {first_line(error)}"[:LINE]
 

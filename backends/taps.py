@@ -1,4 +1,4 @@
-"""Taps that expose layers' activations, and the observation of a run."""
+"""Taps that expose activations, and the observation of a run."""
 
 from __future__ import annotations
 
@@ -36,11 +36,7 @@ class Tapped:
 
 
 def attach(layers: Iterable[tuple[str, Any]], tap: Tap, hidden: Collection[str] = ()) -> None:
-    """Connect tapped layers to a tap, with names prefixed by the layer's path.
-
-    Args:
-        hidden: activations to omit.
-    """
+    """Connect layers to a tap, prefix names with the layer's path, and omit ``hidden`` activations."""
 
     def show(place: str, name: str, tensor: Tensor) -> Tensor:
         return tensor if place + name in hidden else tap(place + name, tensor)

@@ -1,4 +1,4 @@
-"""Training in a session: accumulation, clipping, updates and reports, without framework calls."""
+"""Training in a session, without framework calls."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Trainer(Course):
         return optimizer
 
     def refuse(self) -> None:
-        """Refuse dropout at taps that layers do not expose."""
+        """Refuse dropout at hidden taps."""
         hidden = [
             site
             for tap, site in self.sites.items()
@@ -158,7 +158,7 @@ class Trainer(Course):
     # One step.
 
     def prepared(self, batches: Sequence[Batch]) -> Prepared:
-        """Next step's operands, which may be reused without dropout."""
+        """The next step's operands, reusable without dropout."""
         inputs = [self.inputs_of(batch, number) for number, batch in enumerate(batches)]
         weights = {
             f"batch_weight.{number}": weight
@@ -169,7 +169,7 @@ class Trainer(Course):
         return Prepared(inputs, weights, self.rows(batches))
 
     def start(self, prepared: Prepared, report: bool = False) -> dict[str, Any]:
-        """Start the next step; return its results as framework tensors."""
+        """Start the next step; return framework tensors."""
         program, operands = self.ready(prepared, report)
         results, state, self.optimizer.state = program(*operands)
         self.session.hold(state)

@@ -1,4 +1,4 @@
-"""Names and layouts of canonical weights in the four frameworks."""
+"""Names and layouts of weights in the four frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JAX backend: devices, dtypes, switches, and sessions. Shapes: M rows, N columns."""
+"""The JAX backend. Shapes: M rows, N columns."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping

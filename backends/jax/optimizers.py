@@ -29,7 +29,6 @@ OPERATIONS = Operations(
 
 
 def direction(recipe: Recipe) -> optax.GradientTransformation | None:
-    """Optax's transformation before the learning rate, if it can compute this recipe."""
     if (
         recipe.algorithm == "adam"
         and recipe.epsilon_placement == "corrected"

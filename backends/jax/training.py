@@ -72,7 +72,7 @@ def differentiate(
     zeros: Mapping[str, Array],
     recorded: bool,
 ) -> Observation:
-    """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
+    """Evaluate with gradients of the loss (SPEC GRD-1 to GRD-6)."""
     sources = {name: inputs[name] for name in differentiable_inputs(part)}
 
     def loss_of(

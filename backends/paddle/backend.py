@@ -1,4 +1,4 @@
-"""The PaddlePaddle backend: devices, dtypes, switches, and sessions. Shapes: M rows, N columns."""
+"""The PaddlePaddle backend. Shapes: M rows, N columns."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping

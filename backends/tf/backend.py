@@ -1,4 +1,4 @@
-"""The TensorFlow backend: devices, dtypes, switches, and sessions. Shapes: M rows, N columns."""
+"""The TensorFlow backend. Shapes: M rows, N columns."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping

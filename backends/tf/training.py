@@ -70,7 +70,7 @@ def differentiate(
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
+    """Evaluate with gradients of the loss (SPEC GRD-1 to GRD-6)."""
     sources = {name: variable.value for name, variable in named(model).items() if variable.trainable}
     sources |= {f"inputs.{name}": inputs[name] for name in differentiable_inputs(part)}
     # A zero added to a tap gets the gradient of the tap's total use (GRD-6).

@@ -65,7 +65,7 @@ def differentiate(
     zeros: Mapping[str, Tensor],
     recorded: bool,
 ) -> Observation:
-    """Evaluate a session with gradients of the loss (SPEC GRD-1 to GRD-6)."""
+    """Evaluate with gradients of the loss (SPEC GRD-1 to GRD-6)."""
     sources: dict[str, Tensor] = {
         name: parameter for name, parameter in named(model).items() if parameter.requires_grad
     }
