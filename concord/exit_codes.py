@@ -1,6 +1,6 @@
 """Exit codes, and the message of a failing command.
 
-Nothing slow is imported here, because a signal may arrive immediately.
+Imports nothing slow, because a signal may arrive immediately.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callab
 
 @contextmanager
 def halting() -> Iterator[Callable[[], bool]]:
-    """Record the first signal without stopping; a later one ends the command immediately."""
+    """Record the first signal; a later one ends the command immediately."""
     signals = list[tuple[int, float]]()
 
     def note(number: int, _frame: object) -> None:

@@ -1,4 +1,4 @@
-"""The help of a command: one screen of its own options, or all of it."""
+"""The help of a command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Command(TyperCommand):
     """A command whose ``--help`` is one screen; ``--help-all`` explains every option."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the first screen: usage, what fits of the options, the names of the others, examples."""
+        """Write the first screen."""
         if ctx.meta.get("all"):
             super().format_help(ctx, formatter)
             return
@@ -60,7 +60,6 @@ def _place(parameter: Any) -> tuple[bool, bool]:
 
 
 def _entry(parameter: Any) -> tuple[str, str]:
-    """Return an option's names and value, and its help."""
     is_argument, is_flag = parameter.param_type_name == "argument", getattr(parameter, "is_flag", False)
     names = "" if is_argument else ", ".join(parameter.opts)
     value = "" if is_flag else re.sub(r"[][.]", "", parameter.metavar or parameter.name.upper())
@@ -76,7 +75,7 @@ def _shortened(text: str, width: int) -> str:
 
 
 def examples(function: Callable[..., Any]) -> str:
-    """Return the examples in a function's docstring, separated by :data:`SEPARATOR`."""
+    """Examples in a function's docstring, separated by :data:`SEPARATOR`."""
     found = EXAMPLES.search(inspect.cleandoc(function.__doc__ or ""))
     return " ".join(found[1].split()) if found else ""
 

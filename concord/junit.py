@@ -1,4 +1,4 @@
-"""Reports for continuous integration: JUnit XML, and annotations for GitHub's checks."""
+"""Reports for CI: JUnit XML and GitHub's annotations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OUTCOMES = {
 
 
 def junit_xml(report: Report, title: str) -> str:
-    """Return a report as JUnit XML, with one test per run."""
+    """A report as JUnit XML, with one test per run."""
     from xml.etree import ElementTree  # few commands need it
 
     suite = ElementTree.Element(
@@ -33,7 +33,7 @@ def junit_xml(report: Report, title: str) -> str:
 
 
 def github_annotations(report: Report) -> list[str]:
-    """Return one line per failed run, which GitHub shows next to a change."""
+    """One line per failed run, which GitHub shows next to a change."""
     lines = []
     for result in report.results:
         if OUTCOMES.get(result.status) in ("failure", "error"):

@@ -241,7 +241,7 @@ class Workers(OptionGroup):
         return names
 
     def one(self, why: str) -> str:
-        """The single backend to run; ``why`` is the reason for a refusal of several."""
+        """The single backend to run; ``why`` explains a refusal of several."""
         if (count := len(self.backend or ())) != 1:
             raise SpecError(f"--backend is given {count} times but must be given once: {why}")
         return self.names()[0]
@@ -268,7 +268,7 @@ class Runs(Workers):
 
 
 def outside(*sizes: tuple[str, float | None, float, float]) -> list[str]:
-    """Return one problem per (option, value, least, most) out of range."""
+    """One problem per (option, value, least, most) out of range."""
     return [
         f"--{option} is {size:.15g} but must be at least {least:g}"
         + ("" if most == inf else f" and at most {most:.15g}")
@@ -299,7 +299,7 @@ class Outputs(OptionGroup):
         problems: Sequence[str] = (),
         others: Sequence[output_files.Output] = (),
     ) -> int:
-        """Write and show a command's result, and return its exit code."""
+        """Write and show a result; return its exit code."""
         written = record.make_record(outcome, kind, title)
         json = self.json, lambda: record.text(written)
         html = self.html, lambda: output_files.page(written)

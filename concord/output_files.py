@@ -106,7 +106,7 @@ def _is_read(written: Path) -> bool:
 
 
 def _made(path: Path) -> bool:
-    """Whether a file is an earlier output: a page, a picture or a record."""
+    """Whether a file is an earlier page, picture or record."""
     try:
         return path.resolve().suffix in PICTURES or read_json(path).get("schema") == record.SCHEMA
     except (SpecError, AttributeError):

@@ -1,4 +1,4 @@
-"""The user's model instead of standard cases: a checkpoint with texts or inputs."""
+"""The user's checkpoint instead of standard cases."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class OwnModel(OptionGroup):
     inputs: Path | None = None
 
     def check(self, **instead: Any) -> bool:
-        """Return whether there is a checkpoint; refuse options that exclude each other or need one."""
+        """Whether there is a checkpoint; refuses options that exclude each other or need one."""
         wrong, why = instead, "with CHECKPOINT, which replaces it; leave one out"
         if self.checkpoint is None:
             why = "but CHECKPOINT is not; it must provide the weights"

@@ -72,7 +72,7 @@ Advance = Callable[[str, int, str], None]  # a name, the amount of work done, th
 
 @contextmanager
 def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Advance]:
-    """Show the progress of each name in ``unit``, towards a total that may be unknown."""
+    """Show each name's progress in ``unit``, towards a total that may be unknown."""
     console = Terminal(stderr=True)
     if not console.is_terminal:
         yield _lines(console, total, unit)
@@ -105,7 +105,7 @@ def counting(names: Sequence[str], total: int) -> Iterator[Callable[[str, str], 
 
 
 def telling() -> Callable[[str], None]:
-    """Return a function that prints each step of the work with the elapsed time."""
+    """A function that prints each step with the elapsed time."""
     console, started = Terminal(stderr=True), time.perf_counter()
     return lambda text: console.tell(f"{time.perf_counter() - started:4.0f} s  {text}")
 

@@ -1,4 +1,4 @@
-"""Certificates of ports: differences of checkpoints, judged runs, and found planted bugs."""
+"""Certificates of ports."""
 
 from __future__ import annotations
 

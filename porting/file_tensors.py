@@ -73,7 +73,7 @@ def widened(bits: Bits, dtype: str) -> Bits:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file; each call of ``bits`` reads it again, memory-mapped if possible."""
+    """A tensor of a file, read again by each call of ``bits``, memory-mapped if possible."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -133,7 +133,7 @@ def of_framework(value: Any, name: str) -> StoredTensor:
 
 
 def array_of(stored: StoredTensor) -> Any:
-    """Return an array with dtypes of ``ml_dtypes``, for TensorFlow and JAX."""
+    """An array with dtypes of ``ml_dtypes``, for TensorFlow and JAX."""
     import ml_dtypes
 
     bits = stored.array()

@@ -1,4 +1,4 @@
-"""Assignment of a file's tensors to the family's parameters, accounting for all others."""
+"""Assignment of a file's tensors to the family's parameters."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class _Matching:
 
 
 def piece(tensor: LazyTensor, place: Binding, number: int, heads: int) -> StoredTensor:
-    """Return a parameter or a piece in another format's form."""
+    """A parameter or a piece in another format's form."""
     return StoredTensor(
         tensor.dtype,
         place.shape,

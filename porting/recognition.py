@@ -1,4 +1,4 @@
-"""Recognition of a checkpoint's format by files and tensor names."""
+"""Recognition of a checkpoint's format."""
 
 from __future__ import annotations
 

@@ -105,7 +105,6 @@ def files(
 
     Args:
         said: pooling and normalisation, in a table's terms.
-        carried: the checkpoint's own :data:`concord.porting.folder.LENGTHS`.
         bare: whether the weights lack the usual pooler.
     """
     kinds = CHAINS[said[NORMALIZE] == "true"]

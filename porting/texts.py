@@ -1,4 +1,4 @@
-"""Texts for a checkpoint: reading, encoding with its tokenizer, and batching."""
+"""Texts for a checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Text:
 
 
 def empty(rows: Iterable[Iterable[str]]) -> list[str]:
-    """Return one line per text, or pair, that is empty."""
+    """One line per text, or pair, that is empty."""
     return [
         f"text {number} is empty"
         for number, row in enumerate(rows, start=1)

@@ -1,4 +1,4 @@
-"""Writing of a checkpoint, as a complete folder or not at all."""
+"""Writing of a checkpoint."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
 
 
 def writable(path: Path, format: str, force: bool = False, taps: bool = False) -> Format:
-    """Return the format, if :func:`write` may write it to the path."""
+    """The format, if :func:`write` may write it to the path."""
     form = find_format(format)
     if taps and form.name != ONNX:
         raise SpecError(f"only {ONNX} has taps as outputs; {form.name} holds only weights")

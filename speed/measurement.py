@@ -75,11 +75,7 @@ def measure(
     keep: Callable[[dict[str, Any]], None] = lambda entry: None,
     tell: Tell = lambda text: None,
 ) -> bool:
-    """Measure a plan, and return whether the budget sufficed.
-
-    Args:
-        keep: receives each complete entry.
-    """
+    """Measure a plan, and return whether the budget sufficed."""
     deadline = math.inf if plan.budget is None else time.perf_counter() + plan.budget
     offered: dict[str, list[str]] = {}
     rates: Rates = {}

@@ -148,7 +148,7 @@ BATCH, TOKENS = 8, 128  # for a model that is not a preset
 
 
 def own(name: str, source: str, config: EncoderConfig) -> Preset:
-    """Return a model as a preset, with the usual batch."""
+    """A model as a preset, with the usual batch."""
     room = config.max_positions - config.position_start
     return Preset(name, source, config, BATCH, room if config.pooling == "flatten" else min(room, TOKENS))
 
@@ -165,7 +165,7 @@ def of_size(preset: Preset, batch: int | None, tokens: int | None) -> Preset:
 
 
 def named(name: str) -> Preset:
-    """Return a preset, a variant, or a TOML file's model."""
+    """A preset, a variant, or a TOML file's model."""
     if name.endswith(".toml"):
         return own(Path(name).stem, name, from_toml(read_text(Path(name)), name))
     if name in variants():
@@ -177,5 +177,5 @@ def named(name: str) -> Preset:
 
 
 def workload(preset: str, kind: str = "inference", padding: str = "full") -> Workload:
-    """Return a float32 workload of a named preset."""
+    """A float32 workload of a named preset."""
     return Workload(named(preset), kind, padding)

@@ -1,4 +1,4 @@
-"""Statistics of timings: median, spread, and steadiness."""
+"""Statistics of timings."""
 
 from __future__ import annotations
 

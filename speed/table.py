@@ -1,4 +1,4 @@
-"""Formatting of measurements for terminal, Markdown and page."""
+"""Formatting of measurements."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def notes(data: Entry) -> Iterator[tuple[str, str]]:
 
 
 def show(data: Entry, console: Console) -> None:
-    """Print a record: tables of workloads, fastest first, then failures."""
+    """Print a record."""
     headings = list(FIGURES)[:-1] if console.width >= WIDE else NARROW
     for name, work in data["workloads"].items():
         table = Table(
@@ -188,7 +188,7 @@ def show(data: Entry, console: Console) -> None:
 
 
 def markdown(data: Entry) -> str:
-    """Return a record as Markdown tables, with the machine and versions."""
+    """A record in Markdown."""
     parts, headings = [], [*NARROW, "of best"]
     for name, work in data["workloads"].items():
         lines = [f"| {' | '.join(row)} |" for row in rows(data, name, headings)]

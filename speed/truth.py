@@ -112,7 +112,7 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
 
 
 def expectation(dtype: str, values: dict[str, Array], sigmas: Mapping[str, float]) -> Expectation:
-    """Return an expectation with one sigma per tensor."""
+    """An expectation with one sigma per tensor."""
     full = {name: np.full(value.shape, sigmas[name]) for name, value in values.items()}
     return Expectation(dtype, values, full, dict.fromkeys(values, ""), chained=False)
 
@@ -196,7 +196,7 @@ class Averaging(Trajectory):
 
 @functools.cache  # shared by every backend and mode
 def expected(work: Workload, rules: str | None = None) -> Expectation:
-    """Return the stored expectation of a workload, or derive it."""
+    """The stored expectation of a workload, or a derived one."""
     if not rules and _file(work).is_file():
         stored = json.loads(_file(work).read_text())
         # A result for different sizes, weights or recipe does not apply.

@@ -1,4 +1,4 @@
-"""PaddlePaddle's files: pickles of arrays, of which only code that builds arrays runs."""
+"""PaddlePaddle's files: pickles, in which only code that builds arrays may run."""
 
 from __future__ import annotations
 

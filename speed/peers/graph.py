@@ -58,7 +58,7 @@ class Engine(ABC):
 
     @abstractmethod
     def opened(self, path: Path, dtype: str) -> Any:
-        """Return a graph that is ready to run in ``dtype``."""
+        """A graph that is ready to run in ``dtype``."""
 
     @abstractmethod
     def run_graph(self, graph: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:

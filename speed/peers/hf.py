@@ -111,7 +111,7 @@ class HuggingFacePeer:
         }
 
     def event(self) -> torch.cuda.Event:
-        """Return an event of the device's clock."""
+        """An event of the device's clock."""
         return torch.cuda.Event(enable_timing=True)
 
     def session(self, request: Request) -> Session:

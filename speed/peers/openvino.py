@@ -21,7 +21,7 @@ class OpenVinoPeer(Engine):
     dtypes = tuple(TYPES)
 
     def opened(self, path: Path, dtype: str) -> Any:
-        """Return a compiled model."""
+        """A compiled model."""
         properties = {
             # By default OpenVINO chooses a precision for the processor.
             "INFERENCE_PRECISION_HINT": TYPES[dtype],

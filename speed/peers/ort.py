@@ -18,7 +18,7 @@ class OnnxRuntimePeer(Engine):
     version = f"onnxruntime {onnxruntime.__version__}"
 
     def opened(self, path: Path, dtype: str) -> Any:
-        """Return an inference session."""
+        """An inference session."""
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 3
