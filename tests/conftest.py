@@ -51,7 +51,7 @@ kept = pytest.StashKey[str]()
 
 
 def pytest_configure(config):
-    """Share results and compiled kernels among the processes of a session, and let signals arrive."""
+    """Share results and compiled kernels among a session's processes, and let signals arrive."""
     if not hasattr(config, "workerinput"):
         config.stash[kept] = folder = tempfile.mkdtemp(prefix="concord-tests-")
         os.environ[SHARED] = folder
@@ -71,10 +71,10 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Let backends take turns in tests that run for each backend and each entry of one or more lists.
 
-    Tests marked ``in_turn`` and those of the conformance suite run every entry on as many backends as the
-    mark says, by default one; on the others, they are slow. Standard cases that only one variant has run on
-    every backend. Golden files exist in two precisions, which take turns too. Slow tests are left out if a
-    command does the same in less time: `concord check`, `golden` or `mutants --every`.
+    Tests marked ``in_turn`` and the conformance suite run every entry on as many backends as the mark says,
+    by default one; on the others, they are slow. Standard cases that only one variant has run on every
+    backend, and the two precisions of golden files take turns. Slow tests are left out if a command does the
+    same in less time.
     """
     functions = {}
     for item in items:
@@ -135,7 +135,7 @@ def pytest_unconfigure(config):
 
 
 def small_config(name="nndl-paddle-api", **fields):
-    """A variant with small sizes; a flattening head fits the tokens of the batch exactly."""
+    """A small variant; a flattening head fits the batch's tokens."""
     room = {"max_positions": TOKENS} if spec.variant(name).pooling == "flatten" else {}
     return spec.variant(name, **{**SIZES, **room, **fields})
 
@@ -152,7 +152,7 @@ def variant_config(request):
 
 @pytest.fixture(scope="session")
 def open_worker(concord_workers):
-    """A function that returns the only worker of a backend; it skips if the framework is not installed."""
+    """Returns the only worker of a backend, or skips."""
     return concord_workers.get
 
 
@@ -163,7 +163,7 @@ def worker(request, open_worker):
 
 @pytest.fixture
 def invoke(monkeypatch, capsys):
-    """A function that runs a command line in this process; returns exit code, output and error lines."""
+    """Runs a command line in this process; returns exit code, output and error lines."""
 
     def run(line="", *words, columns=200):
         monkeypatch.setattr(sys, "argv", ["concord", *shlex.split(line), *map(str, words)])
@@ -191,7 +191,7 @@ def entered(invoke):
 
 @pytest.fixture
 def refused(entered):
-    """A function that returns the error lines of a command line that is refused without any output."""
+    """Returns the error lines of a command line that is refused without output."""
 
     def run(*words, **how):
         output, lines = entered(*words, ends=2, **how)

@@ -62,7 +62,6 @@ def judged(worker, problem, dtype, part="model"):
 
 
 def check():
-    """The standard cases in each framework, in float64 and float32."""
     for name in FRAMEWORKS:
         with backends.open(name, threads=1) as worker:
             for case in standard_cases():
@@ -72,7 +71,6 @@ def check():
 
 
 def fuzz():
-    """Random cases in each framework, in three precisions."""
     from concord.conformance.fuzz.plan import Plan, sample
 
     for name in FRAMEWORKS:
@@ -84,7 +82,6 @@ def fuzz():
 
 
 def alternatives():
-    """Each allowed alternative, in NumPy."""
     from tests.toys.alternatives import ALTERNATIVES, run
 
     for variant, scenario in (("nndl-paddle", "ragged"), ("bert-pytorch", "full"), ("bert", "tiny")):
@@ -114,26 +111,22 @@ def entries(record, of):
 
 
 def golden():
-    """Tensors of the published sources, in each framework."""
     for name in FRAMEWORKS:
         yield from entries(concord("golden", GOLDEN, "--backend", name, "--threads", "1"), "results")
 
 
 def mutants():
-    """All bugs of models and of training, in each framework."""
     for name in FRAMEWORKS:
         yield from entries(concord("mutants", "--backend", name, "--threads", "1"), "findings")
 
 
 def lockstep():
-    """The standard training in lockstep, in float32 and float64."""
     for dtype in ("float32", "float64"):
         words = ("lockstep", "--seed", "0", "--threads", "1", "--steps", STEPS, "--dtype", dtype)
         yield from entries(concord(*words), "tracks")
 
 
 def conversions():
-    """A checkpoint in every format, compared with its source; one of them is certified."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source"
         porting.write(porting.from_weights(CONFIG, WEIGHTS), source, "hugging-face")
@@ -171,7 +164,6 @@ def in_double(model):
 
 
 def architectures():
-    """Right runs of small models of transformers."""
     for name in ARCHITECTURES:
         model, inputs = architecture(name), inputs_of(name)
         for way in ("eager", "sdpa", "bfloat16", "compile"):
@@ -183,7 +175,6 @@ def architectures():
 
 
 def module_bugs():
-    """Bugs in models of transformers: whether their place and cause are right."""
     for name, entries in BUGS.items():
         model, inputs = architecture(name), inputs_of(name)
         for bug in entries:
@@ -204,7 +195,6 @@ def scored(bug, result):
 
 
 def h200():
-    """Results of an H200, judged by the models that it ran."""
     models = runpy.run_path(str(GPU / "models.py"))
     for path in sorted((GPU / "arrays").glob("*.safetensors")):
         kind, way = path.name.split(".")[:2]
@@ -216,7 +206,6 @@ def h200():
 
 
 def cases():
-    """Small programs of kinds that were once judged wrongly."""
     for case in runpy.run_path(str(CASES))["CASES"]:
         try:
             verdict, expected = case()
@@ -239,7 +228,6 @@ NEEDS = {"golden": GOLDEN, "h200": GPU, "cases": CASES}
 
 
 def record(folder, parts):
-    """Write the results of each part, one line each; existing files stay."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
         path = folder / f"{part}.jsonl"

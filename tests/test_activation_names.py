@@ -1,5 +1,3 @@
-"""Names of a candidate's tensors, from patterns or from the tensors' values."""
-
 import pytest
 import torch
 from torch import nn

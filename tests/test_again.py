@@ -1,4 +1,4 @@
-"""Repeated runs on the same inputs: state that a backend carries over is found and named."""
+"""Repeated runs reveal state that a backend carries over."""
 
 from concord.conformance import Setup, check_jobs, conduct
 from concord.conformance.run import record

@@ -1,5 +1,3 @@
-"""Rounding of ATen operations: sums of equal terms, and gradients in which everything cancels."""
-
 import math
 
 import numpy as np
@@ -19,7 +17,7 @@ def one_by_one(terms):
 
 
 class Efficient(torch.autograd.Function):
-    """Causal attention whose backward pass uses row sums of the outputs times their gradients."""
+    """Causal attention whose backward pass uses row sums of outputs times gradients."""
 
     wrong = False
 
@@ -61,7 +59,7 @@ def test_where_a_query_sees_one_key_what_cancels_is_the_measure(wrong, monkeypat
 
 
 class Rows(torch.autograd.Function):
-    """A product that accumulates the gradient of its weights row by row."""
+    """Accumulates the gradient of its weights row by row."""
 
     @staticmethod
     def forward(ctx, x, weight):

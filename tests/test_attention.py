@@ -1,5 +1,3 @@
-"""Attention maps show what the backends computed, with its verdict; pages contain the tokens."""
-
 import json
 import re
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Rows that see no key: the verdict names them, what each side holds, and the declaration that applies."""
-
 import numpy as np
 import pytest
 import torch

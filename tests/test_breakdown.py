@@ -1,5 +1,3 @@
-"""Breakdowns locate the error of a tensor along its axes and at its worst elements, in few bytes."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The table of bugs: each edit changes what the bug claims, and the tape computes as NumPy does."""
-
 import re
 from pathlib import Path
 

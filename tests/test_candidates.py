@@ -1,5 +1,3 @@
-"""Candidates are judged as they run, and none passes by ending its process."""
-
 import itertools
 import re
 import sys

@@ -1,5 +1,3 @@
-"""Known bugs are named, and nothing is named that is not there."""
-
 import dataclasses
 import re
 from functools import partial

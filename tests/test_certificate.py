@@ -1,5 +1,3 @@
-"""Certificates of ports: right ports are certified, wrong ones fail, and unjudged tensors never pass."""
-
 import dataclasses
 
 import pytest

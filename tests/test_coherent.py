@@ -1,5 +1,3 @@
-"""In half precision, the mean of a row or channel shows an error that no single element shows."""
-
 import pytest
 import torch
 from torch.nn import functional as F

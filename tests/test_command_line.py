@@ -1,5 +1,3 @@
-"""The command line: exit codes, refusals of one line each, printed output and written files."""
-
 import json
 import os
 import re

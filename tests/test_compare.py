@@ -1,8 +1,3 @@
-"""Any model: right candidates agree, wrong ones diverge at the wrong step, and invalid questions are refused.
-
-A verdict agrees only if every output was judged and had something to judge.
-"""
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +13,7 @@ from tests.toys.modules import WIDTH, Attention, Fused, Layer, activations, enco
 
 
 class Table(nn.Module):
-    """Returns a parameter, and a sum of a table that does not depend on the input and an activation."""
+    """Returns a parameter, and the sum of an activation and a table that does not depend on the input."""
 
     def __init__(self):
         super().__init__()

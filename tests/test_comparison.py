@@ -1,5 +1,3 @@
-"""Two checkpoints compared tensor by tensor, with extra tensors, buffers and the files next to them."""
-
 import dataclasses
 import json
 

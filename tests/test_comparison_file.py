@@ -1,5 +1,3 @@
-"""Comparisons kept in git: candidates with their options, and divergences that a project accepts."""
-
 import importlib.metadata
 from xml.etree import ElementTree
 

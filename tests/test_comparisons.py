@@ -1,5 +1,3 @@
-"""Several candidates for one model: a single table, and milliseconds for those that agree."""
-
 import re
 
 import pytest

@@ -1,4 +1,4 @@
-"""The four backends beyond the standard cases: what they compute, and what they refuse."""
+"""The four backends beyond the standard cases."""
 
 import dataclasses
 import functools

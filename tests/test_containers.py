@@ -1,5 +1,3 @@
-"""Containers of tensors: everything written is read back, and no pickle runs code."""
-
 import os
 import pickle
 import tempfile

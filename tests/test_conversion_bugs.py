@@ -1,7 +1,6 @@
-"""Conversion bugs, each an edit of a right checkpoint.
+"""Conversion bugs, each an edit of a right checkpoint: refused, named by `diff`, or harmless.
 
-Each is refused or named by `diff`, and harmless edits raise no alarm. A comment names the project in which
-an edit was seen, and its number there.
+A comment names the project in which an edit was seen, and its number there.
 """
 
 import dataclasses

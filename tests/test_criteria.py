@@ -1,5 +1,3 @@
-"""The field's usual criteria compared with the judge; the guide's table contains each of them."""
-
 import dataclasses
 import runpy
 

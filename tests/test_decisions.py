@@ -1,5 +1,3 @@
-"""Decisions by rounding: right algorithms do not diverge at a tie, wrong ones do, and the rest is judged."""
-
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +17,7 @@ GRID = torch.cat([torch.arange(-9, 10)[None] * LEVEL / 2, drawn(2, 19)])
 
 @dataclass
 class Kind:
-    """A discrete computation: the reference, an input with ties, right alternatives and wrong ones."""
+    """A discrete computation, an input with ties, right alternatives and wrong ones."""
 
     right: object
     others: tuple

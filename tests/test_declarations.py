@@ -1,5 +1,3 @@
-"""Declared deviations are judged accordingly; undeclared ones are recognised and named."""
-
 import dataclasses
 from functools import partial
 

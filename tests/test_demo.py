@@ -1,5 +1,3 @@
-"""The first minute: a bug is planted, found and named."""
-
 import dataclasses
 
 from concord.commands import demo

@@ -1,8 +1,3 @@
-"""How one tensor differs from another: each common way to go wrong has a name and a likely cause.
-
-`tests/test_conversion_bugs.py` has more, on whole checkpoints.
-"""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""A difference between two modules is named as the cause if it explains the divergence."""
-
 import re
 
 import pytest

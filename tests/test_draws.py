@@ -1,5 +1,3 @@
-"""Random numbers: models that draw are refused or judged with a seed, and varying results never agree."""
-
 import random
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Estimates of how far a run may be off: samples of Monte Carlo arithmetic, and wider numbers."""
-
 import dataclasses
 
 import numpy as np

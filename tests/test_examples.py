@@ -1,5 +1,3 @@
-"""The programs in `examples/` run as they are."""
-
 import hashlib
 import json
 import re

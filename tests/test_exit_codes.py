@@ -1,5 +1,3 @@
-"""Unfinished commands end with one line and an exit code that never means a divergence."""
-
 import json
 import signal
 import time

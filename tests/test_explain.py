@@ -1,5 +1,3 @@
-"""Clauses, bugs, causes, statuses and declarations are explained offline."""
-
 import pytest
 
 from concord.commands.explain import known_meanings

@@ -1,5 +1,3 @@
-"""Verdicts on the family: rounding passes, bugs do not, and the first wrong tensor is named."""
-
 import dataclasses
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Explanations of unforeseen bugs give the tensor, the clause and the observation, but no wrong cause."""
-
 import dataclasses
 import re
 import zlib

@@ -1,5 +1,3 @@
-"""Reading and writing whole files."""
-
 import os
 import threading
 from dataclasses import dataclass

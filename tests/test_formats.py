@@ -1,5 +1,3 @@
-"""Every format is read back bit for bit, and its framework loads it."""
-
 import re
 
 import numpy as np

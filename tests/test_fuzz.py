@@ -1,5 +1,3 @@
-"""Hunts through random cases: their findings do not depend on the worker that runs a case."""
-
 import contextlib
 import dataclasses
 import functools

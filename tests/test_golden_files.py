@@ -1,5 +1,3 @@
-"""Golden files: tensors of published sources, read through their tables and compared with the reference."""
-
 import json
 from dataclasses import replace
 from functools import partial

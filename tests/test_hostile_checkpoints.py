@@ -1,7 +1,4 @@
-"""Malicious checkpoints are refused in one line, in little time and memory.
-
-Nothing is executed, written, or read from another place.
-"""
+"""Malicious checkpoints are refused in one line, in little time and memory, without side effects."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Joining from outside: by the path of a class, by an installed package, or by files only."""
+"""Joining by the path of a class, by an installed package, or by files only."""
 
 import json
 

@@ -1,5 +1,3 @@
-"""The judge with a reference of a few lines: the first wrong step, and each reason not to judge a tensor."""
-
 import re
 from dataclasses import replace
 from pathlib import Path

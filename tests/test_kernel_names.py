@@ -1,5 +1,3 @@
-"""Names of kernels, and the kernels that belong to an activation."""
-
 from types import SimpleNamespace
 
 import pytest

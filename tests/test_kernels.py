@@ -1,7 +1,4 @@
-"""Kernels with larger errors than their operations: right ones agree or are named, and bugs are found.
-
-The folder `h200` holds results of an NVIDIA H200; each file records their versions and date.
-"""
+"""Kernels with larger errors than their operations, also on an NVIDIA H200 (folder `h200`)."""
 
 import copy
 from collections import OrderedDict

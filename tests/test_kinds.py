@@ -1,5 +1,3 @@
-"""Modules of common kinds agree with another order of summation and diverge with a bug."""
-
 import copy
 
 import pytest

@@ -1,8 +1,3 @@
-"""Library layers: tensors they lack, deviations they declare, and refusals with every reason.
-
-Their conformance is in `tests/test_conforming.py`.
-"""
-
 import pytest
 
 from concord import spec

@@ -1,5 +1,3 @@
-"""Training in lockstep: resynchronised steps, free-running steps, and reports of those that diverge."""
-
 import io
 import json
 from contextlib import nullcontext
@@ -359,8 +357,6 @@ IN_WORKERS = CONFIG.replace(d_ff=11)
 
 
 class OneWorker(Setup):
-    """Opens the worker of the test, and does not close it."""
-
     def __init__(self, worker):
         super().__init__(asked=(worker.name,), threads=1)
         object.__setattr__(self, "open", lambda name, opened=None: nullcontext(worker))

@@ -1,4 +1,4 @@
-"""Log probabilities of a decoder's next tokens: of a module, of a way, and of an engine."""
+"""Log probabilities of next tokens: of a module, a way, and an engine."""
 
 import json
 
@@ -32,14 +32,12 @@ def judged(reference, candidate=None, inputs=INPUTS, **options):
 
 
 def gathered(logits, ids, mask):
-    """Of next tokens, as a trainer's loss takes them."""
+    """Log probabilities of next tokens, as in a trainer's loss."""
     losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     return -losses.reshape(ids[:, 1:].shape) * mask[:, 1:] * mask[:, :-1]
 
 
 def engine(decoder, shift=1):
-    """A function that returns its own numbers, beside its logits."""
-
     def run(**arrays):
         ids, mask = (torch.as_tensor(arrays[name]) for name in ("input_ids", "attention_mask"))
         with torch.inference_mode():

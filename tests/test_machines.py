@@ -1,4 +1,4 @@
-"""Tests and verdicts with the kernels that libraries select on other processors, run on this machine."""
+"""Kernels that libraries select on other processors, run on this machine."""
 
 import functools
 import json

@@ -1,5 +1,3 @@
-"""Causes of divergence that the catalogue does not list, and where wrong numbers originate."""
-
 import re
 from functools import partial
 

@@ -1,5 +1,3 @@
-"""Bugs in models of transformers: each changes the results, and right edits agree."""
-
 import copy
 import json
 

@@ -1,5 +1,3 @@
-"""Modules as references: what they may contain, take and return, and how they are refused."""
-
 import copy
 import gc
 from dataclasses import dataclass
@@ -86,7 +84,7 @@ def test_a_way_of_what_cannot_be_copied_is_refused():
 
 
 class Pair(torch.autograd.Function):
-    """Returns two results, one of which may have no gradient, as in kernels of cuDNN."""
+    """Returns two results, one perhaps without gradient, as cuDNN's kernels do."""
 
     @staticmethod
     def forward(ctx, x):

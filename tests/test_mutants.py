@@ -1,5 +1,3 @@
-"""Deliberate porting bugs: each is found at the right tensor, and its edit leaves no trace."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Errors by node of the exported program, as Model Explorer reads them."""
-
 import json
 
 import pytest

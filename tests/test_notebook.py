@@ -1,5 +1,3 @@
-"""The notebook in `examples/`: every cell runs, and the verdicts are those in its text."""
-
 import ast
 import json
 

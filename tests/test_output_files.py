@@ -1,5 +1,3 @@
-"""Outputs of a command: checked before it works, written completely or not at all, never over its inputs."""
-
 import errno
 import io
 import json

@@ -1,5 +1,3 @@
-"""One's own model: a checkpoint and sentences are judged like everything else."""
-
 import json
 
 import numpy as np

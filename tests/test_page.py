@@ -1,5 +1,3 @@
-"""The page: complete, self-contained, and safe whatever text a backend returns."""
-
 import base64
 import hashlib
 import html
@@ -18,7 +16,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr", "wbr"}
 
 
 class Outline(HTMLParser):
-    """Tags of a page with their attributes, and those that are not balanced."""
+    """Tags of a page, and unbalanced ones."""
 
     def __init__(self, text):
         super().__init__()

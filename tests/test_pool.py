@@ -1,5 +1,3 @@
-"""A supervisor has one worker, restarts it or gives up, and ends all of them at once."""
-
 import signal
 
 import psutil

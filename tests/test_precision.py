@@ -1,5 +1,3 @@
-"""Precision and determinism: requests are set, read back and recorded, and their effects are reported."""
-
 import io
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Predictions of checkpoints: probabilities of classifiers, embeddings of sentence encoders."""
-
 import json
 
 import numpy as np

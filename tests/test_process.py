@@ -1,5 +1,3 @@
-"""However a process or its parent ends, one row reports it, nothing hangs, and no child survives."""
-
 import json
 import os
 import signal

@@ -1,5 +1,3 @@
-"""What the inputs could reveal: bugs that they would have found, and samples that depend on their batch."""
-
 from collections import Counter
 
 import pytest

@@ -148,7 +148,6 @@ def test_tables_of_a_gpu_hold_the_runs_that_are_said():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return the working folder, from which modules are imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

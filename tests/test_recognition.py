@@ -1,5 +1,3 @@
-"""Formats of folders, the tensors in them, and refusals of unknown ones."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""JSON records: documented, read back unchanged, and refused if invalid."""
-
 import json
 import re
 import runpy

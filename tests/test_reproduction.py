@@ -1,5 +1,3 @@
-"""A script reproduces a divergence with nothing but PyTorch, and prints the numbers of the verdict."""
-
 import copy
 import re
 import subprocess

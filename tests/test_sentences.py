@@ -1,5 +1,3 @@
-"""Folders of sentence-transformers: model and pooling in both directions, and refusals."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Pages that show four frameworks side by side: no line is lost, and matching lines share a row."""
-
 import runpy
 
 import pytest

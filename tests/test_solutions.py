@@ -1,5 +1,3 @@
-"""Linear algebra: right algorithms do not diverge at any condition number, wrong ones never agree."""
-
 import pytest
 import torch
 from torch import linalg as L

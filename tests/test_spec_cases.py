@@ -1,5 +1,3 @@
-"""Files of the standard cases: this code would write the same, and changes are noticed."""
-
 import json
 import shutil
 

@@ -1,4 +1,4 @@
-"""The reference against formulas, where golden files and frameworks do not cover it."""
+"""The reference against formulas, where nothing else covers it."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,3 @@
-"""Tables of sources: weights and configurations of other projects, in both directions."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Speed: backends take turns, wrong results get no times, and only changes beyond the noise count."""
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,4 @@
-"""Spoilt files of every kind are read, or refused in lines that name the file.
-
-Either takes bounded time and memory, raises nothing else, and writes nothing.
-"""
+"""Spoilt files of every kind are read, or refused in lines that name the file, in bounded time and memory."""
 
 import functools
 import io

@@ -1,5 +1,3 @@
-"""State: every run starts from the given one."""
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,4 +1,4 @@
-"""The structure of the project: imports, clauses, and files that may drift apart."""
+"""Imports, clauses, and files that may drift apart."""
 
 import ast
 import re

@@ -1,5 +1,3 @@
-"""Taps: the model continues with their return values, and the loss has a gradient for each."""
-
 import dataclasses
 import re
 

@@ -1,5 +1,3 @@
-"""Output to the terminal, whatever its input."""
-
 import pytest
 from rich.console import Group
 from rich.table import Table

@@ -1,5 +1,3 @@
-"""Texts in files, and the ids that a checkpoint's own tokenizer gives them."""
-
 import json
 
 import numpy as np

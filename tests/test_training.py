@@ -1,5 +1,3 @@
-"""Training in the four frameworks: every step is judged by the tolerances of whole trajectories."""
-
 import dataclasses
 
 import pytest

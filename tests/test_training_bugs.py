@@ -1,4 +1,4 @@
-"""Training bugs: each has a clause and a run, and is found at the step where it shows on the reference."""
+"""Each training bug has a clause and a run, and is found at the right step."""
 
 import dataclasses
 from functools import partial

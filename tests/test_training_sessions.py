@@ -1,4 +1,4 @@
-"""Open training sessions of a worker: the bits of a run, resuming from a state, and refusals."""
+"""Open training sessions: the bits of a run, resuming, and refusals."""
 
 import dataclasses
 

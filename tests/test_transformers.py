@@ -1,4 +1,4 @@
-"""Checkpoints written for transformers load in version 5, and in the last one with TensorFlow and Flax."""
+"""Checkpoints load in transformers 5, and in the last version with TensorFlow and Flax."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The quick suite lets backends take turns, but together they still run every entry."""
+"""Backends that take turns still run every entry together."""
 
 from collections import defaultdict
 

@@ -1,5 +1,3 @@
-"""The estimator for any model confirms the family's sigma."""
-
 import runpy
 
 import pytest

@@ -1,4 +1,4 @@
-"""What was judged nowhere never counts as a pass, in any command that judges."""
+"""What was judged nowhere never passes, in any command."""
 
 import json
 

@@ -1,5 +1,3 @@
-"""Ways to run the reference's own module: each computes the same, and skipped ones are reported."""
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,5 +1,3 @@
-"""Messages to and from a worker keep every bit, and wrong answers of a backend are refused."""
-
 import json
 import re
 

@@ -1,5 +1,3 @@
-"""Numbers in sentences: different numbers never look the same."""
-
 import math
 
 import numpy as np

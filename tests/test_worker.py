@@ -1,5 +1,3 @@
-"""Workers: the process in which a backend runs, and what goes in and out of it."""
-
 import dataclasses
 import importlib.util
 import json

@@ -1,8 +1,3 @@
-"""A checkpoint is written completely or not at all.
-
-A kill at any moment leaves either the old content or the new.
-"""
-
 import json
 import os
 import shutil

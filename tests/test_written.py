@@ -1,5 +1,3 @@
-"""A model in NumPy judges a port as a module does, and every mask of a softmax is kept."""
-
 import numpy as np
 import pytest
 

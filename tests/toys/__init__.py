@@ -1,1 +1,1 @@
-"""Toys for tests: a right backend without a framework, one for each way to be wrong, and helpers."""
+"""Toys for tests: a right backend without a framework, one for each way to be wrong."""

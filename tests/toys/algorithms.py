@@ -1,8 +1,7 @@
-"""Allowed algorithms for sums, products, divisions and functions, other than those of the reference.
+"""Allowed algorithms other than the reference's (SPEC ALG-1, ALG-4 to ALG-7, ALG-9).
 
-They belong to SPEC ALG-1, ALG-4 to ALG-7 and ALG-9. They compute with NumPy in the precision itself, and
-share neither algorithms nor noise with the estimate of sigma. Half precisions keep float32 inside a step and
-round its result.
+They compute with NumPy in the precision itself, and share neither algorithms nor noise with the estimate of
+sigma. Half precisions keep float32 inside a step and round its result.
 """
 
 import math
@@ -41,7 +40,7 @@ def total_pairwise(terms):
 
 
 def total_compensated(terms):
-    """Neumaier's sum, which carries what each addition lost."""
+    """Neumaier's sum."""
     total, lost = np.zeros(terms.shape[1:], terms.dtype), np.zeros(terms.shape[1:], terms.dtype)
     for term in terms:
         new = total + term
@@ -51,14 +50,11 @@ def total_compensated(terms):
 
 
 def total_in_blocks(terms):
-    """One running sum for each lane of a register, added up at the end."""
     return total_sequential(np.stack([total_sequential(terms[lane::REGISTER]) for lane in range(REGISTER)]))
 
 
 def sums(total, order=1):
-    """An arithmetic that computes sums and products by `total`; with `order=-1` from the last term to the
-    first.
-    """
+    """Sums and products by ``total``, or with ``order=-1`` from the last term to the first."""
 
     class Sums(Arithmetic):
         def _sum(self, values, axes, keepdims, *rest, **named):
@@ -90,8 +86,6 @@ def single_products(subscripts, a, b):
 
 
 class FusedMultiplyAdd(Arithmetic):
-    """Adds exact products to a sum, and rounds only the sum."""
-
     def _contract(self, subscripts, a, b):
         products = single_products(subscripts, wider(a), wider(b))
         total = np.zeros(products[0].shape, a.dtype) if products else contract(subscripts, a, b)
@@ -108,7 +102,7 @@ class Wide(Arithmetic):
 
 
 class FusedGain(Arithmetic):
-    """Does not round a product before adding to it, as in the gain and bias of a norm."""
+    """Does not round a product before adding to it, as in a norm's gain and bias."""
 
     product = (None, None)
 
@@ -125,8 +119,6 @@ class FusedGain(Arithmetic):
 
 
 class BiasAsARow(Arithmetic):
-    """The bias is one more row of the weight, with an input of 1."""
-
     def affine(self, subscripts, a, b, bias):
         assert subscripts == "ni,io->no"
         inputs = np.concatenate([a.value, np.ones_like(a.value[:, :1])], 1)
@@ -141,8 +133,6 @@ class BiasAsARow(Arithmetic):
 
 
 class Reciprocals(Arithmetic):
-    """Divides by multiplying with the reciprocal, also for constants."""
-
     def divide(self, a, b):
         back_a, back_b, inverse = self._unbroadcast(a), self._unbroadcast(b), self.settle(1 / b.value)
         value = self.settle(a.value * inverse)
@@ -222,8 +212,6 @@ class PowersOfTwo(Arithmetic):
 
 
 class GeluByErfc(Model):
-    """GELU and its derivative by the complementary error function."""
-
     def activation(self, x, active):
         if self.config.activation != "gelu_erf":
             return super().activation(x, active)
@@ -233,8 +221,6 @@ class GeluByErfc(Model):
 
 
 class TanhByExponential(Arithmetic):
-    """Hyperbolic tangent by exp(2x) - 1."""
-
     def tanh(self, a, absolute=False):
         grown = np.expm1(np.minimum(2 * a.value, 40))
         value = self.settle(grown / (grown + 2))

@@ -1,7 +1,7 @@
-"""Allowed alternatives: ways to compute a step that the specification admits and no judge may flag.
+"""Allowed alternatives: ways to compute a step that no judge may flag.
 
-An alternative of a step is an edit of taps, the same for NumPy and the four frameworks. Alternatives for
-every sum, product or division are arithmetics in :mod:`tests.toys.algorithms`.
+Each is an edit of taps, the same for NumPy and the four frameworks. :mod:`tests.toys.algorithms` has those of
+every sum, product or division.
 
 Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim.
 """
@@ -265,7 +265,7 @@ def gelu_exponential(m):
 
 
 def bias_first(m):
-    """A linear layer that starts its sum with the bias, and then adds both halves of the products."""
+    """Starts a layer's sum with the bias, then adds both halves of the products."""
     x, weight = m.x, m.weight(f"{m.tap}.weight")
     half = size(x, -1) // 2
     return (m.weight(f"{m.tap}.bias") + x[..., :half] @ weight[:half]) + x[..., half:] @ weight[half:]
@@ -350,7 +350,6 @@ class OneStep(Edited):
 
 
 def run(algorithm, request):
-    """Run a request in NumPy."""
     dtype = request.dtype
     truth = compute(
         request.config,
@@ -396,7 +395,7 @@ ALTERNATIVES = {alternative.name: alternative for alternative in _entries()}
 
 
 def __getattr__(backend):
-    """Return the adapter of a backend whose workers compute by any alternative on request."""
+    """An adapter that computes by any alternative on request."""
     if backend not in BUILT_IN:
         raise AttributeError(backend)
     CHANGES["alternative"] = {

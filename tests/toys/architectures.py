@@ -1,4 +1,4 @@
-"""Small models of transformers, with seeded weights and inputs."""
+"""Small models of transformers, seeded."""
 
 import torch
 

@@ -16,7 +16,7 @@ from concord.backends import BUILT_IN
 
 
 def changed(name, tensor):
-    """Return a tensor that no softmax or norm maps to the same result, in any framework."""
+    """A tensor that no softmax or norm maps to the same result."""
     return (
         tensor * 1.25 if name.endswith("scores") else tensor * tensor + tensor
     )  # masked scores may overflow if squared

@@ -1,4 +1,4 @@
-"""Functions to call in another process: one returns a result, the others end the process."""
+"""Functions for another process: one returns, the others end it."""
 
 import os
 import signal

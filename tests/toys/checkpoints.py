@@ -1,4 +1,4 @@
-"""Small right checkpoints of every format, for tests that spoil them."""
+"""Small right checkpoints of every format, to be spoilt."""
 
 import dataclasses
 import json
@@ -30,7 +30,6 @@ CONFIG = spec.variant("bert", **SIZES)
 
 
 def drawn(config=CONFIG, part="model", seed=3):
-    """Random float32 weights."""
     weights = spec.initialize(config, seed=seed, part=part)
     return {name: array.astype(np.float32) for name, array in weights.items()}
 
@@ -43,7 +42,6 @@ def in_bytes(weights):
 
 
 def bits(checkpoint):
-    """Bytes of each parameter of a checkpoint or of its folder."""
     return in_bytes((porting.read(checkpoint) if isinstance(checkpoint, Path) else checkpoint).weights())
 
 
@@ -53,7 +51,7 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 
 def shards(folder, form="hugging-face"):
-    """Split the tensors of a file into two files with an index."""
+    """Split a file's tensors into two files with an index."""
     path, container = folder / registry.find_format(form).weights[0], registry.find_format(form).container
     tensors = {name: in_memory(np.array(stored.array())) for name, stored in container.read(path).items()}
     names = [f"{path.stem}-0000{number}-of-00002{path.suffix}" for number in (1, 2)]
@@ -105,7 +103,6 @@ def written(format, folder, carried=False):
 
 
 def read(folder):
-    """Read everything there is to read."""
     checkpoint = porting.read(folder)
     checkpoint.checked()
     for entry in checkpoint.ledger:
@@ -113,7 +110,7 @@ def read(folder):
 
 
 def read_as_it_is(folder):
-    """Read a checkpoint of ours with digests that match what was spoilt, as an attacker would write them."""
+    """Read a checkpoint whose digests match what was spoilt, as an attacker would write them."""
     path = folder / checkpoints.CONTENTS
     content = path.read_bytes()
     try:

@@ -83,7 +83,6 @@ HAPPENINGS = {
 
 
 def name_of(happening, when="run"):
-    """The path of a disturbed backend."""
     return f"tests.toys.disturbed:{happening.replace(' ', '_')}_{when}"
 
 

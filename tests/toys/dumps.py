@@ -1,4 +1,4 @@
-"""Exported cases, and the runs that someone without a backend saves beside them."""
+"""Runs that someone without a backend saves beside exported cases."""
 
 import json
 
@@ -11,7 +11,7 @@ from concord.spec.reference import reference
 
 
 def answer(folder, wrong=None):
-    """Write a run beside each case of a folder, with one wrong tensor if named."""
+    """Write a run beside each case, with one wrong tensor if named."""
     for path in folder.rglob("case.json"):
         job, request = read_job(path.parent), json.loads(path.read_text())["wanted"]
         truth = reference(job.config, job.weights, job.batch, True, job.part, job.dtype, job.dtype)
@@ -33,6 +33,5 @@ def exported(folder, *names, dtypes=("float64", "float32"), part="model"):
 
 
 def leave(path, *names):
-    """Keep only the named tensors of a run."""
     run = load_file(path)
     save_file({name: run[name] for name in names}, path)

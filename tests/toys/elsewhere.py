@@ -1,4 +1,4 @@
-"""Another environment: an interpreter with its own packages, and by default the current libraries."""
+"""Another environment: an interpreter with its own packages."""
 
 import os
 import subprocess
@@ -15,8 +15,6 @@ MINUTES = 10 * PATIENCE
 
 @dataclass(frozen=True)
 class Place:
-    """The folder in which programs run, and their environment."""
-
     folder: Path
     python: Path
     site: Path
@@ -43,7 +41,7 @@ class Place:
 
 
 def place(folder, project, alone=False):
-    """Create an environment for programs in the folder of a project; `alone` hides current libraries."""
+    """Create an environment for a project's programs; ``alone`` hides current libraries."""
     venv.create(folder, with_pip=False, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
     if not alone:

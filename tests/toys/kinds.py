@@ -1,4 +1,4 @@
-"""Small modules of common kinds, and a copy of each that sums in another order."""
+"""Small modules of common kinds, and copies that sum in another order."""
 
 import copy
 import io
@@ -25,8 +25,6 @@ def whole(rows, *shape, seed=0):
 
 
 class Of(nn.Module):
-    """A function with layers."""
-
     def __init__(self, function, layers):
         super().__init__()
         torch.manual_seed(1)
@@ -53,7 +51,6 @@ def kind(*inputs, **layers):
 
 
 def bits(*values):
-    """Everything that modules and inputs hold."""
     file = io.BytesIO()
     torch.save(values, file)
     return file.getvalue()

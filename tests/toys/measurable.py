@@ -1,4 +1,4 @@
-"""Measurable backends on the reference, right ones and ones with a known bug."""
+"""Measurable backends on the reference, right and wrong."""
 
 import os
 import signal
@@ -60,8 +60,6 @@ class Program:
 
 
 class Multiplication(Program):
-    """A product without anything else."""
-
     def __init__(self, left, right):
         self.left, self.right = left[:64], right[:, :64]
 
@@ -70,8 +68,6 @@ class Multiplication(Program):
 
 
 class Measurable(NumpyBackend):
-    """Right, with a note of each turn."""
-
     sleep, fields, program = 0.0, {}, Program
 
     def session(self, request):
@@ -134,7 +130,6 @@ class DiesWhenItIsTimed(Program):
 
 
 def running(program, **fields):
-    """A backend with another program, or with other fields of the recipe."""
     return type(program.__name__, (Measurable,), {"program": program, "fields": fields})
 
 

@@ -1,8 +1,7 @@
 """Bugs of ports of BERT, Llama and ViT: edits of a module, the first wrong tensor, and its cause.
 
-An edit changes a copy of the model in place. :class:`Attended` computes attention in steps that edits can
-replace; by itself it is right. A cause names a bug if its words match the pattern. The pattern is empty if no
-name would be better than another.
+An edit changes a copy of the model in place. A cause names a bug if its words match the pattern, which is
+empty if no name would be better than another.
 """
 
 import copy
@@ -16,9 +15,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class ModuleBug:
-    """`first` holds the candidates for the first wrong tensor; `cause` is a pattern for the words of a right
-    cause.
-    """
+    """``first`` holds candidates for the first wrong tensor; ``cause`` is a pattern for a right cause."""
 
     name: str
     first: tuple[str, ...]
@@ -58,7 +55,7 @@ def replaced(path, module):
 
 
 def instead(path, forward):
-    """Replace the forward of a module; the function gets the module, its own forward and the arguments."""
+    """Replace a module's forward by a function of module, forward and arguments."""
 
     def edit(model):
         module = model.get_submodule(path)
@@ -73,12 +70,12 @@ def instead(path, forward):
 
 
 def takes(path, change):
-    """Change the first argument of a module."""
+    """Change a module's first argument."""
     return instead(path, lambda self, own, x, *args, **kwargs: own(change(x), *args, **kwargs))
 
 
 def gives(path, change):
-    """Change the result of a module."""
+    """Change a module's result."""
     return instead(path, lambda self, own, *args, **kwargs: change(own(*args, **kwargs)))
 
 
@@ -121,8 +118,6 @@ class Attended:
 
 
 def attention(path, **steps):
-    """Compute a layer's attention with some steps replaced."""
-
     def edit(model):
         from transformers import AttentionInterface
 

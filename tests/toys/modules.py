@@ -32,8 +32,6 @@ class Attention(nn.Module):
 
 
 class Fused(Attention):
-    """The same in one call."""
-
     def context(self, q, k, v, mask):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :].bool())
 
@@ -81,7 +79,6 @@ def encoder(attention=Attention):
 
 
 def texts():
-    """Ids and mask of three texts, one of them short."""
     generator = torch.Generator().manual_seed(5)
     mask = (torch.arange(TOKENS) < torch.tensor([TOKENS, 3, 5])[:, None]).long()
     return {
@@ -91,5 +88,4 @@ def texts():
 
 
 def activations(model, inputs):
-    """Outputs of submodules, recorded as a user would do it."""
     return ModuleReference(model, kwargs=inputs).arrays

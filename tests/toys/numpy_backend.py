@@ -1,7 +1,7 @@
 """A right backend on the reference, and others with a known bug.
 
-Tests do not import this module. They name a class as ``tests.toys.numpy_backend:NAME``, and a worker process
-imports it. Classes that count or wait write notes into the folder that ``TOY_NOTES`` names.
+Tests name a class as ``tests.toys.numpy_backend:NAME``, which a worker imports. Classes that count or wait
+write notes into the folder that ``TOY_NOTES`` names.
 """
 
 import importlib
@@ -54,7 +54,7 @@ class NumpyBackend:
         return self.compute(request, request.dtype)
 
     def compute(self, request, dtype, arithmetic=None):
-        """Compute in this precision and arithmetic, whatever the request says."""
+        """Compute in this precision, whatever the request says."""
         truth = compute(
             request.config,
             request.weights,
@@ -72,8 +72,6 @@ class NumpyBackend:
 
 
 class Revealing(NumpyBackend):
-    """Describes the process in which it runs."""
-
     def describe(self):
         specs = {name: importlib.util.find_spec(name) for name in FRAMEWORKS}
         return {
@@ -104,7 +102,7 @@ class WrongScores(Model):
 
 
 class WrongAfterTheFirstLayer(NumpyBackend):
-    """First diverges at ``layers.1.attention.scores``; agrees if there is only one layer."""
+    """First diverges at ``layers.1.attention.scores``, if there are two layers."""
 
     model = WrongScores
 
@@ -155,7 +153,7 @@ ARITHMETIC = {"strict": "float32", "tf32": "tf32", "default": "tf32"}
 
 
 class MultipliesInTf32(NumpyBackend):
-    """Right in every precision, but by default float32 products round their factors, as on a GPU."""
+    """Right, but by default float32 products round their factors, as on a GPU."""
 
     def describe(self):
         return {**super().describe(), "precision_defaults": {"products": {"cpu": "tf32", "cuda": "tf32"}}}
@@ -193,8 +191,6 @@ def model_of(request):
 
 
 class Counting(NumpyBackend):
-    """Numbers its runs."""
-
     count = 0
 
     def run(self, request):
@@ -221,8 +217,6 @@ class AddsNoise(Counting):
 
 
 class LosesGradients(Counting):
-    """Returns gradients only in the first run."""
-
     def changed(self, run):
         return run if self.count == 1 else replace(run, gradients={})
 

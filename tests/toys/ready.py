@@ -1,4 +1,4 @@
-"""A small BERT checkpoint of Hugging Face, with random weights and a vocabulary."""
+"""A small BERT checkpoint of Hugging Face, with random weights."""
 
 import json
 
@@ -35,9 +35,7 @@ CONFIG = spec.variant(
 
 
 def hugging_face(folder, part="model", change=lambda tensors: tensors, **stated):
-    """Write a checkpoint with changed tensors, or other keys of the configuration; encoders have a pooler
-    too.
-    """
+    """Write a checkpoint with changed tensors, or other configuration keys; encoders have a pooler."""
     folder.mkdir(parents=True, exist_ok=True)
     bert = source_tables.load("bert-hugging-face")
     weights = {name: array.astype(np.float32) for name, array in spec.initialize(CONFIG, 3).items()}
@@ -56,13 +54,13 @@ def hugging_face(folder, part="model", change=lambda tensors: tensors, **stated)
 
 
 def texts(path, *lines):
-    """Write one text on each line, by default :data:`SENTENCES`."""
+    """Write lines, by default :data:`SENTENCES`."""
     path.write_text("\n".join(lines or SENTENCES) + "\n")
     return path
 
 
 def headed(folder, **others):
-    """Write a checkpoint with pretraining heads; in the names of other tensors `__` stands for a dot."""
+    """Write a checkpoint with pretraining heads; ``__`` in names stands for a dot."""
     generator = np.random.default_rng(5)
     width, words = CONFIG.d_model, CONFIG.vocab_size
     shapes = {

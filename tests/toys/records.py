@@ -1,7 +1,4 @@
-"""A small record of every kind, as its command writes it.
-
-Each is cut down from a file, so that spoilt records have the same bytes on every machine.
-"""
+"""A small record of every kind, cut down from files, so that its bytes are the same everywhere."""
 
 import json
 from dataclasses import replace
@@ -31,7 +28,6 @@ def cut(result):
 
 
 def check():
-    """A record with every outcome of a run."""
     report = reports.mixed()
     document = record.make_record(replace(report, results=[*map(cut, report.results)]), "check", "a check")
     return replace(document, written="2026-01-01T00:00:00+00:00", machine={"system": "Linux", "cores": 2})

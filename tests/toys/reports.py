@@ -1,4 +1,4 @@
-"""A report with every outcome of a run: real verdicts, on runs without a worker."""
+"""A report with every outcome of a run, made without a worker."""
 
 import dataclasses
 from functools import cache

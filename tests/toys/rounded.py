@@ -1,4 +1,4 @@
-"""Runs of a right backend or of one with a bug: the reference in rounded arithmetic, judged."""
+"""Runs of the reference in rounded arithmetic, right or with a bug."""
 
 import dataclasses
 
@@ -11,13 +11,13 @@ from concord.spec.reference import compute
 
 
 def truth_of(case, dtype="float32", arithmetic=None, **more):
-    """The reference's results with gradients, by default in shuffled arithmetic of the dtype."""
+    """Results with gradients, by default in shuffled arithmetic of the dtype."""
     arithmetic = arithmetic or Arithmetic(dtype, shuffle=97)
     return compute(case.config, case.weights, case.batch, arithmetic, True, case.part, dtype, **more)
 
 
 def truth_with(change, case, dtype="float32", arithmetic=None, memory=None):
-    """The reference's results with a bug; `memory` is what it keeps between calls."""
+    """Results with a bug, which keeps ``memory`` between calls."""
     model = with_edits(change.at)
     model.memory = {} if memory is None else memory
     request = change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
@@ -26,7 +26,6 @@ def truth_with(change, case, dtype="float32", arithmetic=None, memory=None):
 
 
 def as_run(truth, dtype="float32", **fields):
-    """A run with these results, and no declarations."""
     options = {"info": {"not_exposed": []}, **fields}
     return Run(truth.output, truth.loss, dict(truth.taps), dict(truth.gradients), "numpy", dtype, **options)
 
@@ -36,7 +35,7 @@ def run_of(case, dtype="float32", arithmetic=None, **more):
 
 
 def run_with(change, case, dtype="float32"):
-    """A run of a port with a bug, which says nothing about itself."""
+    """A run of a port with a bug."""
     return as_run(truth_with(change, case, dtype), dtype, info={})
 
 

@@ -1,4 +1,4 @@
-"""A command that tests disturb while it runs, and all processes that it started."""
+"""A command that tests disturb while it runs."""
 
 import os
 import shlex
@@ -41,7 +41,7 @@ def noted(folder, name):
 
 
 class Running:
-    """A command in its own process; a variable of the environment marks its descendants."""
+    """A command; a variable of the environment marks its descendants."""
 
     def __init__(self, folder, line, *words, **environment):
         if not Path("/proc/self/environ").exists():
@@ -59,7 +59,6 @@ class Running:
             )
 
     def all(self):
-        """Ids of the descendants."""
         ours, (name, value) = (self.process.pid, os.getpid()), self.mark.split("=")
         processes = psutil.process_iter(["environ"])
         return [
@@ -69,9 +68,7 @@ class Running:
         ]
 
     def end(self, patience=5.0):
-        """Return the exit code; fail if processes outlive it by `patience` seconds, or if it printed a
-        traceback.
-        """
+        """The exit code; fails if processes outlive it by ``patience`` seconds, or after a traceback."""
         try:
             code = self.process.wait(BOUND)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Expectations that one process of a test session derives and the others read, a hundred times faster."""
+"""Expectations that one process derives and the others read."""
 
 import hashlib
 import os

@@ -1,11 +1,10 @@
-"""Small requests, and their runs in a worker."""
+"""Small requests and their runs."""
 
 from concord import spec
 from concord.backends.interface import Request
 
 
 def request_for(config, part="model", **fields):
-    """A request with small weights and a small batch."""
     tokens = 5 if part in ("attention", "dot_product") or config.pooling != "flatten" else None
     return Request(
         config,

@@ -1,4 +1,4 @@
-"""Spoil files one at a time: a reader reads or refuses each in bounded time and memory."""
+"""Spoilt files: a reader reads or refuses each in bounded time and memory."""
 
 import io
 import json
@@ -98,7 +98,7 @@ def toml_spoilt(content, random):
 
 
 def archive_spoilt(content, random):
-    """Spoil, remove, rename or repeat a member of an archive."""
+    """Spoil, remove, rename or repeat a member."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
     name, inner = members.pop(random.randrange(len(members)))
@@ -120,7 +120,6 @@ WAYS = {
 
 
 def spoilt(content, name, random):
-    """Spoil the content of a file once or several times."""
     way = WAYS.get(name.rpartition("/")[2].rpartition(".")[2], bytes_spoilt)
     for _ in range(random.choice((1, 1, 2, 5))):
         try:
@@ -131,7 +130,7 @@ def spoilt(content, name, random):
 
 
 def other_lengths(text):
-    """Yield JSON text in which one list of each kind is empty, one entry shorter, or one longer."""
+    """Yield JSON with a list empty, one entry shorter, or one longer."""
     data, kinds = json.loads(text), set()
     for container, key, path in places(data):
         kind, value = tuple("*" if isinstance(step, int) else step for step in path), container[key]
@@ -148,7 +147,7 @@ def late(*_):
 
 @contextmanager
 def bounded():
-    """Make a reader fail before it exhausts time or memory of the machine."""
+    """Fail before time or memory of the machine are exhausted."""
     limits, before = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGPROF, late)
     try:
         if sys.platform == "linux":

@@ -1,7 +1,4 @@
-"""Training without a framework: the reference in low precision, as open sessions of a backend.
-
-Some are right, some train by another recipe, and some return or raise what no session may.
-"""
+"""Training without a framework: the reference in low precision, right or wrong."""
 
 from dataclasses import replace
 
@@ -60,7 +57,7 @@ class Bugged(Stepping):
 
 
 class Session(Stepping):
-    """A right session of a backend, with as little information as possible."""
+    """A right session with as little information as possible."""
 
     def info(self):
         return {}
@@ -83,8 +80,6 @@ class Session(Stepping):
 
 
 class Right:
-    """A backend, and its worker, that trains by the reference."""
-
     name, size, session = "numpy", 3 << 20, Session
 
     def describe(self):
@@ -100,7 +95,7 @@ class Right:
 
 
 def otherwise(late=0, **fields):
-    """A backend that trains by another recipe, until step `late` by the right one."""
+    """Trains by another recipe, until step ``late`` by the right one."""
 
     def session(self, case):
         recipe = case.training.recipe.replace(**fields)
@@ -110,7 +105,6 @@ def otherwise(late=0, **fields):
 
 
 def of(**methods):
-    """A backend whose session has other methods."""
     return type("Wrong", (Right,), {"session": type("Wrong", (Session,), methods)})
 
 

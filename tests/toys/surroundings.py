@@ -1,4 +1,4 @@
-"""The surroundings of a run: command line, installed packages, other interpreters and hosts."""
+"""Surroundings of a run: command line, packages, interpreters and hosts."""
 
 import os
 import re
@@ -29,7 +29,7 @@ EACH_BACKEND_ANEW = [
 
 
 def sample_of(entries, sampled):
-    """Parameters of a test, of which a sample is quick and the others are slow."""
+    """Parameters of a test, some quick and the others slow."""
     return [
         pytest.param(entry, marks=[] if sampled(place, entry) else [pytest.mark.slow])
         for place, entry in enumerate(entries)
@@ -83,7 +83,7 @@ def concord(line, *words, **settings):
 
 
 def suite(line, folder=ROOT):
-    """Run the conformance suite in a pytest of its own."""
+    """Run the conformance suite in its own pytest."""
     words = f"-m pytest -q -p no:cacheprovider --pyargs concord.conformance {line}".split()
     return python(*words, folder=folder, patience=10 * PATIENCE, PYTHONPATH=str(ROOT))
 
@@ -110,7 +110,6 @@ def refusal(function, *arguments, **options):
 
 
 def options(option, values):
-    """Repeat an option for each value."""
     return [word for value in values for word in (option, value)]
 
 
@@ -145,5 +144,5 @@ def script(path, text):
 
 
 def marked_python(path, marker):
-    """An interpreter that sets ``TOY_MARKER`` in its environment."""
+    """An interpreter that sets ``TOY_MARKER``."""
     return script(path, f'TOY_MARKER={shlex.quote(marker)} exec {shlex.quote(sys.executable)} "$@"')
