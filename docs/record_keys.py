@@ -1,6 +1,6 @@
-"""The keys of JSON records, made from their classes and from the comments at their fields.
+"""The keys of JSON records, made from their classes and the comments at their fields.
 
-As a hook of MkDocs it fills a page of the reference; ``python docs/record_keys.py`` prints what it fills in.
+A hook of MkDocs fills them into a page; ``python docs/record_keys.py`` prints them.
 """
 
 import ast
@@ -30,12 +30,12 @@ Key = tuple[str, str, str, str]
 
 
 def has_keys(kind: Any) -> bool:
-    """Return whether JSON has an object with the fields of a class."""
+    """Whether JSON has an object with the class's fields."""
     return kind is not EncoderConfig and (is_dataclass(kind) or hasattr(kind, "__required_keys__"))
 
 
 def type_words(kind: Any) -> str:
-    """Return a type in words; a class leads to its table."""
+    """A type in words, linked to its table."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is EncoderConfig:
         return CONFIGURATION
@@ -63,7 +63,7 @@ def inner_classes(kind: Any) -> Iterator[Any]:
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Return what stands at each field: in the docstring's attributes, or a comment beside or above it."""
+    """Each field's meaning: from the docstring's attributes, or a comment beside or above it."""
     source = textwrap.dedent(inspect.getsource(kind))
     lines = iter(source.splitlines(keepends=True))
     comments = {
@@ -91,7 +91,7 @@ def meanings(kind: type) -> dict[str, str]:
 
 
 def written_beside(node: ast.stmt) -> list[str]:
-    """Return the names of properties that a class writes too."""
+    """Properties that a class writes too."""
     return [
         ast.literal_eval(argument)
         for statement in node.body  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ def written_beside(node: ast.stmt) -> list[str]:
 
 
 def tidy(text: str) -> str:
-    """Return text of a docstring for a cell of a table."""
+    """Docstring text as a cell of a table."""
     text = re.sub(r":\w+:`~?([^`]+)`", lambda match: f"`{match[1].rpartition('.')[2]}`", text)
     text = re.sub(r"\bNone\b", "null", text).replace("``", "`").replace("|", "\\|").rstrip(".")
     return text[:1].lower() + text[1:]
@@ -127,13 +127,13 @@ def keys(kind: type) -> list[Key]:
 
 
 def default_words(value: Any) -> str:
-    """Return a default as JSON; empty for a key that is always there, or whose default is an object."""
+    """A default as JSON; empty if the key is always there, or its default is an object."""
     value = plain(value) if is_dataclass(value) else value
     return "" if value is MISSING or (isinstance(value, Mapping) and value) else f"`{json.dumps(value)}`"
 
 
 def tables() -> str:
-    """Return the tables of all records: of what each has, and of the outcome of each kind."""
+    """The tables of all records: common keys, and each kind's outcome."""
     roots = {"Every record": Record}
     for kind, name in KINDS.items():
         root = pkgutil.resolve_name(name)

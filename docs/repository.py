@@ -1,4 +1,4 @@
-"""Adds the README and every linked file of the repository to the site, so that no link is dead."""
+"""Adds the README and linked files to the site, so that no link is dead."""
 
 import posixpath
 import re
@@ -13,12 +13,12 @@ OURS = "docs/"
 
 
 def in_repository(page: str) -> str:
-    """Return the path in the repository of a page of the site."""
+    """A page's path in the repository."""
     return OURS + page if (ROOT / OURS / page).is_file() else page
 
 
 def targets(text: str, page: str) -> dict[str, str]:
-    """Return the path of each link from a page of the site to a file of the repository."""
+    """The path of each link from a page to a file of the repository."""
     folder = posixpath.dirname(in_repository(page))
     paths = {match[2]: posixpath.normpath(posixpath.join(folder, match[2])) for match in LINK.finditer(text)}
     return {link: path for link, path in paths.items() if (ROOT / path).is_file()}

@@ -41,12 +41,12 @@ Row = list[Cell | None]
 
 
 def words(line: str) -> list[str]:
-    """Return the words of a line, with synonyms unified."""
+    """Words of a line, with synonyms unified."""
     return [SYNONYMS.get(word, word) for word in WORDS.findall(line) if not word.isspace()]
 
 
 def units(path: Path) -> dict[str, list[Cell]]:
-    """Return the lines of a file by function, class head or method."""
+    """Lines of a file by function, class head or method."""
     text = path.read_text()
     tree, lines, cells, before = ast.parse(text), text.splitlines(), dict[str, list[Cell]](), 0
     prose = {
@@ -91,12 +91,12 @@ def units(path: Path) -> dict[str, list[Cell]]:
 
 
 def decorators(node: ast.stmt) -> list[ast.expr]:
-    """Return the decorators of a function or class; otherwise none."""
+    """Decorators, if any."""
     return getattr(node, "decorator_list", [])
 
 
 def in_order(lists: list[list[str]]) -> list[str]:
-    """Merge lists of names into one that keeps each list's order."""
+    """Merge lists of names, keeping each list's order."""
     order: list[str] = []
     for names in lists:
         place = 0
@@ -110,7 +110,7 @@ def in_order(lists: list[list[str]]) -> list[str]:
 
 
 def alike(line: str, row: Row) -> float:
-    """Return the largest share of words that a line has in common with a cell of a row."""
+    """The largest share of words that a line has in common with a row's cell."""
     mine, best = Counter(words(line)), 0.0
     for cell in row:
         if cell is not None:
@@ -120,7 +120,7 @@ def alike(line: str, row: Row) -> float:
 
 
 def joined(rows: list[Row], lines: list[Cell], column: int) -> list[Row]:
-    """Align the lines of another column with rows, maximising common words and keeping the order."""
+    """Align another column's lines with rows, maximising common words."""
     empty: Row = [None] * len(FRAMEWORKS)
     score = [[0.0] * (len(lines) + 1) for _ in range(len(rows) + 1)]
     near = [[alike(line, row) for _, line, _ in lines] for row in rows]
@@ -146,7 +146,7 @@ def joined(rows: list[Row], lines: list[Cell], column: int) -> list[Row]:
 
 
 def sections(pattern: str) -> list[tuple[str, list[Row]]]:
-    """Return the parts of a file in four frameworks, each with its rows."""
+    """Parts of a file in four frameworks, with their rows."""
     parts = [units(ROOT / pattern.format(name)) for name in FRAMEWORKS]
     result = []
     for name in in_order([list(part) for part in parts]):
@@ -158,12 +158,12 @@ def sections(pattern: str) -> list[tuple[str, list[Row]]]:
 
 
 def clauses() -> dict[str, str]:
-    """Return the clauses of the specification."""
+    """The specification's clauses."""
     return dict(re.findall(rf"^\| \*\*({CLAUSE})\*\* \| (.*) \|$", (ROOT / "spec/SPEC.md").read_text(), re.M))
 
 
 def marked(line: str, common: set[str], definitions: dict[str, str]) -> str:
-    """Return a line as HTML, with uncommon words marked and clauses linked to the specification."""
+    """A line as HTML, with uncommon words marked and clauses linked."""
     parts = []
     for piece in re.split(f"({CLAUSE})", line.strip()):
         if piece in definitions:
@@ -271,7 +271,7 @@ tbody th{display:block}form{position:sticky;top:0;background:var(--page);padding
 
 
 def on_post_build(config: dict[str, str]) -> None:
-    """Write the pages into the site after MkDocs has built it."""
+    """Add the pages to the site."""
     write(Path(config["site_dir"]) / "side-by-side")
 
 

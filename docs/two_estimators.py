@@ -1,7 +1,7 @@
-"""Compares the family's sigma with that of any model, and writes ``docs/guides/two-estimators.md``.
+"""Compares the family's sigma with that of any model: ``python docs/two_estimators.py``.
 
-The family's comes from the NumPy reference under Monte Carlo arithmetic, the other from this project's
-PyTorch model under a dispatch mode. Run ``python docs/two_estimators.py``.
+The family's comes from the NumPy reference under Monte Carlo arithmetic, the other from the PyTorch backend
+under a dispatch mode.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Judge [any model](any-model.md), or see [why not a fixed tolerance](criteria.md)
 
 
 def ratios(variant: str) -> dict[str, np.ndarray]:
-    """Return any model's sigma divided by the family's, for each element of each activation."""
+    """Any model's sigma divided by the family's, per element of each activation."""
     case = build_case(variant, "ragged")
     model = TextClassifier(case.config).eval()
     Adapter().load(model, case.config, case.weights, "model")
@@ -85,7 +85,7 @@ def ratios(variant: str) -> dict[str, np.ndarray]:
 
 
 def figures(by_activation: dict[str, np.ndarray]) -> tuple[float, list[float]]:
-    """Return the median ratio over all elements, and the sorted medians of the activations."""
+    """The median ratio, and the sorted medians of the activations."""
     values = np.concatenate([ratio.reshape(-1) for ratio in by_activation.values()])
     return float(np.median(values)), sorted(float(np.median(ratio)) for ratio in by_activation.values())
 

@@ -74,7 +74,6 @@ LARGE = "decoder of 7 billion, 1 x 64"
 
 
 def judge(name: str, device: str) -> dict[str, object]:
-    """Return verdict, seconds and gigabytes of a model judged in this process."""
     make, way, options = MODELS[name]
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16 if name == LARGE else torch.float32)
@@ -103,7 +102,7 @@ SMALL, FACTORS = {"layers": 2, "width": 128, "tokens": 64, "batch": 4}, (1, 2, 4
 
 
 def cost_of_compare(layers: int, width: int, tokens: int, batch: int) -> float:
-    """Return the CPU seconds of comparing a BERT with its eager attention."""
+    """CPU seconds of comparing a BERT with its eager attention."""
     sizes = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 4 * width}
     model, inputs = bert(batch, tokens, vocab_size=1009, num_attention_heads=width // 32, **sizes)
     started = time.process_time()
@@ -114,7 +113,7 @@ def cost_of_compare(layers: int, width: int, tokens: int, batch: int) -> float:
 
 
 def cost_of_check(layers: int, width: int, tokens: int, batch: int) -> float:
-    """Return the CPU seconds of judging the PyTorch backend's BERT, with gradients."""
+    """CPU seconds of judging the PyTorch backend's BERT, with gradients."""
     sizes = {"d_model": width, "d_ff": 4 * width, "num_layers": layers, "num_heads": width // 32}
     config = spec.variant("bert", vocab_size=1009, max_positions=1024, **sizes)
     weights = spec.initialize(config, seed=0)
@@ -127,7 +126,6 @@ def cost_of_check(layers: int, width: int, tokens: int, batch: int) -> float:
 
 
 def print_growth() -> None:
-    """Print CPU seconds as one size grows, and the exponent of the last doubling."""
     print("| command | grows | CPU seconds | exponent |\n|---|---|---|---:|")
     for command, cost in {"compare": cost_of_compare, "check": cost_of_check}.items():
         cost(**SMALL)  # imports, and fills caches
@@ -160,7 +158,6 @@ def main() -> None:
 
 
 def cells(name: str, device: str, limit: float) -> list[str]:
-    """Return the table row of a model judged in its own process."""
     command = [sys.executable, "-m", "examples.any_model", "--alone", "--device", device, name]
     here = Path(__file__).parents[1]
     try:

@@ -1,8 +1,7 @@
 """Why not a fixed tolerance? ``make criteria`` measures the table of the guide again.
 
 The usual criteria and Concord's tolerances judge the same runs against the float64 reference. Bugs are the
-mutants, each in the case that shows it. Right runs are allowed alternatives, and random cases on unchanged
-backends.
+mutants, each in the case that shows it. Right runs are allowed alternatives, and random cases.
 """
 
 import itertools
@@ -92,7 +91,7 @@ def passes(criterion, actual, value):
 
 
 def flags_of(job, run):
-    """For each criterion, return whether it flags the output of a run, and whether it flags any tensor."""
+    """For each criterion, whether it flags the output, and whether it flags any tensor."""
     truth = reference(job.config, job.weights, job.batch, True, job.part, job.dtype)
     expected = {**truth.taps, **{f"gradients.{name}": array for name, array in truth.gradients.items()}}
     actual = {**run.taps, **{f"gradients.{name}": array for name, array in run.gradients.items()}}
@@ -182,8 +181,6 @@ def percent(some, of):
 
 
 def table(flagged):
-    """The share of each group that each criterion flags, by outputs and by any tensor."""
-
     def cell(group, name):
         counts = [[flags[name][side] for flags in flagged[group].values()] for side in (0, 1)]
         return " / ".join("–" if None in count else percent(sum(count), len(count)) for count in counts)

@@ -106,7 +106,7 @@ STATED = (
 
 
 def drawn(model: nn.Module, seed: int) -> dict[str, np.ndarray]:
-    """Return random float32 weights without values that hide errors."""
+    """Random float32 weights that hide no errors."""
     generator, weights = np.random.default_rng(seed), {}
     for name, parameter in model.named_parameters():
         normal = generator.standard_normal(tuple(parameter.shape))

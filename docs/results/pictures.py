@@ -1,4 +1,4 @@
-"""Takes pictures of the pages for the README and the site: ``python docs/results/pictures.py``."""
+"""Takes pictures of the pages: ``python docs/results/pictures.py``."""
 
 import itertools
 import shutil

@@ -1,4 +1,4 @@
-"""BERT for classification in plain JAX with Flax, followed by the class with which it joins Concord.
+"""BERT for classification in plain JAX with Flax, and its plug-in for Concord.
 
 Shapes: B batch, T tokens, D width, H heads, K = D / H, C classes.
 """
@@ -113,5 +113,4 @@ class Backend(Plain):
 
 
 def as_arrays(state: nnx.State) -> Arrays:
-    """Convert a state to NumPy arrays by canonical name."""
     return {canonical(path): np.asarray(value[...]) for path, value in nnx.to_flat_state(state)}

@@ -1,4 +1,4 @@
-"""What the four models share to join Concord: accepted requests, and names of parameters."""
+"""What the four models share: accepted requests, and names of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BERT for classification in plain PyTorch, followed by the class with which it joins Concord.
+"""BERT for classification in plain PyTorch, and its plug-in for Concord.
 
 Shapes: B batch, T tokens, D width, H heads, K = D / H, C classes.
 """

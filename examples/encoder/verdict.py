@@ -59,7 +59,7 @@ def named(model, of):
 
 
 def run(weights, batch):
-    """Run the model on weights by canonical name, and return what hooks see of it."""
+    """Run the model on weights by canonical name; return what hooks see."""
     model, taps = Classifier(), {}
     for name, tensor in named(model, lambda parameter: parameter.data).items():
         tensor.copy_(torch.from_numpy(weights[name]))

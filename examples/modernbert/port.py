@@ -94,7 +94,7 @@ def built():
 
 
 def of_transformers():
-    """The same with the module of transformers as the port."""
+    """The same, with transformers' module as the port."""
     from transformers import ModernBertConfig, ModernBertModel
 
     _, port, inputs = built()

@@ -1,8 +1,7 @@
 """ModernBERT in NumPy, written on Concord's arithmetic, as the reference of a port.
 
-Without a PyTorch module to compare with, write the model once, from its paper. Each operation belongs to the
-arithmetic, and each activation has a tap. Concord runs the model exactly, and with the errors of a precision.
-This gives the truth and a tolerance for each element.
+Without a PyTorch module to compare with, write the model once, from its paper. Concord runs it exactly, and
+with the errors of a precision. This gives the truth and a tolerance for each element.
 """
 
 from dataclasses import dataclass

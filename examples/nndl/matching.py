@@ -49,7 +49,6 @@ def read(folder: Path, *needed: str) -> dict[str, list[dict[str, str]]]:
 
 
 def learn_tokenizer(samples: list[dict[str, str]], vocabulary: int, tokens: int) -> Tokenizer:
-    """Learn a vocabulary of the characters that occur at least twice."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False, handle_chinese_chars=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -139,7 +138,6 @@ class Course:
 
     @classmethod
     def of(cls, folder: Path, recipe: Recipe, epochs: int, tokens: int, vocabulary: int) -> "Course":
-        """Read a folder, and learn the vocabulary of its training texts."""
         samples = read(folder, "train", "dev")
         labels = sorted({sample["label"] for sample in samples["train"]})
         unseen = {sample["label"] for rows in samples.values() for sample in rows} - {*labels}
@@ -159,7 +157,7 @@ class Course:
 
 @dataclass
 class Result:
-    """The weights of the best epoch, and the figures of every epoch."""
+    """The weights of the best epoch, and every epoch's figures."""
 
     config: spec.EncoderConfig
     weights: dict[str, np.ndarray]
@@ -171,7 +169,6 @@ class Result:
 
 
 def evaluate(predict, data: Encoded) -> tuple[float, float]:
-    """Return accuracy and mean loss."""
     right, loss = 0, 0.0
     for batch in batches(data, 128):
         logits = np.asarray(predict(batch), np.float64)
@@ -219,7 +216,6 @@ def train(
 
 
 def save(folder: Path, course: Course, result: Result) -> None:
-    """Write a checkpoint for all frameworks, and the figures of every epoch."""
     files = {
         "tokenizer.json": course.tokenizer.to_str().encode(),
         "labels.json": json.dumps({"format": "concord.labels/1", "names": course.labels}).encode(),

@@ -36,7 +36,7 @@ def large(model: nn.Module) -> nn.Module:
 
 
 def bert() -> nn.Module:
-    """Return the reference, 3 layers of width 132 with random weights, and save it for the other engines."""
+    """The reference: 3 layers of width 132, with random weights, saved for the other engines."""
     from transformers import BertConfig, BertModel, logging
 
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def bert() -> nn.Module:
 
 
 def openvino_default(**inputs: np.ndarray) -> dict[str, np.ndarray]:
-    """OpenVINO without settings, with the results of the graph's modules."""
+    """OpenVINO without settings; the graph's modules are results."""
     import onnx
     import openvino
 
@@ -134,7 +134,7 @@ def tensorflow(**inputs: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def keras_hub(backend: str, erf: bool, **inputs: np.ndarray) -> dict[str, np.ndarray]:
-    """The BERT of keras-hub, whose feed-forward layers use the tanh form of GELU, or ``erf`` as BERT does."""
+    """keras-hub's BERT, with the tanh form of GELU, or ``erf`` as in BERT."""
     sys.path.insert(0, str(BUILD / "keras-hub"))
     os.environ["KERAS_BACKEND"] = backend
     import keras
@@ -188,7 +188,7 @@ keras_tensorflow_erf = partial(keras_hub, "tensorflow", True)
 
 
 class Encoder(nn.Module):
-    """PyTorch's own encoder: ids and a mask (B, T), 1 for real tokens, to hidden states (B, T, D)."""
+    """PyTorch's own encoder: ids and a mask (B, T), 1 for real tokens, to (B, T, D)."""
 
     def __init__(self) -> None:
         super().__init__()
