@@ -160,3 +160,44 @@ def test_activations_that_are_used_in_place_of_each_other_are_named(arrays):
         lambda m, x: F.silu(m.a(x)) * m.norm(x), lambda m, x: m.a(x) * F.silu(m.norm(x)), TEXT, arrays
     )
     assert "and a used in place of each other" in str(verdict) or "a and norm used" in str(verdict)
+
+
+def halves(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first], -1)
+
+
+def pairs(x):
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def twice(x):
+    return torch.cat([x, x], -1)
+
+
+def turn(m, x, rotate=halves, spread=twice, order=range(WIDTH), base=1e4, factor=1.0):
+    frequencies = torch.tensor([factor * base ** (-2 * i / WIDTH) for i in range(WIDTH // 2)])
+    angles = spread(torch.arange(TOKENS).float()[:, None] * frequencies)
+    query, key = (y[..., [*order]] for y in (m.a(x), m.norm(x)))
+    query, key = (y * angles.cos() + rotate(y) * angles.sin() for y in (query, key))
+    return torch.softmax(query @ key.transpose(1, 2), -1) @ x
+
+
+OF_PAIRS = {"rotate": pairs, "spread": partial(torch.repeat_interleave, repeats=2, dim=-1)}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ({}, OF_PAIRS, "rotary positions that pair neighbours instead of halves"),
+        (OF_PAIRS, {}, "rotary positions that pair halves instead of neighbours"),
+        ({}, {"rotate": pairs}, "pair neighbours instead of halves"),
+        ({}, {"order": [0, 3, 1, 4, 2, 5]}, "in the order of the other rotary layout"),
+        (OF_PAIRS, {**OF_PAIRS, "order": [0, 2, 4, 1, 3, 5]}, "in the order of the other rotary layout"),
+        ({}, {"base": 5e5}, "frequencies of base 500000 instead of 10000"),
+        ({"factor": 0.25}, {"factor": 1.0}, "frequencies that are multiplied by 4"),
+    ],
+)
+def test_rotary_positions_of_another_layout_or_base_are_named(right, wrong, words):
+    verdict = explained(partial(turn, **right), partial(turn, **wrong), TEXT, arrays=True)
+    assert words in verdict.cause.text, verdict

@@ -29,6 +29,8 @@ USUAL: Mapping[str, Callable[[Context, Array], Array]] = {
 FUNCTIONS: Mapping[str, Callable[[Context, Array], Array]] = {
     **USUAL,
     "sigmoid": lambda m, x: m.sigmoid(x),
+    "hard sigmoid, 0.2 x + 0.5": lambda m, x: m.within(x * 0.2 + 0.5, 0.0, 1.0),
+    "hard sigmoid, x / 6 + 0.5": lambda m, x: m.within(x / 6.0 + 0.5, 0.0, 1.0),
     "leaky relu": lambda m, x: m.where(x > 0.0, x, x * 0.01),
     "elu": lambda m, x: m.where(x > 0.0, x, m.exp(-m.relu(-x)) - 1.0),
     "relu squared": lambda m, x: m.relu(x) * m.relu(x),

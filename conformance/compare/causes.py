@@ -26,7 +26,7 @@ from concord.conformance.compare.aten_operations import (
     sites,
 )
 from concord.conformance.compare.differences import Difference
-from concord.conformance.compare.mechanisms import COUNTED, FORMATS, bugs
+from concord.conformance.compare.mechanisms import COUNTED, FORMATS, bugs, layouts
 from concord.conformance.compare.module_reference import dtype_name, numbers
 from concord.conformance.compare.operation_context import rounded
 from concord.conformance.compare.stretch import Recorded, Stretch
@@ -455,10 +455,22 @@ def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Pre
             description = few(f"{place} holds the values of {order[place]}" for place in moved)
             if len(moved) == 2:
                 description = f"{moved[0]} and {moved[1]} are swapped"
+            elif width := rotary_width(order):
+                description = f"every {width} features are in the order of the other rotary layout"
             value = np.take(computation.right.value - bias, order, axis) + bias
             sigma = np.take(np.broadcast_to(computation.right.sigma, value.shape), order, axis)
             text = f"axis {axis} in a different order{under}: {description}"
             yield Predicted("elements_reordered", text, "", predict=partial(Prediction, value, sigma))
+
+
+def rotary_width(order: Array) -> int:
+    """The width of heads whose features are in the order of the other rotary layout, or 0."""
+    heads = (order.reshape(-1, width) for width in range(6, len(order) + 1, 2) if len(order) % width == 0)
+    for head in heads:
+        starts, width = head.min(1, keepdims=True), head.shape[1]
+        if any((head == starts + np.asarray(other)).all() for _, other in layouts(width, halves=True)):
+            return width
+    return 0
 
 
 def of_bias(stretch: Stretch) -> Iterator[Array]:

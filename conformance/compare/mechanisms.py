@@ -233,13 +233,13 @@ def of_operations(it: Operation) -> Found:
     operand: Any = it.operands.get("self")
     other: Any = it.operands.get("other")
     pair = isinstance(operand, Tensor) and isinstance(other, Tensor)
-    alike = pair and operand.shape == other.shape
-    if it.name in IN_PLACE_OF and (alike or it.name != "mul") and not mask_of(it):
+    same_shape = pair and operand.shape == other.shape
+    if it.name in IN_PLACE_OF and (same_shape or it.name != "mul") and not mask_of(it):
         function = IN_PLACE_OF[it.name]
         sign = "the opposite sign, " * (it.name in ("add", "sub"))
         text = f"{sign}{function.__name__} in place of {it.name}"
         yield "other_operation", text, partial(_another, it, function)
-    if it.name in ("sub", "div", "where") and alike:
+    if it.name in ("sub", "div", "where") and same_shape:
         text = f"the operands of {it.name} swapped"
         yield "operands_exchanged", text, partial(it.having, self=other, other=operand)
     for name, x in it.operands.items() if it.name == "mul" and pair else ():
@@ -249,30 +249,111 @@ def of_operations(it: Operation) -> Found:
     if it.name == "cat" and len(it.args[0]) == 2:
         opposite = partial(it.having, tensors=it.args[0][::-1])
         yield "order", "parts that are joined in the opposite order", opposite
-        yield (
-            "rotary_interleaved",
-            "a rotation of neighbours instead of halves",
-            partial(_alternating, *it.args[0]),
-        )
     parts = it.result if it.name in ("split", "split_with_sizes", "unbind", "unsafe_split") else ()
-    for i, j in itertools.combinations(range(len(parts)), 2) if len(parts) <= PARTS else ():
-        if parts[i].shape == parts[j].shape:
-            yield "parts_exchanged", f"parts {i} and {j} swapped", partial(_with_exchanged, it, i, j)
+    alike = len({part.shape for part in parts}) == 1 and len(parts) <= PARTS
+    for order in list(itertools.permutations(range(len(parts))))[1:] if alike else ():
+        moved = [place for place, part in enumerate(order) if place != part]
+        text = f"parts in the order {', '.join(map(str, order))}"
+        if len(moved) == 2:
+            text = f"parts {moved[0]} and {moved[1]} swapped"
+        yield "parts_exchanged", text, partial(_in_order, it, order)
 
 
 def _another(it: Operation, function: Callable[..., Any]) -> Any:
     return it.giving(function(*it.args[:4], **it.kwargs))
 
 
-def _alternating(first: Tensor, second: Tensor) -> Tensor:
-    x = torch.cat([second, -first], -1)
-    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+def _in_order(it: Operation, order: Iterable[int]) -> Any:
+    parts = it()
+    return type(parts)([parts[place] for place in order])
 
 
-def _with_exchanged(it: Operation, i: int, j: int) -> Any:
-    parts = list(it())
-    parts[i], parts[j] = parts[j], parts[i]
-    return type(parts)(parts)
+# Rotary positions.
+
+# Common bases of frequencies, and common factors by which longer contexts slow them down.
+BASES = (1e2, 1e3, 1e4, 1e5, 1.5e5, 1.6e5, 5e5, 1e6, 1e7)
+CONTEXT_FACTORS = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
+
+# Fewest frequencies in a sequence, and the largest deviation of their rounded logarithms from a line.
+FEWEST, STRAIGHT = 3, 1e-4
+
+
+def of_rotary(it: Operation) -> Found:
+    """Yield rotations of other pairs of features."""
+    if it.name in ("cat", "stack") and len(it.args[0]) == 2 and is_float(it.result):
+        first, second = it.args[0]
+        last = it.operands["dim"] in (-1, it.result.ndim - 1)
+        # Equal parts are angles, which are joined but not rotated.
+        if last and first.shape == second.shape and not _equal(first, second):
+            for text, order in layouts(2 * first.shape[-1], halves=it.name == "cat"):
+                yield "rotary_interleaved", text, partial(_rotated, it, order)
+    for name, x in it.floats.items() if it.name == "mul" else ():
+        if x.ndim and x.shape[-1] > 2 and x.shape[-1] % 2 == 0:
+            for halves, pair in ((True, x.chunk(2, -1)), (False, (x[..., ::2], x[..., 1::2]))):
+                for text, order in layouts(x.shape[-1], halves) if _equal(*pair) else ():
+                    other = partial(it.having, **{name: x[..., order.argsort()]})
+                    yield "rotary_interleaved", text, other
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    with _disable_current_modes():
+        return torch.equal(value_of(first), value_of(second))
+
+
+def layouts(width: int, halves: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield other layouts of rotated features, each with its text and its order."""
+    neighbours = torch.arange(width).view(-1, 2).T.flatten()
+    orders = (neighbours, neighbours.argsort()) if halves else (neighbours.argsort(), neighbours)
+    pairs = "neighbours instead of halves" if halves else "halves instead of neighbours"
+    yield f"rotary positions that pair {pairs}", orders[0]
+    yield "queries and keys whose features are in the order of the other rotary layout", orders[1]
+
+
+def _rotated(it: Operation, order: Tensor) -> Tensor:
+    """Move features, rotate them, and move them back."""
+    start = -2 if it.name == "stack" else -1  # axes of pairs
+    second, first = it.args[0]
+    x = it.having(tensors=[first, -second])
+    moved = x.flatten(start)[..., order].reshape(x.shape)
+    first, second = moved.unbind(-1) if it.name == "stack" else moved.chunk(2, -1)
+    rotated = it.having(tensors=[-second, first])
+    return rotated.flatten(start)[..., order.argsort()].reshape(x.shape)
+
+
+def of_frequencies(it: Operation) -> Found:
+    """Yield frequencies of another base, and multiples of them."""
+    for name, x in it.floats.items() if it.name in ("mul", "div", "mm", "bmm") else ():
+        if (found := _exponents(x)) is None:
+            continue
+        base, exponents = found
+        for other in BASES:
+            text = f"frequencies of base {other:g} instead of {base:.6g}"
+            if abs(other / base - 1) > STRAIGHT:
+                times = partial(_times, (other / base) ** exponents)
+                yield "other_frequencies", text, partial(it.changed, name, times)
+        for factor in CONTEXT_FACTORS:
+            text = f"frequencies that are multiplied by {factor:g}"
+            yield "other_frequencies", text, partial(it.changed, name, partial(torch.mul, other=factor))
+
+
+def _times(factors: Tensor, x: Tensor) -> Tensor:
+    return (x * factors).to(x.dtype)  # the factors are double
+
+
+def _exponents(x: Tensor) -> tuple[float, Tensor] | None:
+    """The base of a geometric sequence along an axis, and the exponents of its elements, if it is one."""
+    with _disable_current_modes():
+        for axis, size in enumerate(x.shape):
+            rows = value_of(x).movedim(axis, 0).reshape(size, -1)
+            if size < FEWEST or not (rows > 0).all() or (rows != rows[:, :1]).any():
+                continue
+            logarithms, steps = rows[:, 0].log(), torch.arange(size, dtype=torch.float64) / size
+            slope = (logarithms[-1] - logarithms[0]) / steps[-1]
+            straight = logarithms[0] + slope * steps
+            if abs(slope) > STRAIGHT and (logarithms - straight).abs().max() < STRAIGHT:
+                shape = [size if place == axis else 1 for place in range(x.ndim)]
+                return float(slope.abs().exp()), (steps * slope.sign()).reshape(shape)
+    return None
 
 
 # Other masks.
@@ -464,7 +545,7 @@ def _bordered(it: Operation, pads: list[int], mode: str) -> Any:
 
 
 MECHANISMS = (
-    *(left_out, of_numbers, of_factors, of_indices, of_operations),
+    *(left_out, of_numbers, of_factors, of_indices, of_operations, of_rotary, of_frequencies),
     *(of_masks, of_statistics, of_formats, of_layouts, of_borders),
 )
 
