@@ -8,6 +8,7 @@ from torch import nn
 
 from concord.conformance.compare import compare
 from concord.conformance.compare.module_reference import ModuleReference
+from concord.conformance.compare.stretch import loop_positions
 from tests.toys.kinds import Of, drawn, linear
 from tests.toys.surroundings import sample_of
 
@@ -19,6 +20,7 @@ LAYERS = {
     "norm": lambda: nn.LayerNorm(WIDTH),
     "c": lambda: nn.Conv2d(3, 4, 3, padding=1),
     "table": lambda: nn.Embedding(13, WIDTH),
+    "gru": lambda: nn.GRU(WIDTH, WIDTH, batch_first=True),
 }
 IMAGE, TEXT = drawn(2, 3, 5, 7), drawn(2, TOKENS, WIDTH)
 
@@ -47,6 +49,17 @@ def recur(m, x, skipped=None):
     h, states = torch.zeros_like(x[:, 0]), []
     for t in range(TOKENS):
         h = torch.tanh(m.a(x[:, t + (t == skipped)]) + h * m.norm.weight)
+        states.append(h)
+    return torch.stack(states, 1)
+
+
+def gated(m, x, function=torch.tanh, update=lambda z: z):
+    h, states = torch.zeros_like(x[:, 0]), []
+    for t in range(x.shape[1]):
+        reset, gate, new = F.linear(x[:, t], m.gru.weight_ih_l0, m.gru.bias_ih_l0).chunk(3, -1)
+        by_h = F.linear(h, m.gru.weight_hh_l0, m.gru.bias_hh_l0).chunk(3, -1)
+        z = update(torch.sigmoid(gate + by_h[1]))
+        h = z * h + (1 - z) * function(new + torch.sigmoid(reset + by_h[0]) * by_h[2])
         states.append(h)
     return torch.stack(states, 1)
 
@@ -91,10 +104,16 @@ SLIPS = {
     "another tensor": (
         lambda m, x: m.norm(m.a(x)) + x.cos(), lambda m, x: m.norm(m.a(x)) + m.a(x), TEXT,
         "`a` in place of the result of cos"),
+    "a function of one gate": (
+        lambda m, x: m.gru(x[:, :4])[0], lambda m, x: gated(m, x[:, :4], function=F.relu), TEXT,
+        "another activation: relu"),
     "rows under a bias": (
         lambda m, x: m.a(x),
         lambda m, x: F.linear(x, m.a.weight[[0, 5, 2, 3, 4, 1]], m.a.bias), TEXT,
         "axis 2 in a different order before the bias: 1 and 5 are swapped"),
+    "a gate's branches": (
+        lambda m, x: m.gru(x[:, :4])[0], lambda m, x: gated(m, x[:, :4], update=lambda z: 1 - z), TEXT,
+        "one minus a sigmoid"),
 }  # fmt: skip
 
 
@@ -103,6 +122,13 @@ def test_a_slip_that_no_catalogue_knows_is_named(slip):
     right, wrong, x, words = SLIPS[slip]
     verdict = explained(right, wrong, x, True)
     assert re.search(words, verdict.cause.text)
+
+
+def test_operations_of_later_iterations_have_the_positions_of_the_first():
+    body, second = ["t", "mm", "add", "tanh"], ["t", "mm", "sigmoid", "mul"]
+    assert loop_positions(["zeros", *body * 3, "stack"]) == [0, *[1, 2, 3, 4] * 3, 13]
+    assert loop_positions([*body * 2, "stack", *second * 2]) == [*[0, 1, 2, 3] * 2, 8, *[9, 10, 11, 12] * 2]
+    assert loop_positions(["add"] * 9 + body) == [*range(13)]
 
 
 OPENED = {

@@ -104,6 +104,7 @@ def cause(
     layers = [difference for difference in differing if difference.is_layer]
     settings = [difference for difference in differing if not difference.is_layer]
     cached_sites = functools.cache(partial(sites, partial(replay, stretch, asked.right), bugs))
+    with_bugs = partial(changed, stretch, asked.right, cached_sites)
     stages: list[Iterable[Hypothesis]] = [
         of_differences(stretch, asked.right, [[difference] for difference in settings[:MOST_DIFFERENCES]]),
         of_differences(stretch, asked.right, [settings] if len(settings) > 1 else []),
@@ -113,11 +114,12 @@ def cause(
             *exchanged(stretch, asked.right),
             *crossed(stretch, asked.right),
         ],
-        changed(stretch, asked.right, cached_sites, lambda bug: bug.name in COUNTED),
-        changed(stretch, asked.right, cached_sites, lambda bug: bug.name not in COUNTED),
+        with_bugs((EVERYWHERE, BY_OPERATION, BY_PLACE), lambda bug: bug.name in COUNTED),
+        with_bugs((EVERYWHERE, BY_OPERATION), lambda bug: bug.name not in COUNTED),
+        with_bugs((BY_PLACE,), lambda bug: bug.name not in COUNTED),
         fitted(stretch, asked),
         scaled(stretch, asked),
-        changed(stretch, asked.right, cached_sites, once=True),
+        with_bugs((ONCE,)),
         entering(stretch, asked.right),
         islice(substituted(stretch, asked.right), MOST_SUBSTITUTED),
         offset(stretch, asked),
@@ -147,24 +149,21 @@ def changed(
     stretch: Stretch,
     right: Prediction,
     possible: Callable[[], Mapping[OperationBug, list[int]]],
+    levels: Collection[int],
     tried: Callable[[OperationBug], bool] = lambda bug: True,
-    once: bool = False,
 ) -> Iterator[Predicted]:
-    """Yield each bug in all operations, then in those of one source location.
+    """Yield each bug in some of its operations.
 
     Args:
         possible: returns the operations of each bug.
-        once: whether to try single operations, such as one loop iteration.
+        levels: of ``selections``.
     """
-    for bug, places in possible().items():
-        groups = gather(places, stretch.places.__getitem__).values()
-        selections = [places, *(groups if len(groups) > 1 else ())]
-        singles = [[place] for group in groups if len(group) > 1 for place in group]
-        for selection in () if not tried(bug) else singles if once else selections:
+    for level, (bug, places) in product(levels, possible().items()):
+        for selection in selections(stretch, places)[level] if tried(bug) else ():
             location = (
                 ""
                 if bug.name in COUNTED
-                else place_of([stretch.steps[number] for number in selection], stretch, once)
+                else place_of([stretch.steps[number] for number in selection], stretch, level == ONCE)
             )
             make = injected(bug, selection, bugs)
             yield Predicted(
@@ -174,6 +173,22 @@ def changed(
                 predict=partial(replay, stretch, right, make, selection),
                 own_sigma=partial(sigma_of, stretch, make),
             )
+
+
+EVERYWHERE, BY_OPERATION, BY_PLACE, ONCE = range(4)
+
+
+def selections(stretch: Stretch, places: list[int]) -> tuple[list[list[int]], ...]:
+    """All operations; those of one kind, if there are several; those of one place; and single iterations."""
+    kinds = gather(places, lambda number: stretch.steps[number].operation.name).values()
+    lines = gather(places, stretch.places.__getitem__).values()
+    singles = [[place] for group in lines if len(group) > 1 for place in group]
+    return (
+        [places],
+        [*kinds] if len(kinds) > 1 else [],
+        [group for group in lines if group not in kinds] if len(lines) > 1 else [],
+        singles,
+    )
 
 
 def place_of(steps: Sequence[Recorded], stretch: Stretch, once: bool) -> str:

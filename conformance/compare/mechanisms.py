@@ -242,6 +242,9 @@ def of_operations(it: Operation) -> Found:
     if it.name in ("sub", "div", "where") and same_shape:
         text = f"the operands of {it.name} swapped"
         yield "operands_exchanged", text, partial(it.having, self=other, other=operand)
+    if it.name == "sigmoid":
+        text = "one minus a sigmoid in its place, as when a gate's two branches are swapped"
+        yield "operands_exchanged", text, partial(torch.rsub, it.result, 1.0)
     for name, x in it.operands.items() if it.name == "mul" and pair else ():
         for by in (1.0, -1.0) if x.ndim == 1 < it.result.ndim else ():
             text = "a weight plus 1" if by > 0 else "a weight minus 1"
@@ -253,9 +256,9 @@ def of_operations(it: Operation) -> Found:
     alike = len({part.shape for part in parts}) == 1 and len(parts) <= PARTS
     for order in list(itertools.permutations(range(len(parts))))[1:] if alike else ():
         moved = [place for place, part in enumerate(order) if place != part]
-        text = f"parts in the order {', '.join(map(str, order))}"
+        text = f"the parts of a split in the order {', '.join(map(str, order))}"
         if len(moved) == 2:
-            text = f"parts {moved[0]} and {moved[1]} swapped"
+            text = f"parts {moved[0]} and {moved[1]} of a split swapped"
         yield "parts_exchanged", text, partial(_in_order, it, order)
 
 

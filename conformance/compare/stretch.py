@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ from concord.spec.text import first_of
 
 # Limit on the recorded results.
 MOST_BYTES = 2**30
+
+# Fewest and most operations in an iteration of a loop that is recognized, such as a step of an LSTM.
+SHORTEST_LOOP, LONGEST_LOOP = 4, 64
 
 # Operations that rearrange their first operand without being views.
 MOVING = ("_unsafe_view", "clone", "copy", "repeat", "unsafe_split", "_reshape_copy", "roll", "flip")
@@ -191,12 +195,13 @@ class Stretch:
 
     @functools.cached_property
     def places(self) -> list[tuple[str, int]]:
-        """Each operation's line, and its position among consecutive operations of that line."""
-        positions = list[tuple[str, int]]()
-        for step in self.steps:
-            line, place = positions[-1] if positions else ("", 0)
-            positions.append((step.line, place + 1 if step.line == line else 0))
-        return positions
+        """Each operation's line and its position there, which is the same in each iteration of a loop."""
+        lines = itertools.groupby(self.steps, lambda step: step.line)
+        return [
+            (line, position)
+            for line, steps in lines
+            for position in loop_positions([step.operation.name for step in steps])
+        ]
 
     @functools.cached_property
     def last(self) -> Recorded | None:
@@ -229,6 +234,24 @@ class Stretch:
     def lines(self) -> str:
         """Source lines of its operations."""
         return first_of(list(dict.fromkeys(step.line for step in self.steps)), 4)
+
+
+def loop_positions(names: Sequence[str]) -> list[int]:
+    """Number operations, but those of a later iteration like those of the first."""
+    repeats = list[tuple[int, int, int]]()  # length, period and start of each stretch of repetitions
+    for period in range(SHORTEST_LOOP, min(LONGEST_LOOP, len(names) // 2) + 1):
+        start = 0
+        for repeated, run in itertools.groupby(map(operator.eq, names, names[period:])):
+            length = len([*run])
+            if repeated and length >= period and len({*names[start : start + period]}) > 1:
+                repeats.append((length, period, start))
+            start += length
+    positions = [*range(len(names))]
+    _, longest, _ = max(repeats, default=(0, 0, 0))
+    for length, period, start in repeats:
+        for place in range(start + period, start + period + length) if period == longest else ():
+            positions[place] = positions[place - period]
+    return positions
 
 
 def callers() -> list[int]:
@@ -309,7 +332,7 @@ def layouts(array: Array, value: Array, sigma: Array) -> Iterator[tuple[Array, A
     if array.shape == value.shape:
         yield array, value, sigma
         return
-    for order in permutations(range(array.ndim)):
+    for order in itertools.permutations(range(array.ndim)):
         yield array.transpose(order).reshape(value.shape), value, sigma
-    for order in permutations(range(value.ndim)) if value.ndim > array.ndim else ():
+    for order in itertools.permutations(range(value.ndim)) if value.ndim > array.ndim else ():
         yield array, value.transpose(order).reshape(array.shape), sigma.transpose(order).reshape(array.shape)
