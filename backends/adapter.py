@@ -108,7 +108,9 @@ class FrameworkAdapter(ABC):
             raise Unsupported(f"{self.name} has no {label}")
         name = variety(request.implementation, request.execution)
         if name not in self.implementations:
-            raise Unsupported(f"{self.name} keeps padding in its {label}; 'library' can run without it")
+            raise Unsupported(
+                f"{self.name} computes padding rows in its {label}; 'library' can leave them out"
+            )
         implementation = self.implementations[name]
         if reasons := implementation.unsupported_reasons(request):
             raise Unsupported(

@@ -263,7 +263,7 @@ def refusing_nondeterminism(backend: str, request: Request) -> Iterator[None]:
         message = first_line(error)
         if not request.deterministic or "determinis" not in message.lower():
             raise
-        raise Unsupported(f"{backend} has no deterministic kernel for it: {message}") from error
+        raise Unsupported(f"{backend} has no deterministic kernel for this run: {message}") from error
 
 
 class Backend(Protocol):

@@ -68,8 +68,8 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
     half = float32_scores and request.dtype in ("bfloat16", "float16")
     if half and sees_nothing(config, request.batch) and abs(constant) < ABSORBING:
         reasons.append(
-            f"mask_value={config.mask_value!r}: {attention} adds it to float32 scores: a row without any key "
-            f"keeps digits that {request.dtype} drops (MSK-5)"
+            f"mask_value={config.mask_value!r}: {attention} adds it to float32 scores: a row without a "
+            f"visible key keeps digits that {request.dtype} drops (MSK-5)"
         )
     return reasons
 
