@@ -54,6 +54,11 @@ LISTING = {
 }
 
 
+def _choice(names: list[str]) -> str:
+    *others, last = map(repr, names)
+    return " or ".join([*filter(None, [", ".join(others)]), last])
+
+
 def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     """The error for an unknown name, with the nearest known ones."""
     # Imported here because only an error needs it.
@@ -66,7 +71,7 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     )
     if not near and len(known) > MOST_NAMES:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"must be one of {', '.join(known)}"
+    hint = f"did you mean {_choice(near)}?" if near else f"must be one of {', '.join(known)}"
     if near and kind in LISTING:
         hint += f" '{LISTING[kind]}' lists all"
     return UnknownNameError(f"unknown {kind} {name!r}: {hint}")

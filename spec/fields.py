@@ -42,7 +42,7 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
     if large:
         raise ConfigError(
             [
-                f"{where}: field {name!r} is a number of more than 53 bits, but none may have more "
+                f"{where}: field {name!r} has more than 53 significant bits but must have at most 53 "
                 f"[clause={clause}]"
                 for name in large
             ]
