@@ -196,7 +196,7 @@ def _compare_others(first: Checkpoint, second: Checkpoint) -> Others:
         elif not (difference := _difference(name, first.others, second.others, first.config)):
             same += 1
         elif first.source != second.source and UNKNOWN in [tensor.transform for tensor in tensors]:
-            reasons[tensor.foreign] = "no table says how it is laid out in files of both kinds"
+            reasons[tensor.foreign] = "no table gives its layout in both kinds of file"
         else:
             pairs.append(replace(difference, name=tensor.foreign))
     return Others(same, tuple(pairs), reasons)

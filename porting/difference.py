@@ -121,7 +121,9 @@ def _not_finite(pair: _Both) -> Iterator[Finding]:
 
 def _transposed(pair: _Both) -> Iterator[Finding]:
     if pair.first.ndim == 2 and _equal(pair.first.T, pair.second):
-        square = "; no shape shows it, since it is square" if len(set(pair.first.shape)) == 1 else ""
+        square = (
+            "; its shape does not show this, because it is square" if len(set(pair.first.shape)) == 1 else ""
+        )
         cause = f"a kernel of (out, in) was taken for one of (in, out), or the other way round{square}"
         yield "transposed", "transposed", cause
 
@@ -261,7 +263,7 @@ def _of_scale(ratio: float, config: EncoderConfig) -> str:
         ("d_model", config.d_model, "embeddings"),
         ("head_dim", config.head_dim, "scores"),
     ):
-        cause = f"the root of {dimension}: the scale of {scaled} is multiplied into it"
+        cause = f"the root of {dimension}: the scale of {scaled} was folded into it"
         causes |= {number**0.5: cause, number**-0.5: f"1 / {cause}"}
     return next((cause for factor, cause in causes.items() if math.isclose(ratio, factor, rel_tol=1e-5)), "")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from concord.conformance.wording import counted
 from concord.porting import folder as folders
 from concord.porting import sentences
 from concord.porting.matching import renamed
@@ -58,7 +59,7 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
     folder, marks = folders.folder_of(path), (checkpoints.CONTENTS, checkpoints.CONFIG)
     choice = find_format(format) if format != AUTO else None
     if not (choice or table) and all((folder / mark).exists() for mark in marks):
-        reason = f"{' and '.join(marks)} are those of this project's own checkpoints"
+        reason = f"{' and '.join(marks)} are the files of Concord's own checkpoints"
         return Recognition(OWN, reason, folder, path)
     modules = not table and (choice.modules if choice else (folder / sentences.MODULES).exists())
     inner = sentences.places(folder)[0] if modules else folder
@@ -72,7 +73,7 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
     fitting = [form for form in candidates if form.container.is_one(weights)]
     native = next((form for form in fitting if form.backend), None)
     if table:
-        form, reason = fitting[0], f"it is such a file; {table.name} gives names and layouts"
+        form, reason = fitting[0], f"its file has this format; {table.name} gives names and layouts"
     elif native and (folder / checkpoints.CONFIG).exists():
         reason = f"{checkpoints.CONFIG} states a configuration of the family"
         form, reason = native, f"{reason}, and {weights.name} holds {native.meaning}"
@@ -129,7 +130,7 @@ def _by_names(weights: Path, fitting: Sequence[Format], folder: Path) -> tuple[F
     few = (
         "" if settings else f", such as {', '.join(repr(name[:80]) for name in list(tensors)[:3]) or 'none'},"
     )
-    lines = [f"{weights}: its {len(tensors)} tensors{few} have names that match no known format"]
+    lines = [f"{weights}: the names of its {counted(len(tensors), 'tensor')}{few} match no known format"]
     if kind := {key: settings[key] for key in (KIND, CLASSES) if key in settings}:
         lines.append(f"{folders.CONFIG} says {shown(json.dumps(kind), LONGEST)}")
     elif not has_config:
