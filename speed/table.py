@@ -97,14 +97,14 @@ def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]
 
 def to_deploy(data: Entry) -> dict[str, str]:
     """Each framework's fastest mode, as one sentence per workload."""
-    doubt = ", as far as one can tell" if busy_before(data) else ""
+    doubt = " (which was busy)" if busy_before(data) else ""
     sentences = {}
     for workload in data["workloads"]:
         best: dict[str, str] = {}
         for backend, mode, step in rows(data, workload, ["step"]):
             best.setdefault(backend, f"{backend} {mode} ({step})")
         if best:
-            sentences[workload] = f"To deploy on this machine{doubt}, {workload}: {', '.join(best.values())}."
+            sentences[workload] = f"Fastest on this machine{doubt}, {workload}: {', '.join(best.values())}."
     return sentences
 
 
