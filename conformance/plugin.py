@@ -45,7 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, text in OPTIONS.items():
         action, default = ("store", ONCE[name]) if name in ONCE else ("append", None)
         group.addoption(f"--concord-{name}", action=action, default=default, help=text)
-    group.addoption("--concord-forward-only", action="store_true", help="ask for no gradients")
+    group.addoption(
+        "--concord-forward-only", action="store_true", help="judge only the forward pass, without gradients"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

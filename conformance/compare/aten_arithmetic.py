@@ -239,7 +239,9 @@ def _numbers_of(x: Any) -> Any:
 
 def _dense(x: Any) -> Any:
     if isinstance(x, Tensor) and x.is_nested:
-        raise SpecError("a nested tensor has no rule: use a tensor with one shape, such as a padded one")
+        raise SpecError(
+            "Concord has no rule for nested tensors: use a tensor with one shape, such as a padded one"
+        )
     sparse = isinstance(x, Tensor) and x.layout != torch.strided and x.dtype in ROUNDOFF
     return x.to_dense() if sparse else x
 
@@ -644,7 +646,7 @@ def _into(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     remaining, names = dict(kwargs), _written(func)
     targets = [remaining.pop(name, None) for name in names]
     if not all(isinstance(target, Tensor) for target in targets):
-        raise SpecError(f"{func} has no rule: it changes {', '.join(names)} in place")
+        raise SpecError(f"Concord has no rule for {func}, which changes {', '.join(names)} in place")
     results = func.overloadpacket(*args, **remaining)
     for target, result in zip(targets, results if isinstance(results, tuple) else [results], strict=True):
         target.copy_(result)
@@ -1144,7 +1146,7 @@ def _fake_quantized(x: Tensor, scale: Any, point: Any, *limits: int, axis: int |
 
 def _grouped_product(a: Tensor, b: Tensor, ends: Any = None, bias: Any = None, dtype: Any = None) -> Any:
     if ends is None or a.ndim != 2 or bias is not None:
-        raise SpecError("a grouped product has a rule only for groups of rows, without a bias")
+        raise SpecError("Concord has a rule for grouped products only if they group rows and have no bias")
     with _disable_current_modes():  # ends may be Computed, if counted with a model's values
         places = [0, *map(int, value_of(ends).tolist())]
     if b.ndim == 2:

@@ -45,8 +45,8 @@ class BlindRows:
         """Describe the rows and both sides' values."""
         expected, actual = (HELD.get(kind, kind) for kind in (self.expected, self.actual))
         text = (
-            f"only rows that see no key are wrong ({counted(int(self.rows.sum()), 'row')}), in samples "
-            f"(positions) {places(self.rows)}: the reference has {expected} there, the candidate {actual}"
+            f"only rows that see no key are wrong ({counted(int(self.rows.sum()), 'row')}), in sample "
+            f"(positions): {places(self.rows)}; the reference has {expected} there, the candidate {actual}"
         )
         if self.actual == OTHER:
             text += "; a gradient that reaches them corrupts the key and value gradients of other tokens"

@@ -77,7 +77,7 @@ def load(reference: str, log_probabilities: bool = False) -> Any:
         try:
             return pkgutil.resolve_name(reference)()
         except (Exception, SystemExit) as error:
-            raise SpecError(f"{reference!r} returns no module: {described(error)}") from error
+            raise SpecError(f"{reference!r} cannot be loaded: {described(error)}") from error
     if not Path(reference).is_dir():
         raise SpecError(f"{reference!r} is neither a folder nor package.module:function")
     with optional("a transformers model folder", "peers"):
@@ -220,7 +220,7 @@ def refuse_kinds(model: nn.Module) -> None:
         kind, where = type(module).__name__, f"{path or 'the module'} of the reference"
         if isinstance(module, torch.jit.ScriptModule):
             raise SpecError(
-                f"{where} is scripted or traced, and shows no operations: give the original module"
+                f"{where} is scripted or traced, which hides its operations: give the original module"
             )
         if type(module).__module__.startswith(PACKED):
             raise SpecError(f"{where} is an 8-bit {kind}: give the module that it was quantized from")
@@ -321,7 +321,7 @@ def run_module(candidate: ModuleReference) -> Delivered:
     unsteady = "" if steady else again(unhooked, arrays, dtype_name(dtype_of(candidate.model)))
     if same or notes:
         return Delivered(hooked or arrays, notes=notes, unsteady=unsteady)
-    notes[HOOKS] = "gives activations; judged outputs come from a run without hooks, which differs bitwise"
+    notes[HOOKS] = "gives the activations, a run without hooks the outputs; the two runs differ in some bits"
     return Delivered(hooked | arrays, frozenset(arrays), notes, unsteady)
 
 

@@ -97,7 +97,7 @@ def cause(
     """
     within = dict(stretch.module.model.named_modules())
     active = [  # inactive dropout has no activation
-        Hypothesis("dropout_active", f"dropout that is active in {name}", "")
+        Hypothesis("dropout_active", f"dropout left on in {name}", "")
         for name in strange
         if isinstance(within.get(name), nn.Dropout)
     ]
@@ -141,7 +141,7 @@ def of_differences(
             return rerun(stretch, right, reference, stretch.pin)
 
     for group in differing:
-        text = f"the differences between the modules: {few((difference.text for difference in group), 3)}"
+        text = f"differences between the modules: {few((difference.text for difference in group), 3)}"
         yield Predicted("modules_differ", text, "", predict=partial(made, group))
 
 
@@ -209,7 +209,9 @@ def sigma_of(stretch: Stretch, make: Make, others: Mapping[int, Tensor] | None =
 
     truth = stretch.module.exact()
     runs = stretch.module.runs(range(SAMPLES), truth)
-    _, sigmas = estimate(compute, {end: dtype}, truth=truth, arithmetics=runs, doing="trying a bug")
+    _, sigmas = estimate(
+        compute, {end: dtype}, truth=truth, arithmetics=runs, doing="testing a possible cause"
+    )
     return sigmas[end]
 
 
@@ -222,7 +224,7 @@ def replay(
 ) -> Prediction:
     """Recompute exactly with changed operations."""
     tensors: dict[str, Array] = {}
-    with modules.running("the stretch with a bug"):
+    with modules.running("the code with a bug"):
         stretch.again(stretch.module.exact(), tensors.__setitem__, make, others, chosen)
     return Prediction(tensors[stretch.end], right.sigma)
 
@@ -373,7 +375,7 @@ def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
     ):
         base, actual = (np.where(is_finite, x - bias, 0.0) for x in (right.value, computation.actual))
         factor = float((base * actual).sum() / max((base * base).sum(), 1e-300))
-        text = f"values that are multiplied by {factor:.6g}{under}"
+        text = f"values multiplied by {factor:.6g}{under}"
         sigma = right.sigma * max(abs(factor), 1.0)
         yield Predicted(
             "multiplied", text, "", predict=partial(Prediction, (right.value - bias) * factor + bias, sigma)

@@ -139,6 +139,6 @@ class Coherent:
                 where = "of rows" if rows else f"over axes {', '.join(map(str, key[1]))}"
                 worst = replace(
                     worst,
-                    note=f"{NO_ELEMENT}, but the {key[0]} {where} errs by {judgement.rms:.0f} of its sigma",
+                    note=f"{NO_ELEMENT}, but the {key[0]} {where} errs by {judgement.rms:.0f} sigma",
                 )
         return worst

@@ -686,5 +686,5 @@ class Ties:
     def why(self) -> str:
         """Why elements are undetermined."""
         words = [f"rounding decides {first_of([*self.because], 2)}"] if self.because else []
-        words += [f"rounding leaves nothing of {self.nothing_of}"] if self.nothing_of else []
+        words += [f"rounding leaves no correct digit of {self.nothing_of}"] if self.nothing_of else []
         return self.lost or "; ".join(words)

@@ -55,7 +55,7 @@ def kernels(candidate: ModuleReference, end: str, starts: Collection[str]) -> li
     listing, explanations = first_of([shown(name, LONGEST) for name in names], FEW), meanings(names)
     return [
         f"kernels that ran: {listing}"
-        + (f"; their names say: {', '.join(explanations)}" if explanations else "")
+        + (f"; their names indicate: {', '.join(explanations)}" if explanations else "")
     ]
 
 

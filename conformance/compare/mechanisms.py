@@ -201,7 +201,7 @@ def of_factors(it: Operation) -> Found:
             transposed = partial(torch.transpose, dim0=-1, dim1=-2)
             yield (
                 "transposed_weight",
-                "a square weight that is transposed",
+                "a transposed square weight",
                 partial(it.changed, name, transposed),
             )
         for axis in range(x.ndim) if x.ndim > 2 else ():
@@ -209,10 +209,10 @@ def of_factors(it: Operation) -> Found:
             yield "reversed", f"axis {axis} of a {ordinal} factor in reverse order", reverse
         if place and it.name == "convolution":
             reverse = partial(it.changed, name, partial(torch.flip, dims=[*range(2, x.ndim)]))
-            yield "reversed", "a kernel that is flipped", reverse
+            yield "reversed", "a flipped kernel", reverse
         for axis, by in itertools.product(range(2, x.ndim), (1, -1)) if name == "input" else ():
             shifted = partial(it.changed, name, partial(torch.roll, shifts=by, dims=axis))
-            yield "shifted", f"an input that is shifted by {by} along axis {axis}", shifted
+            yield "shifted", f"an input shifted by {by} along axis {axis}", shifted
 
 
 def of_indices(it: Operation) -> Found:
@@ -222,7 +222,7 @@ def of_indices(it: Operation) -> Found:
         far = f"{'one' if abs(by) == 1 else 'two'} too {'high' if by > 0 else 'low'}"
         rows = (it.operands[indices] + by).clamp(0, it.operands[table].shape[it.operands.get("dim", 0)] - 1)
         kind = "other_rows" if abs(by) == 1 else "rows_off"
-        yield kind, f"lookups of rows that are {far}", partial(it.having, **{indices: rows})
+        yield kind, f"lookups of rows {far}", partial(it.having, **{indices: rows})
     for by in (1, -1, 2) if it.name == "arange" else ():
         text = f"positions that start {abs(by)} {'later' if by > 0 else 'earlier'}"
         yield "other_positions", text, partial(torch.add, it.result, by)
@@ -251,7 +251,7 @@ def of_operations(it: Operation) -> Found:
             yield "weight_plus_one", text, partial(it.having, **{name: x + by})
     if it.name == "cat" and len(it.args[0]) == 2:
         opposite = partial(it.having, tensors=it.args[0][::-1])
-        yield "order", "parts that are joined in the opposite order", opposite
+        yield "order", "parts joined in the opposite order", opposite
     parts = it.result if it.name in ("split", "split_with_sizes", "unbind", "unsafe_split") else ()
     alike = len({part.shape for part in parts}) == 1 and len(parts) <= PARTS
     for order in list(itertools.permutations(range(len(parts))))[1:] if alike else ():
@@ -384,7 +384,7 @@ def of_masks(it: Operation) -> Found:
 def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
     yield "mask_of_other_tokens", "whose queries and keys are swapped", hidden.transpose(-1, -2)
     for by, side in ((1, "right"), (-1, "left")):
-        yield "mask_of_other_tokens", f"that is one key too far {side}", torch.roll(hidden, by, -1)
+        yield "mask_of_other_tokens", f"one key too far {side}", torch.roll(hidden, by, -1)
     for axis, by in itertools.product((-1, -2), (1, -1)):
         side, role = "earlier" if by > 0 else "later", "key" if axis == -1 else "query"
         covered, shown = (torch.roll(hidden, by, axis) for _ in range(2))
@@ -392,8 +392,8 @@ def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
             moved.narrow(axis, 0 if by > 0 else hidden.shape[axis] - 1, 1).fill_(edge)
         yield "mask_moved", f"that shows one more {side} {role}", hidden & covered
         yield "mask_moved", f"that hides one more {side} {role}", hidden | shown
-        yield "mask_moved", f"that is shifted by one {role}", covered
-        yield "mask_moved", f"that is shifted by one {role}, with its edge visible", shown
+        yield "mask_moved", f"shifted by one {role}", covered
+        yield "mask_moved", f"shifted by one {role}, with its edge visible", shown
 
 
 def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
@@ -413,13 +413,13 @@ def of_statistics(it: Operation) -> Found:
         return
     if it.name == "mean" and (count := x.numel() / max(it.result.numel(), 1)) > 1:
         less = partial(torch.mul, it.result, count / (count - 1))
-        yield "norm_variance", "a sum that is divided by n - 1 in place of n", less
+        yield "norm_variance", "a sum divided by n - 1 in place of n", less
         yield "sum_for_mean", "a sum in place of a mean", partial(torch.mul, it.result, count)
     if it.name == "cumsum":
         yield "own_place_missing", "a running sum without its own element", partial(torch.sub, it.result, x)
     if it.name == "add" and type(epsilon) is float and 0 < epsilon <= 1e-2:
         for inner, outer, where in ((torch.sqrt, torch.square, "to"), (torch.square, torch.sqrt, "under")):
-            text = f"an epsilon that is added {where} the root"
+            text = f"an epsilon added {where} the root"
             yield "norm_epsilon_placement", text, partial(_added_within, x, epsilon, inner, outer)
 
 
@@ -489,7 +489,7 @@ def of_layouts(it: Operation) -> Found:
     result = it.result
     shape = list(result.shape)
     if 2 < len(shape) == x.ndim + 1 and min(shape[-2:]) > 1 and shape[-1] * shape[-2] == x.shape[-1]:
-        text = "heads that are split the other way round"
+        text = "heads split the other way round"
         *lead, heads, width = shape
         yield "heads_interleaved", text, partial(_transposed, x, (*lead, width, heads), shape)
     joined = x.ndim - len(shape) + 1
@@ -499,7 +499,7 @@ def of_layouts(it: Operation) -> Found:
             for start in {max(axis - 1, 0), axis}:  # the axes may have been transposed before
                 for order in list(itertools.permutations(range(start, start + joined)))[1:]:
                     axes = [*range(start), *order, *range(start + joined, x.ndim)]
-                    text = f"axes that are joined in the order {axes}, as for heads"
+                    text = f"axes joined in the order {axes}, as for heads"
                     yield "axes_joined", text, partial(_permuted, x, axes, shape)
 
 
@@ -530,10 +530,10 @@ def of_borders(it: Operation) -> Found:
         return
     sides = list(zip(pads[::2], pads[1::2], strict=True))
     for mode, description in BORDERS.items():
-        yield "border", f"an input that is {description}", partial(_bordered, it, pads, mode)
+        yield "border", f"an input {description}", partial(_bordered, it, pads, mode)
     for text, side in (
-        ("that is all placed before the input", lambda a, b: (a + b, 0)),
-        ("that is all placed after the input", lambda a, b: (0, a + b)),
+        ("placed entirely before the input", lambda a, b: (a + b, 0)),
+        ("placed entirely after the input", lambda a, b: (0, a + b)),
         ("that shifts everything one place later", lambda a, b: (a + 1, b - 1) if a + b else (0, 0)),
         ("that shifts everything one place earlier", lambda a, b: (a - 1, b + 1) if a + b else (0, 0)),
         ("on the opposite side", lambda a, b: (b, a)),

@@ -33,6 +33,7 @@ from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.judge import Judge
 from concord.conformance.judging.protocol import Pin
 from concord.conformance.judging.verdict import NO_ELEMENT, Judgement, Row, Verdict
+from concord.conformance.wording import counted
 from concord.spec.arrays import Array
 from concord.spec.errors import SpecError, refuse
 from concord.spec.text import first_of
@@ -111,9 +112,9 @@ class ModelComparison(Judge):
         notes = dict(self.ran)
         if isinstance(self.reference, ModuleReference) and (apart := self.reference.quantized):
             worst = max(apart, key=apart.__getitem__)
-            notes["weights of 8 bits"] = (
-                f"the reference has the {len(apart)} that the candidate stores in 8 bits; {worst} differs "
-                f"most from the original, by {apart[worst]:.2%} of its size"
+            notes["8-bit weights"] = (
+                f"the reference uses the {counted(len(apart), 'weight')} that the candidate stores in 8 "
+                f"bits; {worst} differs most from the original, by {apart[worst]:.2%} of its size"
             )
         if self.unmatched:
             notes["not compared"] = (
@@ -124,13 +125,15 @@ class ModelComparison(Judge):
         for run in (self.reference, self.theirs):
             if isinstance(run, ModuleReference) and run.state:
                 notes[f"state of {run.role}"] = (
-                    f"its forward pass changes {first_of(run.state, 5)}: each run starts from the original"
+                    f"its forward pass changes {first_of(run.state, 5)}: each run starts from the original "
+                    "state"
                 )
         if self.lines:
             notes["proposed names, from equal values; save them with --names FILE"] = first_of(self.lines, 5)
         if self.ops_without_rule:
-            notes["operations without a rule"] = (
-                f"{', '.join(sorted(self.ops_without_rule))}: each result may err by {FOREIGN} unit roundoffs"
+            notes["operations that Concord has no rule for"] = (
+                f"{', '.join(sorted(self.ops_without_rule))}: the tolerance allows each {FOREIGN} unit "
+                "roundoffs"
             )
         return notes
 
@@ -182,7 +185,7 @@ class ModelComparison(Judge):
         by_steps = row.local and not (row.end_to_end and row.end_to_end.status == "agrees")
         if blind and by_steps and is_output(row.tensor):
             # It was computed from an undetermined activation.
-            note = f"as is {blind.tensor} before it: {blind.local and blind.local.note}"
+            note = f"it depends on {blind.tensor}, which is undetermined: {blind.local and blind.local.note}"
             return dataclasses.replace(row, status="undetermined", note=note)
         if self.unsteady:
             return dataclasses.replace(row, status="undetermined", note=self.unsteady)
@@ -286,12 +289,12 @@ class ModelComparison(Judge):
                 slack = Z * expected.sigmas[name][decided] / errors
             ratios = slack[np.isfinite(slack)]
             descriptions[name] = (
-                f"error of {name} against the truth: candidate {errors.max(initial=0.0):.2g}, "
-                f"the reference's own arithmetic {own.max(initial=0.0):.2g}"
+                f"largest error of {name} against exact values: candidate {errors.max(initial=0.0):.2g}, "
+                f"the reference itself {own.max(initial=0.0):.2g}"
             )
             if ratios.size:
                 descriptions[name] += (
-                    f"; tolerance ÷ error: median {np.median(ratios):.2g}, least {ratios.min():.2g}"
+                    f"; tolerance ÷ error: median {np.median(ratios):.2g}, smallest {ratios.min():.2g}"
                 )
         return descriptions
 

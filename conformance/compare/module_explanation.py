@@ -67,7 +67,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
         if row.status == "agrees" and is_gradient(row.tensor) == is_gradient(end)
     ]
     start = agreeing[-1] if agreeing else beginning
-    notes = [APART if end in comparison.whole else f"in the code between {start} and {end}"]
+    notes = [APART if end in comparison.whole else f"in the code from {start} to {end}"]
     if comparison.theirs and not is_gradient(end):
         with effort.attempt("naming the kernels"):
             notes += kernels(comparison.theirs, comparison.own.get(end, end), agreeing)
@@ -77,7 +77,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
             if isinstance(reference, ModuleReference) and end not in comparison.whole:
                 forward = dataclasses.replace(reference.on_host(), cotangents=None)
                 right = Stretch(forward, end, comparison.tensors, comparison.pin, effort.check)
-                notes[0] = f"in the code between {first_of(right.starts[::-1] or [beginning], 3)} and {end}"
+                notes[0] = f"in the code from {first_of(right.starts[::-1] or [beginning], 3)} to {end}"
                 notes += [f"the reference computes it at {right.lines}"] if right.lines else []
             undeclared = find_declaration(comparison, end, right, effort, notes)
             if right and end in comparison.local_expected and not undeclared:
@@ -128,7 +128,7 @@ def explain_by_kernel(
             is_sure = is_exact or candidate is not None
             text = f"`{row.tensor}` {'is' if is_sure else 'may be'} explained by {kernel.text}"
             cause = Explanation(row.tensor, hypothesis=key, text=text, confident=is_sure)
-            return cause, (f"avoided by {kernel.switch}; if it is intended, declare `{key}`",)
+            return cause, (f"to switch it off: {kernel.switch}; if it is intended, declare `{key}`",)
     return None, ()
 
 
@@ -147,7 +147,7 @@ def find_declaration(
                 names.remove(UNCOMPUTED_PADDING)
             elif wrong.shape[:2] == padded.shape:
                 there = places(np.asarray(wrong.reshape(*padded.shape, -1).any(-1)))
-                notes.append(f"only padding rows are wrong, in samples (positions) {there}")
+                notes.append(f"only padding rows are wrong, in sample (positions): {there}")
         rows = blind(stretch, divergence)
         declarations = {UNCOMPUTED_PADDING, *([rows.declaration] if rows else [])}
         names = [name for name in names if name in declarations]
@@ -188,7 +188,7 @@ def find_cause(
         if apart(eagerly, actual) <= apart(value, actual) / 2:
             notes += opened(right, stretch)
         else:  # compiled code has no visible operations
-            notes.append("run eagerly, the candidate does not diverge here: its compiler caused the error")
+            notes.append("run eagerly, the candidate does not diverge here: its compiler causes the error")
     return explanation
 
 

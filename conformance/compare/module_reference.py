@@ -211,10 +211,10 @@ class ModelReference:
         return itertools.tee(self._expect(None), 1)[0]
 
     def _expect(self, pin: Pin | None) -> Iterator[Expectation]:
-        truth, where = self.exact(), "end to end" if pin is None else "each stretch"
+        truth, where = self.exact(), "end to end" if pin is None else "step by step"
         compute = partial(self.compute_on_device, pin=pin or nothing)
         dtypes = {name: activation.dtype for name, activation in self.activations.items()}
-        say(f"{where}: exact values")
+        say(f"computing exact values, {where}")
         coherent = Coherent(dtypes if pin else {})
 
         def observed(arithmetic: Any, observer: Observer) -> None:
@@ -226,7 +226,7 @@ class ModelReference:
 
         estimate = Estimate(observed, dtypes, truth=truth)
         for seeds in itertools.starmap(range, itertools.pairwise((0, *LOOKS))):
-            say(f"{where}: {seeds.stop} samples of Monte Carlo arithmetic")
+            say(f"deriving tolerances, {where}: {seeds.stop} random roundings")
             estimate.add_runs(self.runs(seeds, truth), f"deriving tolerances, {where}")
             for arithmetic in [] if seeds.start or not coherent.halves else self.others(truth):
                 compute(arithmetic, partial(coherent.take, arithmetic))
@@ -236,7 +236,7 @@ class ModelReference:
                 continue  # more samples may reveal more open decisions
             ties = {name: Ties(value, sigmas[name]) for name, value in estimate.values.items()}
             for place, branch in enumerate(branches):
-                say(f"{where}: decisions of rounding, {place + 1} of {len(branches)}")
+                say(f"trying what rounding may decide, {where}: {place + 1} of {len(branches)}")
                 _take(ties, partial(self.compute, pin=pin or nothing), branch)
             for name, why in self.lost(truth).items():
                 ties[name].lost = why

@@ -219,7 +219,7 @@ OF_NORMS: tuple[tuple[str, str, Edit], ...] = (
     ("norm_variance", "the unbiased variance", _unbiased),
     (
         "norm_epsilon_placement",
-        "an epsilon that is added to the root",
+        "an epsilon added to the root",
         lambda m: m.norm(m.x, deviation=lambda v: m.sqrt(v) + m.config.norm_epsilon),
     ),
     ("norm_axis", "a norm over tokens", lambda m: m.norm(m.x, axes=(-2,))),

@@ -23,6 +23,7 @@ from concord.conformance.compare.module_reference import (
 from concord.conformance.judging.expectation import Expectation
 from concord.conformance.judging.verdict import Verdict
 from concord.conformance.progress import say
+from concord.conformance.wording import counted
 from concord.spec.errors import SpecError
 
 # For each bug the number of mutants ``tried``, ``found``, and ``silent``: no activation of the whole model
@@ -86,7 +87,7 @@ def summary(proof: Proof) -> dict[str, str]:
     if total["silent"]:
         quiet = [text for text, counts in texts if counts["silent"] == counts["tried"]]
         words["no effect beyond rounding with these inputs"] = (
-            f"{total['silent']} more{': ' if quiet else ''}{', '.join(quiet)}"
+            f"{counted(total['silent'], 'more bug')}{': ' if quiet else ''}{', '.join(quiet)}"
         )
     return words
 

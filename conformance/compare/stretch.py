@@ -265,7 +265,9 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
     dtypes = {name: dtype_name(tensor.dtype) for name, tensor in right.tensors.items()}
     truth = right.module.exact()
     runs = right.module.runs(range(SAMPLES), truth)
-    values, sigmas = estimate(right.again, dtypes, truth=truth, arithmetics=runs, doing="opening the stretch")
+    values, sigmas = estimate(
+        right.again, dtypes, truth=truth, arithmetics=runs, doing="locating the first wrong operation"
+    )
     outlines = {name: outline(value) for name, value in values.items()}
 
     def matching(tensor: Tensor) -> str:
@@ -314,7 +316,9 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
     there = next((step for step in lacking if step.computes), right.last)
     computing = [step for step in wrong if step.computes] or wrong
     if len(computing) == 1 and computing[0].operation.name == there.operation.name:
-        return [f"its first operation that differs is {there}; the candidate's is at {computing[0].line}"]
+        return [
+            f"the first operation that differs is {there}; the candidate computes it at {computing[0].line}"
+        ]
     steps = f"{first}" if first is last else f"{first} to {last}"
     return [
         f"the operations differ: {there} in the reference, {steps} in the candidate, given the same values"

@@ -55,7 +55,7 @@ class Guarded(Arithmetic):
         if (scores < -self.largest).any():
             raise SpecError(
                 f"a softmax has a score of {scores.min():.3g} that no mask hides: "
-                "replace or add_where must hide it, as the last step before the softmax"
+                "hide it with replace or add_where, as the last step before the softmax"
             )
         return super().softmax(a, floor, sums)
 

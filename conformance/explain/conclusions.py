@@ -95,7 +95,7 @@ def _together(
     revised = [_revised(explanation, refuted, doubtful) for explanation in explanations]
     clauses = [explanation.clause for explanation in revised]
     clause = max(dict.fromkeys(clauses), key=clauses.count)
-    lines = [f"`{tensor}` is first wrong in {counted(len(wrong), 'run')} (SPEC {clause})"]
+    lines = [f"`{tensor}` is the first wrong tensor in {counted(len(wrong), 'run')} (SPEC {clause})"]
     if survivors := [of_name for name, of_name in by_name.items() if name not in refuted]:
         hypothesis, times = _commonest(max(survivors, key=len))
         lines.append(f"{hypothesis.text} ({hypothesis.clause}) fits {times} of them")

@@ -69,9 +69,9 @@ def explain(
             search = Search(question, effort)
             cause = search.explain(suspects.stages(question), suspects.readings(question))
         if cause:
-            with effort.attempt("trying the cause in the whole run"):
+            with effort.attempt("checking the cause against the whole run"):
                 cause = _in_its_place(question, cause, delivered, statuses)
-        with effort.attempt("the description"):
+        with effort.attempt("describing the error"):
             description, region, kind = describe(question)
             # Not for a region of zeros: many bugs cause some, so a hypothesis about them is weak.
             if (
@@ -87,7 +87,7 @@ def explain(
             # Infinity and NaN have many causes, so a fitting cause is not certain.
             cause = explained_by(tensor, cause.hypotheses, False)
         if question.parameter:
-            with effort.attempt("placing it in the backward pass"):
+            with effort.attempt("locating the error in the backward pass"):
                 place, steps = bounds(question, statuses)
             if steps[1:] == ("GRD-1",) and kind and not cause:
                 steps = steps[::-1]  # its inputs are correct: no derivative is wrong

@@ -87,7 +87,7 @@ def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
     """Yield words after "a mask", the clause, and the tokens treated as real."""
     for shift in (1, -1, 2, -2):
         yield (
-            f"that is shifted by {abs(shift)} to the {'right' if shift > 0 else 'left'}",
+            f"shifted by {abs(shift)} to the {'right' if shift > 0 else 'left'}",
             "MSK-1",
             np.roll(real, shift, -1),
         )
@@ -111,7 +111,7 @@ def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
 
 def _beyond(limit: int, side: str) -> str:
     if limit > 0:
-        return f"keys that are more than {limit} positions {side}"
+        return f"keys more than {limit} positions {side}"
     if limit == 0:
         return f"{side} keys"
     opposite = "earlier" if side == "later" else "later"

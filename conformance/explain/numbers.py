@@ -50,7 +50,7 @@ def _times(m: Context, factor: float) -> Any:
 
 
 def _part(name: str) -> Number:
-    text = f"{name} vectors that are multiplied by {{}}"
+    text = f"{name} vectors multiplied by {{}}"
     return Number(
         ("embeddings.sum",), "EMB-6", text, 1.0, lambda m, share: m.y + m.beside(name) * (share - 1.0)
     )
@@ -91,14 +91,14 @@ KNOWN = (
     Number(
         (SCORES,),
         "ATT-4",
-        "scores that are divided by {}",
+        "scores divided by {}",
         lambda config: math.sqrt(config.head_dim),
         lambda m, divisor: m.scores(divisor=divisor),
     ),
     Number(
         MASKED,
         "MSK-3",
-        "scores of masked keys that are multiplied by {}",
+        "scores of masked keys multiplied by {}",
         1.0,
         lambda m, factor: m.where(m.visible, m.y, m.beside("scores") * factor),
     ),
@@ -106,7 +106,7 @@ KNOWN = (
         Number((WEIGHTS,), "ATT-5", text, right, edit)
         for text, right, edit in (
             (
-                "a softmax of scores that are divided by {}",
+                "a softmax of scores divided by {}",
                 1.0,
                 lambda m, by: m.softmax(m.unnormalised / by, 3),
             ),
@@ -117,11 +117,11 @@ KNOWN = (
             ),
         )
     ),
-    Number(NORMS, "NRM-4", "a variance that is divided by {}", _count, _variance),
+    Number(NORMS, "NRM-4", "a variance divided by {}", _count, _variance),
     Number(
         NORMS,
         "NRM-2",
-        "an offset that is multiplied by {}",
+        "an offset multiplied by {}",
         1.0,
         lambda m, share: m.norm(m.x, offset=lambda offset: offset * share),
     ),
@@ -135,11 +135,11 @@ KNOWN = (
     *(
         Number(RESIDUALS, "RES-1", text, 1.0, edit)
         for text, edit in (
-            ("a residual that is multiplied by {}", lambda m, share: m.y + m.x * (share - 1.0)),
-            ("a sublayer that is multiplied by {}", lambda m, share: m.y + result(m) * (share - 1.0)),
+            ("a residual multiplied by {}", lambda m, share: m.y + m.x * (share - 1.0)),
+            ("a sublayer multiplied by {}", lambda m, share: m.y + result(m) * (share - 1.0)),
         )
     ),
-    Number(LINEAR, "WGT-2", "a bias that is multiplied by {}", 1.0, _bias),
+    Number(LINEAR, "WGT-2", "a bias multiplied by {}", 1.0, _bias),
     *(
         Number(ACTIVATION, "FFN-2", text, right, edit, activation)
         for text, right, edit, activation in (
@@ -153,16 +153,16 @@ KNOWN = (
     ),
     Number(("pooling",), "HED-1", "a mean that adds {} to the number of tokens", 0.0, _mean),
     Number(("pooler.output",), "HED-2", "a tanh of {} times its input", 1.0, lambda m, by: m.tanh(m.x * by)),
-    Number(("logits",), "HED-3", "logits that are multiplied by {}", 1.0, _times),
+    Number(("logits",), "HED-3", "logits multiplied by {}", 1.0, _times),
     Number(
         ("log_probabilities",),
         "LOS-1",
-        "a softmax of logits that are divided by {}",
+        "a softmax of logits divided by {}",
         1.0,
         lambda m, by: m.log_softmax(m.x / by, 1),
     ),
-    Number(("losses",), "LOS-1", "labels that are smoothed by {}", 0.0, smoothed),
-    Number(("losses",), "LOS-1", "losses that are multiplied by {}", 1.0, _times),
+    Number(("losses",), "LOS-1", "labels smoothed by {}", 0.0, smoothed),
+    Number(("losses",), "LOS-1", "losses multiplied by {}", 1.0, _times),
     Number(("normalized",), "HED-5", "a vector with an extra factor of {}", 1.0, _times),
 )
 

@@ -53,7 +53,7 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
     # A value just below a power of two may have been rounded up to it, by half the larger spacing.
     half = 2.0**exponent * precision(name).unit_roundoff
     if within(np.maximum(abs(actual - right.value) - half, 0), right.sigma):
-        yield Hypothesis(f"stored_in_{name}", f"values that were rounded to {name}", "PRC-2")
+        yield Hypothesis(f"stored_in_{name}", f"values rounded to {name}", "PRC-2")
         return
     prediction = question.predict(RIGHT, name)
     # Values out of the format's range may become infinity, and then NaN.
@@ -64,7 +64,7 @@ def of_format(question: Question) -> Iterator[Hypothesis]:
         and within(error, prediction.sigma)
         and root_mean_square(error) >= LEAST * root_mean_square(prediction.sigma)
     ):
-        yield Hypothesis(f"computed_in_{name}", f"a step that was computed in {name}", "PRC-2")
+        yield Hypothesis(f"computed_in_{name}", f"a step computed in {name}", "PRC-2")
 
 
 # Maximum decimals of tables written by hand.
@@ -80,7 +80,7 @@ def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
         fits = abs(actual - np.round(actual, decimals)) <= unit * abs(actual)
         if fits.all() and len(np.unique(actual)) >= ENOUGH:
             if within(np.maximum(abs(actual - right) - 0.5 * 10.0**-decimals, 0), sigma + unit * abs(right)):
-                yield Hypothesis("decimals", f"values that were rounded to {decimals} decimals", clause)
+                yield Hypothesis("decimals", f"values rounded to {decimals} decimals", clause)
             return
     if (bits := _bits(actual)) < _bits_of(question.case.dtype) - FREE:
         yield Hypothesis("fewer_bits", f"values with {bits} significant bits", clause)
@@ -125,7 +125,7 @@ def of_limit(question: Question) -> Iterator[Hypothesis]:
             and clear(actual - right, actual - limited, question.right.sigma)
         ):
             bound = low if math.isfinite(low) and text else high
-            yield Hypothesis("clamped", f"values that are clamped to {text}{bound:.6g}", clause)
+            yield Hypothesis("clamped", f"values clamped to {text or '±'}{bound:.6g}", clause)
             return
 
 
@@ -141,7 +141,7 @@ def of_small(question: Question) -> Iterator[Hypothesis]:
     nonzero = question.actual != 0
     if limits and within(error[nonzero], np.broadcast_to(question.right.sigma, nonzero.shape)[nonzero]):
         clause = usual_clause(question)
-        text = "values below a limit between {:.3g} and {:.3g} that were set to zero".format(*limits)
+        text = "zeros in place of values below a limit between {:.3g} and {:.3g}".format(*limits)
         yield Hypothesis("flushed", text, clause)
 
 
@@ -196,7 +196,7 @@ def of_rows(question: Question) -> Iterator[Hypothesis]:
     shifts = {actual - target for actual, target in pairs}
     if len(shifts) == 1 and len(pairs) > 1:
         (step,) = shifts
-        text = f"rows of the table that are {abs(step)} too {'high' if step > 0 else 'low'}"
+        text = f"table rows {abs(step)} too {'high' if step > 0 else 'low'}"
     else:
         text = f"different table rows: {few(f'{actual} instead of {target}' for actual, target in pairs)}"
     padding = question.tensor == "embeddings.position" and not (wrong & real).any()
@@ -244,7 +244,7 @@ def of_count(question: Question) -> Iterator[Hypothesis]:
     if count and round(divisor) != count and round(divisor) > 0:
         loss = total / round(divisor) + penalty
         if within(question.actual - np.float64(loss), question.right.sigma * max(1.0, count / divisor)):
-            text = f"a sum of losses that is divided by {round(divisor)} instead of {count}"
+            text = f"a sum of losses divided by {round(divisor)} instead of {count}"
             yield Hypothesis("loss_count", text, "LOS-2")
 
 
@@ -283,7 +283,7 @@ def of_dropout(question: Question) -> Iterator[Hypothesis]:
         expected = share * visible.sum()
         # The factor and the share of zeros must match, within 5 deviations of a random draw.
         if abs(dropped.sum() - expected) <= 5 * math.sqrt(expected) + 1:
-            yield Hypothesis("dropout", f"dropout of {100 * share:.3g} % that was left on", "DRP-1")
+            yield Hypothesis("dropout", f"dropout of {100 * share:.3g} % left on", "DRP-1")
 
 
 # Usual dropout rates.
@@ -323,7 +323,7 @@ def of_dropped_weights(question: Question) -> Iterator[Hypothesis]:
             return
     if len(rates) == 1 and full_count <= batch * heads * queries - 2:
         yield Hypothesis(
-            "dropout", f"dropout of {100 * rates[0]:.3g} % of the attention weights that was left on", "DRP-1"
+            "dropout", f"dropout of {100 * rates[0]:.3g} % of the attention weights left on", "DRP-1"
         )
 
 

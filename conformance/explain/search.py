@@ -50,7 +50,7 @@ class Effort:
 
     def check(self) -> None:
         if self.spent():
-            raise Spent(f"{self.seconds:g} s of CPU time are used up")
+            raise Spent(f"the limit of {self.seconds:g} s of CPU time is reached")
 
     def among(self, hypotheses: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
         """Yield hypotheses until the time is up; count the rest."""
@@ -121,7 +121,7 @@ class Search:
                 if fits := self.explaining(hypotheses):
                     return self.conclude(fits)
             if not self.effort.untried:
-                with self.effort.attempt("reading a cause off the tensor"):
+                with self.effort.attempt("inferring a cause from the tensor"):
                     for reading in readings:
                         return explained_by(self.computation.subject, [reading], not reading.rare)
         return None
@@ -130,7 +130,7 @@ class Search:
         """Hypotheses that predict the run's tensor but not the correct one, each bug once."""
         fits: list[Fit] = []
         computation = self.computation
-        with self.effort.attempt("a list of explanations"):
+        with self.effort.attempt("collecting possible explanations"):
             for hypothesis in self.near(hypotheses):
                 if fits and self.effort.spent():
                     self.effort.untried += 1

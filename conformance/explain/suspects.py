@@ -107,13 +107,13 @@ def of_gradient(question: Question) -> Iterator[Hypothesis]:
     all_gradients = (question.exact.gradient(name) for name in trainable(question.config, question.case.part))
     length = math.sqrt(sum(float(np.square(gradient).sum()) for gradient in all_gradients))
     clipped = {
-        f"gradients that were clipped together to the norm {limit:g}": limit / length
+        f"gradients clipped together to the norm {limit:g}": limit / length
         for limit in LIMITS
         if length > limit
     }
     for name, factors in (
         ("no_gradient", {"no gradient at all": 0.0}),
-        ("gradient_accumulated", {"a gradient that was counted twice": 2.0}),
+        ("gradient_accumulated", {"a gradient counted twice": 2.0}),
         ("gradient_clipped", clipped),
     ):
         if name == "no_gradient" and (question.actual.any() or limits_of_zeros(question)):

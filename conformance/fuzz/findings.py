@@ -57,7 +57,7 @@ def explained(result: Result) -> Result:
         verdict = verdict.explained()
     except Exception as error:  # random cases may break the search, but the finding matters more
         verdict = verdict.unexplained()
-        result = dataclasses.replace(result, attribution=f"looking for its cause failed: {error!r}")
+        result = dataclasses.replace(result, attribution=f"the search for its cause failed: {error!r}")
     return dataclasses.replace(result, verdict=dataclasses.replace(verdict, case=None))
 
 

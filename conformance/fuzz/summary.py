@@ -54,7 +54,7 @@ def show(findings: Findings, console: Console, settings: Setup) -> None:
     if findings.tallies:
         console.print(table(findings))
     console.print(
-        f"An element may err by {Z:g} sigma, a tensor by {R:g} RMS sigma; the error of its step decides.",
+        f"Limits for the error of each step: {Z:g} sigma for an element, {R:g} RMS sigma for a tensor.",
         style="dim",
     )
     for failure in findings.failures:

@@ -28,10 +28,10 @@ OUT_OF_RANGE_BEFORE = "the forward pass is out of range"
 NOT_FINITE_BEFORE = "the forward pass is not finite"
 
 # End to end, correct runs may differ this much; each step is still judged.
-GROWN = "rounding may have accumulated to more than a tenth of it"
+GROWN = "accumulated rounding may exceed a tenth of its value"
 
 # A gradient is divided by the deviation of a row whose entries are nearly equal.
-NORM = "rounding decides a layer norm that it flows through"
+NORM = "it flows through a layer norm that rounding decides"
 
 # A half-precision gradient is a difference of equal values.
 NO_DIGIT = "rounding leaves no correct digit"

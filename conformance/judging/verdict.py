@@ -39,16 +39,16 @@ ACCEPTED = "accepted"
 STATUSES = {
     "diverges": "a tensor exceeds its tolerance, or is missing, not finite, or in another precision",
     NOT_JUDGED: "a bug in Concord itself, with its traceback; no backend is to blame",
-    "missing": "not installed though requested by name, a candidate that cannot run, or a case without a run",
+    "missing": "a backend requested by name is not installed, a candidate cannot run, or a case has no run",
     "broken": "its process or framework cannot start, or its answer holds unknown or misshapen tensors",
-    "crashed": "its process died; the message names the signal",
+    "crashed": "its process ended; the message names the signal or the exit code",
     "timed out": "no answer within the time limit",
     "out of memory": "it exceeded its memory limit, or the machine's",
     "error": "it raised an exception, gave an unreadable answer, or computed in another precision",
     "refused": "the backend refused the input as not fitting the specification",
     "nondeterministic": "correct each time, but not bit for bit the same (SPEC DRP-1)",
-    "undetermined": "no part of an output, the forward pass or the gradients was judged: not returned, or "
-    "not determined by the precision",
+    "undetermined": "an output, the forward pass or the gradients could not be judged: the run does not "
+    "return them, or the precision does not determine them",
     ACCEPTED: "it diverges only where the project accepts that, with a stated reason",
     "unsupported": "the backend cannot do this, and says why (SPEC PRC-3)",
     "absent": "not installed, and not requested by name",
@@ -449,7 +449,7 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
             lines.append(f"{section} not judged: {own_notes[0]}")
             continue
         if all(row.status == "not exposed" for row in rows):
-            without = "leave them out with --forward-only" if _of_family(verdict) else "ask for none"
+            without = "leave them out with --forward-only" if _of_family(verdict) else "request none"
             purpose = f'; if the candidate has none on purpose, give --declare "{section}"'
             absent = purpose if is_output else ""
             advice = f"return them, or {without}" if section == "gradients" else f"return it{absent}"

@@ -284,7 +284,7 @@ def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -
         deviations = in_precision(declared(deviation_entries), case.dtype)
         return Candidate(name, session, deviations, environment_of(worker, deviation_entries))
     except Exception as error:  # a backend's failure does not stop the others
-        status, detail, stderr = failure_of(error) or own_failure("opening it", error)
+        status, detail, stderr = failure_of(error) or own_failure("opening the backend", error)
         return Track(name, settings.status_of(name, status), detail=detail, stderr=stderr)
 
 
@@ -338,7 +338,7 @@ def judged_steps(
     if status == "undetermined":
         sections = ", ".join(unjudged) or "tensors"
         raise SpecError(
-            f"this training was not judged in its {sections} at any step: it neither agrees nor diverges"
+            f"no step of this training was judged in its {sections}: the training neither agrees nor diverges"
         )
 
 

@@ -51,8 +51,8 @@ def summary(matrix: Matrix, backend: str) -> str:
         f"{noun} correct in {100 * sum(flags) / len(flags):.0f} %" for noun, flags in checks.items() if flags
     ]
     causes = [finding.cause for finding in detections if finding.cause]
-    counts = ", ".join(f"{word} {causes.count(word)}" for word in ("right", "none", "wrong"))
-    return "; ".join(parts + ([f"cause: {counts} of {len(causes)}"] if causes else []))
+    counts = ", ".join(f"{causes.count(word)} {word}" for word in ("right", "wrong", "none"))
+    return "; ".join(parts + ([f"named causes: {counts}"] if causes else []))
 
 
 def show(matrix: Matrix, console: Console) -> None:

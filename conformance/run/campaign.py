@@ -337,7 +337,7 @@ class _Earlier:
         between = ", after others" if turn > self.turn + 1 else ""
         outcome = _verb(self.result.verdict.status if self.result.verdict else self.result.status)
         position = f"run {self.result.times + 1} of {job.times}{between}"
-        return f"only when it is run again: {position}; the first {outcome}"
+        return f"only when run again: {position}; the first {outcome}"
 
 
 def _verb(status: str) -> str:
@@ -407,7 +407,7 @@ class Runner:
             if (judgeable := job.judgeable(run)) is not job:
                 job, run = judgeable, self.run(judgeable, self.settings.precision)
         except Exception as error:
-            status, detail, stderr = failure_of(error) or own_failure("running it", error)
+            status, detail, stderr = failure_of(error) or own_failure("running the job", error)
             return made(self.settings.status_of(self.name, status), detail, stderr=stderr)
         tensors = delivered(run, output_name(job.config, job.part)) if job.times > 1 else {}
         bits = {name: (str(tensor.dtype), tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()}
@@ -456,9 +456,7 @@ class Runner:
         before, after = (outcome.info.get("precision_switches", {}) for outcome in (run, strict))
         others = ", ".join(f"{name}={value}" for name, value in before.items() if after.get(name) != value)
         mode = f"{self.settings.precision} precision{f' ({others})' if others else ''}"
-        return (
-            f"diverges only under the {mode}: agrees under strict; the precision is the cause, not the port"
-        )
+        return f"diverges only in {mode}, and agrees in strict: the precision is the cause, not the port"
 
     def run(self, job: Job, precision: str) -> Run:
         """Run a job in a precision mode."""

@@ -134,9 +134,9 @@ def _heat_map(heat: HeatMap, levels: Sequence[int]) -> dict[str, Any]:
         "reduced": size != heat.shape,
         "words": "no single element exceeds its tolerance"
         if not beyond
-        else "beyond everywhere"
+        else "beyond tolerance everywhere"
         if len(beyond) == rows * columns
-        else f"beyond at {'; '.join(words)}",
+        else f"beyond tolerance at {'; '.join(words)}",
         "strokes": _strokes(heat.levels, levels),
         "label": f"Largest error over {' and '.join(filter(None, heat.axes))}, in tolerances",
     }

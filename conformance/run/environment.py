@@ -58,11 +58,11 @@ def conclusions(diagnoses: Sequence[Installed], settings: Setup) -> list[str]:
         str(device).startswith("cuda") for diagnosis in ready for device in diagnosis.facts.get("devices", [])
     )
     if not has_gpu and not here.gpus():
-        lines.append("there is no GPU here; docs/guides/gpu.md describes what was measured on one, and how")
+        lines.append("no GPU here; docs/guides/gpu.md describes measurements on a GPU")
     elif not has_gpu and settings.device == "cpu":
         lines.append(
-            "there is a GPU here, which --device cpu hides from the backends; concord doctor --device cuda "
-            "shows how they use it"
+            "there is a GPU here, but --device cpu hides it from the backends; 'concord doctor --device "
+            "cuda' shows how they use it"
         )
     return lines
 
@@ -79,15 +79,15 @@ def _differing(ready: Sequence[Installed], kind: str) -> str | None:
         f"{', '.join(names)} in {products}" for products, names in backends_by_products.items()
     )
     return (
-        f"on {kind}, float32 products differ by default ({listing}), the most common false alarm; concord "
-        "check uses --precision strict, full float32 in each"
+        f"on {kind}, float32 products differ by default ({listing}), which is the most common false alarm; "
+        "--precision strict, the default of concord check, uses full float32 everywhere"
     )
 
 
 def _remedy(name: str, failure: WorkerFailure) -> str:
     if failure.status == "absent" and name in BUILT_IN:
         return f"install it with: {installation(name)}"
-    return "see the message; another environment's interpreter can be given with --python NAME=PATH"
+    return "see the message; --python NAME=PATH gives the interpreter of another environment"
 
 
 def _advice(facts: dict[str, Any], settings: Setup) -> list[str]:
@@ -107,11 +107,11 @@ def _advice(facts: dict[str, Any], settings: Setup) -> list[str]:
     missing = {"bfloat16", "float16"} - set(facts.get("dtypes", {}).get(settings.device.split(":")[0], []))
     if missing:
         advice.append(
-            f"no {' or '.join(sorted(missing))} on {settings.device}: such runs are reported as unsupported"
+            f"no {' or '.join(sorted(missing))} on {settings.device}: Concord calls such runs unsupported"
         )
     if "MKL_DEBUG_CPU_TYPE" in facts.get("thread_switches", {}) and "AMD" in (here.processor() or ""):
         advice.append(
-            "on AMD processors MKL_DEBUG_CPU_TYPE=5 in the environment makes its matrix products several "
-            "times faster"
+            "on AMD processors, its matrix products are several times faster with MKL_DEBUG_CPU_TYPE=5 in "
+            "the environment"
         )
     return advice

@@ -147,9 +147,9 @@ def cell(dtype: str, result: Result | None) -> Text:
     )
 
 
-def table(report: Report, title: str, group: str = "variant") -> Table:
+def table(report: Report, group: str = "variant") -> Table:
     """Table of worst errors in tolerances."""
-    verdicts = Table(title=Text(title), title_justify="left", title_style="bold")
+    verdicts = Table()
     verdicts.add_column(group, no_wrap=True)
     for name in ordered(result.backend for result in report.results):
         verdicts.add_column(Text(name), justify="right", overflow="fold")
@@ -165,7 +165,7 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
     timed = reference or any(result.milliseconds for result in results)
     several_cases = len({result.case for result in results}) > 1
     grid = Table("candidate", *(["inputs"] * several_cases), "verdict", Column("worst", justify="right"))
-    grid.add_column("first wrong, and why", overflow="fold")
+    grid.add_column("first wrong tensor, and why", overflow="fold")
     if timed:
         grid.add_column("ms", justify="right")
     if reference:
@@ -327,9 +327,9 @@ def repeated(results: Sequence[Result]) -> str:
     if not runs:
         return ""
     differing = [result for result in runs if result.differing]
-    head = f"{runs[0].times} runs each of {counted(len(runs), 'job')}: "
+    head = f"{runs[0].times} runs of {'each of ' * (len(runs) > 1)}{counted(len(runs), 'job')}: "
     if not differing:
-        return f"{head}bit-equal"
+        return f"{head}the same bits"
     first, count = differing[0], sum(len(result.differing) for result in differing)
     differ = f"differ in {counted(count, 'tensor')} of {counted(len(differing), 'job')}"
     return f"{head}{differ}, first {first.differing[0]} of {first.case}, {first.dtype}"
@@ -357,12 +357,12 @@ def summary(report: Report) -> str:
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:
     """Print table, failures and summary."""
     report = report.explained()
+    console.print(title, style="bold")
     if group == "reference":
-        console.print(title, style="bold")
         console.print(candidates_table(report.results, report.milliseconds))
         meaning = "Worst: the largest error of any tensor, in tolerances: up to 1 is rounding."
     else:
-        console.print(table(report, title, group))
+        console.print(table(report, group))
         meaning = "Each cell: worst error ÷ tolerance, over all tensors of all cases; at most 1 is rounding."
     console.print(meaning, style="dim")
     for result in report.results if group == "reference" else ():
