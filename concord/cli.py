@@ -40,7 +40,7 @@ COMMANDS = {  # in the order of the help
 }
 
 GROUPS = (  # groups with their own commands
-    ("For maintainers", "case", "Write or run cases as files.", (case.export, case.run)),
+    ("For maintainers", "case", "Export cases as files, or run exported cases.", (case.export, case.run)),
     (
         "Measure and inspect",
         "show",

@@ -255,11 +255,11 @@ class Runs(Workers):
         precision (P): How float32 products are computed. strict: in full float32; tf32: as tensor
             cores do, judged by TF32 rules; default: as each framework does by default, judged as
             float32.
-        implementation (I): explicit: written out as in the sources; library: the framework's own
-            layers, where they can express the model; or a backend's own, for example
-            library:fused (torch), library:onednn (torch, paddle).
-        execution (E): eager, compiled, unpadded (library layers without padding rows) or
-            unpadded-compiled.
+        implementation (I): How layers are implemented. explicit: written out as in the sources;
+            library: the framework's own layers, where they can express the model; or a backend's
+            own, for example library:fused (torch), library:onednn (torch, paddle).
+        execution (E): How the model runs: eager, compiled, unpadded (library layers without padding
+            rows) or unpadded-compiled.
     """
 
     precision: str = "strict"

@@ -38,7 +38,7 @@ def check(*paths: Path | None) -> None:
     """Refuse files that cannot be written, are identical, or would replace the command's input."""
     files = [path for path in paths if path is not None]
     problems = [problem for path in files if (problem := obstacle(path))]
-    problems += [f"{b}: is named twice" for a, b in combinations(files, 2) if same_file(a, b)]
+    problems += [f"{b}: is named twice as an output" for a, b in combinations(files, 2) if same_file(a, b)]
     refuse(problems)
     refuse(
         [

@@ -77,7 +77,7 @@ class OwnModel(OptionGroup):
         """Whether there is a checkpoint; refuses options that exclude each other or need one."""
         wrong, why = instead, "with CHECKPOINT, which replaces it; leave one out"
         if self.checkpoint is None:
-            why = "but CHECKPOINT is not; it must provide the weights"
+            why = "but CHECKPOINT, which must provide the weights, is not"
             form = None if self.form == "auto" else self.form
             wrong = {"from": form, "table": self.table, "texts": self.texts, "inputs": self.inputs}
         problems = [f"--{name} is given {why}" for name, value in wrong.items() if value]
@@ -120,8 +120,8 @@ class OwnModel(OptionGroup):
         if gradients and drawn:
             verb = "are" if len(drawn) > 1 or "labels" in drawn else "is"
             remarks.append(
-                f"{' and '.join(sorted(drawn))} {verb} random, because not given: gradients are those of the "
-                "resulting loss"
+                f"{' and '.join(sorted(drawn))} {verb} random, because none was given: gradients are those "
+                "of the resulting loss"
             )
         return Own(name, config, part, weights_of(checkpoint, part), cases, remarks)
 
@@ -237,7 +237,7 @@ def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
         at = tuple(differences[0].tolist())
         raise SpecError(
             f"the mask is {mask[at].item()} at {at}, where 'input_ids' is {ids[at]}, but must hide "
-            f"{pad_id} ('pad_id') and nothing else [clause=MSK-1]"
+            f"exactly the tokens with 'pad_id' {pad_id} [clause=MSK-1]"
         )
 
 
@@ -251,7 +251,7 @@ def _part(checkpoint: Checkpoint, option: str, remarks: list[str]) -> str:
     lacking = [name for name in parameters(checkpoint.config, part) if name not in checkpoint.tensors]
     if lacking:
         raise SpecError(
-            f"--part is {option!r} but the checkpoint is the part {checkpoint.part!r}, "
+            f"--part is {option!r} but the checkpoint holds only the part {checkpoint.part!r}, "
             f"without {', '.join(lacking[:5])}"
         )
     if checkpoint.part != "model":

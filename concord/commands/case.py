@@ -24,7 +24,8 @@ def export(
 
     Args:
         directory (DIR): An empty folder; 'concord check --from-dump DIR' judges the returned runs.
-        uncomputed_padding: For runs that do not compute rows of padding: no loss depends on one.
+        uncomputed_padding: Export cases for runs that do not compute padding rows: no loss
+            depends on such a row.
 
     Examples: concord case export cases --variant bert
     """
@@ -33,7 +34,7 @@ def export(
     usable = [usable_job for job in jobs if (usable_job := job.independent() if uncomputed_padding else job)]
     paths, without = dump.export_cases(directory, usable), ""
     if left_out := len(jobs) - len(usable):
-        without = f"; {left_out} left out, because each sample depends on padding"
+        without = f"; {left_out} left out, because every sample in them depends on padding"
     Terminal().tell(
         f"{len(paths)} cases written to {directory}; put run.safetensors beside each case.json{without}"
     )

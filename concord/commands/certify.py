@@ -60,7 +60,7 @@ def certify(
         problems, proof = certificates.verify(certified, source, target, settings, telling(), names)
     else:
         paths = {"SRC": source, "DST": target}
-        refuse([f"{name} is not given" for name, path in paths.items() if path is None])
+        refuse([f"{name} is not given but is required" for name, path in paths.items() if path is None])
         assert source is not None
         assert target is not None
         proof = certificates.certify(

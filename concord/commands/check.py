@@ -79,8 +79,8 @@ def check(
     """Judge every backend on standard cases, or on a model of your own.
 
     Args:
-        from_dump (DIR): Judge runs that were returned as files for cases from 'concord case
-            export'.
+        from_dump (DIR): Judge runs returned as files, for the cases in a folder that 'concord case export'
+            wrote.
 
     Examples: concord check --backend torch --backend jax ·
         concord check all-MiniLM-L6-v2 --texts texts.txt

@@ -54,29 +54,29 @@ def compare(
             package.module:function; may be repeated. The function takes and returns arrays by name,
             in any framework, or takes no parameters and returns a module. Default: the reference
             itself, run as --as specifies.
-        way (WAY, --as): How to run the reference again: eager, sdpa, math, flash, cudnn, bfloat16,
-            float16, int8, cuda, tf32 or compile, or several of these joined by +; or onnx,
-            openvino, padded, padded-left or cached, each alone. May be repeated.
+        way (WAY, --as): How to run the reference again; may be repeated. These can be joined by +: eager,
+            sdpa, math, flash, cudnn, bfloat16, float16, int8, cuda, tf32, compile. These cannot:
+            onnx, openvino, padded, padded-left, cached.
         inputs: Arrays by name (.safetensors). Default: standard inputs.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.
         log_probabilities: Judge the log probabilities of a decoder's next tokens too.
         names: A file of lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number. If it
-            does not exist, it is written with names proposed from the tensors' values.
+            does not exist, Concord writes it, with names proposed from the tensors' values.
         declare (NAME): A deviation that the candidate makes on purpose: {values}; may be repeated.
-        seed (S): The seed of every run. Without one, a reference that draws random numbers is
-            refused.
-        listing (--list): Judge nothing; print every activation of the reference, with shape, dtype
-            and source, as a stub for a port to fill in.
+        seed (S): The seed of every run. Without a seed, Concord refuses a reference that draws random
+            numbers.
+        listing (--list): Print a stub of a port, with the shape, dtype and source of every activation
+            of the reference; judge nothing.
         prove: Plant bugs in the reference, and report which of them this comparison would find.
         alone_and_batched: Judge each sample of a batch against the same sample run alone, without
             padding.
-        python (PATH): The interpreter in which the candidate's function is called.
+        python (PATH): The Python interpreter that calls the candidate's function.
         repro: Write a script, with a file of its tensors, that reproduces the diverging section of
             code in PyTorch alone.
         node_values: Write errors by node for Model Explorer (JSON), with the exported program (.pt2).
         junit: Write the results as JUnit XML, with one test for each candidate.
-        device (D): cpu, cuda or cuda:N: the device of the reference, and of its exact computation.
+        device (D): cpu, cuda or cuda:N. The reference runs there, and so does its exact computation.
 
     Examples: concord compare my.model:build --as sdpa --as bfloat16 ·
         concord compare my.model:build port.onnx --gradients
@@ -189,7 +189,7 @@ def compare(
     seconds = time.perf_counter() - started
     report = Report(results, versions, Setup(), seconds, notes, milliseconds=milliseconds)
     label = counted(len(versions), "candidate") if len(versions) > 1 else results[0].backend
-    title = f"{label} compared with {kept.reference}"
+    title = f"{label}, compared with {kept.reference}"
     file = junit, lambda: junit_xml(report, title)
     raise typer.Exit(outputs.show_report(report, "compare", title, "reference", [file]))
 

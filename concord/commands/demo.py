@@ -54,8 +54,8 @@ def demo(
     with worker:
         buggy = f"{name} with a bug"
         console.tell(
-            f"A small {case.variant}, with random weights from a seed, runs twice on {name} in {job.dtype}: "
-            "as it is, and with a bug. Each run is compared with NumPy in float64."
+            f"A small {case.variant} model with seeded random weights runs twice on {name} in {job.dtype}: "
+            "unchanged, and with a bug. Each run is compared with NumPy in float64."
         )
         runs = {
             label: worker.run(job.config, job.weights, job.batch, job.part, job.dtype, how)
@@ -69,7 +69,7 @@ def demo(
     ]
     difference = np.abs(runs[buggy].output - runs[name].output).max()
     console.print()
-    console.tell(f"{name}: {verdict_lines(verdicts[name])[0]}", style="green")
+    console.tell(f"{name} {verdict_lines(verdicts[name])[0]}", style="green")
     console.print()
     console.tell(f"The bug: {PLANTED.text} It changes the logits by {difference:.1e}. Rounding, or a bug?")
     console.print()

@@ -43,7 +43,10 @@ def known_meanings() -> dict[str, list[str]]:
         for name, known in KNOWN_DEVIATIONS.items()
     }
     meanings |= {
-        name: [f"{name}, a declaration: {kernel.text}", f"to avoid it: {kernel.switch or 'not needed'}"]
+        name: [
+            f"{name}, a declaration: {kernel.text}",
+            f"to switch it off: {kernel.switch}" if kernel.switch else "correct, and needs no declaration",
+        ]
         for name, kernel in KERNELS.items()
     }
     for bug in BUGS.values():

@@ -106,7 +106,7 @@ def fuzz(
     plan = replace(plan, names=tuple(names))
     # The first signal ends the hunt; the command then shows and writes its findings.
     with halting() as stopped:
-        with bars(["cases"], plan.cases, "cases") as advance:
+        with bars(["cases"], plan.cases) as advance:
             findings = hunt(plan, settings, scheduler, lambda done: advance("cases", done, ""), stopped)
         problems = summary.write_failures(out, findings, settings)
         code = outputs.finish(

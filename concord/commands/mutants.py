@@ -20,7 +20,7 @@ def mutants(
     workers: options.Workers,
     outputs: options.Outputs,
 ) -> None:
-    """Plant porting bugs in the backends in turn, and show which are found.
+    """Plant porting bugs in each backend in turn, and show which ones are found.
 
     Args:
         mutant (M): A mutant by name, or an operation for all of its mutants; may be repeated.

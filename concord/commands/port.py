@@ -32,8 +32,8 @@ def port(
     Args:
         source (SRC): A folder with a checkpoint, or the weight file in it.
         output (DST, --output, -o): The folder to write.
-        to (FORMAT): The format to write, or jax, tf, paddle, pytorch, hf. Without it, all formats
-            are listed.
+        to (FORMAT): The format to write, or jax, tf, paddle, pytorch, hf. Without it, the command
+            lists all formats.
         taps: Make every activation an output of the ONNX graph.
         force: Replace an existing checkpoint.
 

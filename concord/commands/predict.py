@@ -49,7 +49,11 @@ def predict(
 
     def place() -> str:
         refuse(unknowns("dtype", [dtype], PRECISIONS))
-        return workers.one("only one framework computes") if workers.backend else framework_of(checkpoint)
+        return (
+            workers.one("one framework makes all predictions")
+            if workers.backend
+            else framework_of(checkpoint)
+        )
 
     def read() -> list[Text]:
         if texts is not None:

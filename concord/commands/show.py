@@ -21,7 +21,7 @@ from concord.terminal import Terminal, counting
 def variants(
     name: str | None = None,
 ) -> None:
-    """Show the family, and how its variants differ.
+    """Show the variants of the built-in model, and how they differ.
 
     Args:
         name (VARIANT): Print one variant in full, as TOML.

@@ -81,8 +81,8 @@ class Models(options.OptionGroup):
         tokens: Tokens in a sample. Default: the preset's, else 128 or as many as fit.
         kind (K): inference or training; may be repeated. Default: inference; on a GPU both.
         dtype (D): {values}; may be repeated.
-        lengths (L): full (the default): no padding; ragged: the lengths of real texts; may be
-            repeated.
+        lengths (L): Lengths of the samples; may be repeated. full (the default): no padding; ragged: the
+            lengths of real texts.
     """
 
     panel = "Models"
@@ -125,7 +125,7 @@ class Modes(options.OptionGroup):
         implementation (I): explicit, library, or a backend's own; may be repeated.
         execution (E): eager, compiled, unpadded or unpadded-compiled; may be repeated.
         quick: Take two turns with library layers only, and skip timing the large matrix product.
-        budget (SECONDS): Seconds after which no new measurement starts. Default: {BUDGET:g} if no
+        budget (SECONDS): Start no new measurement after this many seconds. Default: {BUDGET:g} if no
             option is given, else no limit.
     """
 
