@@ -285,7 +285,7 @@ def test_weights_of_8_bits_are_judged_by_what_they_say():
     pytest.importorskip("torchao")
     comparison = prepare(Net().eval(), inputs={"x": X}, way="int8")
     assert comparison.verdict().passed
-    assert re.search(r"has the 2 .* differs most from .* by 0\.\d\d% ", comparison.notes["weights of 8 bits"])
+    assert re.search(r"uses the 2 .* differs most from .* by 0\.\d\d% ", comparison.notes["8-bit weights"])
     assert compare(Net().eval(), comparison.theirs.model, {"x": X}).first == "inner"
     with pytest.raises(SpecError, match=r"ReLU has no nn\.Linear"):
         prepare(nn.ReLU().eval(), way="int8", inputs=X)

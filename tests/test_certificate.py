@@ -53,7 +53,7 @@ def test_the_command_writes_a_certificate_and_its_page(command, right, entered):
     output, place = command
     assert right.summary in " ".join(output.split())
     assert "found, first at layers.0.attention" in output
-    assert "It could have failed" in (place / "cert.html").read_text()
+    assert "Planted bugs" in (place / "cert.html").read_text()
     output, _ = entered("certify", "--verify", place / "cert.json", "--backend", RIGHT)
     assert "no differences" in output
 

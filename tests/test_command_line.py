@@ -35,7 +35,7 @@ def test_a_check_takes_precision_and_repetition(entered, tmp_path):
     output, errors = entered(f"check --backend {name} {ONE} --precision tf32 --repeat 2 --json {path}")
     assert not errors
     assert "Conformance: model, explicit, eager, cpu, precision tf32" in " ".join(output.split())
-    assert f"{name}: 2 runs each of 1 job: bit-equal" in output
+    assert f"{name}: 2 runs of 1 job: the same bits" in output
     settings = record.read(path).outcome.settings
     assert (settings.precision, settings.repeat) == ("tf32", 2)
 

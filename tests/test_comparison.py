@@ -81,7 +81,7 @@ def test_what_cannot_be_compared_is_named_and_never_the_same(entered, tmp_path):
     comparison = compare(
         source, dataclasses.replace(porting.read(tmp_path / "flax"), others={"cls.strange": moved})
     )
-    assert comparison.others.apart["cls.strange"] == "no table says how it is laid out in files of both kinds"
+    assert comparison.others.apart["cls.strange"] == "no table gives its layout in both kinds of file"
 
 
 def with_head(folder, tied, output):

@@ -55,8 +55,8 @@ def test_arrays_by_name_are_one_candidate():
 def test_a_verdict_tells_how_far_both_sides_lie_off_the_truth():
     right, wrong = (compare(model(), model(form), INPUTS) for form in ("none", "tanh"))
     pattern = (
-        r"error of output against the truth: candidate (\S+), the reference's own arithmetic ([^;]+)"
-        r"; tolerance ÷ error: median (\S+), least (\S+)"
+        r"largest error of output against exact values: candidate (\S+), the reference itself ([^;]+)"
+        r"; tolerance ÷ error: median (\S+), smallest (\S+)"
     )
     assert not re.search(pattern, str(right)), "its bits are the reference's"
     candidate, own, median, least = map(float, re.search(pattern, str(wrong)).groups())

@@ -126,7 +126,7 @@ TABLE, POSITIONS = f"bert.embeddings.{WORDS}", "bert.embeddings.position_ids"
 # Edits that are refused, and the words of the refusal.
 
 REFUSED = {
-    "prefix twice": (renamed("^", "bert."), "have names that match no known format"),  # transformers 8407
+    "prefix twice": (renamed("^", "bert."), "match no known format"),  # transformers 8407
     "layers counted from one": (
         layers(1, 2),  # gpt-neox 971
         "'bert.encoder.layer.0.attention.self.query.weight' is missing",

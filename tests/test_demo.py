@@ -10,7 +10,7 @@ def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(
     open_worker("torch")  # skips where it is not installed
     monkeypatch.chdir(tmp_path)
     output, _ = entered("demo --backend torch")
-    assert "torch: agrees" in output
+    assert "torch agrees: " in output
     assert "torch with a bug diverges: bert-ragged, float32" in output
     assert "activation = gelu_tanh instead of gelu_erf (FFN-2)" in output
     assert "concord compare" in output.partition("next, with your own model:")[2]

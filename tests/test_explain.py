@@ -19,7 +19,7 @@ def test_every_bug_cause_status_and_declaration_is_explained_with_its_clause():
     [
         ("ATT-4", "1 / sqrt(K)"),
         ("undetermined", "precision"),
-        ("tf32", "to avoid it:"),
+        ("tf32", "to switch it off:"),
         ("gelu_tanh", "a value of the option activation"),
     ],
 )

@@ -102,7 +102,7 @@ READ = {
         f"{H0}.masked_scores",
         lambda m: m.masked(m.visible_of(np.roll(m.real, 1, -1))),
         "MSK-1",
-        "is explained by a mask that is shifted by 1 to the right",
+        "is explained by a mask shifted by 1 to the right",
     ),
     "keys for values": (
         f"{H0}.context",
@@ -158,7 +158,7 @@ READ = {
         "embeddings.position",
         lambda m: m.y + m.constant(np.round(m.y.tensor.value, 4) - m.y.tensor.value, m.y),
         "POS-4",
-        "is explained by values that were rounded to 4 decimals",
+        "is explained by values rounded to 4 decimals",
     ),
     "few bits": (
         "layers.0.norm1",
@@ -176,7 +176,7 @@ READ = {
         "loss",
         lambda m: m.y * 1.25,
         "LOS-2",
-        "a sum of losses that is divided by 4 instead of 5",
+        "a sum of losses divided by 4 instead of 5",
     ),
     "one element": (
         "logits",

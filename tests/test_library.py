@@ -58,7 +58,7 @@ def test_without_its_declaration_a_deviation_is_found(open_worker, backend, name
 
 # Refusals name every reason.
 
-KEPT = "keeps padding in its implementation 'explicit'; 'library' can run without it"
+KEPT = "computes padding rows in its implementation 'explicit'; 'library' can leave them out"
 
 
 def refused(*words, variant="bert", scenario="single", **fields):

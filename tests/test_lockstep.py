@@ -306,7 +306,7 @@ def test_training_of_which_a_section_is_judged_nowhere_is_not_said_to_be_right()
     problem = case("bfloat16", steps=2)
     problem = replace(problem, training=replace(problem.training, reported=(0, 1)))
     session = Stepping(problem)
-    with pytest.raises(SpecError, match="this training was not judged in its parameters at any step"):
+    with pytest.raises(SpecError, match="no step of this training was judged in its parameters"):
         first_divergence(problem, [session.step(batches, report=True) for batches in problem.training.steps])
 
 

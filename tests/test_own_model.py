@@ -92,11 +92,11 @@ def test_inputs_are_taken_as_they_are_and_refused_where_they_do_not_fit(tmp_path
     (batch,) = model.batches.values()
     assert (model.part, batch.input_ids.tolist()) == ("encoder", inputs["input_ids"].tolist())
     assert batch.cotangent.shape == (2, 3, 14)
-    assert "cotangent is random, because not given" in " ".join(model.remarks)
+    assert "cotangent is random, because none was given" in " ".join(model.remarks)
     save_file(inputs | {"attention_mask": np.array([[1, 0, 1], [1, 1, 0]])}, path)
     (line,) = refusal(own.load)
-    message = "the mask is 0 at (0, 1), where 'input_ids' is 7, but must hide 0 ('pad_id') and nothing else"
-    assert message in line
+    message = "the mask is 0 at (0, 1), where 'input_ids' is 7, but must hide exactly the tokens with"
+    assert f"{message} 'pad_id' 0" in line
     assert str(path) in line
 
 
@@ -117,7 +117,7 @@ def test_a_plugin_is_judged_on_a_checkpoint_and_texts(entered, tmp_path):
 def test_options_about_a_checkpoint_need_one_and_exclude_standard_cases(refused, tmp_path):
     folder = hugging_face(tmp_path / "bert")
     lines = refused(f"check --texts {texts(tmp_path / 't.txt')} --backend {NUMPY}")
-    assert lines == ["--texts is given but CHECKPOINT is not; it must provide the weights"]
+    assert lines == ["--texts is given but CHECKPOINT, which must provide the weights, is not"]
     lines = refused(f"check {folder} --variant bert --case bert-tiny --backend {NUMPY}")
     assert [line.partition(" is given with CHECKPOINT")[0].split()[-1] for line in lines] == [
         "--variant",

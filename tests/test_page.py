@@ -86,7 +86,7 @@ def test_a_page_tells_everything_once():
         f"{reports.WRONG} diverges first at {nothing.tensor} (SPEC NRM-2)",
         "batch tokens d_model Backend reference tolerance error in tolerances 2 3 5 nan",
         # Failures.
-        "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its process "
+        "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its output "
         "first words last words",
         "paddle absent, and not requested: No module named 'paddle'",
         "jax unsupported: no such precision",

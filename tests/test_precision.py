@@ -138,7 +138,7 @@ def test_a_kernel_that_is_not_deterministic_is_unsupported_only_where_that_was_a
             raise RuntimeError(words)
 
     words = "scatter_add does not have a deterministic implementation"
-    with pytest.raises(Unsupported, match=f"^torch has no deterministic kernel for it: {words}$"):
+    with pytest.raises(Unsupported, match=f"^torch has no deterministic kernel for this run: {words}$"):
         fail(True, f"{words}\nmore")
     with pytest.raises(RuntimeError, match=words):
         fail(False, words)
@@ -219,7 +219,7 @@ def test_a_long_product_of_equal_signs_may_be_cut_off_as_well_as_rounded():
 def test_what_agrees_under_strict_is_attributed_to_the_precision():
     report = checked(toy("MultipliesInTf32"), precision="default")
     line = (
-        "diverges only under the default precision (factors=tf32): agrees under strict; the precision "
+        "diverges only in default precision (factors=tf32), and agrees in strict: the precision "
         "is the cause, not the port"
     )
     assert [result.attribution for result in report.results] == [line]
@@ -240,7 +240,7 @@ def test_repeated_runs_that_differ_are_nondeterministic():
     report = checked(toy("AddsNoise"), cases=("bert-ragged",), repeat=3)
     (result,) = report.results
     assert (result.status, report.exit_code, result.times) == ("nondeterministic", 1, 3)
-    words = "3 runs each of 1 job: differ in 2 tensors of 1 job, first"
+    words = "3 runs of 1 job: differ in 2 tensors of 1 job, first"
     assert all(words in text for text in said_of(report))
 
 
