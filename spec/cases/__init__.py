@@ -156,7 +156,7 @@ SCENARIOS: dict[str, Scenario] = {
         only=("bert-pytorch",),
     ),
     "short": Scenario(
-        "pooled vectors, some shorter and some longer than the minimum length that divides them",
+        "pooled vectors that are shorter than the minimum length that they are divided by, and longer ones",
         options={"length_epsilon": SHORT},
         once=True,
         only=("sentence-bert",),
