@@ -50,23 +50,36 @@ def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callab
             signal.signal(number, after)
 
 
+class Halt:
+    """The exit code that follows from the first signal, or 0."""
+
+    code, since = 0, 0.0
+
+    def __call__(self) -> bool:
+        """Whether a signal has arrived."""
+        return bool(self.code)
+
+
+RUNNING = Halt()  # of a command that a signal ends at once
+
+
 @contextmanager
-def halting() -> Iterator[Callable[[], bool]]:
+def halting() -> Iterator[Halt]:
     """Record the first signal; a later one ends the command immediately."""
-    signals = list[tuple[int, float]]()
+    halt = Halt()
 
     def note(number: int, _frame: object) -> None:
         now = time.monotonic()
-        if not signals:
-            signals.append((number, now))
-        elif now - signals[0][1] > PATIENCE:
+        if not halt():
+            halt.code, halt.since = 128 + number, now
+        elif now - halt.since > PATIENCE:
             restore()
             signal.raise_signal(number)
 
     with _handling(note) as restore:
-        yield lambda: bool(signals)
-    if signals:
-        signal.raise_signal(signals[0][0])
+        yield halt
+    if halt():
+        signal.raise_signal(halt.code - 128)
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
@@ -88,7 +101,7 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
         now = time.monotonic()
         if not signals or now - signals[-1][1] > PATIENCE:
             signals.append((number, now))
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(128 + number)
 
     # At exit, Python restores all handlers but ignored ones, and the default action of these signals is to
     # kill.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import typer
 
@@ -44,7 +45,6 @@ def mutants(
             outcome = matrix.conduct(turns, settings, progress, stopped)
         code = outcome.exit_code
         if outcome.findings or not stopped():
-            code = outputs.finish(
-                outcome, "mutants", title, lambda: detection_table.show(outcome, Terminal())
-            )
+            show = partial(detection_table.show, outcome, Terminal())
+            code = outputs.finish(outcome, "mutants", title, show, halt=stopped)
     raise typer.Exit(code)

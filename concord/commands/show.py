@@ -10,6 +10,7 @@ from rich.table import Table
 
 from concord import options, output_files, spec
 from concord.conformance.run import record
+from concord.exit_codes import FAULT
 from concord.options import Written
 from concord.own_model import PARTS
 from concord.spec.cases import scenarios_of
@@ -60,7 +61,7 @@ def report(
     markdown: Written | None = None,
     runs: Written | None = None,
 ) -> None:
-    """Make the page of an earlier run from its JSON, and exit with that run's code.
+    """Make the page of an earlier run from its JSON, and exit with that run's code, or 3 if it was stopped.
 
     Args:
         file: A file that --json wrote.
@@ -96,7 +97,7 @@ def report(
         lines = of_runs(outcome) if judged else table.markdown(record.data(earlier))
         text = report.within(markdown, earlier.kind, lines)
     output_files.write((html, lambda: page), (markdown, lambda: text), (runs, lambda: report.runs(outcome)))
-    raise typer.Exit(earlier.exit_code)
+    raise typer.Exit(min(earlier.exit_code, FAULT))  # nothing has interrupted this command
 
 
 def attention(

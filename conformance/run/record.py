@@ -20,6 +20,9 @@ from concord.spec.files import LARGEST, parse_json, read_bytes, typed, write_tex
 
 SCHEMA: Final = "concord.report/6"
 
+# Exit codes above it are of a command that a signal stopped.
+SIGNALLED = 128
+
 # Outcome classes by kind.
 KINDS = {
     "check": "concord.conformance.run.campaign:Report",
@@ -39,7 +42,7 @@ class Record:
         kind: check, golden, compare, fuzz, mutants, lockstep, speed, attention or certificate.
         title: description of the run.
         written: creation time in ISO 8601, UTC.
-        exit_code: exit code of the command: 0, 1 or 3.
+        exit_code: exit code of the command: 0, 1 or 3, or 128 plus the number of the signal that stopped it.
         machine: the judging machine and process.
         schema: version, which increases if a key changes its meaning or disappears.
         outcome: an object of the kind's class.
@@ -170,6 +173,12 @@ def parsed(content: bytes, kinds: Mapping[str, str] = KINDS) -> Record:
     record = replace(typed(Record, content), outcome=outcome)
     # A record may have been edited: statuses must follow from tensors, and the exit code from statuses.
     refuse(list(getattr(outcome, "contradictions", list)()))
-    if not isinstance(outcome, dict) and record.exit_code != outcome.exit_code:
-        raise SpecError(f"exit_code is {record.exit_code} but its contents imply {outcome.exit_code}")
+    if not isinstance(outcome, dict):
+        check_exit_code(record.exit_code, outcome.exit_code)
     return record
+
+
+def check_exit_code(stated: int, implied: int) -> None:
+    """Refuse an exit code that contradicts the contents, unless a signal gave it."""
+    if stated <= SIGNALLED and stated != implied:
+        raise SpecError(f"exit_code is {stated} but its contents imply {implied}")

@@ -124,7 +124,7 @@ def results_page(record: Record) -> str:
         "report.html",
         record,
         headline=headline(results, truth) + ended * bool(report.unfinished),
-        tone="bad" if wrong else "broken" if record.exit_code == 3 else "good",
+        tone="bad" if wrong else "broken" if record.exit_code else "good",
         summary=summary(report),
         truth=truth,
         group=GROUPS[record.kind],
