@@ -8,6 +8,7 @@ from concord import compare
 from concord.conformance.compare import prepare
 from concord.conformance.compare.candidates import stub
 from concord.spec.errors import SpecError
+from tests.toys import called
 
 INPUTS = (torch.randn(3, 7, generator=torch.Generator().manual_seed(0)),)
 
@@ -23,7 +24,12 @@ def double(x):
 
 def test_a_table_tells_which_candidates_agree_why_others_do_not_and_how_long_a_pass_takes():
     comparisons = compare(
-        model(), {"port": model("tanh"), "half": "bfloat16", "away": "cuda", "f64": double}, INPUTS
+        model(),
+        {
+            **{"port": model("tanh"), "half": "bfloat16", "away": "cuda", "f64": double},
+            **{"raising": called.raises, "dying": "tests.toys.called:dies"},
+        },
+        INPUTS,
     )
     assert {name: verdict.status for name, verdict in comparisons.items()} == {
         "port": "diverges",
@@ -33,9 +39,11 @@ def test_a_table_tells_which_candidates_agree_why_others_do_not_and_how_long_a_p
     assert comparisons["half"].table[0].tensor == "0"
     assert comparisons.milliseconds.keys() == {"reference", "half", "f64"}
     assert not comparisons.passed
-    assert "no CUDA device" in comparisons.missing["away"]
-    with pytest.raises(SpecError, match="away: way is 'cuda'"):
+    with pytest.raises(SpecError, match="away: way is 'cuda' but PyTorch sees no CUDA device"):
         comparisons["away"]
+    statuses = {result.backend: result.status for result in comparisons.results()}
+    assert (statuses["away"], statuses["raising"], statuses["dying"]) == ("missing", "error", "crashed")
+    assert "KeyError: 'no such layer'" in comparisons.failures["raising"].detail
     rows = {line.split("│")[1].strip(): line for line in str(comparisons).splitlines() if "│" in line}
     assert re.search("diverges .* `1` is explained by", rows["port"])
     assert "tanh instead of none" in str(comparisons)

@@ -51,7 +51,7 @@ def compare(
 
     Raises:
         SpecError: if the comparison is impossible.
-        WorkerFailure: if a candidate's process is killed.
+        WorkerFailure: if a candidate raises an exception, or its process is killed.
     """
     several = isinstance(candidate, Mapping) and not any(
         hasattr(value, "__array__") or isinstance(value, (bool, int, float)) for value in candidate.values()
@@ -148,7 +148,8 @@ def prepare(
         log_probabilities=log_probabilities,
     )
     parts = way.split("+")
-    candidate = candidates.loaded(candidate, log_probabilities)
+    with candidates.failing():
+        candidate = candidates.loaded(candidate, log_probabilities)
     with tempfile.TemporaryDirectory() as folder:  # for an exported graph
         if isinstance(right, ModuleReference):
             device = right.device
@@ -190,7 +191,7 @@ def prepare(
                 seed=seed,
                 log_probabilities=log_probabilities,
             )
-        with candidates.weights_kept(right):
+        with candidates.failing(), candidates.weights_kept(right):
             run = candidates.run_module(theirs) if theirs else candidates.run(right, candidate, python)
         call = candidates.call_of(right, theirs or candidate) if known is not None else None
     arrays, own = renamed(run.arrays, names or {}, right.plain)

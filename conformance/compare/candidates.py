@@ -40,10 +40,10 @@ from concord.conformance.compare.module_reference import (
     LOG_PROBABILITIES,
     LOGITS,
     OUTPUT,
+    ModelError,
     ModelReference,
     ModuleReference,
     are_tokens,
-    described,
     dtype_name,
     dtype_of,
     is_output,
@@ -74,10 +74,8 @@ def load(reference: str, log_probabilities: bool = False) -> Any:
     """
     if ":" in reference and not Path(reference).exists():
         sys.path.insert(0, os.getcwd())
-        try:
+        with running(repr(reference), "returns no module"):
             return pkgutil.resolve_name(reference)()
-        except (Exception, SystemExit) as error:
-            raise SpecError(f"{reference!r} cannot be loaded: {described(error)}") from error
     if not Path(reference).is_dir():
         raise SpecError(f"{reference!r} is neither a folder nor package.module:function")
     with optional("a transformers model folder", "peers"):
@@ -289,6 +287,17 @@ def weights_kept(reference: ModelReference) -> Iterator[None]:
         )
 
 
+@contextlib.contextmanager
+def failing() -> Iterator[None]:
+    """Report an exception of the candidate's code as that of a worker."""
+    try:
+        yield
+    except ModelError as error:
+        if isinstance(error.__cause__, ImportError):  # it is not installed here
+            raise
+        raise WorkerFailure("error", str(error)) from error
+
+
 @dataclass(frozen=True)
 class Delivered:
     """A candidate's tensors."""
@@ -439,8 +448,8 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
     """Call ``package.module:function`` in its own process.
 
     Raises:
-        SpecError: if it raises an exception.
-        WorkerFailure: if the process dies.
+        SpecError: if its module is not installed.
+        WorkerFailure: if it raises another exception, or the process dies.
     """
     if python and shutil.which(python) is None:
         raise SpecError(f"--python is {python!r} but must be a Python interpreter")
@@ -460,12 +469,14 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
             check=False,
         )
         words = process.stderr.strip().splitlines()
-        if process.returncode == 1 and words:  # Python ended with an exception
-            raise SpecError(f"{target} gave no result: {words[-1]}")
+        raised = words[-1] if process.returncode == 1 and words else ""  # Python ended with an exception
+        if raised.startswith(ModuleNotFoundError.__name__):
+            raise SpecError(f"{target} gave no result: {raised}")
         if process.returncode or not output_file.is_file():
             killed = signal.Signals(-process.returncode).name if process.returncode < 0 else ""
-            how = f"killed by {killed}" if killed else f"exit code {process.returncode}"
-            raise WorkerFailure("crashed", f"{target} gave no result: {how}", "\n".join(words[-3:]))
+            how = raised or (f"killed by {killed}" if killed else f"exit code {process.returncode}")
+            last = "\n".join(words[-3 : -1 if raised else None])
+            raise WorkerFailure("error" if raised else "crashed", f"{target} gave no result: {how}", last)
         metadata, arrays = read_described(output_file)
         return by_name(reference, {name: arrays[name] for name in json.loads(metadata["names"])})
 

@@ -33,13 +33,13 @@ class Comparisons(Mapping[str, Verdict]):
     """Verdicts by candidate.
 
     Attributes:
-        missing: reasons why other candidates could not be judged.
+        failures: why other candidates could not be judged; ``"missing"`` ones cannot run here.
         milliseconds: median forward pass of the ``"reference"`` and of agreeing candidates in this process.
         notes: remarks by candidate and topic.
     """
 
     verdicts: Mapping[str, Verdict]
-    missing: Mapping[str, str]
+    failures: Mapping[str, WorkerFailure]
     milliseconds: Mapping[str, float]
     dtypes: Mapping[str, str]
     notes: Mapping[str, str]
@@ -50,8 +50,8 @@ class Comparisons(Mapping[str, Verdict]):
         Raises:
             SpecError: if the candidate could not be judged.
         """
-        if name in self.missing:
-            raise SpecError(f"{name}: {self.missing[name]}")
+        if name in self.failures:
+            raise SpecError(f"{name}: {self.failures[name].detail}")
         return self.verdicts[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -63,7 +63,7 @@ class Comparisons(Mapping[str, Verdict]):
     @property
     def passed(self) -> bool:
         """Whether every candidate was judged and agrees."""
-        return not self.missing and all(verdict.passed for verdict in self.verdicts.values())
+        return not self.failures and all(verdict.passed for verdict in self.verdicts.values())
 
     def explained(self) -> Comparisons:
         """Add an explanation to each divergence."""
@@ -84,10 +84,10 @@ class Comparisons(Mapping[str, Verdict]):
             for name, verdict in self.verdicts.items()
         ]
         dtype = next(iter(self.dtypes.values()), "float32")
-        missing = [
-            Result(name, reference, case, dtype, "missing", reason) for name, reason in self.missing.items()
+        return results + [
+            Result(name, reference, case, dtype, failure.status, failure.detail, stderr=failure.stderr)
+            for name, failure in self.failures.items()
         ]
-        return results + missing
 
     def __str__(self) -> str:
         return candidates_text(self.explained().results(), self.milliseconds.get("reference", 0.0))
@@ -111,7 +111,7 @@ def compare_several(
     Raises:
         SpecError: if none can be compared.
     """
-    references, verdicts, missing = dict[Any, Any](), dict[str, Verdict](), dict[str, str]()
+    references, verdicts, failures = dict[Any, Any](), dict[str, Verdict](), dict[str, WorkerFailure]()
     dtypes, notes, calls = dict[str, str](), dict[str, str](), dict[str, Callable[[], Any]]()
     modules = list[ModuleReference]()
     for name, candidate in candidates.items():
@@ -125,8 +125,11 @@ def compare_several(
         try:
             comparison = prepare(reference, inputs=inputs, known=references, **candidate_options)
             verdicts[name] = comparison.verdict()
-        except (SpecError, WorkerFailure) as error:
-            missing[name] = str(error)
+        except SpecError as error:
+            failures[name] = WorkerFailure("missing", str(error))
+            continue
+        except WorkerFailure as failure:
+            failures[name] = failure
             continue
         dtypes[name] = comparison.reference.precision
         notes |= {f"{name}, {subject}": text for subject, text in comparison.notes.items()}
@@ -134,8 +137,10 @@ def compare_several(
         if verdicts[name].passed and comparison.call and not other_batches:
             calls[name] = comparison.call
             modules += [comparison.theirs] if comparison.theirs else []
-    if not verdicts:  # a fault of the reference or its inputs is reported for each candidate
-        raise SpecError([*dict.fromkeys(missing.values())] or "no candidate is given but one must be")
+    if not verdicts and all(failure.status == "missing" for failure in failures.values()):
+        # A fault of the reference or its inputs is reported for each candidate.
+        reasons = dict.fromkeys(failure.detail for failure in failures.values())
+        raise SpecError([*reasons] or "no candidate is given but one must be")
     model = next((entry for entry in references.values() if isinstance(entry, ModuleReference)), None)
     if model and calls and (own := call_of(model, model)):
         calls, modules = {"reference": own, **calls}, [model, *modules]
@@ -143,7 +148,7 @@ def compare_several(
         for module in modules:  # restores the caller's modules
             stack.enter_context(module.untouched())
         times = milliseconds(calls)
-    return Comparisons(verdicts, missing, times, dtypes, notes)
+    return Comparisons(verdicts, failures, times, dtypes, notes)
 
 
 def milliseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:

@@ -41,10 +41,6 @@ from concord.spec.text import first_of
 SAME_BITS = "the same bits as the reference's own run"
 
 
-# A verdict reports the exact error of this many outputs.
-FEW_OUTPUTS = 3
-
-
 class ModelComparison(Judge):
     """One candidate's run and its reference.
 
@@ -91,7 +87,7 @@ class ModelComparison(Judge):
         alone = tensors.keys() <= {*whole}  # then there are no other activations
         self.ops_without_rule: set[str] = set()
         self.occurred: set[str] = set()
-        self.truth_errors: dict[str, str] = {}  # descriptions by output
+        self.truth_errors: dict[str, tuple[float, str]] = {}  # of outputs: least tolerance ÷ error, in words
         self.local_expected: dict[str, Prediction] = {}  # tensors that diverge locally
         super().__init__(reference, tensors, () if alone else whole)
 
@@ -163,7 +159,8 @@ class ModelComparison(Judge):
         with heaps.reused(sum(array.nbytes for array in self.tensors.values())):
             table = self.table()
         outputs = (name for name in self.plain if is_output(name) and name not in self.reference.absent)
-        verdict = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
+        _, accuracy = min(self.truth_errors.values(), default=(0.0, ""))
+        verdict = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table), accuracy=accuracy)
         return dataclasses.replace(verdict, judge=self) if verdict.status == "diverges" else verdict
 
     def explain(self, verdict: Verdict) -> Explanation:
@@ -221,15 +218,13 @@ class ModelComparison(Judge):
         return Judgement(status, size=array.size, note=SAME_BITS)
 
     def run_notes(self, table: Iterable[Row]) -> tuple[str, ...]:
-        """List special kernels and exact errors."""
+        """List special kernels."""
         fast = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
         names = [row.tensor for row in table if row.note == fast]
         declared = [KERNELS[name] for name in KERNELS if name in self.reference.declared]
         return (
             *([f"{first_of(names, 3)}: {fast}"] if names else []),
             *(f"declared: {kernel.text}" for kernel in declared),
-            # PyTorch's maintainers use this to distinguish rounding from a bug.
-            *[*self.truth_errors.values()][:FEW_OUTPUTS],
         )
 
     def same_bits(self, names: Iterable[str] | None = None) -> bool:
@@ -274,8 +269,9 @@ class ModelComparison(Judge):
             }
         return judgements, expected
 
-    def errors_against(self, expected: Expectation) -> dict[str, str]:
+    def errors_against(self, expected: Expectation) -> dict[str, tuple[float, str]]:
         """Describe exact errors of outputs."""
+        # PyTorch's maintainers use them to distinguish rounding from a bug.
         descriptions = {}
         for name in self.judged:
             if not is_output(name) or name not in expected.values:
@@ -288,14 +284,13 @@ class ModelComparison(Judge):
                 )
                 slack = Z * expected.sigmas[name][decided] / errors
             ratios = slack[np.isfinite(slack)]
-            descriptions[name] = (
+            words = (
                 f"largest error of {name} against exact values: candidate {errors.max(initial=0.0):.2g}, "
                 f"the reference itself {own.max(initial=0.0):.2g}"
             )
             if ratios.size:
-                descriptions[name] += (
-                    f"; tolerance ÷ error: median {np.median(ratios):.2g}, smallest {ratios.min():.2g}"
-                )
+                words += f"; tolerance ÷ error: median {np.median(ratios):.2g}, least {ratios.min():.2g}"
+            descriptions[name] = float(ratios.min(initial=np.inf)), words
         return descriptions
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:

@@ -117,6 +117,10 @@ def seeded(seed: int | None) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
+class ModelError(SpecError):
+    """An exception that a model's own code raised."""
+
+
 class Finished(Exception):
     """An observer needs no further tensors of a run."""
 
@@ -806,15 +810,15 @@ def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def running(what: str, why: str = "cannot be run with these inputs") -> Iterator[None]:
-    """Convert errors and exits of a block to a one-line :class:`SpecError`."""
+    """Convert errors and exits of a block to a one-line :class:`ModelError`."""
     try:
         yield
     except SpecError:
         raise
     except SystemExit as error:  # otherwise it would end the command silently
-        raise SpecError(f"{what} ends the process: {described(error)}") from None
+        raise ModelError(f"{what} ends the process: {described(error)}") from None
     except Exception as error:
-        raise SpecError(f"{what} {why}: {described(error)}") from error
+        raise ModelError(f"{what} {why}: {described(error)}") from error
 
 
 def described(error: BaseException) -> str:

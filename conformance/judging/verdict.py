@@ -39,7 +39,7 @@ ACCEPTED = "accepted"
 STATUSES = {
     "diverges": "a tensor exceeds its tolerance, or is missing, not finite, or in another precision",
     NOT_JUDGED: "a bug in Concord itself, with its traceback; no backend is to blame",
-    "missing": "a backend requested by name is not installed, a candidate cannot run, or a case has no run",
+    "missing": "a backend requested by name is not installed, a candidate cannot run here, or a case has no run",
     "broken": "its process or framework cannot start, or its answer holds unknown or misshapen tensors",
     "crashed": "its process ended; the message names the signal or the exit code",
     "timed out": "no answer within the time limit",
@@ -207,6 +207,7 @@ class Verdict:
     case: Unwritten = field(default=None, repr=False, compare=False)  # JudgedProblem | None
     judge: Unwritten = field(default=None, repr=False, compare=False)  # Judge | None
     notes: Unwritten = field(default=(), repr=False, compare=False)  # tuple[str, ...]
+    accuracy: Unwritten = field(default="", repr=False, compare=False)  # exact errors of both sides
 
     def unexplained(self) -> Verdict:
         """Skip the search for a cause."""
@@ -416,7 +417,8 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     """Describe the judgement of a run."""
     verdict = verdict.explained()
     if verdict.status == "diverges":
-        lines = [*_divergence(verdict, "the run"), *(f"  {note}" for note in verdict.notes)]
+        notes = (f"  {note}" for note in (*verdict.notes, verdict.accuracy) if note)
+        lines = [*_divergence(verdict, "the run"), *notes]
         return [f"diverges{_alone(verdict)}", *lines, *_next_step(verdict)]
     nearest, count = verdict.nearest, sum(row.status == "agrees" for row in verdict.table)
     closest = (
@@ -428,8 +430,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     return [
         f"{verdict.status}{closest}",
         *unjudged_lines(verdict),
-        *([verdict.unchecked] if verdict.unchecked else []),
-        *verdict.notes,
+        *filter(None, (verdict.unchecked, *verdict.notes, verdict.accuracy)),
     ]
 
 

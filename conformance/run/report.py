@@ -366,8 +366,10 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
         meaning = "Each cell: worst error ÷ tolerance, over all tensors of all cases; at most 1 is rounding."
     console.print(meaning, style="dim")
     for result in report.results if group == "reference" else ():
-        for note in result.verdict.notes if result.verdict else ():
-            console.print(f"{result.backend}: {note}", style="dim")
+        verdict, told = result.verdict, result.status != "agrees" or len(report.results) == 1
+        for note in (*verdict.notes, verdict.accuracy if told else "") if verdict else ():
+            if note:
+                console.print(f"{result.backend}: {note}", style="dim")
     console.print(failures(report))
     for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim")
