@@ -1,3 +1,4 @@
+import importlib
 import re
 
 import pytest
@@ -78,6 +79,59 @@ def test_the_list_of_activations_is_a_function_that_a_port_can_fill():
     assert "# (3, 13) float32, GELU (activation.py:" in text
     exec(text, namespace := {})
     assert list(namespace["port"](None)) == ["0", "1", "2", "output"]
+
+
+# The code of a model and of a library, whose mask and kernel it calls and whose wrapper it has.
+FILES = {
+    "library.py": """
+import functools, torch
+
+def wrapper(forward):
+    @functools.wraps(forward)
+    def wrapped(*arguments):
+        return forward(*arguments)
+    return wrapped
+
+def mask_of(x):
+    return torch.ones_like(x).tril()
+
+def kernel(q, mask, scale):
+    return (q * scale * mask).softmax(-1)
+""",
+    "masked.py": """
+from torch import nn
+from library import kernel, mask_of, wrapper
+
+class Attention(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.q, self.scale = nn.Linear(7, 7), scale
+
+    @wrapper
+    def forward(self, x, mask):
+        q = self.q(x)
+        return kernel(q, mask, self.scale)
+
+class Model(nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.attention = Attention(scale)
+
+    def forward(self, x):
+        return self.attention(x, mask_of(x))
+""",
+}
+
+
+def test_a_source_line_is_of_the_model_and_not_of_a_library_that_it_calls(tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    masked = importlib.import_module("masked")
+    right, port = masked.Model().eval(), masked.Model(1.01).eval()
+    port.load_state_dict(right.state_dict())
+    assert "\n  the reference computes it at masked.py:13\n" in str(compare(right, port, INPUTS))
+    assert "Attention (masked.py:10)" in stub(prepare(right, inputs=INPUTS).reference)
 
 
 class Counting(nn.Module):

@@ -533,7 +533,7 @@ def stub(reference: ModelReference) -> str:
         module = modules.get(re.sub(r"(#\d+)?(\[.*\])?$", "", name))
         if module is None:
             return ""
-        code = type(module).forward.__code__
+        code = inspect.unwrap(type(module).forward).__code__  # not a library's wrapper
         return f", {type(module).__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
     arguments = ", ".join(name if name.isidentifier() else f"input_{name}" for name in reference.inputs)

@@ -26,7 +26,8 @@ from concord.conformance.judging.scoring import WHOLE
 from concord.spec.arrays import Array
 from concord.spec.text import first_of
 
-OWN, TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
+# Folders with a slash at the end, since torchvision's files are not PyTorch's.
+OWN, TORCH = (f"{Path(file).parent}/" for file in (__file__, torch.__file__))
 
 # Operands may differ by this many times a sample's error. The largest of 16 errors is about two sigma, so
 # this covers the 16 sigma of a tolerance.
@@ -91,12 +92,12 @@ def source_line() -> str | None:
     inner = None
     for frame, line in traceback.walk_stack(None):
         path = frame.f_code.co_filename
-        if path == f"{OWN}/module_reference.py":  # a hook, or the caller of the model
+        if path == f"{OWN}module_reference.py":  # a hook, or the caller of the model
             break
         place = f"{Path(path).name}:{line}"
         if not path.startswith((OWN, TORCH)):
             return place
-        if path.startswith(f"{TORCH}/nn/modules"):
+        if path.startswith(f"{TORCH}nn/modules"):
             inner = inner or place
     return inner
 

@@ -8,7 +8,8 @@ import operator
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from concord.conformance.compare import module_reference as modules
 from concord.conformance.compare.aten_arithmetic import plainly
 from concord.conformance.compare.aten_operations import Make, Operation, Watched, is_float
-from concord.conformance.compare.decisions import source_line
+from concord.conformance.compare.decisions import TORCH, source_line
 from concord.conformance.compare.module_reference import Finished, ModuleReference, dtype_name, named, numbers
 from concord.conformance.judging.estimate import SAMPLES, Observer, Z, estimate
 from concord.conformance.judging.protocol import Pin
@@ -36,6 +37,14 @@ SHORTEST_LOOP, LONGEST_LOOP = 4, 64
 MOVING = ("_unsafe_view", "clone", "copy", "repeat", "unsafe_split", "_reshape_copy", "roll", "flip")
 
 
+class Call(NamedTuple):
+    """A ``forward`` that is running: its module's identity, and the line that it has reached."""
+
+    module: int
+    file: str
+    line: int
+
+
 @dataclass(frozen=True, eq=False)
 class Recorded:
     """An operation of a stretch.
@@ -43,14 +52,14 @@ class Recorded:
     Attributes:
         line: ``file:line``.
         tensors: copies, because later operations may be in-place.
-        owners: identities of calling modules.
+        calls: the calling modules, innermost first.
     """
 
     operation: Operation
     line: str
     result: Any
     tensors: Mapping[str, Tensor]
-    owners: Sequence[int] = ()
+    calls: Sequence[Call] = ()
 
     def __str__(self) -> str:
         return f"{self.operation.name} ({self.line})"
@@ -110,7 +119,7 @@ class Stretch:
 
     def within(self, step: Recorded) -> list[str]:
         """Paths of an operation's modules, innermost first."""
-        return [self.paths[owner] for owner in step.owners if owner in self.paths]
+        return [self.paths[call.module] for call in step.calls if call.module in self.paths]
 
     def take(self, name: str, tensor: Tensor) -> None:
         """Record an activation; stop at the last one."""
@@ -130,7 +139,7 @@ class Stretch:
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
         result = operation()
         copies = {name: tensor.detach().clone() for name, tensor in named(result, "").items()}
-        self.steps.append(Recorded(operation, line, result, copies, callers()))
+        self.steps.append(Recorded(operation, line, result, copies, running()))
         self.size += sum(tensor.nbytes for tensor in copies.values())
         if self.size > MOST_BYTES:  # drops the earlier half of a large model
             far = len(self.steps) // 2
@@ -232,8 +241,16 @@ class Stretch:
 
     @property
     def lines(self) -> str:
-        """Source lines of its operations."""
-        return first_of(list(dict.fromkeys(step.line for step in self.steps)), 4)
+        """Source lines of its operations, in the ``forward`` that computes the last one."""
+        # Functions that this forward calls belong to a library as often as to the model. Steps outside it,
+        # such as the construction of a mask, tell nothing about this activation.
+        calls = self.last.calls if self.last else ()
+        own = next((x for x in calls if x.module in self.paths and not x.file.startswith(TORCH)), None)
+        if own is None:
+            return first_of(list(dict.fromkeys(step.line for step in self.steps)), 4)
+        lines = {call.line for step in self.steps for call in step.calls if call[:2] == own[:2]}
+        first, last = min(lines), max(lines)
+        return f"{Path(own.file).name}:{first}" + (f"-{last}" if last > first else "")
 
 
 def loop_positions(names: Sequence[str]) -> list[int]:
@@ -254,10 +271,13 @@ def loop_positions(names: Sequence[str]) -> list[int]:
     return positions
 
 
-def callers() -> list[int]:
-    """Modules whose ``forward`` is running, by identity."""
-    frames = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == "forward")
-    return [id(frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))) for frame in frames]
+def running() -> list[Call]:
+    """Every ``forward`` that is running, innermost first."""
+    return [
+        Call(id(frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))), frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_stack(None)
+        if frame.f_code.co_name == "forward"
+    ]
 
 
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
@@ -275,7 +295,9 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         array = numbers(tensor).astype(np.float64)
         own = outline(array)
         for name, value in values.items():
-            near = value.size == array.size and not (abs(own - outlines[name]) > Z * sigmas[name].max()).any()
+            with np.errstate(invalid="ignore"):  # a mask holds infinities
+                far = abs(own - outlines[name]) > Z * sigmas[name].max()
+            near = value.size == array.size and not far.any()
             if near and any(
                 judge_tensor(*these, dtypes[name]).status == "agrees"
                 for these in layouts(array, value, sigmas[name])
