@@ -27,59 +27,50 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 PATIENCE = 3.0
 
 
+class Halt:
+    """The first signal of a command: the exit code that follows, or 0, and the last time that one counted."""
+
+    code, time = 0, 0.0
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    now = time.monotonic()
+    if not Halt.code or now - Halt.time > PATIENCE:
+        Halt.code, Halt.time = Halt.code or 128 + number, now
+        raise KeyboardInterrupt
+
+
 @contextmanager
-def _handling(handler: Handler, after: Handler | None = None) -> Iterator[Callable[[], None]]:
-    """Install a handler, and yield a function that restores the previous ones, or ``after``."""
+def _handling(handler: Handler, after: Handler | None = None) -> Iterator[None]:
+    """Install a handler, and afterwards the previous ones, or ``after``."""
     # Python lets only the main thread set handlers. Signals that are ignored from the start remain ignored,
     # as under nohup.
     main = threading.current_thread() is threading.main_thread()
     former = {number: signal.getsignal(number) for number in SIGNALS if main}
     former = {number: handler for number, handler in former.items() if handler is not signal.SIG_IGN}
-
-    def restore() -> None:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
     for number in former:
         signal.signal(number, handler)
     try:
-        yield restore
+        yield
     finally:
-        restore()
-        for number in former if after else ():
-            signal.signal(number, after)
-
-
-class Halt:
-    """The exit code that follows from the first signal, or 0."""
-
-    code, since = 0, 0.0
-
-    def __call__(self) -> bool:
-        """Whether a signal has arrived."""
-        return bool(self.code)
-
-
-RUNNING = Halt()  # of a command that a signal ends at once
+        for number, handler in former.items():
+            signal.signal(number, after or handler)
 
 
 @contextmanager
-def halting() -> Iterator[Halt]:
+def halting() -> Iterator[Callable[[], bool]]:
     """Record the first signal; a later one ends the command immediately."""
-    halt = Halt()
 
-    def note(number: int, _frame: object) -> None:
-        now = time.monotonic()
-        if not halt():
-            halt.code, halt.since = 128 + number, now
-        elif now - halt.since > PATIENCE:
-            restore()
-            signal.raise_signal(number)
+    def note(number: int, frame: object) -> None:
+        if Halt.code:
+            _interrupt(number, frame)
+        else:
+            Halt.code, Halt.time = 128 + number, time.monotonic()
 
-    with _handling(note) as restore:
-        yield halt
-    if halt():
-        signal.raise_signal(halt.code - 128)
+    with _handling(note):
+        yield lambda: bool(Halt.code)
+    if Halt.code:
+        raise KeyboardInterrupt
 
 
 def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
@@ -95,17 +86,10 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
             # A file name may contain characters that the terminal's encoding lacks; printing it must not
             # crash.
             stream.reconfigure(errors="backslashreplace")
-    signals = list[tuple[int, float]]()
-
-    def interrupt(number: int, _frame: object) -> None:
-        now = time.monotonic()
-        if not signals or now - signals[-1][1] > PATIENCE:
-            signals.append((number, now))
-            raise KeyboardInterrupt(128 + number)
-
+    Halt.code, Halt.time = 0, 0.0
     # At exit, Python restores all handlers but ignored ones, and the default action of these signals is to
     # kill.
-    with _handling(interrupt, signal.SIG_IGN if last else None):
+    with _handling(_interrupt, signal.SIG_IGN if last else None):
         try:
             code = command()
             sys.stdout.flush()
@@ -116,9 +100,9 @@ def end(command: Callable[[], Any], last: bool = False) -> NoReturn:
         except Exception as error:
             code = _failed(error)
         if code == INTERRUPTED:  # even if typer has caught KeyboardInterrupt
-            number = signal.Signals(signals[0][0]) if signals else signal.SIGINT
-            words = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
-            code = _said(128 + number, words)
+            code = Halt.code or INTERRUPTED
+            name = signal.Signals(code - 128).name
+            _said(code, "interrupted" if code == INTERRUPTED else f"ended by {name}")
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -21,7 +21,7 @@ from concord.backends.interface import EXECUTIONS, IMPLEMENTATIONS, PRECISION_MO
 from concord.conformance.compare import DECLARATIONS
 from concord.conformance.run import record, report
 from concord.conformance.run.campaign import Report, Setup
-from concord.exit_codes import RUNNING, Halt
+from concord.exit_codes import Halt
 from concord.help_screen import print_all
 from concord.spec.errors import SpecError, collecting, refuse, unknowns
 from concord.terminal import Terminal
@@ -299,24 +299,17 @@ class Outputs(OptionGroup):
         show: Callable[[], None],
         problems: Sequence[str] = (),
         others: Sequence[output_files.Output] = (),
-        halt: Halt = RUNNING,
     ) -> int:
         """Write and show a result; return its exit code, or that of a signal."""
         written = record.make_record(outcome, kind, title)
-        written = dataclasses.replace(written, exit_code=halt.code or written.exit_code)
+        written = dataclasses.replace(written, exit_code=Halt.code or written.exit_code)
         json = self.json, lambda: record.text(written)
         html = self.html, lambda: output_files.page(written)
         output_files.write(json, html, *others, show=show, problems=problems)
         return written.exit_code
 
     def show_report(
-        self,
-        outcome: Report,
-        kind: str,
-        title: str,
-        group: str,
-        others: Sequence[output_files.Output] = (),
-        halt: Halt = RUNNING,
+        self, outcome: Report, kind: str, title: str, group: str, others: Sequence[output_files.Output] = ()
     ) -> int:
         """Write and show a report; ``group`` heads the lines of its table."""
 
@@ -325,4 +318,4 @@ class Outputs(OptionGroup):
             if os.environ.get("GITHUB_ACTIONS") == "true":
                 print(*junit.github_annotations(outcome), sep="\n")
 
-        return self.finish(outcome, kind, title, show, others=others, halt=halt)
+        return self.finish(outcome, kind, title, show, others=others)

@@ -1,10 +1,11 @@
+import re
+
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
 from torch import nn
 
-from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import assert_same, compare, prepare
 from concord.conformance.judging.exemptions import ABSENT, CONSTANT
 from concord.conformance.judging.verdict import Judgement, Row, Verdict, verdict_lines
@@ -249,12 +250,6 @@ def test_complex_numbers_that_are_conjugated_are_judged():
 # Invalid arguments.
 
 
-def smaller():
-    model = encoder()
-    model.token = nn.Embedding(7, WIDTH)
-    return model
-
-
 @torch.library.custom_op("tests::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
     if x.dtype is torch.float64:
@@ -286,17 +281,14 @@ def beside(candidate, **options):
         (lambda: verdict(["inner"], "output[z]"), r"unknown output 'output\[z\]'"),
         (beside(encoder(), way="sdpa"), "a candidate is given too"),
         (beside(encoder(), declared=["speed"]), "unknown declaration 'speed'"),
-        (beside(smaller()), "the candidate cannot .* index out of range"),
         (beside({"nothing": np.zeros(7)}), "no activation of the candidate has a name"),
-        (beside(lambda x: x), "the candidate cannot .* unexpected keyword"),
         (beside("nowhere.onnx"), "^nowhere.onnx: no such file$"),
-        (beside("no.such.module:f"), "gave no result: ModuleNotFoundError"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(make, message):
-    with pytest.raises((SpecError, WorkerFailure), match=message) as caught:
+    with pytest.raises(SpecError, match=message) as caught:
         make()
-    assert len(str(caught.value).splitlines()) == 1
+    assert len(caught.value.problems) == 1
 
 
 # The command.
@@ -319,7 +311,8 @@ def test_the_command_judges_writes_and_exits(entered, tmp_path):
     entered(line, port, *inputs, "--declare", "output[y]", "--declare", "output[scale]")
     wrong = given("wrong", outputs | {"inner": inner["inner"] * np.float32(1.01)})
     assert "first at inner" in entered(line, wrong, *inputs, "--html", page, ends=1)[0]
-    assert "inner" in page.read_text()
+    assert "inner" in (text := page.read_text())
+    assert not re.search("clause|eclared deviation", text)
     named = given("named", outputs | {"first": inner["inner"]}), *inputs, "--names", tmp_path / "names.txt"
     # Names are only printed, for inspection.
     assert entered(line, *named, ends=3)[0].startswith("first = inner\nwritten: ")

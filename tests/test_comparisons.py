@@ -26,10 +26,7 @@ def double(x):
 def test_a_table_tells_which_candidates_agree_why_others_do_not_and_how_long_a_pass_takes():
     comparisons = compare(
         model(),
-        {
-            **{"port": model("tanh"), "half": "bfloat16", "away": "cuda", "f64": double},
-            **{"raising": called.raises, "dying": "tests.toys.called:dies"},
-        },
+        {"port": model("tanh"), "half": "bfloat16", "away": "cuda", "f64": double, "broken": called.raises},
         INPUTS,
     )
     assert {name: verdict.status for name, verdict in comparisons.items()} == {
@@ -40,11 +37,9 @@ def test_a_table_tells_which_candidates_agree_why_others_do_not_and_how_long_a_p
     assert comparisons["half"].table[0].tensor == "0"
     assert comparisons.milliseconds.keys() == {"reference", "half", "f64"}
     assert not comparisons.passed
-    with pytest.raises(SpecError, match="away: way is 'cuda' but PyTorch sees no CUDA device"):
-        comparisons["away"]
-    statuses = {result.backend: result.status for result in comparisons.results()}
-    assert (statuses["away"], statuses["raising"], statuses["dying"]) == ("missing", "error", "crashed")
-    assert "KeyError: 'no such layer'" in comparisons.failures["raising"].detail
+    assert {result.status for result in comparisons.results()} == {"diverges", "agrees", "missing", "error"}
+    with pytest.raises(SpecError, match=r"broken: .* KeyError: 'no such layer'"):
+        comparisons["broken"]
     rows = {line.split("│")[1].strip(): line for line in str(comparisons).splitlines() if "│" in line}
     assert re.search("diverges .* `1` is explained by", rows["port"])
     assert "tanh instead of none" in str(comparisons)
@@ -63,15 +58,10 @@ def test_arrays_by_name_are_one_candidate():
 
 def test_a_verdict_tells_how_far_both_sides_lie_off_the_truth():
     right, wrong = (compare(model(), model(form), INPUTS) for form in ("none", "tanh"))
-    pattern = (
-        r"largest error of output against exact values: candidate (\S+), the reference itself ([^;]+)"
-        r"; tolerance ÷ error: median (\S+), smallest (\S+)"
-    )
+    pattern = r"largest error of output against exact values: candidate (\S+), the reference itself (\S+)"
     assert not re.search(pattern, str(right)), "its bits are the reference's"
-    candidate, own, median, least = map(float, re.search(pattern, str(wrong)).groups())
+    candidate, own = map(float, re.search(pattern, str(wrong)).groups())
     assert candidate > 100 * own > 0
-    assert least < 1, "it diverges"
-    assert least < median
 
 
 def test_the_list_of_activations_is_a_function_that_a_port_can_fill():
@@ -81,57 +71,32 @@ def test_the_list_of_activations_is_a_function_that_a_port_can_fill():
     assert list(namespace["port"](None)) == ["0", "1", "2", "output"]
 
 
-# The code of a model and of a library, whose mask and kernel it calls and whose wrapper it has.
-FILES = {
-    "library.py": """
-import functools, torch
+# A model with a wrapper and a kernel of other files, and with a mask.
+MASKED = """import torch
+from tests.toys.called import halved
 
-def wrapper(forward):
-    @functools.wraps(forward)
-    def wrapped(*arguments):
-        return forward(*arguments)
-    return wrapped
+class Attention(torch.nn.Module):
+    @torch.no_grad()
+    def forward(self, x, mask, scale):
+        scaled = x * scale
+        return halved(scaled * mask)["output"]
 
-def mask_of(x):
-    return torch.ones_like(x).tril()
-
-def kernel(q, mask, scale):
-    return (q * scale * mask).softmax(-1)
-""",
-    "masked.py": """
-from torch import nn
-from library import kernel, mask_of, wrapper
-
-class Attention(nn.Module):
+class Model(torch.nn.Module):
     def __init__(self, scale):
         super().__init__()
-        self.q, self.scale = nn.Linear(7, 7), scale
-
-    @wrapper
-    def forward(self, x, mask):
-        q = self.q(x)
-        return kernel(q, mask, self.scale)
-
-class Model(nn.Module):
-    def __init__(self, scale=1.0):
-        super().__init__()
-        self.attention = Attention(scale)
+        self.attention, self.scale = Attention(), scale
 
     def forward(self, x):
-        return self.attention(x, mask_of(x))
-""",
-}
+        return self.attention(x, torch.ones_like(x).tril(), self.scale)
+"""
 
 
-def test_a_source_line_is_of_the_model_and_not_of_a_library_that_it_calls(tmp_path, monkeypatch):
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
+def test_a_source_line_is_of_the_forward_and_not_of_what_it_calls(tmp_path, monkeypatch):
+    (tmp_path / "masked.py").write_text(MASKED)
     monkeypatch.syspath_prepend(tmp_path)
-    masked = importlib.import_module("masked")
-    right, port = masked.Model().eval(), masked.Model(1.01).eval()
-    port.load_state_dict(right.state_dict())
-    assert "\n  the reference computes it at masked.py:13\n" in str(compare(right, port, INPUTS))
-    assert "Attention (masked.py:10)" in stub(prepare(right, inputs=INPUTS).reference)
+    right, wrong = map(importlib.import_module("masked").Model, (1.0, 1.01))
+    assert "the reference computes it at masked.py:7-8\n" in str(compare(right.eval(), wrong.eval(), INPUTS))
+    assert "Attention (masked.py:5)" in stub(prepare(right, inputs=INPUTS).reference)
 
 
 class Counting(nn.Module):

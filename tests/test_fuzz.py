@@ -199,8 +199,7 @@ def test_an_interrupt_keeps_what_was_found(tmp_path):
     assert errors(command.said()).endswith("\nconcord: interrupted\n")
     assert "1 failure found" in command.said()
     assert len(list((tmp_path / "out").iterdir())) == 1
-    document = record.read(tmp_path / "out.json")
-    assert (len(document.outcome.failures), document.exit_code) == (1, 130)
+    assert len(record.read(tmp_path / "out.json").outcome.failures) == 1
 
 
 # The four backends.

@@ -84,13 +84,13 @@ def test_a_page_tells_everything_once():
         "activation = gelu_tanh instead of gelu_erf (FFN-2) [activation]",
         "The same tensor is the first to diverge in 1 more run",
         f"{reports.WRONG} diverges first at {nothing.tensor} (SPEC NRM-2)",
-        "batch tokens d_model Backend reference tolerance error in tolerances 2 3 5 nan",
+        "batch, tokens, d_model error in tolerances Backend reference tolerance 2, 3, 5 inf nan",
         # Failures.
         "tf: crashed killed by SIGSEGV bert-ragged, float32, and 1 more run The last lines of its output "
         "first words last words",
         "paddle absent, and not requested: No module named 'paddle'",
         "jax unsupported: no such precision",
-        "half , bfloat16: undetermined: the precision determines none of its tensors",
+        "half , bfloat16: undetermined: logits not judged (rounding",
         # Environments, notes, and the table of all tensors.
         "Declared deviation from SPEC ATT-5: softmax_floor = -64.0 the kernel clips",
         "not compared, 3 x lr: belongs to the optimizer",

@@ -235,7 +235,7 @@ def test_an_interrupted_run_keeps_what_it_has(entered, tmp_path, monkeypatch):
     _, errors = entered(f"{both} --json {path}", ends=130)
     assert errors[-1] == "concord: interrupted"
     kept = files.data(files.read(path, KINDS))
-    assert (kept["complete"], kept["exit_code"]) == (False, 130)
+    assert not kept["complete"]
     assert [entry["backend"] for entry in kept["entries"]] == [RIGHT]
 
 

@@ -118,5 +118,5 @@ def judge_jobs(
         code = report.exit_code
         if report.results or not stopped():
             title = what if kind == "golden" else f"Conformance: {', '.join(how)}"
-            code = outputs.show_report(report, kind, title, group, halt=stopped)
+            code = outputs.show_report(report, kind, title, group)
     raise typer.Exit(code)

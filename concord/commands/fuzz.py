@@ -115,6 +115,5 @@ def fuzz(
             f"Random cases, seed {plan.seed}, {', '.join(plan.dtypes)}",
             lambda: summary.show(findings, Terminal(), settings),
             problems=problems,
-            halt=stopped,
         )
     raise typer.Exit(code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import typer
 
@@ -45,6 +44,7 @@ def mutants(
             outcome = matrix.conduct(turns, settings, progress, stopped)
         code = outcome.exit_code
         if outcome.findings or not stopped():
-            show = partial(detection_table.show, outcome, Terminal())
-            code = outputs.finish(outcome, "mutants", title, show, halt=stopped)
+            code = outputs.finish(
+                outcome, "mutants", title, lambda: detection_table.show(outcome, Terminal())
+            )
     raise typer.Exit(code)

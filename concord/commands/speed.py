@@ -16,7 +16,7 @@ from concord.backends import machine
 from concord.backends.cores import available_cores
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance.run import record as files
-from concord.exit_codes import INTERRUPTED
+from concord.exit_codes import Halt
 from concord.own_model import OwnModel
 from concord.spec.errors import collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
@@ -230,10 +230,8 @@ def _measure(plan: SpeedPlan, outputs: options.Outputs) -> int:
 
     try:
         record.complete = measure(plan, keep, telling())
-    except KeyboardInterrupt as interrupt:
-        (record.signalled,) = interrupt.args or (INTERRUPTED,)
-        raise
     finally:
+        record.signalled = Halt.code
         record.seconds = time.perf_counter() - began
         last = record.record()
         data = files.data(last)

@@ -50,6 +50,7 @@ from concord.conformance.compare.module_reference import (
     numbers,
     running,
     seeded,
+    submodule_of,
     with_log_probabilities,
 )
 from concord.spec.arrays import Arrays
@@ -293,9 +294,8 @@ def failing() -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        if isinstance(error.__cause__, ImportError):  # it is not installed here
-            raise
-        raise WorkerFailure("error", str(error)) from error
+        status = "missing" if "ModuleNotFoundError: " in str(error) else "error"
+        raise WorkerFailure(status, str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -448,8 +448,8 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
     """Call ``package.module:function`` in its own process.
 
     Raises:
-        SpecError: if its module is not installed.
-        WorkerFailure: if it raises another exception, or the process dies.
+        ModelError: if it raises an exception.
+        WorkerFailure: if the process dies.
     """
     if python and shutil.which(python) is None:
         raise SpecError(f"--python is {python!r} but must be a Python interpreter")
@@ -469,14 +469,12 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
             check=False,
         )
         words = process.stderr.strip().splitlines()
-        raised = words[-1] if process.returncode == 1 and words else ""  # Python ended with an exception
-        if raised.startswith(ModuleNotFoundError.__name__):
-            raise SpecError(f"{target} gave no result: {raised}")
+        if process.returncode == 1 and words:  # Python ended with an exception
+            raise ModelError(f"{target} gave no result: {words[-1]}")
         if process.returncode or not output_file.is_file():
             killed = signal.Signals(-process.returncode).name if process.returncode < 0 else ""
-            how = raised or (f"killed by {killed}" if killed else f"exit code {process.returncode}")
-            last = "\n".join(words[-3 : -1 if raised else None])
-            raise WorkerFailure("error" if raised else "crashed", f"{target} gave no result: {how}", last)
+            how = f"killed by {killed}" if killed else f"exit code {process.returncode}"
+            raise WorkerFailure("crashed", f"{target} gave no result: {how}", "\n".join(words[-3:]))
         metadata, arrays = read_described(output_file)
         return by_name(reference, {name: arrays[name] for name in json.loads(metadata["names"])})
 
@@ -530,7 +528,7 @@ def stub(reference: ModelReference) -> str:
     modules = dict(reference.model.named_modules()) if isinstance(reference, ModuleReference) else {}
 
     def source(name: str) -> str:
-        module = modules.get(re.sub(r"(#\d+)?(\[.*\])?$", "", name))
+        module = modules.get(submodule_of(name))
         if module is None:
             return ""
         code = inspect.unwrap(type(module).forward).__code__  # not a library's wrapper

@@ -124,12 +124,11 @@ def compare_several(
         }
         try:
             comparison = prepare(reference, inputs=inputs, known=references, **candidate_options)
-            verdicts[name] = comparison.verdict()
-        except SpecError as error:
-            failures[name] = WorkerFailure("missing", str(error))
-            continue
-        except WorkerFailure as failure:
-            failures[name] = failure
+            verdicts[name] = comparison.verdict(several=True)
+        except (SpecError, WorkerFailure) as error:
+            failures[name] = (
+                error if isinstance(error, WorkerFailure) else WorkerFailure("missing", str(error))
+            )
             continue
         dtypes[name] = comparison.reference.precision
         notes |= {f"{name}, {subject}": text for subject, text in comparison.notes.items()}

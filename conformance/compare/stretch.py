@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from concord.conformance.judging.estimate import SAMPLES, Observer, Z, estimate
 from concord.conformance.judging.protocol import Pin
 from concord.conformance.judging.scoring import judge_tensor
 from concord.spec.arrays import Array
-from concord.spec.text import first_of
 
 # Limit on the recorded results.
 MOST_BYTES = 2**30
@@ -37,14 +36,6 @@ SHORTEST_LOOP, LONGEST_LOOP = 4, 64
 MOVING = ("_unsafe_view", "clone", "copy", "repeat", "unsafe_split", "_reshape_copy", "roll", "flip")
 
 
-class Call(NamedTuple):
-    """A ``forward`` that is running: its module's identity, and the line that it has reached."""
-
-    module: int
-    file: str
-    line: int
-
-
 @dataclass(frozen=True, eq=False)
 class Recorded:
     """An operation of a stretch.
@@ -52,14 +43,14 @@ class Recorded:
     Attributes:
         line: ``file:line``.
         tensors: copies, because later operations may be in-place.
-        calls: the calling modules, innermost first.
+        owners: the file and line that each calling module has reached, by identity, innermost first.
     """
 
     operation: Operation
     line: str
     result: Any
     tensors: Mapping[str, Tensor]
-    calls: Sequence[Call] = ()
+    owners: Mapping[int, tuple[str, int]]
 
     def __str__(self) -> str:
         return f"{self.operation.name} ({self.line})"
@@ -119,7 +110,7 @@ class Stretch:
 
     def within(self, step: Recorded) -> list[str]:
         """Paths of an operation's modules, innermost first."""
-        return [self.paths[call.module] for call in step.calls if call.module in self.paths]
+        return [self.paths[owner] for owner in step.owners if owner in self.paths]
 
     def take(self, name: str, tensor: Tensor) -> None:
         """Record an activation; stop at the last one."""
@@ -139,7 +130,7 @@ class Stretch:
             self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
         result = operation()
         copies = {name: tensor.detach().clone() for name, tensor in named(result, "").items()}
-        self.steps.append(Recorded(operation, line, result, copies, running()))
+        self.steps.append(Recorded(operation, line, result, copies, callers()))
         self.size += sum(tensor.nbytes for tensor in copies.values())
         if self.size > MOST_BYTES:  # drops the earlier half of a large model
             far = len(self.steps) // 2
@@ -244,13 +235,11 @@ class Stretch:
         """Source lines of its operations, in the ``forward`` that computes the last one."""
         # Functions that this forward calls belong to a library as often as to the model. Steps outside it,
         # such as the construction of a mask, tell nothing about this activation.
-        calls = self.last.calls if self.last else ()
-        own = next((x for x in calls if x.module in self.paths and not x.file.startswith(TORCH)), None)
-        if own is None:
-            return first_of(list(dict.fromkeys(step.line for step in self.steps)), 4)
-        lines = {call.line for step in self.steps for call in step.calls if call[:2] == own[:2]}
-        first, last = min(lines), max(lines)
-        return f"{Path(own.file).name}:{first}" + (f"-{last}" if last > first else "")
+        for owner, (file, _) in (self.steps[-1].owners if self.steps else {}).items():
+            if not file.startswith(TORCH):
+                lines = sorted({step.owners[owner][1] for step in self.steps if owner in step.owners})
+                return f"{Path(file).name}:{lines[0]}" + (f"-{lines[-1]}" if len(lines) > 1 else "")
+        return ""
 
 
 def loop_positions(names: Sequence[str]) -> list[int]:
@@ -271,13 +260,13 @@ def loop_positions(names: Sequence[str]) -> list[int]:
     return positions
 
 
-def running() -> list[Call]:
-    """Every ``forward`` that is running, innermost first."""
-    return [
-        Call(id(frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))), frame.f_code.co_filename, line)
+def callers() -> dict[int, tuple[str, int]]:
+    """The file and line of each ``forward`` that is running, by its module's identity."""
+    return {
+        id(frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))): (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_stack(None)
         if frame.f_code.co_name == "forward"
-    ]
+    }
 
 
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
@@ -295,9 +284,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
         array = numbers(tensor).astype(np.float64)
         own = outline(array)
         for name, value in values.items():
-            with np.errstate(invalid="ignore"):  # a mask holds infinities
-                far = abs(own - outlines[name]) > Z * sigmas[name].max()
-            near = value.size == array.size and not far.any()
+            near = value.size == array.size and not (abs(own - outlines[name]) > Z * sigmas[name].max()).any()
             if near and any(
                 judge_tensor(*these, dtypes[name]).status == "agrees"
                 for these in layouts(array, value, sigmas[name])
@@ -349,7 +336,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
 
 def outline(array: Array) -> Array:
     """Sorted elements, which are equal in every layout."""
-    flat = np.sort(array, None)
+    flat = np.sort(np.nan_to_num(array), None)  # a mask holds infinities
     return flat[[0, len(flat) // 3, 2 * len(flat) // 3, -1]] if len(flat) else np.zeros(4)
 
 

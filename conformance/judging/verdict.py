@@ -207,7 +207,6 @@ class Verdict:
     case: Unwritten = field(default=None, repr=False, compare=False)  # JudgedProblem | None
     judge: Unwritten = field(default=None, repr=False, compare=False)  # Judge | None
     notes: Unwritten = field(default=(), repr=False, compare=False)  # tuple[str, ...]
-    accuracy: Unwritten = field(default="", repr=False, compare=False)  # exact errors of both sides
 
     def unexplained(self) -> Verdict:
         """Skip the search for a cause."""
@@ -417,8 +416,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     """Describe the judgement of a run."""
     verdict = verdict.explained()
     if verdict.status == "diverges":
-        notes = (f"  {note}" for note in (*verdict.notes, verdict.accuracy) if note)
-        lines = [*_divergence(verdict, "the run"), *notes]
+        lines = [*_divergence(verdict, "the run"), *(f"  {note}" for note in verdict.notes)]
         return [f"diverges{_alone(verdict)}", *lines, *_next_step(verdict)]
     nearest, count = verdict.nearest, sum(row.status == "agrees" for row in verdict.table)
     closest = (
@@ -430,7 +428,8 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     return [
         f"{verdict.status}{closest}",
         *unjudged_lines(verdict),
-        *filter(None, (verdict.unchecked, *verdict.notes, verdict.accuracy)),
+        *([verdict.unchecked] if verdict.unchecked else []),
+        *verdict.notes,
     ]
 
 

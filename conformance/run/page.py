@@ -20,7 +20,7 @@ from concord.conformance.judging.estimate import R, Z
 from concord.conformance.judging.verdict import Z_BINS, number
 from concord.conformance.run import drawing
 from concord.conformance.run.record import Record
-from concord.conformance.run.report import SHORT, tail, word
+from concord.conformance.run.report import SHORT, reason, tail, verb, word
 from concord.conformance.wording import counted, joined, plain
 from concord.spec.text import legible, shortened
 
@@ -103,12 +103,11 @@ def _environment(*folders: Path) -> jinja2.Environment:
         short=lambda dtype: SHORT.get(dtype, dtype),
         tone=lambda status: TONES.get(status, "broken"),
         sign=lambda status: SIGNS.get(status, "!"),
-        verb=lambda status, count: (
-            {"agrees": "agree", "diverges": "diverge"}.get(status, status) if count != 1 else status
-        ),
+        verb=verb,
         percent=_percent,
         soft=_soft,
         word=word,
+        reason=reason,
         tail=tail,
         code=lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(shortened(text))))),
         many=counted,

@@ -20,7 +20,7 @@ from concord.spec.files import LARGEST, parse_json, read_bytes, typed, write_tex
 
 SCHEMA: Final = "concord.report/6"
 
-# Exit codes above it are of a command that a signal stopped.
+# Exit codes above it are of commands that a signal stopped.
 SIGNALLED = 128
 
 # Outcome classes by kind.
@@ -171,14 +171,9 @@ def parsed(content: bytes, kinds: Mapping[str, str] = KINDS) -> Record:
     with optional(f"a record of concord {kind}", "fuzz"):
         outcome = typed(pkgutil.resolve_name(kinds[kind]), content)
     record = replace(typed(Record, content), outcome=outcome)
-    # A record may have been edited: statuses must follow from tensors, and the exit code from statuses.
+    # A record may have been edited: statuses must follow from tensors, and the exit code from statuses,
+    # unless a signal gave it.
     refuse(list(getattr(outcome, "contradictions", list)()))
-    if not isinstance(outcome, dict):
-        check_exit_code(record.exit_code, outcome.exit_code)
+    if not isinstance(outcome, dict) and SIGNALLED > record.exit_code != outcome.exit_code:
+        raise SpecError(f"exit_code is {record.exit_code} but its contents imply {outcome.exit_code}")
     return record
-
-
-def check_exit_code(stated: int, implied: int) -> None:
-    """Refuse an exit code that contradicts the contents, unless a signal gave it."""
-    if stated <= SIGNALLED and stated != implied:
-        raise SpecError(f"exit_code is {stated} but its contents imply {implied}")

@@ -160,9 +160,20 @@ def table(report: Report, group: str = "variant") -> Table:
     return verdicts
 
 
+def reason(result: Result) -> str:
+    """Why a result does not agree, and what is known about that."""
+    verdict, why = result.verdict, result.detail
+    if verdict and verdict.first:
+        why = f"`{verdict.first}`: {verdict.alone[0] or 'no cause is known'}"
+        why = verdict.cause.text if verdict.cause else why
+    elif verdict and verdict.status != "agrees":
+        why = "; ".join(unjudged_lines(verdict))
+    return "; ".join(filter(None, (why, result.attribution)))
+
+
 def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table:
     """Tabulate candidates; ``reference`` is the reference's time in milliseconds."""
-    timed = reference or any(result.milliseconds for result in results)
+    timed = any(result.milliseconds for result in results)
     several_cases = len({result.case for result in results}) > 1
     grid = Table("candidate", *(["inputs"] * several_cases), "verdict", Column("worst", justify="right"))
     grid.add_column("first wrong tensor, and why", overflow="fold")
@@ -171,19 +182,13 @@ def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table
     if reference:
         grid.add_row("the reference", *[""] * (len(grid.columns) - 2), f"{reference:.3g}")
     for result in results:
-        verdict, why = result.verdict, result.detail
-        if verdict and verdict.first:
-            why = f"`{verdict.first}`: {verdict.alone[0] or 'no cause is known'}"
-            why = verdict.cause.text if verdict.cause else why
-        elif verdict and verdict.status != "agrees":
-            why = "; ".join(unjudged_lines(verdict))
         grid.add_row(
             Text(result.backend),
             *([Text(result.case)] * several_cases),
             Text(result.status, style=STYLES.get(result.status, "bold magenta")),
-            number(result.worst) if verdict else "",
-            Text("; ".join(filter(None, (why, result.attribution)))),
-            *([f"{result.milliseconds:.3g}" if result.milliseconds else ""] * bool(timed)),
+            number(result.worst) if result.verdict else "",
+            Text(reason(result)),
+            *([f"{result.milliseconds:.3g}" if result.milliseconds else ""] * timed),
         )
     return grid
 
@@ -341,14 +346,16 @@ def repetitions(report: Report) -> list[str]:
     return [f"{name}: {words}" for name in names if (words := repeated(select(report, backend=name)))]
 
 
+def verb(status: str, count: int) -> str:
+    """A status as said of several runs."""
+    return {"agrees": "agree", "diverges": "diverge"}.get(status, status) if count > 1 else status
+
+
 def summary(report: Report) -> str:
     """Count runs by status."""
     counts = Counter(result.status for result in report.results)
-    plural = {"agrees": "agree", "diverges": "diverge"}
     parts = (
-        f"{counts[status]} {plural.get(status, status) if counts[status] > 1 else status}"
-        for status in reversed(STATUSES)
-        if counts[status]
+        f"{counts[status]} {verb(status, counts[status])}" for status in reversed(STATUSES) if counts[status]
     )
     sentence = ": ".join(filter(None, (counted(len(report.results), "run"), ", ".join(parts))))
     return f"{sentence}; stopped before {report.unfinished} more" if report.unfinished else sentence
@@ -366,10 +373,8 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
         meaning = "Each cell: worst error ÷ tolerance, over all tensors of all cases; at most 1 is rounding."
     console.print(meaning, style="dim")
     for result in report.results if group == "reference" else ():
-        verdict, told = result.verdict, result.status != "agrees" or len(report.results) == 1
-        for note in (*verdict.notes, verdict.accuracy if told else "") if verdict else ():
-            if note:
-                console.print(f"{result.backend}: {note}", style="dim")
+        for note in result.verdict.notes if result.verdict else ():
+            console.print(f"{result.backend}: {note}", style="dim")
     console.print(failures(report))
     for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -13,7 +13,6 @@ from typing import Any
 from concord.conformance.judging.verdict import (
     FAILED_WORKER,
     NOT_JUDGED,
-    STATUSES,
     Result,
     Row,
     number,
@@ -49,8 +48,10 @@ CELLS = 15_000
 
 WAYS = ("local", "end_to_end")
 
-GROUPS = {"check": "variant", "golden": "source", "compare": "reference"}
-TRUTH = {"check": "reference", "golden": "published tensors", "compare": "reference"}
+# Of several lists of layers in a name, the outermost; a gradient belongs to none.
+LAYER = re.compile(r"(?!gradients\.)(?:\w+\.)*?([A-Za-z_]\w*?)s?\.(\d+)\b")
+
+GROUPS = {"check": "variant", "golden": "source", "compare": "candidate"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,7 @@ def cases_of(results: Sequence[Result]) -> list[CaseResults]:
 def results_page(record: Record) -> str:
     """A report's page."""
     report: Report = record.outcome
-    results, truth = report.results, TRUTH[record.kind]
+    results, truth = report.results, "published tensors" if record.kind == "golden" else "reference"
     cases = cases_of(results)
     names, dtypes = (ordered(getattr(result, key) for result in results) for key in ("backend", "dtype"))
     findings = sorted(findings_of(report), key=lambda finding: -len(finding.results))
@@ -152,36 +153,37 @@ def results_page(record: Record) -> str:
     )
 
 
-def headline(results: Sequence[Result], truth: str = "reference") -> str:
+def headline(results: Sequence[Result], truth: str) -> str:
     """Summarize results in a sentence."""
     counts_of = {
         name: Counter(result.status for result in of_one)
         for name, of_one in gather(results, lambda result: result.backend).items()
     }
+
+    def share(names: Sequence[str], statuses: Sequence[str]) -> str:
+        count = sum(counts_of[name][status] for name in names for status in statuses)
+        total = sum(counts_of[name].total() for name in names)
+        return f" in {count} of {total} runs" * (total > len(names))
+
     agreeing = [name for name, counts in counts_of.items() if counts["agrees"]]
     parts = []
     for statuses, words in (
         (("diverges", "refused"), f"diverged from the {truth}"),
         (("nondeterministic",), "differed when run again"),
         (FAILED_WORKER, "gave no result"),
-        ((NOT_JUDGED,), "could not be judged, because of a bug in Concord,"),
+        ((NOT_JUDGED,), "gave a result that a bug in Concord left unjudged"),
     ):
         names = [name for name, counts in counts_of.items() if counts.keys() & {*statuses}]
         agreeing = [name for name in agreeing if name not in names]
         if names:
-            parts.append(f"{joined(names)} {words} in {_share(counts_of, names, statuses)}")
+            parts.append(f"{joined(names)} {words}{share(names, statuses)}")
     if agreeing:
         how = "" if parts else " to within rounding, in every tensor of every run that was judged"
         parts.append(f"{joined(agreeing)} agreed with the {truth}{how}")
     unsure = [name for name, counts in counts_of.items() if counts["undetermined"]]
     if parts and unsure:
-        parts.append(f"not every section of {_share(counts_of, unsure, ('undetermined',))} was judged")
+        parts.append(f"not every section of {joined(unsure)} was judged{share(unsure, ('undetermined',))}")
     return "; ".join(parts) + "." if parts else "Nothing was judged."
-
-
-def _share(counts: Mapping[str, Counter[str]], names: Sequence[str], statuses: Sequence[str]) -> str:
-    count = sum(counts[name][status] for name in names for status in statuses)
-    return f"{count} of {counted(sum(counts[name].total() for name in names), 'run')}"
 
 
 def _failures(results: Sequence[Result]) -> list[list[Result]]:
@@ -189,7 +191,7 @@ def _failures(results: Sequence[Result]) -> list[list[Result]]:
         (result for result in results if result.detail or result.stderr),
         lambda result: (result.backend, result.status, result.detail),
     )
-    return sorted(gathered.values(), key=lambda alike: [*STATUSES].index(alike[0].status))
+    return sorted(gathered.values(), key=lambda alike: gravity(alike[0]))
 
 
 # Tables.
@@ -211,21 +213,11 @@ def _table(case: CaseResults, brief: bool) -> dict[str, Any]:
 
 
 def _about(name: str, report: Report) -> dict[str, Any]:
-    facts, device = dict(report.environments.get(name, {})), report.settings.device.split(":")[0]
-    declared, dtypes = facts.pop("deviations", []), facts.get("dtypes")
-    if isinstance(dtypes, dict) and device in dtypes:
-        facts["dtypes"] = {device: dtypes[device]}
-    if interpreter := report.settings.python.get(name):
-        facts["interpreter"] = interpreter
-    results = select(report, backend=name)
+    facts, results = dict(report.environments.get(name, {})), select(report, backend=name)
     return {
         "name": name,
         "facts": facts,
-        "deviations": [
-            {key: str(entry.get(key, "")) for key in ("clause", "name", "value", "reason")}
-            for entry in (declared if isinstance(declared, list) else [])
-            if isinstance(entry, dict)
-        ],
+        "deviations": facts.pop("deviations", None),
         "statuses": Counter(result.status for result in results),
         "repeated": repeated(results),
     }
@@ -247,17 +239,13 @@ def _figures(results: Sequence[Result], brief: bool) -> list[dict[str, Any]]:
 def _drawn(results: Sequence[Result], names: Sequence[str], brief: bool) -> dict[str, Any]:
     tables = [result.table for result in results]
     kinds = [way for way in WAYS if any(row.judged(way) for table in tables for row in table)] or WAYS[1:]
-    bands = _bands(names)
+    bands = _bands(tables[0])
     bounds = [sum(size for _, size in bands[:place]) for place in range(1, len(bands))]
     lines = [
         [judgement.ratio if (judgement := row.judged("end_to_end")) else None for row in table]
         for table in tables
     ]
-    about = "; ".join(
-        f"{result.backend} {word(result)}"
-        + (f" at {result.verdict.nearest.tensor}" if result.verdict and result.verdict.nearest else "")
-        for result in results
-    )
+    about = "; ".join(f"{result.backend} {word(result)}" for result in results)
     firsts = [result.first_divergence for result in results]
     titles = [_title(list(zip(results, rows, strict=True)), brief) for rows in zip(*tables, strict=True)]
     return {
@@ -293,13 +281,13 @@ def _title(column: Sequence[tuple[Result, Row]], brief: bool) -> str:
     return "\n".join(lines)
 
 
-def _bands(names: Sequence[str]) -> list[tuple[str, int]]:
-    def band(name: str) -> str:
-        layer, first = re.match(r"layers\.(\d+)\.", name), name.partition(".")[0]
-        kind = first if first in ("gradients", "embeddings", "attention") else "head"
-        return f"layer {layer[1]}" if layer else kind
+def _bands(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    def band(row: Row) -> str:
+        first, layer = row.tensor.partition(".")[0], LAYER.match(row.tensor)
+        kind = first if first in ("gradients", "embeddings", "attention") else "head" * bool(row.clause)
+        return f"{layer[1]} {layer[2]}" if layer else kind
 
-    return [(label, len(list(members))) for label, members in groupby(map(band, names))]
+    return [(label, len(list(members))) for label, members in groupby(map(band, rows))]
 
 
 def _errors(results: Sequence[Result], whose: str) -> dict[str, Any]:
