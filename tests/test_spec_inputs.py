@@ -55,6 +55,11 @@ def test_batch_problems_are_all_listed(small):
     assert "'segment_ids' has shape (7, 5) but must be (7, 11)" in message
 
 
+@pytest.mark.clause("LOS-3")
+def test_labels_that_are_all_ignored_are_refused(small):
+    assert "at least one must count" in refused(small(ignore_label=0), labels=np.zeros(7, int))
+
+
 @pytest.mark.clause("INP-2")
 def test_batch_wider_than_the_position_table_is_refused(small):
     with pytest.raises(BatchError, match="13 tokens but at most 12 fit"):
