@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from scipy import special
 
 from concord import spec
 from concord.backends.interface import Run
-from concord.conformance.explain.family_judge import judge
 from concord.conformance.golden.golden_files import INCLUDED, SHARED, collect, expectation_of, read
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.expectation import JudgedTraining
@@ -24,6 +24,10 @@ TRAINED = [path for path in FILES if path.name.startswith("train_")]
 with_the_collection = pytest.mark.skipif(not FILES, reason="no golden files lie beside the repository")
 
 
+# Configuration of a file, without its size.
+DOT_PRODUCT = '{"kind": "ScaledDotProductAttention", "pad_id": 0, "mask_value": -1e9}'
+
+
 def name_of(path):
     return f"{path.parent.name}/{path.name}"
 
@@ -34,18 +38,11 @@ def attention_file(path, change=lambda tensors, metadata: None):
     query, key, value = (generator.standard_normal(shape) for shape in ((2, 3, 7), (2, 5, 7), (2, 5, 7)))
     mask = np.ones((2, 3, 5), np.int64)
     mask[0, 1, 2:] = mask[1, :, 4] = 0
-    exponentials = np.exp(np.where(mask, query @ key.swapaxes(1, 2) / np.sqrt(7), -1e9))
-    weights = exponentials / exponentials.sum(-1, keepdims=True)
+    weights = special.softmax(np.where(mask, query @ key.swapaxes(1, 2) / np.sqrt(7), -1e9), -1)
     tensors = {"inputs/q": query, "inputs/k": key, "inputs/v": value, "inputs/mask": mask}
     tensors |= {"inputs/cotangent": np.ones((2, 3, 7)), "outputs/loss": np.sum(weights @ value)}
     tensors |= {"outputs/attention": weights, "outputs/output": weights @ value}
-    config = {
-        "kind": "ScaledDotProductAttention",
-        "d_k": 7,
-        "pad_id": 0,
-        "mask_value": -1e9,
-        "mask": "(B,Q,K) stored",
-    }
+    config = json.loads(DOT_PRODUCT) | {"d_k": 7, "mask": "(B,Q,K) stored"}
     metadata = {"source": "keras-attention", "case": "x", "dtype": "float64", "config": json.dumps(config)}
     change(tensors, metadata)
     save_file({name: np.asarray(array) for name, array in tensors.items()}, path, metadata)
@@ -91,9 +88,6 @@ def test_tensors_of_a_source_that_contradict_each_other_are_refused(tmp_path, na
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in names}
     save_file(tensors | change(tensors), tmp_path / "x.safetensors", metadata)
     assert message in "\n".join(refusal(read, tmp_path / "x.safetensors"))
-
-
-DOT_PRODUCT = '{"kind": "ScaledDotProductAttention", "pad_id": 0, "mask_value": -1.0}'
 
 
 @pytest.mark.parametrize(
@@ -154,13 +148,11 @@ def test_selection_is_what_the_collection_holds():
     ids=lambda job: job.name,
 )
 def test_reference_reproduces_the_source(job):
-    truth = reference(job.config, job.weights, job.batch, gradients=True, part=job.part, dtype=job.dtype)
     rounding = precision(job.dtype).round
-    taps, gradients = (
-        {name: rounding(array) for name, array in named.items()} for named in (truth.taps, truth.gradients)
-    )
+    truth = reference(job.config, job.weights, job.batch, gradients=True, part=job.part, dtype=job.dtype)
+    taps, gradients = ({name: rounding(x) for name, x in of.items()} for of in (truth.taps, truth.gradients))
     run = Run(rounding(truth.output), rounding(truth.loss), taps, gradients, "reference", job.dtype)
-    verdict = judge(job.config, job.weights, job.batch, run, job.part, job.expectation)
+    verdict = job.judge(run)
     assert verdict.passed, verdict.first_divergence
     assert "ignore" in job.case or any(row.tensor.startswith("gradients.") for row in verdict.table)
 
@@ -185,6 +177,6 @@ def test_reference_trains_as_the_source_did(path):
     run.info["deviations"] = [
         {"name": name, "value": value, "reason": "the source's"} for name, value in deviations.items()
     ]
-    expectation = partial(expectation_of, job, expected, deviations, uncertain)
-    verdict = judge(job.config, job.weights, job.batch, run, job.part, expectation)
+    job = replace(job, expectation=partial(expectation_of, job, expected, deviations, uncertain))
+    verdict = job.judge(run)
     assert verdict.passed, verdict.first_divergence
