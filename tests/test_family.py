@@ -46,10 +46,7 @@ def test_tolerance_is_a_small_share_of_every_tensor(variant, scenario, dtype, le
     case = build_case(variant, scenario)
     problem = JudgedProblem(case.config, case.weights, case.batch, case.part, dtype)
     truth = family.end_to_end(problem).values
-    taps = {
-        name: value for name, value in truth.items() if not name.startswith("gradients.") and name != "loss"
-    }
-    expected = family.local(problem, Pinned(taps, {}))
+    expected = family.local(problem, Pinned({name: truth[name] for name in spec.taps(case.config)}, {}))
     for name, value in expected.values.items():
         if not name.endswith("key.bias"):  # its gradient is zero
             axis = (-2, -1) if value.ndim > 3 else -1 if value.ndim > 2 else None
@@ -227,21 +224,19 @@ def test_deviation_agrees_only_if_it_is_declared():
     assert verdict_of(case, declared).first_divergence.tensor == WEIGHTS, "it was declared and is not there"
 
 
-BY_TRAINING = {"optimizer_constant_bits"}
 BY_THE_JUDGE = {name for name, deviation in KNOWN_DEVIATIONS.items() if deviation.excuses}
-VALUES = dict.fromkeys(("softmax_floor", "log_softmax_floor"), -0.5)
-VALUES |= dict.fromkeys(("norm_epsilon_bits", "gelu_constant_bits"), 2.0)
 
 
 @pytest.mark.clause("PRC-4")
-@pytest.mark.parametrize("name", sorted(KNOWN_DEVIATIONS.keys() - BY_TRAINING - BY_THE_JUDGE))
+@pytest.mark.parametrize("name", sorted(KNOWN_DEVIATIONS.keys() - {"optimizer_constant_bits"} - BY_THE_JUDGE))
 def test_every_deviation_changes_what_the_reference_computes(name):
     # Whoever declares a deviation without effect would be judged by it all the same.
     case = build_case("bert", "ragged", options={"norm_epsilon": 0.3})
     others = {"softmax_floor": -0.5} if name == "padding_left_out" else {}
+    value = -0.5 if name.endswith("floor") else 2.0 if name.endswith("bits") else 1.0
 
     def bits(deviations):
         truth = truth_of(case, "bfloat16", Arithmetic("bfloat16"), deviations=deviations)
         return [array.tobytes() for of in (truth.taps, truth.gradients) for array in of.values()]
 
-    assert bits({**others, name: VALUES.get(name, 1.0)}) != bits(others)
+    assert bits({**others, name: value}) != bits(others)
