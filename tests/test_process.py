@@ -13,8 +13,7 @@ from tests.toys.running import Running, alive, noted, until
 from tests.toys.small import request_for, run_of
 from tests.toys.surroundings import concord, errors, options, python, toy
 
-RIGHT, HANGS, FORKS = toy("NumpyBackend"), name_of("hangs"), name_of("forks and hangs")
-ONE_CASE = "--case bert-single --dtype float32 --threads 1"
+RIGHT = toy("NumpyBackend")
 
 FAILURES = {
     name_of("SIGKILL"): ("crashed", "killed by SIGKILL", "first words\nlast words"),
@@ -80,48 +79,31 @@ def test_a_worker_that_fails_leaves_the_others_results_and_exit_code_3(wreckage)
     assert "Traceback" not in done.stdout.replace("| Traceback", "")
 
 
-# Commands whose workers hang, and the number of hanging processes.
-HANGING = {
-    "describes": (f"check --backend {name_of('hangs', 'described')} {ONE_CASE}", 1),
-    "computes": (f"check --backend {name_of('spins')} {ONE_CASE}", 1),
-    "forks": (f"check --backend {FORKS} {ONE_CASE}", 2),
-    "hunts": (f"fuzz --backend {HANGS} --cases 200 --threads 1", 1),
-}
-
-
-def assert_ended(code, output, how):
-    # A line and the exit code report the signal.
-    if how == signal.SIGKILL:
-        assert code == -how
-    else:
-        words = "interrupted" if how == signal.SIGINT else f"ended by {how.name}"
-        assert (code, errors(output).splitlines()[-1]) == (128 + how, f"concord: {words}")
-
-
 @pytest.mark.parametrize(
-    ("what", "how"),
+    ("backend", "hanging", "how"),
     [
-        ("computes", signal.SIGKILL),
-        ("forks", signal.SIGKILL),
-        ("forks", signal.SIGHUP),
-        ("describes", signal.SIGTERM),
-        ("hunts", signal.SIGINT),
+        (name_of("spins"), 1, signal.SIGKILL),
+        (name_of("forks and hangs"), 2, signal.SIGKILL),
+        (name_of("forks and hangs"), 2, signal.SIGHUP),
+        (name_of("hangs", "described"), 1, signal.SIGTERM),
     ],
 )
-def test_all_that_a_parent_has_started_ends_when_it_is_gone(what, how, tmp_path):
-    line, hanging = HANGING[what]
-    written = ("--out", tmp_path / "found") if what == "hunts" else ("--json", tmp_path / "out.json")
-    command = Running(tmp_path, line, *written)
+def test_all_that_a_parent_has_started_ends_when_it_is_gone(backend, hanging, how, tmp_path):
+    # The tests of fuzz cover an interrupt.
+    line = f"check --backend {backend} --case bert-single --dtype float32 --threads 1 --json"
+    command = Running(tmp_path, line, tmp_path / "out.json")
     try:
         assert until(lambda: len(noted(command.notes, "hanging")) == hanging)
         assert len(command.all()) >= hanging
     finally:
         for _ in range(2):  # the second has no effect
             command.process.send_signal(how)
-    assert_ended(command.end(), command.said(), how)
-    if how != signal.SIGKILL:
-        assert command.files() <= {"found"}
-        assert what == "hunts" or errors(command.said()).count("\n") == 1
+    code, lines = command.end(), errors(command.said())
+    if how == signal.SIGKILL:
+        assert code == -how
+    else:
+        assert (code, lines) == (128 + how, f"concord: ended by {how.name}\n")
+        assert command.files() == set()
 
 
 @pytest.mark.parametrize(
