@@ -27,11 +27,6 @@ FAILURES = {
         r"lone \ud800 surrogate, [/red] markup, \x1b[31m colour",
         r"ArithmeticError: lone \ud800 surrogate, [/red] markup, \x1b[31m",
     ),
-    toy("ReturnsNothing"): (
-        "error",
-        "TypeError: run() returned a NoneType but must return a Run",
-        "TypeError: run()",
-    ),
     toy("NoSuchClass"): ("broken", "module 'tests.toys.numpy_backend' has no 'NoSuchClass'", ""),
     name_of("lacks a library", "found"): (
         "broken",

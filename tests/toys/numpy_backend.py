@@ -4,7 +4,6 @@ Tests name a class as ``tests.toys.numpy_backend:NAME``, which a worker imports.
 write notes into the folder that ``TOY_NOTES`` names.
 """
 
-import importlib
 import importlib.util
 import os
 import sys
@@ -134,8 +133,6 @@ def shifted(run, request):
 
 ReturnsNaN = with_output(lambda output: np.full_like(output, np.nan))
 ReturnsAWrongShape = with_output(np.transpose)
-# Safetensors has this type, but NumPy does not.
-ReturnsBfloat16 = with_output(lambda output: output.astype(importlib.import_module("ml_dtypes").bfloat16))
 WrongSecondHead = handing(shifted)
 
 
@@ -283,8 +280,6 @@ ReturnsNoneByName = handing(
         run, **dict.fromkeys(("loss", "taps", "gradients", "tap_gradients", "steps", "info"))
     )
 )
-ReturnsNoOutput = handing(lambda run, request: replace(run, output=None))
-ReturnsNothing = handing(lambda run, request: None)
 
 
 class Grows(NumpyBackend):
