@@ -27,10 +27,6 @@ def checked(*names, cases=("bert-single",), dtypes=("float32",), **settings):
     )
 
 
-def statuses(report):
-    return [result.status for result in report.results]
-
-
 def said_of(report):
     # In the terminal, and on the page of the record after a round trip.
     text, document = io.StringIO(), record.make_record(report, "check")
@@ -42,28 +38,27 @@ def said_of(report):
 # The four backends.
 
 
-@pytest.fixture(scope="module", params=EACH_BACKEND)
-def watched(request):
-    # Workers are deterministic.
-    try:
-        with backends.open(toy(request.param, "built_in"), threads=1, deterministic=True) as worker:
-            yield worker
-    except WorkerFailure as failure:
-        if failure.status != "absent":
-            raise
-        pytest.skip(f"{request.param} is not installed: {failure.detail}")
+@pytest.fixture(scope="module")
+def deterministic_jax(open_worker):
+    open_worker("jax")  # or skip
+    with backends.open(toy("jax", "built_in"), threads=1, deterministic=True) as worker:
+        yield worker
+
+
+@pytest.fixture(params=EACH_BACKEND)
+def watched(request, open_worker, monkeypatch):
+    # Only JAX is deterministic in a process alone that was started for it.
+    if request.param == "jax":
+        return request.getfixturevalue("deterministic_jax")
+    worker = open_worker(toy(request.param, "built_in"))
+    monkeypatch.setattr(worker, "deterministic", True)
+    return worker
 
 
 def small_run(worker, small, implementation="::explicit", **settings):
     request = request_for(small("bert"), "dot_product")
-    return worker.run(
-        request.config,
-        request.weights,
-        request.batch,
-        request.part,
-        implementation=implementation,
-        **settings,
-    )
+    problem = (request.config, request.weights, request.batch, request.part)
+    return worker.run(*problem, implementation=implementation, **settings)
 
 
 @pytest.mark.clause("PRC-3")
@@ -107,16 +102,10 @@ def test_a_switch_that_something_else_resets_is_an_error_that_names_it(watched, 
 
 
 @pytest.mark.xdist_group("jax")
-def test_jax_refuses_determinism_in_a_process_that_was_started_without(open_worker, small):
-    worker = open_worker("jax")
-    worker.deterministic = True
-    try:
-        with pytest.raises(
-            Unsupported, match="--xla_gpu_deterministic_ops=true in XLA_FLAGS; this one was not"
-        ):
-            small_run(worker, small, "explicit")
-    finally:
-        worker.deterministic = False
+def test_jax_refuses_determinism_in_a_process_that_was_started_without(open_worker, small, monkeypatch):
+    monkeypatch.setattr(open_worker("jax"), "deterministic", True)
+    with pytest.raises(Unsupported, match="--xla_gpu_deterministic_ops=true in XLA_FLAGS; this one was not"):
+        small_run(open_worker("jax"), small, "explicit")
 
 
 # Requests, and the environment of a worker.
@@ -171,9 +160,9 @@ JUDGED = [
 
 @pytest.mark.parametrize(("name", "settings", "expected", "words"), JUDGED)
 def test_a_run_is_judged_by_the_rules_of_the_precision_that_it_says(name, settings, expected, words):
-    report = checked(toy(name), **settings)
-    assert statuses(report) == expected
-    assert report.results[0].detail.endswith(words)
+    results = checked(toy(name), **settings).results
+    assert [result.status for result in results] == expected
+    assert results[0].detail.endswith(words)
 
 
 # Truncated factors.
