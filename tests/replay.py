@@ -25,6 +25,7 @@ from safetensors.numpy import load_file
 
 from concord import backends, compare, conformance, porting, spec
 from concord.backends.interface import Request
+from concord.conformance.fuzz.plan import Plan, sample
 from concord.spec.cases import build_case, standard_cases
 from tests.toys.architectures import ARCHITECTURES, architecture, inputs_of
 from tests.toys.checkpoints import CONFIG, WEIGHTS
@@ -53,32 +54,39 @@ def of_verdict(verdict):
     }
 
 
-def judged(worker, problem, dtype, part="model"):
-    try:
-        run = worker.run(*problem, part, dtype, tap_gradients=True)
-        return of_verdict(conformance.judge(*problem, run, part))
-    except (backends.Unsupported, backends.WorkerFailure, spec.SpecError) as error:
-        return {"status": type(error).__name__, "detail": str(error)}
+def judged(problems):
+    # In each framework, the problems by name; each with its part and its dtype.
+    for framework in FRAMEWORKS:
+        with backends.open(framework, threads=1) as worker:
+            for name, problem, part, dtype in problems():
+                try:
+                    run = worker.run(*problem, part, dtype, tap_gradients=True)
+                    result = of_verdict(conformance.judge(*problem, run, part))
+                except (backends.Unsupported, backends.WorkerFailure, spec.SpecError) as error:
+                    result = {"status": type(error).__name__, "detail": str(error)}
+                yield f"{framework} {name}", result
 
 
 def check():
-    for name in FRAMEWORKS:
-        with backends.open(name, threads=1) as worker:
-            for case in standard_cases():
-                for dtype in ("float64", "float32"):
-                    problem = (case.config, case.weights, case.batch)
-                    yield f"{name} {case.name} {dtype}", judged(worker, problem, dtype)
+    """The standard cases in each framework, in float64 and float32."""
+
+    def problems():
+        for case, dtype in product(standard_cases(), ("float64", "float32")):
+            yield f"{case.name} {dtype}", (case.config, case.weights, case.batch), "model", dtype
+
+    return judged(problems)
 
 
 def fuzz():
-    from concord.conformance.fuzz.plan import Plan, sample
+    """Random cases in each framework, in three precisions."""
 
-    for name in FRAMEWORKS:
-        with backends.open(name, threads=1) as worker:
-            for dtype in ("float64", "float32", "bfloat16"):
-                plan = Plan(names=(), dtypes=(dtype,), seed=FUZZ_SEED, shapes=4)
-                for index, case in enumerate(sample(plan, range(FUZZ_CASES))):
-                    yield f"{name} {dtype} {index}", judged(worker, case.build(), dtype, case.part)
+    def problems():
+        for dtype in ("float64", "float32", "bfloat16"):
+            plan = Plan(names=(), dtypes=(dtype,), seed=FUZZ_SEED, shapes=4)
+            for index, case in enumerate(sample(plan, range(FUZZ_CASES))):
+                yield f"{dtype} {index}", case.build(), case.part, dtype
+
+    return judged(problems)
 
 
 def alternatives():
@@ -103,8 +111,9 @@ def concord(*arguments, option="--json"):
         return {**record, "ended": ran.returncode}
 
 
-def entries(record, of):
-    # Without the time it took.
+def entries(of, *arguments):
+    # Entries of a command's record, without the time they took.
+    record = concord(*arguments, "--threads", "1")
     for entry in record[of]:
         named = [str(entry[key]) for key in ("backend", "mutant", "group", "case", "dtype") if key in entry]
         yield " ".join([record["title"], *named]), {**entry, "seconds": 0}
@@ -112,18 +121,17 @@ def entries(record, of):
 
 def golden():
     for name in FRAMEWORKS:
-        yield from entries(concord("golden", GOLDEN, "--backend", name, "--threads", "1"), "results")
+        yield from entries("results", "golden", GOLDEN, "--backend", name)
 
 
 def mutants():
     for name in FRAMEWORKS:
-        yield from entries(concord("mutants", "--backend", name, "--threads", "1"), "findings")
+        yield from entries("findings", "mutants", "--backend", name)
 
 
 def lockstep():
     for dtype in ("float32", "float64"):
-        words = ("lockstep", "--seed", "0", "--threads", "1", "--steps", STEPS, "--dtype", dtype)
-        yield from entries(concord(*words), "tracks")
+        yield from entries("tracks", "lockstep", "--seed", "0", "--steps", STEPS, "--dtype", dtype)
 
 
 def conversions():
