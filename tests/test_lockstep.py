@@ -362,7 +362,7 @@ def test_backend_agrees_in_lockstep(worker, dtype):
     assert report.exit_code == 0
 
 
-def test_command_says_what_is_wrong_with_each_backend(entered, tmp_path):
+def test_command_says_what_is_wrong_with_each_backend(entered, unexplained, tmp_path):
     model, recipe = tmp_path / "model.toml", tmp_path / "recipe.toml"
     model.write_text(CONFIG.to_toml())
     recipe.write_text("algorithm = 'adam'\nlearning_rate = 0.01\naccumulation = 2\n")
