@@ -221,7 +221,7 @@ OF_PAIRS = {"rotate": pairs, "spread": partial(torch.repeat_interleave, repeats=
         ({}, {"order": [0, 3, 1, 4, 2, 5]}, "in the order of the other rotary layout"),
         (OF_PAIRS, {**OF_PAIRS, "order": [0, 2, 4, 1, 3, 5]}, "in the order of the other rotary layout"),
         ({}, {"base": 5e5}, "frequencies of base 500000 instead of 10000"),
-        ({"factor": 0.25}, {"factor": 1.0}, "frequencies that are multiplied by 4"),
+        ({"factor": 0.25}, {"factor": 1.0}, "frequencies multiplied by 4"),
     ],
 )
 def test_rotary_positions_of_another_layout_or_base_are_named(right, wrong, words):

@@ -472,7 +472,7 @@ def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Pre
             description = few(f"{place} holds the values of {order[place]}" for place in moved)
             if len(moved) == 2:
                 description = f"{moved[0]} and {moved[1]} are swapped"
-            elif width := rotary_width(order):
+            elif width := rotary_width(order.tolist()):
                 description = f"every {width} features are in the order of the other rotary layout"
             value = np.take(computation.right.value - bias, order, axis) + bias
             sigma = np.take(np.broadcast_to(computation.right.sigma, value.shape), order, axis)
@@ -480,13 +480,14 @@ def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Pre
             yield Predicted("elements_reordered", text, "", predict=partial(Prediction, value, sigma))
 
 
-def rotary_width(order: Array) -> int:
+def rotary_width(order: list[int]) -> int:
     """The width of heads whose features are in the order of the other rotary layout, or 0."""
-    heads = (order.reshape(-1, width) for width in range(6, len(order) + 1, 2) if len(order) % width == 0)
-    for head in heads:
-        starts, width = head.min(1, keepdims=True), head.shape[1]
-        if any((head == starts + np.asarray(other)).all() for _, other in layouts(width, halves=True)):
-            return width
+    for width in range(6, len(order) + 1, 2):
+        for _, features in layouts(width, halves=True):
+            if order == [
+                start + place for start in range(0, len(order), width) for place in features.tolist()
+            ]:
+                return width
     return 0
 
 

@@ -335,7 +335,7 @@ def of_frequencies(it: Operation) -> Found:
                 times = partial(_times, (other / base) ** exponents)
                 yield "other_frequencies", text, partial(it.changed, name, times)
         for factor in CONTEXT_FACTORS:
-            text = f"frequencies that are multiplied by {factor:g}"
+            text = f"frequencies multiplied by {factor:g}"
             yield "other_frequencies", text, partial(it.changed, name, partial(torch.mul, other=factor))
 
 

@@ -39,7 +39,7 @@ ACCEPTED = "accepted"
 STATUSES = {
     "diverges": "a tensor exceeds its tolerance, or is missing, not finite, or in another precision",
     NOT_JUDGED: "a bug in Concord itself, with its traceback; no backend is to blame",
-    "missing": "a backend requested by name is not installed, a candidate cannot run here, or a case has no run",
+    "missing": "a backend requested by name is not installed, a candidate cannot run, or a case has no run",
     "broken": "its process or framework cannot start, or its answer holds unknown or misshapen tensors",
     "crashed": "its process ended; the message names the signal or the exit code",
     "timed out": "no answer within the time limit",
