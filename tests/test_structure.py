@@ -91,19 +91,18 @@ def imports(path, nodes=None):
             )
 
 
+def imports_of(folder):
+    # The place of each import in a folder, and its dotted name.
+    return [(f"{relative(path)}:{line}", name) for path in sources(folder) for line, name in imports(path)]
+
+
 def part_of(name):
     # The part of Concord to which a module belongs, or the top-level package if it is not ours. Names in
     # `concord/__init__.py` belong to no part, so every part may import them.
     first, inner = (*name.split("."), "")[:2]
-    return (
-        first
-        if first != "concord"
-        else inner
-        if inner in MAY_IMPORT
-        else "concord"
-        if (ROOT / "concord" / f"{inner}.py").exists()
-        else ""
-    )
+    if first != "concord" or inner in MAY_IMPORT:
+        return first if first != "concord" else inner
+    return "concord" if (ROOT / "concord" / f"{inner}.py").exists() else ""
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -111,9 +110,8 @@ def test_imports_point_one_way(package):
     forbidden = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
     outside = MAY_IMPORT.keys() - {"concord"}  # only the installed package has these names
     assert not [
-        f"{relative(path)}:{line}: {name}"
-        for path in sources(package)
-        for line, name in imports(path)
+        (place, name)
+        for place, name in imports_of(package)
         if part_of(name) in forbidden or name.partition(".")[0] in outside
     ]
 
@@ -130,22 +128,9 @@ def test_editors_find_every_part_of_the_package_in_a_checkout():
 
 
 def test_spec_imports_numpy_and_libraries_without_a_framework_only():
-    allowed = {
-        "",
-        "numpy",
-        "pydantic",
-        "pydantic_core",
-        "safetensors",
-        "scipy",
-        "spec",
-        *sys.stdlib_module_names,
-    }
-    assert not [
-        f"{relative(p)}:{line}: {name}"
-        for p in sources("spec")
-        for line, name in imports(p)
-        if part_of(name) not in allowed
-    ]
+    libraries = {"numpy", "pydantic", "pydantic_core", "safetensors", "scipy"}
+    allowed = {"", "spec", *libraries, *sys.stdlib_module_names}
+    assert not [(place, name) for place, name in imports_of("spec") if part_of(name) not in allowed]
 
 
 # Places that import a framework.
@@ -162,38 +147,21 @@ OWNERS = {
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_a_framework_is_imported_in_its_own_places_only_and_no_backend_by_another(folder):
-    problems = []
-    for path in sources(folder):
-        owner = next((name for place, name in OWNERS.items() if relative(path).startswith(place)), "")
-        foreign = ALL_FRAMEWORKS - FRAMEWORKS.get(owner, set())
-        others = tuple(f"concord.backends.{name}" for name in FRAMEWORKS if name != owner)
-        problems += [
-            f"{relative(path)}:{line}: {name}"
-            for line, name in imports(path)
-            if name.partition(".")[0] in foreign or (folder == "backends" and name.startswith(others))
-        ]
-    assert not problems
+    for place, name in imports_of(folder):
+        owner = next((owner for start, owner in OWNERS.items() if place.startswith(start)), "")
+        others = tuple(f"concord.backends.{other}" for other in FRAMEWORKS if other != owner)
+        assert name.partition(".")[0] not in ALL_FRAMEWORKS - FRAMEWORKS.get(owner, set()), place
+        assert folder != "backends" or not name.startswith(others), place
 
 
 def test_backends_know_neither_variants_nor_each_other():
     names = "|".join(re.escape(name) for name in sorted(spec.variants(), key=len, reverse=True))
     pattern = re.compile(rf"(?<![\w-])({names})(?![\w-])")
-    assert not [
-        f"{relative(path)}: {match[0]}"
-        for path in sources("backends")
-        for match in pattern.finditer(path.read_text())
-    ]
-    branches = [
-        (path, node)
-        for path in sources("backends")
-        for node in ast.walk(tree(path))
-        if isinstance(node, (ast.If, ast.IfExp, ast.While))
-    ]
-    assert not [
-        f"{relative(path)}:{node.lineno}"
-        for path, node in branches
-        if re.search(r"\bbackend\b", ast.unparse(node.test))
-    ]
+    for path in sources("backends"):
+        assert pattern.findall(path.read_text()) == [], path
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.If, ast.IfExp, ast.While)):
+                assert not re.search(r"\bbackend\b", ast.unparse(node.test)), (path, node.lineno)
 
 
 # Clauses: the specification and the tests refer to each other.
@@ -234,13 +202,9 @@ def test_every_clause_is_proven_by_a_test():
 
 def test_every_clause_that_code_or_prose_names_exists():
     clause_ids = {*clauses(), *NO_CLAUSE}
-    named = [path for path in tracked() if path.suffix in (".py", ".md", ".toml")]
-    assert not [
-        f"{relative(path)}: {match[0]}"
-        for path in named
-        for match in CLAUSE.finditer(text_of(path))
-        if match[0] not in clause_ids
-    ]
+    for path in tracked():
+        if path.suffix in (".py", ".md", ".toml"):
+            assert set(CLAUSE.findall(text_of(path))) <= clause_ids, path
 
 
 def test_every_tap_and_input_bears_a_clause_that_exists(variant_config):
@@ -273,9 +237,8 @@ MOST_BYTES = 2 * 2**20
 
 def test_no_file_names_a_registry_or_a_place_on_one_machine():
     pattern = re.compile("|".join(ELSEWHERE))
-    assert not [
-        f"{relative(path)}: {match[0]}" for path in tracked() for match in pattern.finditer(text_of(path))
-    ]
+    for path in tracked():
+        assert pattern.findall(text_of(path)) == [], path
 
 
 def test_no_file_is_too_large():
@@ -286,14 +249,12 @@ def test_no_file_is_too_large():
 
 
 def test_links_between_documents_lead_somewhere():
-    links = [
-        (path, link)
-        for path in tracked()
-        if path.suffix == ".md"
-        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text_of(path))
-    ]
-    assert len(links) > 10
-    assert not [f"{relative(path)}: {link}" for path, link in links if not (path.parent / link).exists()]
+    count = 0
+    for path in (path for path in tracked() if path.suffix == ".md"):
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text_of(path)):
+            assert (path.parent / link).exists(), (path, link)
+            count += 1
+    assert count > 10
 
 
 # Tolerances are derived, never set by hand.
@@ -317,10 +278,6 @@ BY_HAND = {
 
 
 def test_no_tolerance_is_set_by_hand():
-    tolerances = {}
     for path in tracked():
-        if path.suffix != ".py" or path == Path(__file__).resolve():
-            continue
-        for word in re.findall(TOLERANCES, text_of(path)):
-            tolerances.setdefault(relative(path), set()).add(word)
-    assert set(tolerances) <= set(BY_HAND), tolerances
+        if path.suffix == ".py" and path != Path(__file__).resolve() and relative(path) not in BY_HAND:
+            assert re.findall(TOLERANCES, text_of(path)) == [], path
