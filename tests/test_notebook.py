@@ -1,10 +1,11 @@
 import ast
 import json
+import runpy
 
 import pytest
 
 import concord
-from tests.toys.surroundings import ROOT, python
+from tests.toys.surroundings import ROOT, needs
 
 NOTEBOOK = json.loads((ROOT / "examples/notebook.ipynb").read_text())
 CODE = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
@@ -18,14 +19,15 @@ def shown(source):
     return ast.unparse(tree)
 
 
-def test_notebook_runs_from_its_first_cell_to_its_last(tmp_path, open_worker):
-    open_worker("torch")  # skips where it is not installed
-    cells = "\n".join(map(shown, CODE))
-    done = python("-c", cells, folder=tmp_path, patience=180, PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stderr
-    assert "diverges" in done.stdout
-    assert "`0.activation.approximate` is tanh instead of none" in done.stdout
-    assert "agrees" in done.stdout
+def test_notebook_runs_from_its_first_cell_to_its_last(tmp_path, capsys):
+    needs("torch")
+    cells = tmp_path / "cells.py"
+    cells.write_text("\n".join(map(shown, CODE)))
+    runpy.run_path(str(cells))
+    output = capsys.readouterr().out
+    assert "diverges" in output
+    assert "`0.activation.approximate` is tanh instead of none" in output
+    assert "agrees" in output
 
 
 def test_a_verdict_is_a_page_in_a_notebook():

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +40,13 @@ def sample_of(entries, sampled):
 def quick_case(_, case):
     # Long cases take as long as all others together, so one has to do.
     return case.scenario != "long" or case.variant == "bert"
+
+
+def needs(backend):
+    """Skip a test where a framework is not installed, without starting its worker."""
+    module = {"tf": "tensorflow"}.get(backend, backend)
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
 
 
 ROOT = Path(__file__).resolve().parents[2]
