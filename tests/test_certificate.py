@@ -9,7 +9,7 @@ from concord.output_files import KINDS
 from concord.porting import certificate as certificates
 from concord.porting.certificate import certificate_page, certify, hashes, inputs_of
 from concord.porting.texts import Text
-from tests.toys.checkpoints import CARRIED, drawn
+from tests.toys.checkpoints import CARRIED, drawn, saved
 from tests.toys.ready import hugging_face
 from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, refusal, toy
 
@@ -29,8 +29,7 @@ RIGHT = toy("NumpyBackend")
 
 
 def written(path, form, weights=WEIGHTS, files=None):
-    porting.write(porting.from_weights(CONFIG, weights, files=files), path, form)
-    return path
+    return saved(path, form, CONFIG, weights, files=files)
 
 
 @pytest.fixture(scope="module")

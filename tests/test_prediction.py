@@ -5,11 +5,11 @@ import pytest
 from scipy.special import expit, softmax
 
 import concord
-from concord import porting, spec
+from concord import spec
 from concord.porting.prediction import TextPredictor, read_model
 from concord.porting.texts import Text, batch_of
 from concord.spec.batch import completed
-from tests.toys.checkpoints import drawn
+from tests.toys.checkpoints import saved
 from tests.toys.disturbed import name_of
 from tests.toys.ready import CONFIG, SENTENCES, VOCABULARY, hugging_face, texts
 from tests.toys.surroundings import refusal, toy
@@ -31,9 +31,7 @@ def predictions(entered):
 
 
 def written(folder, config, part="model"):
-    files = {"vocab.txt": VOCABULARY.encode()}
-    porting.write(porting.from_weights(config, drawn(config, part), part, files), folder, "concord")
-    return folder
+    return saved(folder, "concord", config, part=part, files={"vocab.txt": VOCABULARY.encode()})
 
 
 def logits_of(model, text):

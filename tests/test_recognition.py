@@ -9,7 +9,7 @@ from concord.porting import registry
 from concord.porting.comparison import compare
 from concord.spec.errors import SpecError
 from concord.spec.sources import source_tables
-from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
+from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes, saved
 from tests.toys.ready import hugging_face
 
 
@@ -18,7 +18,7 @@ def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformer
     folder = tmp_path / order[0]
     for number, form in enumerate(order):
         weights = {name: array + number for name, array in WEIGHTS.items()}
-        porting.write(porting.from_weights(CONFIG, weights), tmp_path / form, form)
+        saved(tmp_path / form, form, weights=weights)
         name = registry.FORMATS[form].weights[0]
         (tmp_path / form / name).rename(folder / name)
     for number, form in enumerate(order):
@@ -29,7 +29,7 @@ def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformer
 
 def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path):
     for form in ("torch", "torch-safetensors"):
-        porting.write(porting.from_weights(CONFIG, WEIGHTS), tmp_path / form, form)
+        saved(tmp_path / form, form)
     (tmp_path / "torch/model.pt").rename(tmp_path / "torch-safetensors/model.pt")
     with pytest.raises(SpecError, match=r"model\.safetensors, model\.pt; name the one to read"):
         porting.read(tmp_path / "torch-safetensors")
@@ -37,17 +37,13 @@ def test_of_two_files_that_say_nothing_of_each_other_one_must_be_named(tmp_path)
 
 
 def test_a_table_of_ones_own_is_read(tmp_path):
-    text = (
-        (source_tables.TABLES / "bert-hugging-face.toml")
-        .read_text()
-        .replace("bert.encoder.layer", "bert.blocks")
-    )
-    (tmp_path / "mine.toml").write_text(text.replace('source = "bert-hugging-face"', 'source = "mine"'))
+    def named(text):
+        return text.replace("bert.encoder.layer", "bert.blocks").replace('"bert-hugging-face"', '"mine"')
+
+    table = (source_tables.TABLES / "bert-hugging-face.toml").read_text()
+    (tmp_path / "mine.toml").write_text(named(table))
     source = hugging_face(
-        tmp_path / "source",
-        change=lambda arrays: {
-            name.replace("bert.encoder.layer", "bert.blocks"): array for name, array in arrays.items()
-        },
+        tmp_path / "source", change=lambda arrays: {named(name): array for name, array in arrays.items()}
     )
     assert porting.read(source, table=tmp_path / "mine.toml").weights().keys() == WEIGHTS.keys()
     with pytest.raises(SpecError, match="match no known format"):
@@ -56,16 +52,9 @@ def test_a_table_of_ones_own_is_read(tmp_path):
 
 def bare(folder, config, format, **others):
     # Names without a prefix, next to other tensors.
-    weights, path = drawn(config, "encoder"), folder / "model.safetensors"
-    porting.write(porting.from_weights(config, weights, "encoder"), folder, format, force=True)
+    path = saved(folder, format, config, part="encoder", force=True) / "model.safetensors"
     plain = {name.partition(".")[2]: array for name, array in load_file(path).items()}
     save_file({**plain, **others}, path)
-    return weights
-
-
-def restated(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.mark.parametrize(
@@ -73,12 +62,13 @@ def restated(folder, **changes):
 )
 def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path, kind, format):
     config = CONFIG if kind == "bert" else spec.variant("roberta", **SIZES)
-    weights = bare(tmp_path / "bare", config, format)
-    restated(tmp_path / "bare", model_type=kind)
-    assert porting.recognise(tmp_path / "bare").format == format
-    read = porting.read(tmp_path / "bare")
+    bare(tmp_path, config, format)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": kind}))
+    assert porting.recognise(tmp_path).format == format
+    read = porting.read(tmp_path)
     assert (read.part, read.config.position_start) == ("encoder", 0 if kind == "bert" else 2)
-    assert bits(read) == in_bytes(weights)
+    assert bits(read) == in_bytes(drawn(config, "encoder"))
     porting.write(read, tmp_path / "again", format)
     assert json.loads((tmp_path / "again/config.json").read_text())["model_type"] == kind
 
@@ -95,14 +85,14 @@ def test_other_heads_are_left_out_or_refused(tmp_path, variant, end, pretraining
     segments = {"num_segments": 0} if variant == "distilbert" else {}
     model = spec.variant(variant, **SIZES, **segments), f"hugging-face{end}"
     for head, why in (("qa_outputs", "question-answering"), (pretraining, "pretraining")):
-        bare(tmp_path / "bare", *model, **{f"{head}.weight": np.ones((2, 14), np.float32)})
-        read = porting.read(tmp_path / "bare")
+        bare(tmp_path, *model, **{f"{head}.weight": np.ones((2, 14), np.float32)})
+        read = porting.read(tmp_path)
         ignored = [entry.foreign for entry in read.ledger if why in entry.reason]
         assert (read.part, ignored) == ("encoder", [f"{head}.weight"])
     # A token classifier has the tensor names of a text classifier.
-    bare(tmp_path / "bare", *model, **{"classifier.weight": np.ones((2, 14), np.float32)})
+    bare(tmp_path, *model, **{"classifier.weight": np.ones((2, 14), np.float32)})
     with pytest.raises(SpecError, match=r"classifier|pooler"):
-        porting.read(tmp_path / "bare")
+        porting.read(tmp_path)
 
 
 def test_formats_are_asked_for_by_their_frameworks_too():

@@ -5,34 +5,39 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from concord import porting
-from tests.toys.checkpoints import CONFIG, bits, drawn
+from tests.toys.checkpoints import CONFIG, SENTENCES, bits, drawn, in_bytes, saved
 from tests.toys.surroundings import refusal
 
 
-def pooled(pooling="mean", normalize=True):
-    length = 1e-12 if normalize else None
-    config = CONFIG.replace(pooling=pooling, pooler="none", length_epsilon=length)
-    return porting.from_weights(config, drawn(config, "pooled"), "pooled")
+def pooled(pooling="mean", length=1e-12):
+    return CONFIG.replace(pooling=pooling, pooler="none", length_epsilon=length)
 
 
-@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("first", False)])
-def test_a_sentence_embedding_comes_back_with_its_pooling(tmp_path, pooling, normalize):
-    expected = pooled(pooling, normalize)
-    porting.write(expected, tmp_path / "one", "sentence-transformers")
-    modules = json.loads((tmp_path / "one/modules.json").read_text())
-    types = [module["type"].rpartition(".")[2] for module in modules]
-    assert types == ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
-    assert porting.recognise(tmp_path / "one").format == "sentence-transformers"
-    read = porting.read(tmp_path / "one")
-    same = read.config.replace(num_classes=expected.config.num_classes)
-    assert (read.part, same, bits(read)) == ("pooled", expected.config, bits(expected))
+def written(folder, config):
+    # As the library writes it.
+    return saved(folder, SENTENCES, config, part="pooled")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    # As the library writes it.
-    porting.write(pooled(), tmp_path / "one", "sentence-transformers")
-    return tmp_path / "one"
+    return written(tmp_path / "one", pooled())
+
+
+@pytest.mark.parametrize(
+    ("config", "listed"),
+    [
+        (pooled(), ["Transformer", "Pooling", "Normalize"]),
+        (pooled("first", None), ["Transformer", "Pooling"]),
+    ],
+)
+def test_a_sentence_embedding_comes_back_with_its_pooling(tmp_path, config, listed):
+    written(tmp_path, config)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    assert [module["type"].rpartition(".")[2] for module in modules] == listed
+    assert porting.recognise(tmp_path).format == SENTENCES
+    read = porting.read(tmp_path)
+    same = read.config.replace(num_classes=config.num_classes)
+    assert (read.part, same, bits(read)) == ("pooled", config, in_bytes(drawn(config, "pooled")))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_other_modules_are_refused_by_name(folder):
 
 def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_no_modules_elsewhere(tmp_path):
     source, native, back = (tmp_path / name for name in ("one", "native", "back"))
-    porting.write(pooled(), source / "0_Transformer", "sentence-transformers")
+    written(source / "0_Transformer", pooled())
     for name in ("modules.json", "1_Pooling"):
         (source / "0_Transformer" / name).rename(source / name)
     modules = json.loads((source / "modules.json").read_text())
@@ -96,7 +101,7 @@ def test_a_folder_of_sentences_keeps_what_says_how_long_texts_may_be_and_lists_n
     porting.write(porting.read(source), native, "torch")
     assert (native / "sentence_bert_config.json").exists()
     assert not (native / "modules.json").exists()
-    porting.write(porting.read(native), back, "sentence-transformers")
+    porting.write(porting.read(native), back, SENTENCES)
     assert bits(porting.read(back)) == bits(porting.read(source))
     # The file has no pooler, so the library is told not to make one.
     assert json.loads((back / "sentence_bert_config.json").read_text()) == {

@@ -10,10 +10,10 @@ import pytest
 from concord import porting, spec
 from concord.spec import folders
 from concord.spec.errors import SpecError
-from tests.toys.checkpoints import CONFIG, SIZES, bits, drawn, in_bytes
+from tests.toys.checkpoints import CONFIG, SIZES, bits, drawn
 from tests.toys.ready import hugging_face
 
-OLD, NEW = (drawn(CONFIG, seed=seed) for seed in (3, 5))
+OLD, NEW = (porting.from_weights(CONFIG, drawn(seed=seed)) for seed in (3, 5))
 
 # The process is killed at each line of these files.
 LINES = (
@@ -57,19 +57,18 @@ def killed(at, act):
     return report.decode().splitlines()
 
 
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("format", ["concord", "keras-h5"])
+@pytest.mark.parametrize(("format", "force"), [("concord", False), ("keras-h5", True)])
 def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path, format, force):
-    out, old, new = tmp_path / "out", in_bytes(OLD) if force else None, in_bytes(NEW)
+    out, old, new = tmp_path / "out", bits(OLD) if force else None, bits(NEW)
 
     def write():
-        porting.write(porting.from_weights(CONFIG, NEW), out, format, force=force)
+        porting.write(NEW, out, format, force=force)
 
     def prepare():
         for path in tmp_path.iterdir():
             shutil.rmtree(path)
         if force:
-            porting.write(porting.from_weights(CONFIG, OLD), out, "hugging-face")
+            porting.write(OLD, out, "hugging-face")
 
     prepare()
     write()  # later runs load no modules
@@ -88,14 +87,14 @@ def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path, format
 
 def test_without_such_a_step_two_that_write_are_still_told_from_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "_renamed", lambda source, target, how: False)
-    old, new, out = porting.from_weights(CONFIG, OLD), porting.from_weights(CONFIG, NEW), tmp_path / "out"
-    porting.write(old, out, "concord")
+    out = tmp_path / "out"
+    porting.write(OLD, out, "concord")
     with pytest.raises(SpecError, match="--force replaces it"):
-        porting.write(new, out, "concord")
+        porting.write(NEW, out, "concord")
     with pytest.raises(FileExistsError), folders.new_folder(out):
         pass
-    porting.write(new, out, "concord", force=True)
-    assert bits(out) == in_bytes(NEW)
+    porting.write(NEW, out, "concord", force=True)
+    assert bits(out) == bits(NEW)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -116,19 +115,18 @@ def test_a_port_there_and_back_is_the_same_checkpoint(tmp_path, named):
 
 
 def test_what_is_there_is_replaced_by_force_alone_and_nothing_is_left_of_a_failure(tmp_path):
-    read = porting.read(hugging_face(tmp_path / "one"))
     (tmp_path / "out").mkdir()  # an empty folder is no obstacle
-    porting.write(read, tmp_path / "out", "concord")
-    with pytest.raises(SpecError, match="--force replaces it"):
-        porting.write(read, tmp_path / "out", "hugging-face")
+    porting.write(OLD, tmp_path / "out", "concord")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.txt").write_text("")
-    for force in (False, True):
-        with pytest.raises(SpecError, match="--force replaces only a checkpoint"):
-            porting.write(read, tmp_path / "other", "concord", force)
     config = spec.variant("nndl-paddle", **SIZES)
-    with pytest.raises(SpecError, match="norm_sharing is 'shared'"):
-        porting.write(
-            porting.from_weights(config, spec.initialize(config)), tmp_path / "never", "hugging-face"
-        )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other", "out"]
+    shared = porting.from_weights(config, spec.initialize(config))
+    for refused, name, force, why in (
+        (OLD, "out", False, "--force replaces it"),
+        (OLD, "other", False, "--force replaces only a checkpoint"),
+        (OLD, "other", True, "--force replaces only a checkpoint"),
+        (shared, "never", False, "norm_sharing is 'shared'"),
+    ):
+        with pytest.raises(SpecError, match=why):
+            porting.write(refused, tmp_path / name, "hugging-face", force)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]

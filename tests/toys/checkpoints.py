@@ -45,6 +45,13 @@ def bits(checkpoint):
     return in_bytes((porting.read(checkpoint) if isinstance(checkpoint, Path) else checkpoint).weights())
 
 
+def saved(path, form, config=CONFIG, weights=None, part="model", files=None, **how):
+    """Write a checkpoint, by default of random weights, and return its folder."""
+    weights = drawn(config, part) if weights is None else weights
+    porting.write(porting.from_weights(config, weights, part, files), path, form, **how)
+    return path
+
+
 SHARDS = "hugging-face in two files"
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -92,7 +99,7 @@ def written(format, folder, carried=False):
         if form.modules
         else (CONFIG, WEIGHTS, "model")
     )
-    porting.write(porting.from_weights(*model, CARRIED if carried else {}), folder / "in", form.name)
+    saved(folder / "in", form.name, *model, CARRIED if carried else {})
     if format == SHARDS:
         shards(folder / "in")
     for path in (folder / "in").iterdir():
