@@ -10,7 +10,7 @@ from concord.spec.errors import SpecError
 from concord.spec.sources import source_tables
 from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
 from tests.toys.ready import hugging_face
-from tests.toys.surroundings import python
+from tests.toys.surroundings import needs, python, sample_of
 
 NATIVE = [name for name, form in registry.FORMATS.items() if not form.source and name != registry.ONNX]
 SOURCES = [
@@ -101,6 +101,7 @@ def test_what_no_graph_can_be_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# TensorFlow and JAX take ten times as long to start.
 LOADED = {"torch-safetensors": "torch", "paddle": "paddle", "keras-h5": "tf", "jax-msgpack": "jax"}
 
 # Integer tensors of each framework.
@@ -112,12 +113,9 @@ IDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "form",
-    [pytest.param(form, marks=[pytest.mark.slow] * (LOADED[form] in ("paddle", "torch"))) for form in LOADED],
-)
-def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path, entered, open_worker):
-    open_worker(LOADED[form])  # skips where it is not installed
+@pytest.mark.parametrize("form", sample_of(LOADED, lambda _, form: LOADED[form] in ("paddle", "torch")))
+def test_port_prints_lines_that_load_the_result_in_its_framework(form, tmp_path, entered):
+    needs(LOADED[form])
     hugging_face(tmp_path / "bert")
     output, _ = entered("port", tmp_path / "bert", "-o", tmp_path / "out", "--to", form)
     lines = re.findall("^  (.*)", output.partition("load it with\n")[2], re.MULTILINE)

@@ -89,8 +89,8 @@ def test_names_and_counts_are_those_of_today(page):
         assert name in surroundings.commands() or name in ("case", "show")
 
 
-def test_examples_run_and_pass(open_worker, capsys):
-    open_worker("paddle")  # skips where it is not installed
+def test_examples_run_and_pass(capsys):
+    surroundings.needs("paddle")
     modules = pytest.importorskip("tests.toys.modules")
     namespace = {
         "model": modules.encoder(),
@@ -155,14 +155,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_guide_to_any_model_says_what_the_command_and_its_script_say(folder, entered):
+def test_guide_to_any_model_says_what_the_command_and_its_script_say(folder, entered, capsys):
     pytest.importorskip("torch")
     (folder / "mine.py").write_text(blocks(ANY_MODEL, "python")[1])
     line, verdict, script, *_ = blocks(ANY_MODEL)
     output, _ = entered(line.removeprefix("concord "), ends=1)
     assert without_numbers(verdict) in without_numbers(output)
-    done = surroundings.python("report.py", folder=folder)
-    assert without_numbers(done.stdout) == without_numbers(script)
+    runpy.run_path("report.py", run_name="__main__")
+    assert without_numbers(capsys.readouterr().out) == without_numbers(script)
 
 
 def test_guides_to_a_verdict_and_to_speed_say_what_the_programs_say(folder, capsys, monkeypatch, entered):

@@ -28,15 +28,9 @@ from tests.toys.ready import VOCABULARY
 from tests.toys.spoiling import campaign, other_lengths
 from tests.toys.surroundings import ROOT
 
-# Checkpoints.
-
-# One format for each kind of file; any file in it is spoilt.
-CHECKPOINTS = (
-    *("concord", "hugging-face", SHARDS, SENTENCES, "torch-safetensors", "torch", "paddle"),
-    *("keras-h5", "keras", "tensorflow", "jax-msgpack", "jax-orbax"),
-)
-
-# Other files.
+# One format of checkpoints for each kind of file; any file in it is spoilt.
+NATIVE = "concord torch-safetensors torch paddle keras-h5 keras tensorflow jax-msgpack jax-orbax"
+CHECKPOINTS = ("hugging-face", SHARDS, SENTENCES, *NATIVE.split())
 
 PAIRS = "谁有狂三这张高清的\t这张高清图，谁有\n英雄联盟\n"
 LINES = '{"text": "so dull", "label": "bad"}\n{"text_a": "a film", "text_b": "a movie", "id": 7}\n'
@@ -58,6 +52,10 @@ def quietly():
     return Console(file=io.StringIO(), width=200, markup=False)  # as a Terminal
 
 
+def written_as(name, content):
+    return lambda folder: (folder / name).write_text(content)
+
+
 def show_dumps(folder):
     result = dump.judge_dumps(folder)
     report.show(result, quietly(), "title")
@@ -69,6 +67,11 @@ def show_speed(folder):
     data = record.data(document)
     show(data, quietly())
     markdown(data)
+
+
+def read_golden(folder):
+    for path in folder.glob("*.safetensors"):
+        golden_files.read(path)
 
 
 def encode(folder):
@@ -86,13 +89,8 @@ CONFIG = ROOT / "spec" / "variants" / "bert.toml"
 READERS = {
     "a case and its run": (answered, show_dumps),
     "a folder of golden files": (copied(GOLDEN[len(GOLDEN) // 2]), golden_files.collect),
-    **{
-        f"a golden file of {kind}": (
-            copied(path),
-            lambda folder, path=path: golden_files.read(folder / path.name),
-        )
-        for kind, path in (("outputs", GOLDEN[0]), *(("training", path) for path in TRAINING[:1]))
-    },
+    "a golden file of outputs": (copied(GOLDEN[0]), read_golden),
+    **({"a golden file of training": (copied(TRAINING[0]), read_golden)} if TRAINING else {}),
     **{
         f"a record of {kind}": (
             functools.partial(records.write, kind),
@@ -103,16 +101,14 @@ READERS = {
     "a speed record": (copied(ROOT / "conformance" / "results" / "speed-forward.json"), show_speed),
     "a configuration": (copied(CONFIG), lambda folder: presets.named(str(folder / CONFIG.name))),
     "a table of a source": (copied(SOURCE), lambda folder: source_tables.read(folder / SOURCE.name)),
-    **{
-        f"texts in {name}": (
-            lambda folder, name=name, content=content: (folder / name).write_text(content),
-            lambda folder, name=name: texts.read_texts(folder / name),
-        )
-        for name, content in (("texts.txt", PAIRS), ("texts.jsonl", LINES))
-    },
-    "a vocabulary": (lambda folder: (folder / "vocab.txt").write_text(VOCABULARY), encode),
+    "texts": (written_as("t.txt", PAIRS), lambda folder: texts.read_texts(folder / "t.txt")),
+    "texts with labels": (
+        written_as("t.jsonl", LINES),
+        lambda folder: texts.read_texts(folder / "t.jsonl"),
+    ),
+    "a vocabulary": (written_as("vocab.txt", VOCABULARY), encode),
     "a page with markers": (
-        lambda folder: (folder / "README.md").write_text("<!-- begin check -->\n<!-- end check -->\n"),
+        written_as("README.md", "<!-- begin check -->\n<!-- end check -->\n"),
         lambda folder: report.within(folder / "README.md", "check", "x"),
     ),
     **{
