@@ -12,7 +12,7 @@ from concord.spec.batch import completed
 from tests.toys.checkpoints import saved
 from tests.toys.disturbed import name_of
 from tests.toys.ready import CONFIG, SENTENCES, VOCABULARY, hugging_face, texts
-from tests.toys.surroundings import refusal, toy
+from tests.toys.surroundings import EACH_BACKEND_ANEW, refusal, toy
 
 NUMPY = toy("NumpyBackend")
 NAMES = {"id2label": {"0": "bad", "1": "good", "2": "so so"}}
@@ -34,9 +34,10 @@ def written(folder, config, part="model"):
     return saved(folder, "concord", config, part=part, files={"vocab.txt": VOCABULARY.encode()})
 
 
-def logits_of(model, text):
-    batch = completed(model.config, batch_of(model.config, model.encoder.encode([Text(text)])))
-    return spec.reference(model.config, model.weights, batch).logits[0]
+def output_of(model, text):
+    batch = batch_of(model.config, model.encoder.encode([Text(text)]))
+    problem = model.config, model.weights, completed(model.config, batch, model.part)
+    return spec.reference(*problem, part=model.part).output[0]
 
 
 def far(actual, expected):
@@ -49,7 +50,7 @@ def test_probabilities_are_those_of_the_loss(folder):
         results = predictor(SENTENCES)
         assert refusal(predictor, ["a", ("b", ""), " "]) == ["text 2 is empty", "text 3 is empty"]
     for text, result in zip(SENTENCES, results, strict=True):
-        logits = logits_of(model, text)
+        logits = output_of(model, text)
         assert far(list(result["probabilities"].values()), softmax(logits)) < 1e-12
         assert result["label"] == ("bad", "good", "so so")[logits.argmax()]
         assert (result["text_a"], result["truncated"]) == (text, 0)
@@ -58,7 +59,7 @@ def test_probabilities_are_those_of_the_loss(folder):
 def test_a_model_with_one_output_has_two_classes(tmp_path):
     written(tmp_path / "one", CONFIG.replace(num_classes=1))
     model = read_model(tmp_path / "one")
-    (logit,) = logits_of(model, "the cat")
+    (logit,) = output_of(model, "the cat")
     with concord.load(tmp_path / "one", NUMPY, "float64") as predictor:
         result = predictor("the cat")
     assert abs(result["probabilities"]["1"] - expit(logit)) < 1e-12
@@ -82,25 +83,14 @@ def test_numbers_have_the_digits_of_their_dtype(entered, folder):
         assert str(np.float32(number)) == str(number)
 
 
-@pytest.mark.in_turn
-@pytest.mark.parametrize("part", ["model", "pooled"])
-def test_every_framework_predicts_what_the_reference_does(worker, tmp_path, part):
-    model = {"pooling": "mean", "pooler": "none", "length_epsilon": 1e-12} if part == "pooled" else {}
-    folder = written(tmp_path / "c", CONFIG.replace(**model), part)
-    actual = TextPredictor(read_model(folder), worker, "float64")(SENTENCES)
-    with concord.load(folder, NUMPY, "float64") as predictor:
-        expected = predictor(SENTENCES)
-    if part == "pooled":
-        assert {*actual[0]} == {"text_a", "embedding", "truncated"}
-        assert abs(np.linalg.norm(actual[0]["embedding"]) - 1) < 1e-6
-    numbers = [
-        [
-            list(result["probabilities"].values()) if part == "model" else result["embedding"]
-            for result in side
-        ]
-        for side in (actual, expected)
-    ]
-    assert far(*numbers) < 1e-10
+@pytest.mark.parametrize("worker", EACH_BACKEND_ANEW, indirect=True)
+def test_every_framework_embeds_sentences_as_the_reference_does(worker, tmp_path):
+    config = CONFIG.replace(pooling="mean", pooler="none", length_epsilon=1e-12)
+    model = read_model(written(tmp_path / "pooled", config, "pooled"))
+    result = TextPredictor(model, worker, "float64")("the cat")
+    assert {*result} == {"text_a", "embedding", "truncated"}
+    assert abs(np.linalg.norm(result["embedding"]) - 1) < 1e-6
+    assert far(result["embedding"], output_of(model, "the cat")) < 1e-10
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from concord.conformance.run.campaign import Report, Setup
 from concord.output_files import page
 from concord.porting import texts
 from concord.spec.errors import SpecError
-from concord.spec.files import read_bytes, read_json
+from concord.spec.files import read_bytes
 from concord.spec.sources import source_tables
 from concord.speed import presets
 from concord.speed.table import markdown, show
@@ -144,16 +144,8 @@ def test_a_record_with_a_list_of_another_length_is_read_or_refused(kind, tmp_pat
             refusals += error.problems
     assert refusals
     assert all(str(path) in line and "\n" not in line for line in refusals)
-
-
-def test_a_list_of_bins_has_as_many_as_there_are(tmp_path):
-    records.write("check", tmp_path)
-    path = tmp_path / records.NAME
-    data = read_json(path)
-    data["results"][0]["verdict"]["table"][0]["local"]["histogram"].pop()
-    path.write_text(json.dumps(data))
-    with pytest.raises(SpecError, match=r"local.histogram' is \[.* but must have at least 18 items$"):
-        output_files.read_page(path)
+    bins = [line for line in refusals if "local.histogram' is [" in line]
+    assert kind != "check" or any(line.endswith("but must have at least 18 items") for line in bins)
 
 
 def test_the_page_of_what_has_the_same_bits_counts_no_errors():
