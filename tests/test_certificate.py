@@ -9,33 +9,18 @@ from concord.output_files import KINDS
 from concord.porting import certificate as certificates
 from concord.porting.certificate import certificate_page, certify, hashes, inputs_of
 from concord.porting.texts import Text
-from tests.toys.checkpoints import CARRIED, drawn, saved
+from tests.toys.checkpoints import CARRIED, SIZES, WEIGHTS, drawn, saved
 from tests.toys.ready import hugging_face
 from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, refusal, toy
 
-SIZES = {
-    "vocab_size": 11,
-    "d_model": 6,
-    "num_heads": 2,
-    "d_ff": 7,
-    "num_classes": 3,
-    "num_layers": 2,
-    "max_positions": 5,
-}
-CONFIG = spec.variant("bert", **SIZES)
-WEIGHTS = drawn(CONFIG)
 QUERY = "layers.0.attention.query.weight"
 RIGHT = toy("NumpyBackend")
-
-
-def written(path, form, weights=WEIGHTS, files=None):
-    return saved(path, form, CONFIG, weights, files=files)
 
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
     place = tmp_path_factory.mktemp("right")
-    sides = written(place / "a", "concord"), written(place / "b", "torch-safetensors")
+    sides = saved(place / "a", "concord"), saved(place / "b", "torch-safetensors")
     files = ("-o", place / "cert.json", "--html", place / "cert.html")
     done = concord("certify", *sides, *files, "--backend", RIGHT, patience=5 * PATIENCE)
     assert (done.returncode, errors(done.stderr)) == (0, "")
@@ -75,9 +60,8 @@ def test_a_right_port_agrees_on_every_input_and_bugs_in_it_are_found(right):
 
 def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
     wrong = {**WEIGHTS, QUERY: WEIGHTS[QUERY].T.copy()}
-    certificate = certify(
-        written(tmp_path / "a", "concord"), written(tmp_path / "b", "paddle", wrong), names=(RIGHT,)
-    )
+    sides = saved(tmp_path / "a", "concord"), saved(tmp_path / "b", "paddle", weights=wrong)
+    certificate = certify(*sides, names=(RIGHT,))
     runs = {(run.group, run.status) for run in certificate.report.results}
     assert runs == {("source", "agrees"), ("target", "diverges")}
     first = certificate.report.results[-1]
@@ -98,7 +82,7 @@ def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
     ],
 )
 def test_what_is_computed_wrongly_or_not_at_all_is_not_right(tmp_path, backend, exit_code, said):
-    sides = written(tmp_path / "a", "concord"), written(tmp_path / "b", "torch")
+    sides = saved(tmp_path / "a", "concord"), saved(tmp_path / "b", "torch")
     certificate = certify(*sides, names=(backend,))
     assert (certificate.exit_code, certificate.comparison.exit_code, certificate.bugs) == (exit_code, 0, ())
     assert said in certificate.summary
@@ -117,7 +101,7 @@ def test_a_tokenizer_has_to_come_along_where_the_format_has_a_place_for_it(right
 
 @pytest.mark.parametrize("variant", spec.variants())
 def test_inputs_fit_every_variant(variant):
-    config = spec.variant(variant, **{**SIZES, "max_positions": 13})
+    config = spec.variant(variant, **{**SIZES, "max_positions": 5})  # fewer than are usually drawn
     batches, meanings = inputs_of(porting.from_weights(config, drawn(config)))
     assert batches.keys() == meanings.keys()
     for batch in batches.values():
@@ -152,8 +136,8 @@ def test_verifying_makes_it_again_and_names_what_comes_out_otherwise(right):
 
 
 def test_verifying_names_files_that_were_altered(right, tmp_path, entered):
-    source = written(tmp_path / "a", "concord")
-    target = written(tmp_path / "b", "torch-safetensors", files=CARRIED)
+    source = saved(tmp_path / "a", "concord")
+    target = saved(tmp_path / "b", "torch-safetensors", files=CARRIED)
     side = dataclasses.replace(right.target, path=str(target), files=hashes(target))
     path = target / "certificate.json"
     stated = dataclasses.replace(right, target=side, backends=())

@@ -11,13 +11,13 @@ import shutil
 import numpy as np
 import pytest
 
-from concord import porting, spec
+from concord import porting
 from concord.porting import registry
 from concord.porting.comparison import compare
 from concord.porting.containers.container import INDEX
 from concord.porting.file_tensors import in_memory
 from concord.porting.folder import LENGTHS, PROMPTS
-from tests.toys.checkpoints import SECOND, SIZES, drawn, shards
+from tests.toys.checkpoints import CONFIG, SECOND, WEIGHTS, shards
 from tests.toys.surroundings import refusal
 
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "", *(f"t{number}" for number in range(5, 29)))
@@ -227,10 +227,9 @@ def right(tmp_path_factory):
 
     def made(form):
         if not (folder / form).exists():
-            model = spec.variant("bert", **SIZES)
-            checkpoint = porting.from_weights(model, drawn(), files=BESIDE)
-            checkpoint = dataclasses.replace(checkpoint, labels=("no", "maybe", "yes"))
-            porting.write(checkpoint, folder / form, form)
+            checkpoint = porting.from_weights(CONFIG, WEIGHTS, files=BESIDE)
+            named = dataclasses.replace(checkpoint, labels=("no", "maybe", "yes"))
+            porting.write(named, folder / form, form)
         return folder / form
 
     return made
