@@ -13,7 +13,7 @@ from torch import nn
 
 from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import assert_same, compare, prepare
-from concord.conformance.compare.candidates import SCOPES, loaded, run_alone
+from concord.conformance.compare.candidates import SCOPES, load, loaded
 from concord.conformance.compare.model_comparison import ModelComparison
 from concord.spec.errors import SpecError
 from concord.spec.precision import cut_to_bits, round_to_bits
@@ -37,51 +37,43 @@ class Leaving(nn.Linear):
         return super().forward(input)
 
 
-def leaving():
-    return Leaving(1).eval()
-
-
-@pytest.mark.parametrize("time", [1, 2, 5])
-def test_a_reference_that_ends_the_process_is_refused_whenever_it_does(time):
-    other = {"output": np.zeros((7, 3), np.float32)}
-    with pytest.raises(SpecError, match=r"the reference .* SystemExit: 0"):
-        compare(Leaving(time).eval(), other, X)
-
-
 def net():
     return nn.Linear(5, 3).eval()
 
 
+def against(candidate, reference=None, **options):
+    return lambda: compare(reference or net(), candidate, {"input": X}, **options)
+
+
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("compared", "words"),
     [
-        ("tests.test_candidates:leaving", 2, "SystemExit: 0"),
-        ("tests.toys.called:leaves", 2, "SystemExit: 0"),  # ends while it is built
-        ("tests.toys.called:nothing", 2, "AttributeError: "),
-        ("tests.test_candidates:net tests.toys.called:dies", 3, "killed by SIGKILL"),
+        # At its first call, when it runs again, and when its tolerances are derived.
+        *(
+            (against({"output": np.zeros((7, 3))}, Leaving(time).eval()), "the reference .* SystemExit: 0")
+            for time in (1, 2, 5)
+        ),
+        (lambda: load("tests.toys.called:leaves"), "returns no module: SystemExit: 0"),
+        (lambda: load("tests.toys.called:nothing"), "returns no module: AttributeError: "),
+        (against(Leaving(1).eval()), "the candidate .*: SystemExit: 0"),
+        (against(called.raises), "the candidate .*: KeyError: "),
+        (against("tests.toys.called:leaves"), "called:leaves gave no result: SystemExit: 0"),
+        (against("tests.toys.called:raises"), "called:raises gave no result: KeyError: 'no such layer'"),
+        (against("tests.toys.called:dies_without_a_word"), "word gave no result: exit code 0"),
+        (against("toy:port", python="/missing"), "--python is '/missing' but must be a Python interpreter"),
     ],
 )
-def test_the_command_ends_in_one_line_where_a_model_ends_its_process(words, code, said, invoke, tmp_path):
+def test_what_fails_or_ends_its_process_is_refused_with_the_reason(compared, words):
+    with pytest.raises((SpecError, WorkerFailure), match=words):
+        compared()
+
+
+def test_the_command_says_in_one_line_that_a_candidate_was_killed(invoke, tmp_path):
     save_file({"input": X.numpy()}, tmp_path / "inputs.safetensors")
-    ended, _, (line,) = invoke(f"compare {words} --inputs", tmp_path / "inputs.safetensors")
-    assert ended == code
-    assert said in line
-
-
-@pytest.mark.parametrize(
-    ("candidate", "words"),
-    [
-        (leaving(), "the candidate .*: SystemExit: 0"),
-        (called.raises, "the candidate .*: KeyError: "),
-        ("leaves", "called:leaves gave no result: SystemExit: 0"),
-        ("raises", "called:raises gave no result: KeyError: 'no such layer'"),
-        ("dies_without_a_word", "word gave no result: exit code 0"),
-    ],
-)
-def test_a_candidate_that_ends_its_process_or_fails_gives_no_result(candidate, words):
-    candidate = f"tests.toys.called:{candidate}" if isinstance(candidate, str) else candidate
-    with pytest.raises(WorkerFailure, match=words):
-        compare(net(), candidate, {"input": X})
+    words = "compare tests.test_candidates:net tests.toys.called:dies --inputs"
+    code, _, (line,) = invoke(words, tmp_path / "inputs.safetensors")
+    assert code == 3
+    assert "killed by SIGKILL" in line
 
 
 def test_whether_a_function_builds_a_module_is_read_and_nothing_is_imported(tmp_path, monkeypatch):
@@ -305,13 +297,9 @@ def test_arrays_a_file_and_functions_are_candidates(tmp_path):
         return {"norm": arrays["norm"]}
 
     assert_same(model, function, {"x": X}, declared=["output"])
-    assert_same(Of(lambda m, x: x * 0.5, {}).eval(), "tests.toys.called:halved", {"x": X})
-
-
-def test_arrays_of_another_process_keep_their_order():
-    model = Of(lambda m, input: input * 0.5, {}).eval()
-    arrays = run_alone(prepare(model, None, X).reference, "tests.toys.called:backwards")
-    assert [*arrays] == ["2", "0", "1"]
+    # Another process returns its three results by position, in an order that no name has.
+    model = Of(lambda m, input: [input * place for place in (2, 0, 1)], {}).eval()
+    assert_same(model, "tests.toys.called:backwards", X)
 
 
 GRAPH = """<ir_version: 10, opset_import: ["": 18]>
@@ -332,8 +320,3 @@ def test_a_graph_shows_what_modules_return_where_its_exporter_noted_them(tmp_pat
     onnx.save(graph, path)
     table = compare(model, path, torch.linspace(-1, 1, 21).reshape(7, 3)).table
     assert {row.tensor: row.status for row in table} == {"0": "diverges", "1": "agrees", "output": "diverges"}
-
-
-def test_a_missing_interpreter_is_refused():
-    with pytest.raises(SpecError, match="--python is '/missing' but must be a Python interpreter"):
-        compare(nn.Linear(7, 5).eval(), "toy:port", torch.ones(3, 7), python="/missing")

@@ -262,6 +262,11 @@ class Custom(nn.Module):
         return twice(x)
 
 
+class Uncopyable(nn.Linear):
+    def __deepcopy__(self, memo):
+        raise TypeError("a lock")
+
+
 def beside(candidate, **options):
     return lambda: compare(encoder(), candidate, texts(), **options)
 
@@ -271,6 +276,10 @@ def beside(candidate, **options):
     [
         (lambda: compare(3), "the reference is a int but must be a torch.nn.Module"),
         (lambda: compare(encoder(), way="fast"), "unknown way 'fast'"),
+        (lambda: compare(encoder(), way="bfloat16+onnx"), "'onnx' cannot be joined with others"),
+        (lambda: compare(layers(), inputs=X, way="cached"), "way 'cached' needs a decoder"),
+        (lambda: compare(layers(), inputs=X, way="tf32"), "way is 'tf32' but PyTorch sees no CUDA device"),
+        (lambda: compare(Uncopyable(3, 5).eval(), inputs=X, way="bfloat16"), "cannot be copied, which way"),
         (lambda: compare(encoder().train(), inputs=texts(), way="bfloat16"), "must be in evaluation mode"),
         (lambda: compare(encoder().double(), encoder(), texts()), "must be in float32"),
         (lambda: compare(nn.Linear(2, 3).eval()), "missing but required: input of Linear; give them with"),

@@ -10,7 +10,7 @@ from concord import compare
 from concord.comparison_file import AcceptedFinding, accept, read_comparison_file, unneeded
 from concord.conformance.judging.verdict import Result
 from concord.conformance.run.campaign import exit_code_of
-from tests.toys.surroundings import ROOT, concord, refusal
+from tests.toys.surroundings import refusal
 
 MODULE = """
 import torch
@@ -60,18 +60,20 @@ candidate = "kept_in_git:tanh"
 """
 
 
-def test_a_command_without_arguments_judges_what_is_kept_in_git_and_reports_to_ci(tmp_path):
+def test_a_command_without_arguments_judges_what_is_kept_in_git_and_reports_to_ci(
+    entered, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
     (tmp_path / "kept_in_git.py").write_text(MODULE)
     (tmp_path / "pyproject.toml").write_text(COMPARISONS)
     x = np.random.default_rng(0).standard_normal((3, 7)).astype(np.float32)
     save_file({"input": x}, tmp_path / "inputs.safetensors")
-    surroundings = {"PYTHONPATH": str(ROOT), "GITHUB_ACTIONS": "true"}
-    done = concord("compare --junit junit.xml --json all.json", folder=tmp_path, **surroundings)
-    assert done.returncode == 3, done.stderr
-    assert "2 agree, 1 accepted, 1 missing, 1 diverges" in done.stdout
-    assert "the app ships tanh" in done.stdout
-    assert "approximate` is tanh instead of none" in done.stdout, "a function without parameters is a module"
-    annotation, _ = (line for line in done.stdout.splitlines() if line.startswith("::error"))
+    output, _ = entered("compare --junit junit.xml --json all.json", ends=3)
+    assert "2 agree, 1 accepted, 1 missing, 1 diverges" in output
+    assert "the app ships tanh" in output
+    assert "approximate` is tanh instead of none" in output, "a function without parameters is a module"
+    annotation, _ = (line for line in output.splitlines() if line.startswith("::error"))
     assert "title=concord unknown" in annotation
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     outcomes = {test.get("classname"): [child.tag for child in test] for test in suite}
@@ -84,7 +86,7 @@ def test_a_command_without_arguments_judges_what_is_kept_in_git_and_reports_to_c
     }
     counts = [suite.get(key) for key in ("tests", "failures", "errors", "skipped")]
     assert counts == ["5", "1", "1", "1"]
-    assert concord("show report all.json --runs runs.tsv", folder=tmp_path, **surroundings).returncode == 3
+    entered("show report all.json --runs runs.tsv", ends=3)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ INPUTS = inputs_of("llama")
 def decoder():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**GROUPED, initializer_range=0.3)
+    config = transformers.LlamaConfig(**{**GROUPED, "num_hidden_layers": 1}, initializer_range=0.3)
     return transformers.LlamaForCausalLM(config).eval()
 
 

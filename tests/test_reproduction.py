@@ -1,7 +1,6 @@
 import copy
 import re
-import subprocess
-import sys
+import runpy
 
 import pytest
 from torch import nn
@@ -12,33 +11,38 @@ from concord.spec.errors import SpecError
 from tests.toys.kinds import Of, drawn, linear
 
 
-def reproduced(folder, right, candidate, x, **options):
-    comparison = prepare(right, candidate, x, **options)
-    verdict = comparison.verdict().explained()
-    write(comparison, verdict, folder / "report.py")
-    done = subprocess.run(
-        [sys.executable, "-I", folder / "report.py"], capture_output=True, text=True, check=False, cwd="/"
-    )
-    assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^(.{24}) (\S+), largest error ÷ largest value (\S+)", done.stdout, re.MULTILINE)
-    numbers = {name.strip(): number for name, number, _ in rows}
-    judged = verdict.first_divergence.deciding
-    assert numbers["candidate"] == f"{judged.actual:.9g}"
-    assert numbers["reference in float64"] == f"{judged.expected:.9g}"
-    return {name.strip(): float(error) for name, _, error in rows}
+@pytest.fixture
+def reproduced(tmp_path, capsys):
+    """A function that writes a script and runs it, and returns its text and the errors that it prints."""
+
+    def run(right, candidate, x):
+        comparison, path = prepare(right, candidate, x), tmp_path / "report.py"
+        verdict = comparison.verdict().explained()
+        write(comparison, verdict, path)
+        text = path.read_text()
+        assert {*re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)} == {"pathlib", "torch"}
+        runpy.run_path(str(path))
+        row = re.compile(r"^(.{24}) (\S+), largest error ÷ largest value (\S+)", re.MULTILINE)
+        rows = {name.strip(): rest for name, *rest in row.findall(capsys.readouterr().out)}
+        judged = verdict.first_divergence.deciding
+        assert rows["candidate"][0] == f"{judged.actual:.9g}"
+        assert rows["reference in float64"][0] == f"{judged.expected:.9g}"
+        return text, {name: float(error) for name, (_, error) in rows.items()}
+
+    return run
 
 
 @pytest.mark.parametrize("arrays", [False, True])
-def test_a_script_shows_what_the_verdict_says(tmp_path, arrays):
+def test_a_script_shows_what_the_verdict_says(reproduced, arrays):
     right = nn.TransformerEncoderLayer(13, 1, 31, batch_first=True, activation="gelu").eval()
     port, x = copy.deepcopy(right), drawn(3, 7, 13)
     port.norm1.eps = 1e-3
-    errors = reproduced(tmp_path, right, prepare(right, port, x).tensors if arrays else port, x)
+    text, errors = reproduced(right, prepare(right, port, x).tensors if arrays else port, x)
     assert errors["candidate"] > 1e-5 > errors["reference in float32"]
-    assert ("def candidate" in (tmp_path / "report.py").read_text()) != arrays
+    assert ("def candidate" in text) != arrays
 
 
-def test_what_works_in_place_starts_from_what_was_there(tmp_path):
+def test_what_works_in_place_starts_from_what_was_there(reproduced):
     def forward(m, x):
         y = m.a(x)
         y[:, 0].mul_(3)
@@ -46,7 +50,7 @@ def test_what_works_in_place_starts_from_what_was_there(tmp_path):
 
     right, port = Of(forward, {"a": linear(7, 5)}).eval(), Of(forward, {"a": linear(7, 5)}).eval()
     port.a.bias.data += 1e-3
-    reproduced(tmp_path, right, port, drawn(3, 7))
+    reproduced(right, port, drawn(3, 7))
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -4,8 +4,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from concord import compare
-from concord.conformance.compare.ways import WAYS
-from concord.spec.errors import SpecError
 from tests.toys.architectures import architecture, inputs_of
 
 
@@ -52,14 +50,3 @@ def test_a_position_that_padding_moves_is_found():
     pytest.importorskip("transformers")
     verdict = compare(architecture("bert"), inputs=inputs_of("bert"), way="padded-left")
     assert (verdict.status, verdict.first) == ("diverges", "output[last_hidden_state]")
-
-
-def test_ways_that_exclude_each_other_or_do_not_exist_are_refused():
-    model, inputs = attending()
-    with pytest.raises(SpecError, match="'onnx' cannot be joined with others"):
-        compare(model, inputs=inputs, way="bfloat16+onnx")
-    with pytest.raises(SpecError, match="unknown way 'fast'"):
-        compare(model, inputs=inputs, way="fast")
-    with pytest.raises(SpecError, match="needs a decoder"):
-        compare(model, inputs=inputs, way="cached")
-    assert {"cuda", "tf32", "compile"} <= {*WAYS}

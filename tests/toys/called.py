@@ -5,10 +5,6 @@ import signal
 import sys
 
 
-def halved(x):
-    return {"output": x / 2}
-
-
 def backwards(input):
     return {str(place): input * place for place in (2, 0, 1)}
 
