@@ -47,10 +47,6 @@ def levels(m, x, near=torch.round, inverse=False, shift=0):
     return (near(x * (1 / LEVEL) if inverse else x / LEVEL) + shift) * LEVEL
 
 
-def fake(m, x, near=torch.round, inverse=False):
-    return (torch.clamp(near(x * (1 / LEVEL) if inverse else x / LEVEL) + 3, -128, 127) - 3) * LEVEL
-
-
 SCALES, POINTS = torch.full((3,), LEVEL), torch.full((3,), 3, dtype=torch.int32)
 
 
@@ -154,9 +150,8 @@ KINDS = {
     ),
     "fake quantization": Kind(
         lambda m, x: torch.fake_quantize_per_channel_affine(x, SCALES, POINTS, 0, -128, 127),
-        (partial(fake, inverse=True), fake),
-        (partial(fake, near=torch.floor),),
-        gradients=True,
+        (partial(levels, inverse=True), levels),
+        (partial(levels, near=torch.floor),),
     ),
     "sampled": Kind(
         sampled,

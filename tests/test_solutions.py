@@ -31,7 +31,8 @@ def by_float64(function):
 
 
 def ridge(x):
-    return x + 0.3 * torch.eye(x.shape[-1], dtype=x.dtype)
+    # Another matrix, which also has other eigenvectors.
+    return x + torch.linspace(0.3, 0.6, x.shape[-1], dtype=x.dtype).diag()
 
 
 def half(x):
@@ -85,33 +86,18 @@ def sizes(x):
     return L.eigvals(x).abs()
 
 
-# The reference, other right algorithms besides its float64 run, wrong ones, and whether the matrix is
-# symmetric.
+# The reference, other right algorithms besides its float64 run, wrong ones besides the same of another matrix,
+# and whether the matrix is symmetric.
 KINDS = {
-    "inverse": (
-        torch.inverse,
-        [lambda x: torch.inverse(x.mT).mT],
-        [lambda x: torch.inverse(x).mT, lambda x: torch.inverse(ridge(x))],
-        False,
-    ),
-    "solve": (
-        solved,
-        [by_qr, lambda x: torch.inverse(x) @ side(x)],
-        [lambda x: solved(x.mT), lambda x: solved(ridge(x))],
-        False,
-    ),
+    "inverse": (torch.inverse, [lambda x: torch.inverse(x.mT).mT], [lambda x: torch.inverse(x).mT], False),
+    "solve": (solved, [by_qr, lambda x: torch.inverse(x) @ side(x)], [lambda x: solved(x.mT)], False),
     "cholesky_solve": (
         solved,
         [lambda x: torch.cholesky_solve(side(x), L.cholesky(x))],
         [lambda x: torch.cholesky_solve(side(x), L.cholesky(x).mT)],
         True,
     ),
-    "least squares": (
-        least_squares,
-        [lambda x: L.pinv(half(x)) @ side(x)],
-        [lambda x: -least_squares(x)],
-        False,
-    ),
+    "least squares": (least_squares, [lambda x: L.pinv(half(x)) @ side(x)], [], False),
     "orthogonal": (
         orthogonal,
         [with_positive_diagonal],
@@ -131,41 +117,21 @@ KINDS = {
         [lambda x: eigenvectors(x).mT, lambda x: 3 * eigenvectors(x)],
         True,
     ),
-    "whitened": (whitened, [], [lambda x: whitened(ridge(x)), lambda x: 2 * whitened(x)], True),
+    "whitened": (whitened, [], [lambda x: 2 * whitened(x)], True),
     "unordered": (sizes, [lambda x: sizes(x.mT)], [lambda x: 9 * sizes(x)], False),
-    "in order": (
-        lambda x: sizes(x).sort(-1)[0],
-        [lambda x: sizes(x.mT).sort(-1)[0]],
-        [lambda x: sizes(ridge(x)).sort(-1)[0]],
-        False,
-    ),
-    "cholesky": (
-        L.cholesky,
-        [lambda x: L.cholesky(x, upper=True).mT],
-        [lambda x: L.cholesky(ridge(x))],
-        True,
-    ),
-    "singular values": (L.svdvals, [lambda x: L.svd(x.mT)[1]], [lambda x: L.svdvals(ridge(x))], False),
-    "factors": (lambda x: L.lu(x)[2], [], [lambda x: L.lu(x.mT)[2]], False),
-    "determinant": (L.det, [lambda x: L.det(x.mT)], [lambda x: 1 - L.det(x)], False),
-    "logarithm": (
-        lambda x: L.slogdet(x)[1],
-        [lambda x: L.svdvals(x).log().sum(-1)],
-        [lambda x: L.slogdet(ridge(x))[1]],
-        False,
-    ),
+    "in order": (lambda x: sizes(x).sort(-1)[0], [lambda x: sizes(x.mT).sort(-1)[0]], [], False),
+    "cholesky": (L.cholesky, [lambda x: L.cholesky(x, upper=True).mT], [], True),
+    "singular values": (L.svdvals, [lambda x: L.svd(x.mT)[1]], [], False),
+    "factors": (lambda x: L.lu(x)[2], [], [], False),
+    "determinant": (L.det, [lambda x: L.det(x.mT)], [], False),
+    "logarithm": (lambda x: L.slogdet(x)[1], [lambda x: L.svdvals(x).log().sum(-1)], [], False),
     "exponential": (
         torch.matrix_exp,
         [lambda x: torch.matrix_exp(x / 2) @ torch.matrix_exp(x / 2)],
-        [lambda x: torch.matrix_exp(-x), lambda x: torch.matrix_exp(x).mT],
+        [lambda x: torch.matrix_exp(x).mT],
         False,
     ),
-    "pseudoinverse": (
-        lambda x: L.pinv(x[..., :-1]),
-        [lambda x: L.pinv(x[..., :-1].mT).mT],
-        [lambda x: L.pinv(ridge(x)[..., :-1])],
-        False,
-    ),
+    "pseudoinverse": (lambda x: L.pinv(x[..., :-1]), [lambda x: L.pinv(x[..., :-1].mT).mT], [], False),
     "substitution": (
         lambda x: L.solve_triangular(ridge(x).triu(), side(x), upper=True),
         [lambda x: L.solve(ridge(x).triu(), side(x))],
@@ -202,7 +168,7 @@ def test_a_right_algorithm_does_not_diverge_and_a_wrong_one_never_agrees(kind, s
         verdict = judged(right, candidate, x)
         assert verdict.status in ("agrees", "undetermined"), verdict
         assert verdict.worst < 0.8
-    for candidate in wrong:
+    for candidate in (lambda x: right(ridge(x)), *wrong):
         verdict = judged(right, candidate, x)
         assert verdict.status in ("diverges", "undetermined"), verdict
 
