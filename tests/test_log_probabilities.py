@@ -79,7 +79,7 @@ def test_an_engine_may_return_nothing_else(decoder):
         lambda **_: {"log_probabilities": numbers},
     ):
         assert judged(decoder, candidate, declared=NO_LOGITS).passed
-        assert judged(decoder, candidate).status == "undetermined", "logits are an output too"
+    assert judged(decoder, candidate).status == "undetermined", "logits are an output too"
     verdict = judged(decoder, {"log_probabilities": numbers * 1.01}, declared=NO_LOGITS)
     assert (verdict.status, verdict.first) == ("diverges", ROW)
     with pytest.raises(SpecError, match=r"has shape \(3, 11\) but must be \(3, 10\)"):

@@ -86,8 +86,8 @@ def sizes(x):
     return L.eigvals(x).abs()
 
 
-# The reference, other right algorithms besides its float64 run, wrong ones besides the same of another matrix,
-# and whether the matrix is symmetric.
+# The reference, right algorithms besides its float64 run, wrong ones besides the same of another matrix, and
+# whether the matrix is symmetric.
 KINDS = {
     "inverse": (torch.inverse, [lambda x: torch.inverse(x.mT).mT], [lambda x: torch.inverse(x).mT], False),
     "solve": (solved, [by_qr, lambda x: torch.inverse(x) @ side(x)], [lambda x: solved(x.mT)], False),
