@@ -130,6 +130,14 @@ def test_an_error_that_all_elements_share_is_one_error(units, agrees):
     assert verdict.table[0].local.rms > 4
 
 
+def own_errors(row, function, *x, **layers):
+    """Errors of a module's own run in a row of the verdict, as a multiple of sigma."""
+    model = Of(function, layers).eval()
+    comparison = prepare(model, model, x, gradients=True)
+    comparison.allow_same_bits = False
+    return comparison.verdict().row(row).deciding.rms
+
+
 def counts(x):
     return torch.cumsum(torch.histc((x[:, 0] > 0).float(), 2, 0, 1), 0).to(torch.int32)
 
@@ -137,50 +145,26 @@ def counts(x):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x @ x.T,
-        lambda x: F.layer_norm(x, (x.shape[-1],)),
-        lambda x: F.conv1d(x[None], torch.ones(3, len(x), 2)),
-        lambda x: torch.cumsum(torch.exp(x), 0),
-        lambda x: (x > 0) + ~(x > 0) * torch.exp(x),
-        lambda x: F.grouped_mm(x[:, 1:].contiguous(), torch.ones(2, 12, 8), offs=counts(x)),
-        lambda x: torch.view_as_real(torch.fft.fft(x).conj() * (1 + 0.5j)),
+        lambda m, x: x @ x.T,
+        lambda m, x: F.layer_norm(x, (x.shape[-1],)),
+        lambda m, x: F.conv1d(x[None], torch.ones(3, len(x), 2)),
+        lambda m, x: torch.cumsum(torch.exp(x), 0),
+        lambda m, x: (x > 0) + ~(x > 0) * torch.exp(x),
+        lambda m, x: F.grouped_mm(x[:, 1:].contiguous(), torch.ones(2, 12, 8), offs=counts(x)),
+        lambda m, x: torch.view_as_real(torch.fft.fft(x).conj() * (1 + 0.5j)),
     ],
 )
-def test_noise_is_as_large_as_what_float32_does(function):
-    x = drawn(11, 13, seed=1)
-    float32 = function(x)
-
-    def run(arithmetic):
-        with arithmetic:
-            result = function(computed(x))
-        return value_of(result)
-
-    exact = run(ExactMode())
-    noise = torch.stack([run(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
-    low, own = (
-        (run(Rounded()) - exact).square().mean().sqrt(),
-        (float32.double() - exact).square().mean().sqrt(),
-    )
-    assert 0.05 < float(own / noise) < 2.0
-    assert float(low / noise) < 2.0
+def test_sigma_is_as_large_as_what_float32_does(function):
+    assert 0.05 < own_errors("output", function, drawn(11, 13, seed=1)) < 2.0
 
 
-def test_noise_of_gradients_is_as_large_as_what_fused_attention_does_with_sharp_weights():
-    query, key, value, cotangent = (
-        drawn(2, 3, 61, 31, seed=seed) * by for seed, by in enumerate((3, 3, 1, 1))
-    )
-    layers = {"value": lambda: nn.Parameter(value)}
-    model = Of(lambda m, query, key: F.scaled_dot_product_attention(query, key, m.value), layers)
-    reference = ModuleReference(model, args=(query, key), cotangents={"output": cotangent})
+def test_sigma_of_gradients_is_as_large_as_what_fused_attention_does_with_sharp_weights():
+    def attention(m, query, key):
+        return F.scaled_dot_product_attention(query, key, m.value)
 
-    def gradient(arithmetic):
-        results = {}
-        reference.compute(arithmetic, results.__setitem__, lambda name: None)
-        return torch.from_numpy(results["gradients.value"]).squeeze(0)
-
-    exact, own = gradient(ExactMode()), reference.plain["gradients.value"]
-    noise = torch.stack([gradient(Perturbed(seed)) - exact for seed in range(8)]).square().mean().sqrt()
-    assert 0.05 < float((own.double() - exact).square().mean().sqrt() / noise) < 2.0
+    query, key, value = (drawn(2, 3, 61, 31, seed=seed) * by for seed, by in enumerate((3, 3, 1)))
+    errors = own_errors("gradients.value", attention, query, key, value=lambda: nn.Parameter(value))
+    assert 0.05 < errors < 2.0
 
 
 def test_what_a_half_precision_delivered_may_have_been_used_before_it_was_rounded():
@@ -247,14 +231,9 @@ def test_a_long_sum_may_be_added_up_in_the_order_of_its_terms(monkeypatch, follo
     assert verdict.passed == followed, str(verdict)
 
 
-def test_samples_share_the_deviations_of_sums():
+def test_samples_share_the_deviations_of_sums(monkeypatch):
     # Deviations take as long as the sums themselves, and sixteen samples would each derive them.
-    reference = prepare(linear(67, 5)().eval(), None, drawn(3, 67)).reference
-    truth, counts = reference.exact(), []
-    reference.compute_exactly(lambda _: None)
-    reference.compute(truth, lambda *_: None, lambda _: None)
-    for sample in reference.runs(range(3), truth)[:3]:
-        reference.compute(sample, lambda *_: None, lambda _: None)
-        counts.append({key: id(value) for key, value in truth.recorded.deviations.items()})
-    assert counts[0]
-    assert counts[0] == counts[1] == counts[2]
+    calls, deviation = [], aten_arithmetic._deviation
+    monkeypatch.setattr(aten_arithmetic, "_deviation", lambda *sums: calls.append(sums) or deviation(*sums))
+    own_errors("output", lambda m, x: m.a(x), drawn(3, 67), a=linear(67, 5))
+    assert len(calls) == 6, "of a product and two gradients, end to end and from the candidate's own tensors"
