@@ -227,6 +227,24 @@ def test_on_a_gpu_the_verdict_is_the_same(monkeypatch):
         assert abs(other.deciding.ratio - row.deciding.ratio) <= row.deciding.ratio / 1000
 
 
+def test_a_weight_is_widened_where_it_is_used_and_put_back():
+    class Halving(nn.Linear):
+        def forward(self, x):
+            self.weight.data.mul_(0.5)
+            self.weight.data[0].add_(1)
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model, x = Halving(7, 5).eval(), drawn(3, 7)
+    before = model.weight.detach().clone()
+    right = before.double() * 0.5
+    right[0] += 1
+    right = (x.double() @ right.T + model.bias.double()).detach().numpy()
+    value = prepare(model, None, x).reference.compute_exactly(lambda _: None)["output"]
+    assert abs(value - right).max() < 2**-40
+    assert torch.equal(model.weight, before)
+
+
 def test_a_comparison_with_gradients_leaves_nothing_in_memory():
     def sigmas():
         gc.collect()

@@ -17,7 +17,6 @@ def stateful(m, x, box):
         with torch.no_grad():
             m.a.weight.clamp_(-0.1, 0.1)
             m.a.bias.data.mul_(2)
-            m.a.weight.data[0].add_(1)
     return m.seen * m.calls + sum(m.list).sum() + sum(box.held).sum()
 
 
