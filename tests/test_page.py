@@ -90,7 +90,7 @@ def test_a_page_tells_everything_once():
         "first words last words",
         "paddle absent, and not requested: No module named 'paddle'",
         "jax unsupported: no such precision",
-        "half , bfloat16: undetermined: logits not judged (rounding",
+        "half , bfloat16: undetermined: logits not judged (accumulated rounding",
         # Environments, notes, and the table of all tensors.
         "Declared deviation from SPEC ATT-5: softmax_floor = -64.0 the kernel clips",
         "not compared, 3 x lr: belongs to the optimizer",
