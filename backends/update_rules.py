@@ -33,7 +33,7 @@ class Optimizer:
     """An optimizer of a model's parameters (SPEC OPT-2 to OPT-8).
 
     Args:
-        native: the framework's own optimizer, if it computes the recipe.
+        native: the framework's own optimizer, if it implements the recipe.
 
     Attributes:
         state: ``<moment>.<native name>``, or the native optimizer's state; an operand of compiled steps.

@@ -95,7 +95,10 @@ PROFILES: dict[str, str] = {
         "the activation sees values far into both tails, and logits of up to several hundred saturate "
         "softmax and sigmoid"
     ),
-    "tiny": "every norm sees a deviation near its epsilon, so that epsilon and its placement are visible",
+    "tiny": (
+        "the standard deviation of every norm's input is close to epsilon, or to its square root, so that "
+        "epsilon and its placement are visible"
+    ),
 }
 """Weight profiles of :func:`initialize` (SPEC WGT-5)."""
 

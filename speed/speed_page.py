@@ -50,7 +50,7 @@ def speed_page(written: Record) -> str:
         compared=[
             _compared(data),
             *([] if works else ["Nothing was measured."]),
-            f"Best bare matrix product: {limits(data)}.{'' if data['complete'] else ' Not complete.'}",
+            f"Fastest plain matrix product: {limits(data)}.{'' if data['complete'] else ' Not complete.'}",
         ],
         best=best,
         works=works,

@@ -109,7 +109,7 @@ def to_deploy(data: Entry) -> dict[str, str]:
 
 
 def limits(data: Entry) -> str:
-    """Best rates of bare products, in words."""
+    """Best rates of plain products, in words."""
     rates = (f"{rate(best)}FLOP/s ({dtype})" for dtype, best in data["best_product_gflops"].items())
     return ", ".join(rates) or "none"
 
@@ -199,7 +199,7 @@ def markdown(data: Entry) -> str:
     machine = data["machine"]
     versions = (f"{name} {version}" for name, version in versions_of(data).items() if version)
     caption = (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; best bare matrix "
-        f"product {limits(data)}; {data['written'][:10]}; {', '.join(versions)}."
+        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; fastest plain "
+        f"matrix product {limits(data)}; {data['written'][:10]}; {', '.join(versions)}."
     )
     return "\n\n".join([*parts, *to_deploy(data).values(), caption]) + "\n"

@@ -11,6 +11,7 @@ from concord.conformance.mutants import matrix
 from concord.conformance.run import record
 from concord.conformance.run.campaign import exit_code_of
 from concord.conformance.run.report import summary
+from concord.conformance.wording import counted
 from concord.output_files import page
 from tests.toys.running import Running, noted, until
 from tests.toys.surroundings import errors, toy
@@ -85,7 +86,7 @@ def test_what_was_judged_before_a_signal_is_kept_and_marked(tmp_path):
     assert {result.status for result in document.outcome.results} == {"agrees"}
     assert document.outcome.unfinished > 0
     assert document.exit_code == running.process.returncode
-    assert f"stopped before {document.outcome.unfinished} more" in running.said()
+    assert f"stopped with {counted(document.outcome.unfinished, 'run')} left" in running.said()
     assert "It was stopped with" in (tmp_path / "out.html").read_text()
 
 
@@ -108,7 +109,7 @@ def test_a_campaign_that_is_stopped_has_all_that_was_done_before(after):
     assert all(result.status == "agrees" for result in report.results)
     assert report.unfinished == len(jobs) - sum(result.times == 2 for result in report.results)
     assert report.exit_code == (3 if report.unfinished else 0)
-    assert ("stopped before" in summary(report)) == bool(report.unfinished)
+    assert ("stopped with" in summary(report)) == bool(report.unfinished)
 
 
 def test_no_cause_is_looked_for_once_a_campaign_is_stopped():

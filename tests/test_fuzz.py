@@ -112,7 +112,7 @@ def test_a_hang_is_found_once_and_ends_the_chunk_of_its_backend():
     assert (failure.result.status, failure.times, findings.exit_code) == ("timed out", 1, 3)
     assert {name: tally.cases for name, _, tally in findings.each()} == {HANGS: 1, RIGHT: 4}
     assert findings.notes == [
-        f"{HANGS}: timed out: no answer within 7 s; it was stopped; it was skipped in the rest of its 4 cases"
+        f"{HANGS}: timed out: no answer within 7 s; it was stopped; the rest of its 4 cases were skipped"
     ]
 
 

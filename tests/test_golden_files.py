@@ -73,7 +73,7 @@ def test_a_stored_mask_for_each_query_is_read(tmp_path):
         (
             "tf1-text-classifier/a_nopad",
             lambda tensors: {"outputs/predictions": tensors["outputs/predictions"] + 1},
-            "the predictions are not the classes of the logits",
+            "the predictions are not the classes that the logits give",
         ),
         (
             "vanilla-encoder/a_nopad",

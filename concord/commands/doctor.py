@@ -17,7 +17,7 @@ SUMMARY = ("version", "devices", "threads", "dtypes")  # facts in the table of a
 
 
 def doctor(*, workers: options.Workers) -> None:
-    """Show what is installed, and what to do about it.
+    """Show what is installed, and how to fix what is not.
 
     Examples: concord doctor --backend torch
     """

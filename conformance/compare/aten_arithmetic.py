@@ -563,7 +563,7 @@ class Perturbed(ExactMode):
         self.products.clear()
 
     def cancelled(self, product: Tensor) -> Tensor:
-        """Compute them from the factors, for one of the last two products."""
+        """Compute the sums from the factors if the product is one of the last two."""
         for y, a, b in self.products:
             same = y.untyped_storage().data_ptr() == product.untyped_storage().data_ptr()
             if same and product.is_contiguous() and y.shape[-2:] == product.shape[-2:]:

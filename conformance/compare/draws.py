@@ -21,7 +21,7 @@ from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from concord.spec.text import first_of
 
-# Exact tensors may differ between runs by this share of their size, because sums may change their order.
+# Exact tensors may differ between runs by this share of their largest value: sums may change their order.
 REPEATED = 2.0**-30
 
 
@@ -118,7 +118,10 @@ def refuse_changes(reference: ModelReference) -> str:
             f"the reference gives a different result when it runs again, first at {changed}: it keeps state, "
             f"or draws numbers outside PyTorch; make it give the same result twice{seed}"
         )
-    return f"differ in bits, first at {name}, by {share:.1g} of its size: rounding, as from reordered sums"
+    return (
+        f"differ in bits, first at {name}, by {share:.1g} of its largest value: rounding, as from reordered "
+        "sums"
+    )
 
 
 def again(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
@@ -126,4 +129,4 @@ def again(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
     name, share = change(first, run())
     if share <= np.sqrt(precision(dtype).unit_roundoff):
         return ""
-    return f"the candidate gives a different result each time: {name} by {share:.1g} of its size"
+    return f"the candidate gives a different result each time: {name} by {share:.1g} of its largest value"

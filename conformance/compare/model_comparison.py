@@ -110,7 +110,7 @@ class ModelComparison(Judge):
             worst = max(apart, key=apart.__getitem__)
             notes["8-bit weights"] = (
                 f"the reference uses the {counted(len(apart), 'weight')} that the candidate stores in 8 "
-                f"bits; {worst} differs most from the original, by {apart[worst]:.2%} of its size"
+                f"bits; {worst} differs most from the original, by {apart[worst]:.2%} of its norm"
             )
         if self.unmatched:
             notes["not compared"] = (

@@ -96,7 +96,7 @@ class Solution:
 
     @property
     def undefined(self) -> Any:
-        """Results of NaN."""
+        """Results filled with NaN."""
         tensors = [torch.full_like(x, torch.nan) if _floats(x) else x.clone() for x in self.exact]
         return tuple(tensors) if self.several else tensors[0]
 

@@ -270,7 +270,7 @@ def callers() -> dict[int, tuple[str, int]]:
 
 
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
-    """Describe where the candidate's operations that lead to the wrong end diverge on correct inputs."""
+    """Describe where the candidate's operations first go wrong on correct inputs."""
     dtypes = {name: dtype_name(tensor.dtype) for name, tensor in right.tensors.items()}
     truth = right.module.exact()
     runs = right.module.runs(range(SAMPLES), truth)

@@ -118,7 +118,7 @@ class Description:
             return f"`{self.tensor}` is wrong only in {self.where} ({share}){suffix}"
         if self.what:
             return f"`{self.tensor}` {self.what} ({share} are wrong)"
-        size = f", by about {self.relative:.1g} of its size" if 0 < self.relative < 1 else ""
+        size = f", by about {self.relative:.1g} of their magnitude" if 0 < self.relative < 1 else ""
         return f"`{self.tensor}` is wrong in {share}{size}, in no known pattern"
 
 

@@ -107,7 +107,7 @@ def of_gradient(question: Question) -> Iterator[Hypothesis]:
     all_gradients = (question.exact.gradient(name) for name in trainable(question.config, question.case.part))
     length = math.sqrt(sum(float(np.square(gradient).sum()) for gradient in all_gradients))
     clipped = {
-        f"gradients clipped together to the norm {limit:g}": limit / length
+        f"gradients clipped to a global norm of {limit:g}": limit / length
         for limit in LIMITS
         if length > limit
     }
@@ -175,7 +175,7 @@ def of_factors(question: Question) -> Iterator[Hypothesis]:
         text = f"products whose factors are rounded to {bits}"
         yield Hypothesis(f"{label}_products", text, "PRC-2", factors=label)
     if formats:
-        text = "products whose factors are cut off, not rounded, to 11 bits (TF32)"
+        text = "products whose factors are truncated to 11 bits, not rounded (TF32)"
         yield Hypothesis("tf32_products", text, "PRC-2", factors="tf32 cut off")
 
 

@@ -89,7 +89,7 @@ class _Hunt:
     def renew(self) -> None:
         for name, runner in self.runners.items():
             if failure := runner.supervisor.failure:
-                rest = f"it was skipped in the rest of its {self.plan.chunk} cases"
+                rest = f"the rest of its {self.plan.chunk} cases were skipped"
                 self.findings.note(f"{name}: {failure}; {rest}")
             runner.supervisor.refresh(RESTARTS)
 

@@ -245,7 +245,7 @@ class GoldenFile:
         refuse(problems)
         classes = expected.pop("predictions", None)
         if classes is not None and not np.array_equal(classes, predict(config, expected["logits"])):
-            raise SpecError("the predictions are not the classes of the logits (SPEC HED-4)")
+            raise SpecError("the predictions are not the classes that the logits give (SPEC HED-4)")
         return self._job(config, batch, expected, label)
 
     def _trained(self) -> list[Job]:

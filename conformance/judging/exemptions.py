@@ -10,7 +10,7 @@ DECLARED = "declared by the backend"
 ABSENT = "declared as absent"
 
 # A tap's gradient is zero, and another gradient that bypasses it is correct.
-UNUSED = "the model does not use this activation further"
+UNUSED = "nothing later in the model uses this activation"
 
 # A tensor agrees but proves nothing: a parameter, or a table that is the same for all inputs.
 CONSTANT = "does not depend on any input"

@@ -33,8 +33,8 @@ from concord.spec.reference import observe, used_rows
 from concord.spec.tensors import clause_of
 from concord.spec.training.trajectory import Training, Trajectory
 
-# End to end, a tap whose sigma exceeds this share of its size is not judged, and neither are later taps. So
-# much rounding makes correct runs look wrong. Local judgement needs no such limit.
+# End to end, a tap whose sigma exceeds this share of its magnitude is not judged, and neither are later taps.
+# So much rounding makes correct runs look wrong. Local judgement needs no such limit.
 UNDECIDED = 0.1
 
 

@@ -82,7 +82,7 @@ class PublishedReference:
             yield from (look() for look in self.looks)
 
     def compute_exactly(self, pin: Pin) -> dict[str, Array]:  # noqa: ARG002
-        """Return nothing."""
+        """Return no values."""
         return {}
 
     def excused(self, name: str) -> bool:  # noqa: ARG002

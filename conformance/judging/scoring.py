@@ -118,7 +118,7 @@ def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
 
 
 def mostly(unsure: NDArray[np.bool_], value: Array) -> bool:
-    """Whether most elements, or squares, are undetermined."""
+    """Whether most elements, or most of the sum of squares, are undetermined."""
     with np.errstate(all="ignore"):
         squares = np.square(np.nan_to_num(value, posinf=0.0, neginf=0.0))
         return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)

@@ -45,7 +45,7 @@ STATUSES = {
     "timed out": "no answer within the time limit",
     "out of memory": "it exceeded its memory limit, or the machine's",
     "error": "it raised an exception, gave an unreadable answer, or computed in another precision",
-    "refused": "the backend refused the input as not fitting the specification",
+    "refused": "the backend rejected the input because it does not meet the specification",
     "nondeterministic": "correct each time, but not bit for bit the same (SPEC DRP-1)",
     "undetermined": "an output, the forward pass or the gradients could not be judged: the run does not "
     "return them, or the precision does not determine them",

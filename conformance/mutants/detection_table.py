@@ -11,7 +11,7 @@ from rich.text import Text
 from concord.conformance.bugs.catalogue import KNOWN
 from concord.conformance.mutants.matrix import Matrix
 from concord.conformance.run.report import ordered
-from concord.conformance.wording import once
+from concord.conformance.wording import counted, once
 
 STYLES = {"found": "green", "absent": "dim", "failed": "bold magenta"}
 
@@ -84,4 +84,4 @@ def show(matrix: Matrix, console: Console) -> None:
     for backend in ordered(finding.backend for finding in matrix.findings):
         console.print(summary(matrix, backend))
     if matrix.unfinished:
-        console.print(f"stopped before {matrix.unfinished} more", style="bold")
+        console.print(f"stopped with {counted(matrix.unfinished, 'mutant')} left", style="bold")

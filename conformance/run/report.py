@@ -358,7 +358,8 @@ def summary(report: Report) -> str:
         f"{counts[status]} {verb(status, counts[status])}" for status in reversed(STATUSES) if counts[status]
     )
     sentence = ": ".join(filter(None, (counted(len(report.results), "run"), ", ".join(parts))))
-    return f"{sentence}; stopped before {report.unfinished} more" if report.unfinished else sentence
+    left = f"; stopped with {counted(report.unfinished, 'run')} left" if report.unfinished else ""
+    return sentence + left
 
 
 def show(report: Report, console: Console, title: str, group: str = "variant") -> None:

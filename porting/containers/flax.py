@@ -75,7 +75,10 @@ def _joined(entries: Mapping[str, Any]) -> StoredTensor:
     shape, chunks = shape_of([*entries["shape"].values()]), list(entries["chunks"].values())
     dtype, count = chunks[0].dtype, sum(math.prod(piece.shape) for piece in chunks)
     if count != math.prod(shape) or any(piece.dtype != dtype for piece in chunks):
-        raise SpecError(f"an array of pieces has shape {shape} but {count} elements, or several dtypes")
+        raise SpecError(
+            f"an array stored in pieces has shape {shape}, but its pieces hold {count} elements or differ in "
+            "dtype"
+        )
 
     def bits() -> Bits:
         return np.concatenate([piece.bits().reshape(-1) for piece in chunks]).reshape(shape)

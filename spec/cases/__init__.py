@@ -162,7 +162,7 @@ SCENARIOS: dict[str, Scenario] = {
         only=("sentence-bert",),
     ),
     "notes": Scenario(
-        "sinusoid halves, positions from 1, scaled embeddings, additive mask: the options of the notes",
+        "sinusoid halves, positions from 1, scaled embeddings and an additive mask",
         options={
             "position_layout": "halves",
             "position_start": 1,

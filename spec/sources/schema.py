@@ -193,7 +193,7 @@ class PartTable(StrictTable):
     @model_validator(mode="after")
     def _gradients_have_a_place(self) -> PartTable:
         if self.runs and "under" not in self.gradients.model_fields_set:
-            raise ValueError("'gradients.under' is missing but must be text, for there are runs")
+            raise ValueError("'gradients.under' is missing but must be text, because 'runs' are given")
         return self
 
 

@@ -174,7 +174,8 @@ def rounded_hyperparameters(recipe: Recipe, dtype: str) -> list[str]:
             # A parameter times 1 - share then rounds to itself.
             and 0 < share < target.unit_roundoff / 2
         ):
-            consequence = f"no weight decays: a share of {share:g} is below half a unit in its last place"
+            below = f"{share:g} of a weight is below half a unit in its last place"
+            consequence = f"weight decay has no effect: {below}"
         elif name in ("learning_rate", "weight_decay", "clip_epsilon") and value and not rounded:
             consequence = "it has no effect"
         if consequence:
