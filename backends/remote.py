@@ -154,7 +154,7 @@ class Service:
         """Open a training session."""
         train = getattr(self.backend, "train", None)
         if train is None:
-            raise Unsupported(f"{self.backend.name} cannot keep training open: it has no method 'train'")
+            raise Unsupported(f"{self.backend.name} cannot hold a training session: it has no method 'train'")
         request = ordered(request)
         return HeldTraining(self.backend.name, request, train(request))
 

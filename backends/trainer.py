@@ -96,7 +96,7 @@ class Trainer(Course):
         ]
         if hidden:
             raise Unsupported(
-                f"{self.adapter.name} cannot drop elements of {', '.join(hidden)} in its implementation "
+                f"{self.adapter.name} cannot apply dropout to {', '.join(hidden)} in its implementation "
                 f"{self.request.implementation!r}, which does not expose them [clause=DRP-2]"
             )
 

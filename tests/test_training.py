@@ -159,7 +159,7 @@ def test_library_layers_train_and_drop_what_they_show(open_worker, backend):
 @pytest.mark.parametrize(
     ("implementation", "rate", "said"),
     [
-        ("library", 0.1, "cannot drop elements of layers.0.attention.weights in its implementation"),
+        ("library", 0.1, "cannot apply dropout to layers.0.attention.weights in its implementation"),
         ("library:onednn", 0.0, "reordered weights have none"),
     ],
 )

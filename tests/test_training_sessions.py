@@ -87,7 +87,7 @@ def test_steps_that_do_not_fit_are_refused_before_anything_changes(open_worker):
 
 
 def test_backend_that_holds_no_training_says_so(open_worker):
-    with pytest.raises(Unsupported, match="cannot keep training open: it has no method 'train'"):
+    with pytest.raises(Unsupported, match="cannot hold a training session: it has no method 'train'"):
         open_worker("tests.toys.numpy_backend:NumpyBackend").train(request_of())
     with pytest.raises(SpecError, match="'training' is missing"):
         open_worker("torch").train(Request(CONFIG, WEIGHTS, BATCHES[0]))

@@ -125,7 +125,7 @@ class Modes(options.OptionGroup):
     Attributes:
         implementation (I): explicit, library, or a backend's own; may be repeated.
         execution (E): eager, compiled, unpadded or unpadded-compiled; may be repeated.
-        quick: Measure only library layers, in two turns, and do not time a large matrix product.
+        quick: Measure only library layers, in two turns, without timing a large matrix product.
         budget (SECONDS): Start no new measurement after this many seconds. Default: {BUDGET:g} if no
             option is given, else no limit.
     """

@@ -106,7 +106,7 @@ def norm_shared_counted_twice(m: Context) -> Array:
 
 
 def norm_slope(m: Context, pull: Callable[[Array, Array, Array], Array]) -> Array:
-    """The norm with a derivative computed from scaled gradient, normalized input, and deviation."""
+    """The norm with a derivative computed from scaled gradient, normalized input, and standard deviation."""
     gain, offset = m.weight(f"{m.owner}.weight"), m.weight(f"{m.owner}.bias")
     centered = m.x - m.mean(m.x, -1)
     count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))

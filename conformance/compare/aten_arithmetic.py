@@ -290,7 +290,7 @@ class ExactMode(TorchDispatchMode):
         return y
 
     def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
-        """Add the error of a sum, its operation's result number ``place``."""
+        """Add the error of a sum: result number ``place`` of its operation."""
         return self.erred(y, dtype, 1)
 
     def shortened(self, x: Tensor) -> Tensor:
@@ -530,7 +530,7 @@ class Perturbed(ExactMode):
         return self.varied(y, lambda _: size.masked_fill_(exact, 0))
 
     def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
-        """Perturb by the deviation."""
+        """Perturb by the standard deviation."""
         # The deviation costs as much as the sum and hardly differs between samples, so they share it.
         beside = self.decisions
         size = beside.share(place, y.shape, deviation) if isinstance(beside, Followed) else deviation()

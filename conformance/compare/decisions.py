@@ -243,7 +243,7 @@ class Decision:
 
     @property
     def groups(self) -> tuple[Tensor, int]:
-        """Groups of elements that turn together (0: fixed), and their count."""
+        """Groups of elements that change together (0: fixed), and their count."""
         # Equal operands have equal errors if one operation computed them.
         turned = self.turned
         assert turned is not None
@@ -410,7 +410,7 @@ class Decisions:
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
     ) -> Any:
-        """Compute and record an operation; ``held`` operands have constants rounded to the dtype."""
+        """Compute and record an operation; in ``held`` operands, constants are rounded to the dtype."""
         args, kwargs = operands
         decision: Decision | None = None
         kind, integers = kind_of(func, args, floats), _whole(operands)
@@ -477,7 +477,7 @@ class Followed(Beside):
         self.record.lose(name)
 
     def share(self, place: int, shape: torch.Size, make: Callable[[], Tensor]) -> Tensor:
-        """Return a deviation that one sample computes and all samples share."""
+        """Return a standard deviation that one sample computes for all."""
         deviation = None if self.another else self.record.deviations.get((self.place, place))
         if deviation is None or deviation.shape != shape:
             sample_deviation = make()

@@ -151,12 +151,12 @@ class ModelComparison(Judge):
             several: whether this is one of several candidates: exact errors are noted unless it agrees.
 
         Raises:
-            SpecError: if no activation has a name of the reference.
+            SpecError: if no activation shares a name with the reference.
         """
         if all(map(is_gradient, self.tensors)):
             near = first_of(self.lines, 3)
             raise SpecError(
-                "no activation of the candidate has a name of the reference; give a mapping of names"
+                "no activation of the candidate shares a name with the reference; give a mapping of names"
                 + (f", such as {near}" if near else "")
             )
         with heaps.reused(sum(array.nbytes for array in self.tensors.values())):

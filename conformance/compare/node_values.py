@@ -30,7 +30,7 @@ def write_node_values(comparison: ModelComparison, verdict: Verdict, path: Path)
     Returns a message about the files.
 
     Raises:
-        SpecError: if the reference is no module, or cannot be exported.
+        SpecError: if the reference is not a module, or cannot be exported.
     """
     reference, nodes, values = comparison.reference, dict[str, str](), dict[str, dict[str, Any]]()
     if not isinstance(reference, ModuleReference):

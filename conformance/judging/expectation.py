@@ -189,7 +189,7 @@ class Expectation:
         independent: numbers of independent errors in the samples.
         coherent: judge of errors shared by groups of elements.
         ties: correct values of elements that rounding determines.
-        norms: activations whose rows are divided by their deviation or length.
+        norms: activations whose rows are divided by their standard deviation or length.
         occurred: computed operations whose kernels matter.
     """
 

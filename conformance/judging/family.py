@@ -200,7 +200,7 @@ class FamilyReference:
 
 
 def norms(names: Collection[str]) -> list[str]:
-    """Activations whose rows are divided by a deviation or length."""
+    """Activations whose rows are divided by a standard deviation or length."""
     return [name for name in names if "norm" in name.rpartition(".")[2] and not is_gradient(name)]
 
 

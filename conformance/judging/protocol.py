@@ -53,7 +53,7 @@ class Reference(Protocol):
         """Elements declared uncomputed, broadcastable."""
 
     def contradiction(self, name: str) -> str:
-        """Run's false statement about a tensor, if any."""
+        """The run's false statement about a tensor, if any."""
 
 
 class PublishedReference:
@@ -90,5 +90,5 @@ class PublishedReference:
         return False
 
     def contradiction(self, name: str) -> str:  # noqa: ARG002
-        """Return nothing."""
+        """Return an empty string."""
         return ""

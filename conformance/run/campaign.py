@@ -214,7 +214,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: all agree. 1: a divergence, refusal or nondeterminism. 3: not all was run or judged."""
+        """0: all agree. 1: a divergence, refusal or nondeterminism. 3: not everything was run or judged."""
         return (
             3 if self.unfinished else exit_code_of((result.backend, result.status) for result in self.results)
         )

@@ -79,7 +79,7 @@ def _differing(ready: Sequence[Installed], kind: str) -> str | None:
         f"{', '.join(names)} in {products}" for products, names in backends_by_products.items()
     )
     return (
-        f"on {kind}, float32 products differ by default ({listing}), which is the most common false alarm; "
+        f"on {kind}, float32 products differ by default ({listing}), the most common cause of false alarms; "
         "--precision strict, the default of concord check, uses full float32 everywhere"
     )
 

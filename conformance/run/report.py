@@ -347,7 +347,7 @@ def repetitions(report: Report) -> list[str]:
 
 
 def verb(status: str, count: int) -> str:
-    """A status as said of several runs."""
+    """A status as a verb of ``count`` runs."""
     return {"agrees": "agree", "diverges": "diverge"}.get(status, status) if count > 1 else status
 
 

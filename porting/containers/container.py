@@ -88,7 +88,7 @@ class Container:
         """Write tensors; ``about`` must be JSON, to be sent between processes."""
         refuse(
             [
-                f"{name!r} has dtype {tensor.dtype}, which files of the kind {self.name} do not have"
+                f"{name!r} has dtype {tensor.dtype}, which {self.name} files cannot hold"
                 for name, tensor in tensors.items()
                 if tensor.dtype in self.lacks
             ]

@@ -50,7 +50,7 @@ def load_keras(path: Path) -> dict[str, StoredTensor]:
                 f"the archive has {len(entries)} members that are called {WEIGHTS} but must have one"
             )
         if entries[0].compress_type != zipfile.ZIP_STORED:
-            raise SpecError(f"its member {WEIGHTS!r} is compressed; Keras' is not")
+            raise SpecError(f"its member {WEIGHTS!r} is compressed; Keras does not compress it")
         with archive.open(entries[0]) as member:
             shutil.copyfileobj(member, copy)
     return load(copy)

@@ -90,7 +90,8 @@ SCENARIOS: dict[str, Scenario] = {
         profile="tiny",
     ),
     "offset": Scenario(
-        "rows whose mean is far larger than their deviation, which test how the variance is computed",
+        "rows whose mean is far larger than their standard deviation, which test how the variance is "
+        "computed",
         profile="offset",
     ),
     "single": Scenario(

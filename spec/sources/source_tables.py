@@ -134,7 +134,7 @@ def configure(
         if stated.get(key) != stated.get(other):
             problems.append(
                 f"{where}: key {key!r} is {json.dumps(stated.get(key))[:60]} but must be "
-                f"{json.dumps(stated.get(other))[:60]}, as {other!r}: the family has no such model "
+                f"{json.dumps(stated.get(other))[:60]}, the value of {other!r}: the family has no such model "
                 f"[source={table.source}]"
             )
     fields = {**variant(table.variant).as_dict(), **entry.constants}

@@ -64,7 +64,7 @@ def _part_problems(part: PartTable, config: EncoderConfig) -> Iterator[str]:
     for gradient in part.gradients.inputs.values():
         yield from _unknown("gradients.inputs", gradient.sum_of, differentiable_inputs(part.name))
     if part.outputs and not part.runs:
-        yield "runs' is empty but must hold at least one run, for there are outputs"
+        yield "runs' is empty but must hold at least one run, because 'outputs' are given"
     for run in part.runs:
         yield from _unknown("runs.fields", run.fields, FIELDS)
         yield from _output_problems("runs.outputs", run.outputs, part, config)

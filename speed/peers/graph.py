@@ -88,8 +88,8 @@ class Engine(ABC):
             or request.device != "cpu"
         ):
             raise Unsupported(
-                f"{self.name} runs optimised graphs on cpu: --implementation library, --execution compiled, "
-                "--kind inference"
+                f"{self.name} runs only optimised graphs, on cpu: --implementation library, --execution "
+                "compiled, --kind inference"
             )
         if request.dtype not in self.dtypes:
             raise Unsupported(f"{self.name} is measured in {', '.join(self.dtypes)}, not in {request.dtype}")

@@ -118,7 +118,7 @@ class HuggingFacePeer:
         """Build the model for repeated runs."""
         if request.implementation != "library" or request.execution not in ("eager", "compiled"):
             raise Unsupported(
-                "hf has its own implementation: --implementation library, --execution eager or compiled"
+                "hf has only its own implementation: --implementation library, --execution eager or compiled"
             )
         torch.set_float32_matmul_precision("highest")
         if request.dtype not in DTYPES:
