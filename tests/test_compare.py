@@ -290,7 +290,7 @@ def beside(candidate, **options):
         (lambda: verdict(["inner"], "output[z]"), r"unknown output 'output\[z\]'"),
         (beside(encoder(), way="sdpa"), "a candidate is given too"),
         (beside(encoder(), declared=["speed"]), "unknown declaration 'speed'"),
-        (beside({"nothing": np.zeros(7)}), "no activation of the candidate has a name"),
+        (beside({"nothing": np.zeros(7)}), "no activation of the candidate shares a name"),
         (beside("nowhere.onnx"), "^nowhere.onnx: no such file$"),
     ],
 )
