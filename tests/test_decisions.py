@@ -294,7 +294,8 @@ def test_where_rounding_decides_a_shape_what_follows_is_judged_end_to_end():
     x[3, 0] = LEVEL * 2.5
     verdict = Kind(picked, (), (), x, AB).verdict(partial(picked, factor=1.1))
     assert verdict.status == "undetermined"
-    assert verdict.table[-1].note.startswith("as is b before it: rounding decides `gt` (test_decisions.py:")
+    words = "it depends on b, which is undetermined: rounding decides `gt` (test_decisions.py:"
+    assert verdict.table[-1].note.startswith(words)
 
 
 def test_where_nothing_is_open_no_branch_is_computed():

@@ -21,6 +21,10 @@ LAYERS = {
     "c": lambda: nn.Conv2d(3, 4, 3, padding=1),
     "table": lambda: nn.Embedding(13, WIDTH),
     "gru": lambda: nn.GRU(WIDTH, WIDTH, batch_first=True),
+    "batch": lambda: nn.BatchNorm2d(4),
+    "depthwise": lambda: nn.Conv2d(3, 6, 3, groups=3),
+    "wide": lambda: nn.Conv2d(3, 12, 3),
+    "up": lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1),
 }
 IMAGE, TEXT = drawn(2, 3, 5, 7), drawn(2, TOKENS, WIDTH)
 
@@ -129,6 +133,66 @@ def test_operations_of_later_iterations_have_the_positions_of_the_first():
     assert loop_positions(["zeros", *body * 3, "stack"]) == [0, *[1, 2, 3, 4] * 3, 13]
     assert loop_positions([*body * 2, "stack", *second * 2]) == [*[0, 1, 2, 3] * 2, 8, *[9, 10, 11, 12] * 2]
     assert loop_positions(["add"] * 9 + body) == [*range(13)]
+
+
+def normalized(m, x, **statistics):
+    return F.batch_norm(m.c(x), weight=m.batch.weight, bias=m.batch.bias, **statistics)
+
+
+def by_heads(m, x):
+    return m.a(x).view(2, TOKENS, 2, 3, 1).permute(3, 0, 1, 2, 4).flatten(3)
+
+
+LAYER_SLIPS = {
+    "batch statistics": (
+        lambda m, x: F.relu(m.batch(m.c(x))),
+        lambda m, x: F.relu(normalized(m, x, running_mean=None, running_var=None, training=True)), IMAGE,
+        "statistics of the batch"),
+    "interpolation": (
+        lambda m, x: F.interpolate(m.c(x), scale_factor=2, mode="bilinear"),
+        lambda m, x: F.interpolate(m.c(x), scale_factor=2), IMAGE, "nearest interpolation in place"),
+    "the first token": (
+        lambda m, x: m.a(x.mean(1)), lambda m, x: m.a(x[:, 0]), TEXT, "the first element in place of a mean"),
+    "a mean": (
+        lambda m, x: m.a(x[:, -1]), lambda m, x: m.a(x.mean(1)), TEXT, "a mean in place of one element"),
+    "halves": (
+        lambda m, x: F.glu(m.a(x)),
+        lambda m, x: m.a(x)[..., 3:] * torch.sigmoid(m.a(x)[..., :3]), TEXT, "the halves of glu swapped"),
+    "interleaved parts": (
+        lambda m, x: torch.sub(*torch.exp(m.a(x)).split(3, -1)),
+        lambda m, x: torch.exp(m.a(x))[..., ::2] - torch.exp(m.a(x))[..., 1::2], TEXT, "interleaved parts"),
+    "a fused weight": (
+        lambda m, x: torch.stack(m.a(x).chunk(3, -1)).cos(), lambda m, x: by_heads(m, x).cos(), TEXT,
+        "interleaved parts"),
+    "a shift": (
+        lambda m, x: m.c(x.roll((2, 1), (2, 3))), lambda m, x: m.c(x.roll((-2, -1), (2, 3))), IMAGE,
+        r"roll with shifts \[-2, -1\]"),
+    "a cut": (
+        lambda m, x: m.up(x),
+        lambda m, x: F.conv_transpose2d(x, m.up.weight, m.up.bias, 2)[..., :-1, :-1], IMAGE,
+        "an output that begins one place earlier"),
+    "channels of blocks": (
+        lambda m, x: F.pixel_shuffle(m.wide(x), 2),
+        lambda m, x: F.pixel_shuffle(m.wide(x).unflatten(1, (4, 3)).transpose(1, 2).flatten(1, 2), 2), IMAGE,
+        "channels that are split 4 x 3 and transposed"),
+    "channels of groups": (
+        lambda m, x: m.depthwise(x),
+        lambda m, x: F.conv2d(x, m.depthwise.weight[[0, 2, 4, 1, 3, 5]], m.depthwise.bias, groups=3), IMAGE,
+        "channels that are split 3 x 2 and transposed"),
+    "a number of larger results": (
+        lambda m, x: F.leaky_relu(m.a(x), 0.01) * 2, lambda m, x: F.leaky_relu(m.a(x), 0.3) * 2, TEXT,
+        "leaky_relu with 0.3 instead of 0.01"),
+    "a mean before steps in place": (
+        lambda m, x: F.rms_norm(m.a(x), (WIDTH,), eps=1e-6),
+        lambda m, x: F.layer_norm(m.a(x), (WIDTH,), eps=1e-6), TEXT, "without its mean"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("slip", LAYER_SLIPS)
+def test_a_layer_that_is_configured_or_converted_wrongly_is_named(slip):
+    right, wrong, x, words = LAYER_SLIPS[slip]
+    verdict = explained(right, wrong, x, True)
+    assert re.search(words, verdict.cause.text), verdict
 
 
 OPENED = {

@@ -320,17 +320,15 @@ def fit(
         value: the neutral value.
     """
 
+    def make(operation: Operation, other: float) -> Any:
+        return change(operation, other) if operation.number in group else operation()
+
     def predict(other: float) -> Prediction:
-        def make(operation: Operation) -> Any:
-            return change(operation, other) if operation.number in group else operation()
+        return replay(stretch, computation.right, partial(make, other=other), group)
 
-        return replay(stretch, computation.right, make, group)
-
-    sigma, is_finite = (
-        computation.right.sigma,
-        np.isfinite(computation.actual) & np.isfinite(computation.right.value),
-    )
-    weight = np.where(is_finite & np.isfinite(sigma) & (sigma > 0), 1 / sigma, 0.0)
+    right = computation.right
+    is_finite = np.isfinite(computation.actual) & np.isfinite(right.value)
+    weight = np.where(is_finite & np.isfinite(right.sigma) & (right.sigma > 0), 1 / right.sigma, 0.0)
     positive = 0 < value < 1e-2  # an epsilon may have any magnitude, but only one sign
 
     def weighed(first: Array, second: Array) -> Array:
@@ -355,12 +353,16 @@ def fit(
             break
     if not float(np.linalg.norm(error)) <= before / 5:
         return
+    best, sigma = predict(number(u)), computation.right.sigma
+    if computation.judged(computation.actual, best).status != "agrees":  # other values have other errors
+        sigma = sigma_of(stretch, partial(make, other=number(u)))
     for digits in (2, 3, 4, 6):  # the shortest value that explains the error
         candidate = float(f"{number(u):.{digits}g}")
-        if candidate != value and computation.explains(predict(candidate)):
-            yield candidate, partial(predict, candidate)
+        prediction = partial(Prediction, predict(candidate).value, sigma)
+        if candidate != value and computation.explains(prediction()):
+            yield candidate, prediction
             return
-    yield number(u), partial(predict, number(u))
+    yield number(u), partial(Prediction, best.value, sigma)
 
 
 def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import starmap
 from typing import Any
@@ -146,6 +146,8 @@ def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
         return (0, 1)
     if name == "group":
         return (n for n in range(1, it.operands["C"] + 1) if it.operands["C"] % n == 0)
+    if name == "shifts":
+        return ([-by for by in value],)
     if x is None or (it.func.is_view and name != "index"):
         return ()
     if name == "dim" and isinstance(value, int):
@@ -189,8 +191,8 @@ IN_PLACE_OF: dict[str, Callable[..., Any]] = {
     "max_pool2d_with_indices": aten.avg_pool2d,
 }
 
-# Maximum number of parts of a result to exchange.
-PARTS = 4
+# Maximum number of parts of a result to exchange, and of heads in which parts may lie.
+PARTS, MOST_HEADS = 4, 33
 
 
 def of_factors(it: Operation) -> Found:
@@ -252,23 +254,70 @@ def of_operations(it: Operation) -> Found:
     if it.name == "cat" and len(it.args[0]) == 2:
         opposite = partial(it.having, tensors=it.args[0][::-1])
         yield "order", "parts joined in the opposite order", opposite
-    parts = it.result if it.name in ("split", "split_with_sizes", "unbind", "unsafe_split") else ()
-    alike = len({part.shape for part in parts}) == 1 and len(parts) <= PARTS
-    for order in list(itertools.permutations(range(len(parts))))[1:] if alike else ():
+
+
+def of_splits(it: Operation) -> Found:
+    """Yield other parts of a split."""
+    x: Any = it.operands.get("self")
+    if it.name == "glu":
+        axis = it.operands["dim"]
+        halves = partial(torch.roll, shifts=x.shape[axis] // 2, dims=axis)
+        yield "parts_exchanged", "the halves of glu swapped", partial(it.changed, "self", halves)
+    parts: Any = it.result if it.name in ("split", "split_with_sizes", "unbind", "unsafe_split") else ()
+    if not 1 < len(parts) <= PARTS or len({part.shape for part in parts}) > 1:
+        return
+    for order in list(itertools.permutations(range(len(parts))))[1:]:
         moved = [place for place, part in enumerate(order) if place != part]
         text = f"the parts of a split in the order {', '.join(map(str, order))}"
         if len(moved) == 2:
             text = f"parts {moved[0]} and {moved[1]} of a split swapped"
         yield "parts_exchanged", text, partial(_in_order, it, order)
-
-
-def _another(it: Operation, function: Callable[..., Any]) -> Any:
-    return it.giving(function(*it.args[:4], **it.kwargs))
+    axis, size = it.operands["dim"] % x.ndim, parts[0].shape[it.operands["dim"]] if it.name != "unbind" else 1
+    for heads in range(2, size + 1):
+        if size % heads == 0 and (heads <= MOST_HEADS or heads == size):
+            text = f"parts that lie head by head, in {heads} heads," if heads < size else "interleaved parts"
+            sizes = (heads, len(parts), size // heads)
+            yield "fused_weight", f"{text} instead of blocks of a split", partial(_of_heads, it, axis, sizes)
 
 
 def _in_order(it: Operation, order: Iterable[int]) -> Any:
     parts = it()
     return type(parts)([parts[place] for place in order])
+
+
+def _of_heads(it: Operation, axis: int, sizes: tuple[int, ...]) -> Any:
+    parts = it.operands["self"].unflatten(axis, sizes).unbind(axis + 1)
+    return type(it.result)([part.flatten(axis, axis + 1) for part in parts])
+
+
+def of_layers(it: Operation) -> Found:
+    """Yield other layers of images."""
+    x: Any = it.operands.get("self")
+    for mode in ("nearest", "bilinear", "bicubic") if it.name.startswith("upsample_") else ():
+        if mode not in it.name and it.result.ndim == 4:
+            text = f"{mode} interpolation in place of {it.name}"
+            yield "other_operation", text, partial(F.interpolate, x, it.result.shape[2:], mode=mode)
+    if it.name == "native_batch_norm" and not it.operands["training"]:
+        of_batch = partial(it.having, training=True, running_mean=None, running_var=None)
+        yield "batch_statistics", "statistics of the batch instead of the running ones", of_batch
+    channels = {"pixel_shuffle": ("self", 1), "convolution": ("weight", 0)}
+    if it.name in channels:
+        name, axis = channels[it.name]
+        inner = it.operands["groups"] if it.name == "convolution" else it.operands["upscale_factor"] ** 2
+        outer = it.operands[name].shape[axis] // inner
+        for sizes in ((inner, outer), (outer, inner)) if inner > 1 < outer else ():
+            text = f"channels that are split {sizes[0]} x {sizes[1]} and transposed"
+            crossed = partial(it.changed, name, partial(_crossed, axis=axis, sizes=sizes))
+            yield "channels_interleaved", text, crossed
+
+
+def _crossed(x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
+    """Exchange the two axes into which an axis is split."""
+    return x.unflatten(axis, sizes).transpose(axis, axis + 1).flatten(axis, axis + 1)
+
+
+def _another(it: Operation, function: Callable[..., Any]) -> Any:
+    return it.giving(function(*it.args[:4], **it.kwargs))
 
 
 # Rotary positions.
@@ -415,12 +464,22 @@ def of_statistics(it: Operation) -> Found:
         less = partial(torch.mul, it.result, count / (count - 1))
         yield "norm_variance", "a sum divided by n - 1 in place of n", less
         yield "sum_for_mean", "a sum in place of a mean", partial(torch.mul, it.result, count)
+        axes = [axis % x.ndim for axis in it.operands.get("dim") or ()]
+        for place, word in ((0, "first"), (-1, "last")) if len(axes) == 1 else ():
+            element = partial(torch.index_select, x, axes[0], torch.tensor([place % x.shape[axes[0]]]))
+            yield "other_operation", f"the {word} element in place of a mean", partial(_like, it, element)
+    if it.name == "select" and x.shape[it.operands["dim"]] > 1:
+        yield "other_operation", "a mean in place of one element", partial(x.mean, it.operands["dim"])
     if it.name == "cumsum":
         yield "own_place_missing", "a running sum without its own element", partial(torch.sub, it.result, x)
     if it.name == "add" and type(epsilon) is float and 0 < epsilon <= 1e-2:
         for inner, outer, where in ((torch.sqrt, torch.square, "to"), (torch.square, torch.sqrt, "under")):
             text = f"an epsilon added {where} the root"
             yield "norm_epsilon_placement", text, partial(_added_within, x, epsilon, inner, outer)
+
+
+def _like(it: Operation, compute: Callable[[], Tensor]) -> Tensor:
+    return compute().reshape(it.result.shape)
 
 
 def _added_within(x: Tensor, number: float, inner: Unary, outer: Unary) -> Tensor:
@@ -488,23 +547,24 @@ def of_layouts(it: Operation) -> Found:
         return
     result = it.result
     shape = list(result.shape)
-    if 2 < len(shape) == x.ndim + 1 and min(shape[-2:]) > 1 and shape[-1] * shape[-2] == x.shape[-1]:
-        text = "heads split the other way round"
-        *lead, heads, width = shape
-        yield "heads_interleaved", text, partial(_transposed, x, (*lead, width, heads), shape)
+    if len(shape) == x.ndim + 1:
+        axis = next(place for place, size in enumerate([*x.shape, 0]) if shape[place] != size)
+        sizes = shape[axis : axis + 2]
+        if min(sizes) > 1 and [*x.shape, 0][axis] == sizes[0] * sizes[-1]:
+            other = partial(it.changed, "self", partial(_crossed, axis=axis, sizes=sizes[::-1]))
+            if axis == x.ndim - 1:
+                yield "heads_interleaved", "heads split the other way round", other
+            else:
+                yield "axes_split", f"axis {axis} split the other way round", other
     joined = x.ndim - len(shape) + 1
     for axis in range(len(shape)) if 1 < joined <= MOST_JOINED and x.ndim > 2 else ():
-        sizes = x.shape[axis : axis + joined]
-        if sizes.numel() == shape[axis] > max(sizes) and x.shape[:axis] == result.shape[:axis]:
+        merged = x.shape[axis : axis + joined]
+        if merged.numel() == shape[axis] > max(merged) and x.shape[:axis] == result.shape[:axis]:
             for start in {max(axis - 1, 0), axis}:  # the axes may have been transposed before
                 for order in list(itertools.permutations(range(start, start + joined)))[1:]:
                     axes = [*range(start), *order, *range(start + joined, x.ndim)]
                     text = f"axes joined in the order {axes}, as for heads"
                     yield "axes_joined", text, partial(_permuted, x, axes, shape)
-
-
-def _transposed(x: Tensor, shape: Iterable[int], result: list[int]) -> Tensor:
-    return x.reshape(*shape).transpose(-1, -2).reshape(result)
 
 
 def _permuted(x: Tensor, axes: list[int], result: list[int]) -> Tensor:
@@ -524,7 +584,11 @@ BORDERS = {
 def of_borders(it: Operation) -> Found:
     """Yield other padding values and sides."""
     pads = [*(it.operands.get("pad") or it.operands.get("padding") or ())]
-    if it.name == "convolution" and not it.operands["transposed"] and any(pads):
+    if it.name == "convolution" and it.operands["transposed"]:
+        for by, word in ((-1, "earlier"), (1, "later")):
+            yield "padding_aside", f"an output that begins one place {word}", partial(_begun, it, pads, by)
+        return
+    if it.name == "convolution" and any(pads):
         pads = [n for n in pads[::-1] for _ in range(2)]
     elif not it.name.startswith(("constant_pad", "reflection_pad", "replication_pad")):
         return
@@ -542,13 +606,22 @@ def of_borders(it: Operation) -> Found:
         yield "padding_aside", f"padding {text}", partial(_bordered, it, moved, "constant")
 
 
+def _begun(it: Operation, pads: list[int], by: int) -> Any:
+    whole = it.having(padding=[0] * len(pads), output_padding=[0] * len(pads))
+    starts = [pad + by for pad in pads]
+    sizes = zip(starts, it.result.shape[2:], whole.shape[2:], strict=True)
+    cuts = [(-start, start + size - full) for start, size, full in sizes]
+    return F.pad(whole, [*itertools.chain(*cuts[::-1])])
+
+
 def _bordered(it: Operation, pads: list[int], mode: str) -> Any:
     x = F.pad(first(tuple(it.operands.values())), pads, mode)
     return it.having(input=x, padding=[0] * len(it.operands["padding"])) if it.name == "convolution" else x
 
 
 MECHANISMS = (
-    *(left_out, of_numbers, of_factors, of_indices, of_operations, of_rotary, of_frequencies),
+    *(left_out, of_numbers, of_factors, of_indices, of_operations, of_splits, of_layers),
+    *(of_rotary, of_frequencies),
     *(of_masks, of_statistics, of_formats, of_layouts, of_borders),
 )
 

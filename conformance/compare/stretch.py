@@ -191,6 +191,7 @@ class Stretch:
                 for name, tensor in named(result, str(number)).items() if changed is None else ():
                     observe(name, tensor)
                 replacements |= zip(map(id, tree_leaves(step.result)), tree_leaves(result), strict=True)
+                replacements |= others or {}  # also of results that are computed again
         observe(self.end, present(self.result))
 
     @functools.cached_property
