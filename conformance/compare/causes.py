@@ -108,14 +108,10 @@ def cause(
     stages: list[Iterable[Hypothesis]] = [
         of_differences(stretch, asked.right, [[difference] for difference in settings[:MOST_DIFFERENCES]]),
         of_differences(stretch, asked.right, [settings] if len(settings) > 1 else []),
-        [
-            *reordered(stretch, asked),
-            *shifted(asked),
-            *exchanged(stretch, asked.right),
-            *crossed(stretch, asked.right),
-        ],
+        [*reordered(stretch, asked), *shifted(asked), *exchanged(stretch, asked.right)],
         with_bugs((EVERYWHERE, BY_OPERATION, BY_PLACE), lambda bug: bug.name in COUNTED),
         with_bugs((EVERYWHERE, BY_OPERATION), lambda bug: bug.name not in COUNTED),
+        crossed(stretch, asked.right),
         with_bugs((BY_PLACE,), lambda bug: bug.name not in COUNTED),
         fitted(stretch, asked),
         scaled(stretch, asked),
