@@ -479,10 +479,12 @@ class Arithmetic:
         result.gradient = np.ones_like(result.value)
         while self._tape:
             tensor = self._tape.pop()
+            # The callback refers to the model: kept, it would keep every weight until a garbage collection.
+            completed, tensor.completed = tensor.completed, None
             if tensor.gradient is None:
                 continue
-            if tensor.completed:
-                tensor.completed(tensor)
+            if completed:
+                completed(tensor)
             for operand, pullback in tensor.operands:
                 # All uses of a tensor come later on the tape, so its gradient is complete here.
                 part = pullback(tensor.gradient)

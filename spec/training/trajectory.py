@@ -121,6 +121,8 @@ class Trajectory(Course):
     ) -> None:
         super().__init__(config, training, part)
         self.a, self.dtype, self.deviations = arithmetic, dtype, deviations
+        # Only a batch needs a tape: on it, an update would keep every intermediate array of each parameter.
+        arithmetic.recording = False
         table = parameters(config, part)
         self.trained = [name for name, parameter in table.items() if parameter.trainable]
         self.parameters: dict[str, Node] = {name: arithmetic.leaf(array) for name, array in weights.items()}
@@ -280,7 +282,6 @@ class Trajectory(Course):
             slices=sliced,
             dropout=functools.partial(self.dropped, number),
         )
-        # The update needs no tape.
         self.a.recording = False
         return gradients
 
