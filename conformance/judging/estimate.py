@@ -232,11 +232,13 @@ class Sigma:
         if arithmetic.samples:
             self._sample(values, arithmetic.samples)
         elif arithmetic.corner:
+            # Errors need fewer digits than values, so they take half the memory.
+            error = self.namespace.asarray(values - self.value, dtype=self.storage)
             with self.busy:
                 if self.turned is None:
-                    self.turned = values
+                    self.turned = error
                 else:
-                    self.jump = abs(self.turned - values)
+                    self.turned, self.jump = None, abs(self.turned - error)
         else:
             errors = self.namespace.square(values - self.value)
             # A single run has random errors in each element, so its squared error is averaged over the row.
