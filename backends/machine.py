@@ -14,6 +14,7 @@ import psutil
 
 from concord import DISTRIBUTION
 from concord.backends.cores import available_cores
+from concord.spec.errors import SpecError
 
 
 def describe() -> dict[str, Any]:
@@ -36,6 +37,20 @@ def memory() -> tuple[int, int]:
     """Total and available bytes."""
     memory = psutil.virtual_memory()
     return int(memory.total), int(memory.available)
+
+
+def require(needed: int, remedy: str) -> None:
+    """Refuse a task that does not fit in the available memory.
+
+    Raises:
+        SpecError: with the needed and the available memory.
+    """
+    _, available = memory()
+    if needed > available:
+        raise SpecError(
+            f"this needs about {needed / 2**30:.1f} GiB of memory, "
+            f"but {available / 2**30:.1f} GiB are available: {remedy}"
+        )
 
 
 def resident(pid: int) -> int:

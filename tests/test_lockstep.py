@@ -1,5 +1,7 @@
+import gc
 import io
 import json
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -11,7 +13,7 @@ from rich.console import Console
 
 from concord import backends, spec
 from concord.conformance.bugs.bug import Change, rule
-from concord.conformance.judging.estimate import estimate
+from concord.conformance.judging.estimate import estimate, exact
 from concord.conformance.judging.expectation import Expectation, JudgedTraining
 from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.lockstep.envelope import in_range
@@ -30,6 +32,7 @@ from concord.conformance.run import record
 from concord.conformance.run.campaign import Setup
 from concord.output_files import page
 from concord.spec.errors import SpecError
+from concord.spec.montecarlo import MonteCarlo
 from concord.spec.training.recipe import Recipe, rounded_hyperparameters
 from concord.spec.training.reference_optimizer import ReferenceOptimizer
 from concord.spec.training.trajectory import Training
@@ -390,6 +393,72 @@ def test_a_checkpoint_is_trained(entered, refused, tmp_path):
     assert refused(f"lockstep {folder} --tokens 20") == [
         "--tokens is 20 but must be at most 19: the model has no more positions"
     ]
+
+
+def test_a_judged_step_leaves_nothing_to_the_garbage_collector():
+    problem = case(steps=1)
+    gc.collect()
+    gc.disable()
+    try:
+        trajectory = problem.trajectory(MonteCarlo("float32", samples=1))
+        gone = weakref.ref(trajectory)
+        trajectory.run(lambda name, array: None)
+        del trajectory
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_an_update_keeps_no_tape():
+    problem = case(steps=1)
+    trajectory = problem.trajectory(exact("float32"))
+    gradients = {name.removeprefix("parameters."): array for name, array in problem.start.items()}
+    updated = dict[str, np.ndarray]()
+    trajectory.finish(gradients, {}, problem.training.steps[0], updated.__setitem__)
+    assert {f"first_moment.{name}" for name in gradients} < set(updated)
+    assert not trajectory.a._tape
+    assert not any(node.operands for node in trajectory.parameters.values())
+
+
+def test_a_large_model_is_judged_before_backends_go_on(monkeypatch):
+    problem, events = case(steps=3), []
+
+    class Watched(Stepping):
+        def step(self, batches, report=False):
+            events.append(f"step {self.steps}")
+            return super().step(batches, report)
+
+    def outcome():
+        (track,) = resynchronised(
+            problem, [Candidate("toy", Watched(problem))], lambda name, steps, now: events.append(steps)
+        )
+        return track.status, track.curves
+
+    usual = outcome()
+    events.clear()
+    monkeypatch.setattr("concord.conformance.lockstep.running.WITNESSED", 0)
+    assert outcome() == usual
+    assert events == ["step 0", 1, "step 1", 2, "step 2", 3]
+
+
+def test_training_that_does_not_fit_in_memory_is_refused_beforehand(monkeypatch, refused):
+    monkeypatch.setattr("concord.backends.machine.memory", lambda: (2**34, 2**33))
+    assert refused("lockstep --variant nndl-paddle --backend torch") == [
+        "this needs about 8.9 GiB of memory, but 8.0 GiB are available: name fewer backends, "
+        "or train a model with a smaller vocabulary or fewer layers"
+    ]
+
+
+def test_progress_begins_before_the_first_step_and_tells_its_runs(entered, monkeypatch):
+    monkeypatch.setattr("concord.conformance.progress.EVERY", 0.0)
+    told = []
+    monkeypatch.setattr(
+        "concord.commands.lockstep.bars", lambda *_: nullcontext(lambda *progress: told.append(progress))
+    )
+    right = toy("Right", "stepping")
+    entered(f"lockstep --steps 2 --backend {right}")
+    assert (told[0], told[-1]) == ((right, 0, "started"), (right, 2, ""))
+    assert any(done == 1 and now.startswith("deriving tolerances: ") for _, done, now in told)
 
 
 @pytest.mark.slow

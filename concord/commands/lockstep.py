@@ -12,7 +12,7 @@ from concord import options, spec
 from concord.conformance.judging.expectation import JudgedTraining
 from concord.conformance.lockstep import training_cases
 from concord.conformance.lockstep.outcome import MODES
-from concord.conformance.lockstep.running import conduct
+from concord.conformance.lockstep.running import conduct, require_memory
 from concord.conformance.lockstep.steps_report import show
 from concord.options import Named
 from concord.own_model import PARTS, weights_of
@@ -82,14 +82,15 @@ def lockstep(
         return training_cases.example(model.pop("config"), training_recipe, *size, seed, dtype, **model)
 
     settings, names, training = collect(workers.settings, workers.names, case)
+    require_memory(training, names)
     mode, count = MODES[free_running], len(training.training.steps)
     # For example, a beta2 of 0.999 is 1 in bfloat16, which affects the curves.
     for warning in rounded_hyperparameters(training.training.recipe, dtype):
         Terminal(stderr=True).tell(f"warning: {warning}", style="yellow")
     with bars(names, count, "steps") as advance:
-        outcome = conduct(
-            training, names, settings, mode, callback=lambda name, done: advance(name, done, "")
-        )
+        for name in names:
+            advance(name, 0, "started")
+        outcome = conduct(training, names, settings, mode, advance)
     title = f"Lockstep: {count} steps, {dtype}, {mode}, seed {seed}"
     raise typer.Exit(outputs.finish(outcome, "lockstep", title, lambda: show(outcome, Terminal(), title)))
 

@@ -124,6 +124,11 @@ class JudgedTraining:
         return digest(self)
 
     @property
+    def elements(self) -> int:
+        """Number of elements of all weights."""
+        return sum(array.size for array in self.weights.values())
+
+    @property
     def start(self) -> dict[str, Array]:
         """Trainable parameters before the first step."""
         return {

@@ -58,7 +58,7 @@ class Envelope:
         # Values per sample: those of a batch's forward pass or of the model, whichever are more.
         self.elements = max(
             (self.truth.a.elements - before) // max(len(start.batches), 1),
-            sum(array.size for array in self.case.weights.values()),
+            self.case.elements,
         )
 
     def around(self, whole: bool = True, last: bool = False) -> Expectation:
@@ -95,15 +95,19 @@ class Envelope:
         expected = self.looks[whole] = expectation(self.case, self.values, sigmas)
         return expected
 
-    def of_run(self, delivered: Mapping[str, Array], whole: bool = True) -> Expectation:
-        """Expectation of a run, clipped by its own norm."""
-        expected, prefix = self.around(whole), f"steps.{self.start.step}."
+    def of_run(self, values: dict[str, Array], whole: bool = True) -> Expectation:
+        """Expectation of a run with these :meth:`exact_values`."""
+        return in_range(replace(self.around(whole), values=values), self.start.state)
+
+    def exact_values(self, delivered: Mapping[str, Array]) -> dict[str, Array]:
+        """Exact values of the last step, clipped by a run's own norm."""
+        values, prefix = dict(self.values), f"steps.{self.start.step}."
         # The norm is judged separately. Its error is the same in every clipped gradient, instead of noise per
         # element (decision 24).
-        norm, right = delivered.get(f"{prefix}norm", np.zeros(0)), expected.values.get(f"{prefix}norm")
+        norm, right = delivered.get(f"{prefix}norm", np.zeros(0)), values.get(f"{prefix}norm")
         is_number = norm.shape == () and norm.dtype.kind == "f" and np.isfinite(norm)
         if self.resynchronised and is_number and right is not None:
-            values, gradient_prefix = dict(expected.values), f"{prefix}gradients."
+            gradient_prefix = f"{prefix}gradients."
             gradients = {
                 name.removeprefix(gradient_prefix): array
                 for name, array in values.items()
@@ -118,8 +122,8 @@ class Envelope:
                 self.start.batches,
                 lambda name, array: values.__setitem__(prefix + name, array),
             )
-            expected = replace(expected, values={**values, f"{prefix}norm": right})
-        return in_range(expected, self.start.state)
+            values[f"{prefix}norm"] = right
+        return values
 
 
 def expectation(case: JudgedTraining, values: dict[str, Array], sigmas: dict[str, Array]) -> Expectation:

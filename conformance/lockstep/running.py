@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from concord.backends import heaps
+from concord.backends import heaps, machine
 from concord.backends.cores import available_cores
 from concord.backends.interface import Request, TrainingSession
 from concord.backends.wire import arrays_of
@@ -44,6 +44,7 @@ from concord.conformance.lockstep.outcome import (
     judged,
 )
 from concord.conformance.lockstep.training_step import DeliveredStep
+from concord.conformance.progress import listening
 from concord.conformance.run.campaign import Setup, environment_of, failure_of, own_failure
 from concord.conformance.run.record import plain
 from concord.conformance.wording import gather
@@ -51,17 +52,22 @@ from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.deviations import NONE, Deviations, declared, in_precision
 from concord.spec.errors import SpecError
+from concord.spec.precision import precision
 from concord.spec.text import first_line, first_of, shown
 from concord.spec.training.recipe import rounded_hyperparameters
 
 # Number of divergent steps for distinguishing causes.
 WITNESSES = 3
 
-# For a larger state, only the first divergent step is kept, since each contains the whole model.
-WITNESSED = 4_000_000
+# For a larger number of weights, only the first divergent step is kept, since each contains the whole model.
+# For the same reason, backends do not run the next step while the last is judged.
+WITNESSED = 1_300_000
 
-# A function of a backend's name and its number of finished steps.
-Callback = Callable[[str, int], None]
+# Peak memory of Concord itself and of a worker, in copies of the model. Measured with 31 million parameters.
+OWN, WORKER = 56, 20
+
+# A function of a backend's name, its number of finished steps, and its current task.
+Callback = Callable[[str, int, str], None]
 
 
 @dataclass
@@ -116,12 +122,13 @@ class Candidate:
         start = replace(start, resumed=start.step)
         # After a divergence, a first look suffices, since the verdict is final.
         looks = (False, True) if self.judged and not self.diverging else (False,)
-        expected = [partial(envelope.of_run, delivered, whole=full) for full in looks]
+        values = envelope.exact_values(delivered)  # once for both looks
+        expected = (partial(envelope.of_run, values, full) for full in looks)
         self.add(DeliveredStep(envelope.case, start, delivered, *expected))
 
     def add(self, step: DeliveredStep) -> None:
         """Keep a step's outcome."""
-        large = sum(array.size for array in step.start.state.values()) > WITNESSED
+        large = step.case.elements > WITNESSED
         if self.judged and step.tensor:
             self.diverged += 1
             if not self.diverging or (not large and len(self.diverging) < WITNESSES):
@@ -180,7 +187,7 @@ def in_lockstep(
     resynchronise: bool,
     case: JudgedTraining,
     candidates: Sequence[Candidate],
-    callback: Callback = lambda name, steps: None,
+    callback: Callback = lambda name, steps, now: None,
 ) -> list[Track]:
     """Train backends in lockstep with the reference.
 
@@ -220,11 +227,14 @@ def in_lockstep(
                 envelope.advance(start)
             state = envelopes[frozenset()].truth.state()
             state = rounded(case, state) if resynchronise else state
-            following = ask(state, step + 1)
-            for member, answer in requests:
-                member.receive(answer, envelopes[frozenset(member.deviations.items())], start)
-                callback(member.name, step + 1)
-            requests = [(member, answer) for member, answer in following if not member.failure]
+            following = [] if case.elements > WITNESSED else ask(state, step + 1)
+            while requests:
+                member, answer = requests.pop(0)
+                with listening(partial(callback, member.name, step)):
+                    member.receive(answer, envelopes[frozenset(member.deviations.items())], start)
+                del answer  # which keeps the whole report
+                callback(member.name, step + 1, "")
+            requests = [entry for entry in following or ask(state, step + 1) if not entry[0].failure]
             earlier = replace(start, earlier=None)
     return [candidate.track() for candidate in candidates]
 
@@ -235,12 +245,25 @@ resynchronised, free_running = partial(in_lockstep, True), partial(in_lockstep, 
 # With workers.
 
 
+def require_memory(case: JudgedTraining, names: Sequence[str]) -> None:
+    """Refuse a training that does not fit in the available memory.
+
+    Raises:
+        SpecError: with the memory that it needs.
+    """
+    model = case.elements * precision(case.dtype).storage.itemsize
+    machine.require(
+        (OWN + WORKER * len(names)) * model,
+        "name fewer backends, or train a model with a smaller vocabulary or fewer layers",
+    )
+
+
 def conduct(
     case: JudgedTraining,
     names: Sequence[str],
     settings: Setup,
     mode: str = MODES[0],
-    callback: Callback = lambda name, steps: None,
+    callback: Callback = lambda name, steps, now: None,
 ) -> Lockstep:
     """Train backends in workers, which by default share the cores."""
     heaps.share()
