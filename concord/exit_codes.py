@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -126,8 +127,9 @@ def _failed(error: Exception) -> int:
     if isinstance(error, WorkerFailure):
         return _said(FAULT, f"error: no result: {error}", *error.stderr.splitlines())
     if isinstance(error, TyperException):
-        error.show()  # type: ignore[attr-defined]
-        return REFUSED
+        error = SpecError(
+            re.sub("Missing .*? '(.*?)'.*", r"\1 is not given but is required", error.format_message())
+        )
     if isinstance(error, SpecError):
         for problem in error.problems:
             complain(problem)

@@ -10,7 +10,7 @@ import typer
 from concord import options, output_files
 from concord.conformance.run import record
 from concord.options import Written
-from concord.spec.errors import refuse
+from concord.spec.errors import SpecError, refuse
 from concord.terminal import Terminal, telling
 
 if TYPE_CHECKING:
@@ -59,10 +59,8 @@ def certify(
         certified = record.read(verify, output_files.KINDS).outcome
         problems, proof = certificates.verify(certified, source, target, settings, telling(), names)
     else:
-        paths = {"SRC": source, "DST": target}
-        refuse([f"{name} is not given but is required" for name, path in paths.items() if path is None])
-        assert source is not None
-        assert target is not None
+        if source is None or target is None:
+            raise SpecError(f"{'DST' if source else 'SRC'} is not given but is required")
         proof = certificates.certify(
             source,
             target,
