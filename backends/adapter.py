@@ -65,10 +65,11 @@ class FrameworkAdapter(ABC):
         """Describe versions, devices, threads and switches."""
         products, full = next(iter(self.precisions["strict"].items()))
         on_gpus = "float32" if self.defaults[products] == full else "tf32"
+        devices = ["cpu", *(f"cuda:{i}" for i in range(self.cuda_devices()))]
         return {
             "version": self.version,
-            "devices": ["cpu", *(f"cuda:{i}" for i in range(self.cuda_devices()))],
-            "dtypes": self.dtypes,
+            "devices": devices,
+            "dtypes": {kind: names for kind, names in self.dtypes.items() if kind in str(devices)},
             "threads": self.threads(),
             "thread_switches": {name: os.environ.get(name) for name in self.thread_switches},
             "deviations": self.known_deviations,

@@ -67,6 +67,8 @@ def test_backends_set_what_is_asked_and_say_so(watched, small):
     switches = {name: value for name, value in defaults.items() if name != "products"}
     assert watched.description["precision_switches"] == switches
     assert set(defaults["products"]) == {"cpu", "cuda"}
+    devices = {device.partition(":")[0] for device in watched.description["devices"]}
+    assert watched.description["dtypes"].keys() == devices
     assert set(defaults["products"].values()) <= {"float32", "tf32"}
     by_mode = {}
     for mode in ("strict", "default", "strict"):
