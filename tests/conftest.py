@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+# Two processes of tests on two cores slow each other down if each uses both. PyTorch and NumPy read this when
+# they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from concord import spec
 from concord.cli import main
 from concord.conformance.judging import family
