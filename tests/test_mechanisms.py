@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from concord.conformance.compare import compare
+from concord.conformance.compare import causes, compare
 from concord.conformance.compare.module_reference import ModuleReference
 from concord.conformance.compare.stretch import loop_positions
 from tests.toys.kinds import Of, drawn, linear
@@ -291,3 +291,24 @@ OF_PAIRS = {"rotate": pairs, "spread": partial(torch.repeat_interleave, repeats=
 def test_rotary_positions_of_another_layout_or_base_are_named(right, wrong, words):
     verdict = explained(partial(turn, **right), partial(turn, **wrong), TEXT, arrays=True)
     assert words in verdict.cause.text, verdict
+
+
+def deep(m, x):
+    for _ in range(13):
+        x = m.norm(torch.tanh(m.a(x)) * x.cos() + x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda m, x: 0 * x, "the value 0 throughout"),
+        (lambda m, x: torch.full_like(x, 0.5), "the value 0.5 throughout"),
+        (lambda m, x: x / 0 * 0, "the value nan throughout"),
+        (lambda m, x: x, "the values of `0`"),
+    ],
+)
+def test_a_constant_and_a_copy_of_another_tensor_are_read_off_before_any_search(monkeypatch, wrong, words):
+    monkeypatch.setattr(causes, "sites", lambda *arguments: pytest.fail("it searches among bugs"))
+    port = {"output": wrong(None, TEXT).numpy()}
+    assert words in compare(Of(deep, LAYERS).eval(), port, (TEXT,)).explained().cause.text

@@ -46,6 +46,9 @@ MOST_DIFFERENCES = 20
 # Maximum number of pairs of activations to exchange.
 MOST_CROSSED = 15
 
+# A bug of fewer operations than these has a better name than the activation that it repeats.
+LONG = 50
+
 # Each moved slice of an axis must contain at least this many distinct values.
 LEAST_MOVED = 3
 
@@ -63,6 +66,11 @@ class StretchComputation(Computation):
 
     def __init__(self, tensor: str, actual: Array, dtype: str, right: Prediction) -> None:
         self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
+
+    @property
+    def is_finite(self) -> Array:
+        """Where both ends are finite."""
+        return np.isfinite(self.actual) & np.isfinite(self.right.value)
 
     def values(self, hypothesis: Hypothesis) -> Array:
         """The prediction where finite."""
@@ -105,9 +113,18 @@ def cause(
     settings = [difference for difference in differing if not difference.is_layer]
     cached_sites = functools.cache(partial(sites, partial(replay, stretch, asked.right), bugs))
     with_bugs = partial(changed, stretch, asked.right, cached_sites)
+    values = np.unique(asked.actual)
+    constant = [Hypothesis("constant", f"the value {values[0] + 0:.6g} throughout", "")]
+    constant *= len(values) == 1 < len(np.unique(asked.right.value))
+    others = {**stretch.module.inputs, **stretch.module.arrays} if len(stretch.steps) > LONG else {}
+    copies = (
+        Predicted("copied", f"the values of `{name}`", "", predict=partial(Prediction, x, asked.right.sigma))
+        for name, x in others.items()
+    )
     stages: list[Iterable[Hypothesis]] = [
         of_differences(stretch, asked.right, [[difference] for difference in settings[:MOST_DIFFERENCES]]),
         of_differences(stretch, asked.right, [settings] if len(settings) > 1 else []),
+        copies,
         [*reordered(stretch, asked), *shifted(asked), *exchanged(stretch, asked.right)],
         with_bugs((EVERYWHERE, BY_OPERATION, BY_PLACE), lambda bug: bug.name in COUNTED),
         with_bugs((EVERYWHERE, BY_OPERATION), lambda bug: bug.name not in COUNTED),
@@ -121,7 +138,8 @@ def cause(
         offset(stretch, asked),
         of_differences(stretch, asked.right, [[difference] for difference in layers]),
     ]
-    return Search(asked, effort).explain(stages, active)
+    # Other values of settings explain a constant better; the search for bugs would only take long.
+    return Search(asked, effort).explain(stages[: 2 if constant else None], [*constant, *active])
 
 
 def of_differences(
@@ -322,9 +340,8 @@ def fit(
     def predict(other: float) -> Prediction:
         return replay(stretch, computation.right, partial(make, other=other), group)
 
-    right = computation.right
-    is_finite = np.isfinite(computation.actual) & np.isfinite(right.value)
-    weight = np.where(is_finite & np.isfinite(right.sigma) & (right.sigma > 0), 1 / right.sigma, 0.0)
+    sigma, is_finite = computation.right.sigma, computation.is_finite
+    weight = np.where(is_finite & np.isfinite(sigma) & (sigma > 0), 1 / sigma, 0.0)
     positive = 0 < value < 1e-2  # an epsilon may have any magnitude, but only one sign
 
     def weighed(first: Array, second: Array) -> Array:
@@ -363,14 +380,8 @@ def fit(
 
 def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
     """Yield multiples of the expected value."""
-    right, is_finite = (
-        computation.right,
-        np.isfinite(computation.actual) & np.isfinite(computation.right.value),
-    )
-    for under, bias in (
-        ("", np.zeros(())),
-        *((" before the bias", bias) for bias in of_bias(stretch)),
-    ):
+    right, is_finite = computation.right, computation.is_finite
+    for under, bias in biases(stretch):
         base, actual = (np.where(is_finite, x - bias, 0.0) for x in (right.value, computation.actual))
         factor = float((base * actual).sum() / max((base * base).sum(), 1e-300))
         text = f"values multiplied by {factor:.6g}{under}"
@@ -454,10 +465,7 @@ def _with_another(number: int, place: str, tensor: Tensor, operation: Operation)
 def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
     """Yield other orders along an axis."""
     is_finite = np.isfinite(computation.actual)
-    for under, bias in (
-        ("", np.zeros(())),
-        *((" before the bias", bias) for bias in of_bias(stretch)),
-    ):
+    for under, bias in biases(stretch):
         base, right = np.nan_to_num(computation.actual) - bias, np.nan_to_num(computation.right.value) - bias
         for axis in range(computation.actual.ndim):
             order = nearest(axis, is_finite, base, right)
@@ -489,8 +497,9 @@ def rotary_width(order: list[int]) -> int:
     return 0
 
 
-def of_bias(stretch: Stretch) -> Iterator[Array]:
-    """Yield the last operation's bias in a broadcastable shape."""
+def biases(stretch: Stretch) -> Iterator[tuple[str, Array]]:
+    """Yield no bias, then the last operation's in a broadcastable shape, each with its words."""
+    yield "", np.zeros(())
     computing = [step for step in stretch.steps if step.computes]
     last = computing[-1].operation if computing else None
     shape = tuple(stretch.result.shape)
@@ -501,7 +510,7 @@ def of_bias(stretch: Stretch) -> Iterator[Array]:
     if isinstance(bias, Tensor) and bias.ndim == 1 and len(shape) > 1 and shape[axis] == len(bias):
         size = [1] * len(shape)
         size[axis] = len(bias)
-        yield numbers(bias).astype(np.float64).reshape(size)
+        yield " before the bias", numbers(bias).astype(np.float64).reshape(size)
 
 
 def shifted(computation: StretchComputation) -> Iterator[Predicted]:
