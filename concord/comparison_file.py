@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from concord.conformance.judging.verdict import ACCEPTED, Result
+from concord.conformance.run.campaign import Report
 from concord.conformance.wording import gather
 from concord.spec.errors import SpecError, located, refuse
 from concord.spec.files import parse_toml, read_arrays, read_text, typed
@@ -80,6 +81,14 @@ class ComparisonFile(StrictTable):
 
         return tokens(Path(self.reference), self.texts), "texts"
 
+    def check_ways(self) -> None:
+        """Refuse unknown ways."""
+        from concord.conformance.compare.ways import parts_of
+
+        for entry in self.candidates.values():
+            if entry.way:
+                parts_of(entry.way)
+
 
 def read_comparison_file() -> ComparisonFile:
     """Read the file of the current folder.
@@ -106,37 +115,37 @@ def read_comparison_file() -> ComparisonFile:
     raise SpecError("a REFERENCE is required if neither concord.toml nor [tool.concord] contains comparisons")
 
 
-def judge_all(kept: ComparisonFile, model: Any) -> tuple[list[Result], dict[str, str], float]:
-    """Judge every candidate; return results, notes, and the reference's milliseconds.
+def judge_all(kept: ComparisonFile, model: Any, report: Report) -> None:
+    """Judge every candidate; an interrupt leaves what was judged in the report.
 
     Raises:
         SpecError: if no candidate with the same inputs can be compared.
     """
-    from concord.conformance.compare.comparisons import compare_several
+    from concord.conformance.compare.comparisons import Comparisons, compare_several
 
-    results, notes, milliseconds = list[Result](), dict[str, str](), 0.0
     by_inputs = gather(kept.candidates.items(), lambda item: item[1].inputs or kept.inputs)
     for inputs, entries in by_inputs.items():
         arrays, case = kept.arrays(inputs)
-        compared = compare_several(
-            model,
-            {name: entry.way or entry.candidate for name, entry in entries},
-            arrays,
-            {name: entry.options() for name, entry in entries},
-            gradients=kept.gradients,
-            seed=kept.seed,
-            log_probabilities=kept.log_probabilities,
-        )
-        results += compared.explained().results(kept.reference, case)
-        notes |= compared.notes
-        milliseconds = milliseconds or compared.milliseconds.get("reference", 0.0)
-    findings = {name: entry.accepted for name, entry in kept.candidates.items()}
-    notes |= {
-        judgement.backend: note
-        for judgement in results
-        if (note := unneeded(judgement, findings[judgement.backend]))
-    }
-    return [accept(result, findings[result.backend]) for result in results], notes, milliseconds
+        compared = Comparisons({}, {}, {}, {}, report.notes)
+        try:
+            compare_several(
+                model,
+                {name: entry.way or entry.candidate for name, entry in entries},
+                arrays,
+                {name: entry.options() for name, entry in entries},
+                compared,
+                gradients=kept.gradients,
+                seed=kept.seed,
+                log_probabilities=kept.log_probabilities,
+            )
+        finally:
+            for result in compared.results(kept.reference, case):
+                findings = kept.candidates[result.backend].accepted
+                report.results.append(accept(result, findings))
+                if note := unneeded(result, findings):
+                    report.notes[result.backend] = note
+            report.unfinished = len(kept.candidates) - len(report.results)
+        report.milliseconds = report.milliseconds or compared.milliseconds.get("reference", 0.0)
 
 
 def divergent(result: Result) -> list[str]:
@@ -155,9 +164,10 @@ def accept(result: Result, findings: Sequence[AcceptedFinding]) -> Result:
         for finding in finding_by_tensor.values()
         if finding.outdated
     ]
-    too = " too," if finding_by_tensor else ""
     others = [
-        f"`{name}` diverges{too} and is not accepted" for name in tensors if name not in finding_by_tensor
+        f"`{name}` diverges{' too,' if finding_by_tensor else ''} and is not accepted"
+        for name in tensors
+        if name not in finding_by_tensor
     ]
     if problems := [*dict.fromkeys(outdated), *others[:1]]:
         return replace(result, attribution="; ".join(problems))

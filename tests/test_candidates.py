@@ -1,5 +1,6 @@
 import itertools
 import re
+import signal
 import sys
 from functools import partial
 
@@ -13,6 +14,7 @@ from torch import nn
 from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import assert_same, compare, prepare
 from concord.conformance.compare.candidates import SCOPES, load, loaded
+from concord.conformance.run import record
 from concord.spec.errors import SpecError
 from concord.spec.precision import cut_to_bits, round_to_bits
 from tests.toys import called
@@ -51,8 +53,9 @@ def against(candidate, reference=None, **options):
             (against({"output": np.zeros((7, 3))}, Leaving(time).eval()), "the reference .* SystemExit: 0")
             for time in (1, 2, 5)
         ),
-        (lambda: load("tests.toys.called:leaves"), "returns no module: SystemExit: 0"),
-        (lambda: load("tests.toys.called:nothing"), "returns no module: AttributeError: "),
+        (lambda: load("tests.toys.called:leaves"), "called:leaves gave no result: SystemExit: 0"),
+        (lambda: load("tests.toys.called:nothing"), "called:nothing gave no result: AttributeError: "),
+        (against("tests.toys.called:nothing"), "called:nothing gave no result: AttributeError: "),
         (against(Leaving(1).eval()), "the candidate .*: SystemExit: 0"),
         (against(called.raises), "the candidate .*: KeyError: "),
         (against("tests.toys.called:leaves"), "called:leaves gave no result: SystemExit: 0"),
@@ -66,12 +69,43 @@ def test_what_fails_or_ends_its_process_is_refused_with_the_reason(compared, wor
         compared()
 
 
-def test_the_command_says_in_one_line_that_a_candidate_was_killed(invoke, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("dies", "crashed", "tests.toys.called:dies gave no result: killed by SIGKILL"),
+        ("raises", "error", "tests.toys.called:raises gave no result: KeyError: 'no such layer'"),
+        ("misshapen", "broken", "'output' has shape (7, 5) but must be (7, 3)"),
+    ],
+)
+def test_a_candidate_that_fails_has_a_row_and_a_record_like_any_other(entered, tmp_path, name, status, words):
     save_file({"input": X.numpy()}, tmp_path / "inputs.safetensors")
-    words = "compare tests.test_candidates:net tests.toys.called:dies --inputs"
-    code, _, (line,) = invoke(words, tmp_path / "inputs.safetensors")
-    assert code == 3
-    assert "killed by SIGKILL" in line
+    line = f"compare tests.test_candidates:net tests.toys.called:{name} --inputs"
+    files = tmp_path / "out.json", tmp_path / "out.html"
+    output, errors = entered(
+        line, tmp_path / "inputs.safetensors", "--json", files[0], "--html", files[1], ends=3
+    )
+    assert not errors
+    (result,) = record.read(files[0]).outcome.results
+    assert (result.status, result.detail) == (status, words)
+    assert output.count(words) == 1, "the table says it, and nothing repeats it"
+    assert files[1].exists()
+
+
+def test_an_interrupt_keeps_the_candidates_that_were_judged(entered, tmp_path, monkeypatch):
+    turns = itertools.count()
+
+    def interrupted(*arguments, **options):
+        if next(turns):
+            signal.raise_signal(signal.SIGINT)
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr("concord.conformance.compare.comparisons.prepare", interrupted)
+    save_file({"input": X.numpy()}, tmp_path / "inputs.safetensors")
+    words = "compare tests.test_candidates:net --as bfloat16 --as float16 --inputs"
+    _, errors = entered(words, tmp_path / "inputs.safetensors", "--json", tmp_path / "out.json", ends=130)
+    assert errors == ["concord: interrupted"]
+    outcome = record.read(tmp_path / "out.json").outcome
+    assert ([result.backend for result in outcome.results], outcome.unfinished) == (["bfloat16"], 1)
 
 
 def test_whether_a_function_builds_a_module_is_read_and_nothing_is_imported(tmp_path, monkeypatch):

@@ -11,8 +11,9 @@ from typing import Any
 import typer
 
 from concord import options
+from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import prepare
-from concord.conformance.judging.verdict import Result
+from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.progress import listening
 from concord.conformance.run.campaign import Report, Setup
 from concord.conformance.wording import counted
@@ -85,12 +86,22 @@ def compare(
     selection, proposing = [*(candidate or ()), *(way or ())], names is not None and not names.exists()
     several = len(selection) > 1
     flags = {
-        **{"prove": prove, "alone-and-batched": alone_and_batched},
-        **{"repro": repro, "node-values": node_values, "list": listing},
+        "prove": prove,
+        "alone-and-batched": alone_and_batched,
+        "repro": repro,
+        "node-values": node_values,
+        "list": listing,
     }
     arguments = {
-        **{"as": way, "inputs": inputs, "text": text, "gradients": gradients, "names": names},
-        **{"declare": declare, "seed": seed, "python": python, **flags},
+        "as": way,
+        "inputs": inputs,
+        "text": text,
+        "gradients": gradients,
+        "names": names,
+        "declare": declare,
+        "seed": seed,
+        "python": python,
+        **flags,
         "log-probabilities": log_probabilities,
     }
     refuse(
@@ -123,7 +134,7 @@ def compare(
             judge_all,
             read_comparison_file,
         )
-        from concord.conformance.compare import candidates, proof, reproduction, ways
+        from concord.conformance.compare import candidates, proof, reproduction
         from concord.conformance.compare.node_values import write_node_values
     if reference is None:
         kept = read_comparison_file()
@@ -140,55 +151,65 @@ def compare(
             log_probabilities=log_probabilities,
             candidates=entries or {"the reference, run again": KeptCandidate(**own_options)},
         )
-    for entry in kept.candidates.values():
-        if entry.way:
-            ways.parts_of(entry.way)
-    started, milliseconds = time.perf_counter(), 0.0
-    with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
-        model = candidates.placed(candidates.load(kept.reference, kept.log_probabilities), device)
-        if reference is None or several:
-            results, notes, milliseconds = judge_all(kept, model)
-        else:
-            ((name, entry),) = kept.candidates.items()
-            arrays, label = kept.arrays(kept.inputs)
-            comparison = prepare(
-                model,
-                entry.candidate or None,
-                arrays,
-                way=entry.way,
-                gradients=gradients,
-                seed=seed,
-                log_probabilities=log_probabilities,
-                **entry.options(names_exist=not proposing),
-            )
-            if listing:
-                print(candidates.stub(comparison.reference), end="")
-                raise typer.Exit(0)
-            if names and proposing:
-                write_text(names, "".join(f"{line}\n" for line in comparison.lines))
-                last = f"written: {names}; review it, then run the same command again"
-                for line in (*comparison.lines, last):
-                    Terminal().tell(line)
-                raise typer.Exit(3)  # nothing was judged
-            verdicts = (
-                proof.batched(comparison.reference) if alone_and_batched else [(label, comparison.verdict())]
-            )
-            dtype = comparison.reference.precision
-            results = [
-                Result(name, kept.reference, case, dtype, verdict.status, verdict=verdict.explained())
-                for case, verdict in verdicts
-            ]
-            notes = comparison.notes
-            if prove:
-                notes |= proof.summary(proof.prove(comparison))
-            if repro and results[0].verdict:
-                notes["reproduction"] = reproduction.attempt(comparison, results[0].verdict, repro)
-            if node_values and results[0].verdict:
-                notes["node values"] = write_node_values(comparison, results[0].verdict, node_values)
+    kept.check_ways()
     versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in kept.candidates}
-    seconds = time.perf_counter() - started
-    report = Report(results, versions, Setup(), seconds, notes, milliseconds=milliseconds)
-    label = counted(len(versions), "candidate") if len(versions) > 1 else results[0].backend
+    started, report = time.perf_counter(), Report([], versions, Setup())
+    try:
+        with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
+            model = candidates.placed(candidates.load(kept.reference, kept.log_probabilities), device)
+            if reference is None or several:
+                judge_all(kept, model, report)
+            else:
+                ((name, entry),) = kept.candidates.items()
+                arrays, label = kept.arrays(kept.inputs)
+                comparison = prepare(
+                    model,
+                    entry.candidate or None,
+                    arrays,
+                    way=entry.way,
+                    gradients=gradients,
+                    seed=seed,
+                    log_probabilities=log_probabilities,
+                    **entry.options(names_exist=not proposing),
+                )
+                if listing:
+                    print(candidates.stub(comparison.reference), end="")
+                    raise typer.Exit(0)
+                if names and proposing:
+                    write_text(names, "".join(f"{line}\n" for line in comparison.lines))
+                    last = f"written: {names}; review it, then run the same command again"
+                    for line in (*comparison.lines, last):
+                        Terminal().tell(line)
+                    raise typer.Exit(3)  # nothing was judged
+                verdicts = (
+                    proof.batched(comparison.reference)
+                    if alone_and_batched
+                    else [(label, comparison.verdict())]
+                )
+                dtype = comparison.reference.precision
+                report.results = [
+                    Result(name, kept.reference, case, dtype, verdict.status, verdict=verdict)
+                    for case, verdict in verdicts
+                ]
+                report.notes |= comparison.notes
+            report = report.with_verdicts(Verdict.explained)
+            if prove:
+                report.notes |= proof.summary(proof.prove(comparison))
+            verdict = report.results[0].verdict
+            if repro and verdict:
+                report.notes["reproduction"] = reproduction.attempt(comparison, verdict, repro)
+            if node_values and verdict:
+                report.notes["node values"] = write_node_values(comparison, verdict, node_values)
+    except WorkerFailure as error:  # of the only candidate
+        report.results = [
+            Result(name, kept.reference, label, "float32", error.status, error.detail, stderr=error.stderr)
+        ]
+    except KeyboardInterrupt:
+        if not report.results:
+            raise
+        report = report.with_verdicts(Verdict.unexplained)
+    report.seconds = time.perf_counter() - started
+    label = counted(len(versions), "candidate") if len(versions) > 1 else ", ".join(versions)
     title = f"{label}, compared with {kept.reference}"
     file = junit, lambda: junit_xml(report, title)
     raise typer.Exit(outputs.show_report(report, "compare", title, "reference", [file]))

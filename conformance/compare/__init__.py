@@ -51,7 +51,8 @@ def compare(
 
     Raises:
         SpecError: if the comparison is impossible.
-        WorkerFailure: if a candidate raises an exception, or its process is killed.
+        WorkerFailure: if a candidate raises an exception, its process is killed, or its outputs are
+            misshapen.
     """
     several = isinstance(candidate, Mapping) and not any(
         hasattr(value, "__array__") or isinstance(value, (bool, int, float)) for value in candidate.values()

@@ -75,7 +75,7 @@ def load(reference: str, log_probabilities: bool = False) -> Any:
     """
     if ":" in reference and not Path(reference).exists():
         sys.path.insert(0, os.getcwd())
-        with running(repr(reference), "returns no module"):
+        with running(reference, "gave no result"):
             return pkgutil.resolve_name(reference)()
     if not Path(reference).is_dir():
         raise SpecError(f"{reference!r} is neither a folder nor package.module:function")

@@ -38,11 +38,11 @@ class Comparisons(Mapping[str, Verdict]):
         notes: remarks by candidate and topic.
     """
 
-    verdicts: Mapping[str, Verdict]
-    failures: Mapping[str, WorkerFailure]
-    milliseconds: Mapping[str, float]
-    dtypes: Mapping[str, str]
-    notes: Mapping[str, str]
+    verdicts: dict[str, Verdict]
+    failures: dict[str, WorkerFailure]
+    milliseconds: dict[str, float]
+    dtypes: dict[str, str]
+    notes: dict[str, str]
 
     def __getitem__(self, name: str) -> Verdict:
         """A candidate's verdict.
@@ -101,19 +101,22 @@ def compare_several(
     candidates: Mapping[str, Any],
     inputs: Any = None,
     own_options: Mapping[str, Mapping[str, Any]] | None = None,
+    so_far: Comparisons | None = None,
     **options: Any,
 ) -> Comparisons:
     """Judge several candidates, by name, and time those that agree.
 
     Args:
         own_options: options of single candidates by name, instead of ``options``.
+        so_far: receives each outcome at once, so that a caller keeps it after an interrupt.
 
     Raises:
         SpecError: if none can be compared.
     """
-    references, verdicts, failures = dict[Any, Any](), dict[str, Verdict](), dict[str, WorkerFailure]()
-    dtypes, notes, calls = dict[str, str](), dict[str, str](), dict[str, Callable[[], Any]]()
-    modules = list[ModuleReference]()
+    if so_far is None:
+        so_far = Comparisons({}, {}, {}, {}, {})
+    verdicts, failures = so_far.verdicts, so_far.failures
+    references, calls, modules = dict[Any, Any](), dict[str, Callable[[], Any]](), list[ModuleReference]()
     for name, candidate in candidates.items():
         say(f"judging {name}")
         in_way = isinstance(candidate, str) and all(part in WAYS for part in candidate.split("+"))
@@ -124,16 +127,16 @@ def compare_several(
         }
         try:
             comparison = prepare(reference, inputs=inputs, known=references, **candidate_options)
-            verdicts[name] = comparison.verdict(several=True)
+            verdict = comparison.verdict(several=True)
         except (SpecError, WorkerFailure) as error:
             failures[name] = (
                 error if isinstance(error, WorkerFailure) else WorkerFailure("missing", str(error))
             )
             continue
-        dtypes[name] = comparison.reference.precision
-        notes |= {f"{name}, {subject}": text for subject, text in comparison.notes.items()}
+        so_far.dtypes[name], verdicts[name] = comparison.reference.precision, verdict
+        so_far.notes.update({f"{name}, {topic}": text for topic, text in comparison.notes.items()})
         other_batches = in_way and candidate in BATCHES  # these take longer, without information about speed
-        if verdicts[name].passed and comparison.call and not other_batches:
+        if verdict.passed and comparison.call and not other_batches:
             calls[name] = comparison.call
             modules += [comparison.theirs] if comparison.theirs else []
     if not verdicts and all(failure.status == "missing" for failure in failures.values()):
@@ -146,8 +149,8 @@ def compare_several(
     with contextlib.ExitStack() as stack:
         for module in modules:  # restores the caller's modules
             stack.enter_context(module.untouched())
-        times = milliseconds(calls)
-    return Comparisons(verdicts, failures, times, dtypes, notes)
+        so_far.milliseconds.update(milliseconds(calls))
+    return so_far
 
 
 def milliseconds(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:

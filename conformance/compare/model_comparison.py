@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from concord.backends import heaps
+from concord.backends.wire import WorkerFailure
 from concord.conformance.compare.activation_names import proposed
 from concord.conformance.compare.aten_arithmetic import FOREIGN
 from concord.conformance.compare.draws import constants
@@ -35,7 +36,7 @@ from concord.conformance.judging.protocol import Pin
 from concord.conformance.judging.verdict import NO_ELEMENT, Judgement, Row, Verdict
 from concord.conformance.wording import counted
 from concord.spec.arrays import Array
-from concord.spec.errors import SpecError, refuse
+from concord.spec.errors import SpecError
 from concord.spec.text import first_of
 
 SAME_BITS = "the same bits as the reference's own run"
@@ -72,16 +73,16 @@ class ModelComparison(Judge):
         self.theirs, self.own, self.call = theirs, own or {}, call
         self.ran, self.unsteady = dict(notes or {}), unsteady
         matches = {name: array for name, array in given.items() if name in self.plain}
-        shapes = {name: tuple(self.plain[name].shape) for name in matches}
         self.misshapen = {
-            name: f"{name!r} has shape {array.shape} but must be {shapes[name]}"
+            name: f"{name!r} has shape {array.shape} but must be {shape}"
             for name, array in matches.items()
-            if array.shape != shapes[name]
+            if array.shape != (shape := tuple(self.plain[name].shape))
         }
         # An output with a different shape is refused. Such an activation is skipped, since a port may use a
         # different layout, unless none fits.
         outputs = [words for name, words in self.misshapen.items() if is_output(name)]
-        refuse(outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(matches)))
+        if problems := outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(matches)):
+            raise WorkerFailure("broken", "; ".join(problems))
         self.unmatched = {name: array for name, array in given.items() if name not in self.plain}
         tensors = {name: array for name, array in matches.items() if name not in self.misshapen}
         alone = tensors.keys() <= {*whole}  # then there are no other activations

@@ -815,9 +815,7 @@ def running(what: str, why: str = "cannot be run with these inputs") -> Iterator
         yield
     except SpecError:
         raise
-    except SystemExit as error:  # otherwise it would end the command silently
-        raise ModelError(f"{what} ends the process: {described(error)}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an exit would end the command silently
         raise ModelError(f"{what} {why}: {described(error)}") from error
 
 

@@ -202,6 +202,14 @@ class Report:
         results, conclusions = conclude(self.results)
         return dataclasses.replace(self, results=results, conclusions=conclusions)
 
+    def with_verdicts(self, change: Callable[[Verdict], Verdict]) -> Report:
+        """Change each verdict."""
+        results = [
+            dataclasses.replace(result, verdict=result.verdict and change(result.verdict))
+            for result in self.results
+        ]
+        return dataclasses.replace(self, results=results)
+
     def contradictions(self) -> Iterator[str]:
         """Yield each status that contradicts its verdict."""
         of_verdicts = {"nondeterministic": ("agrees", "undetermined"), ACCEPTED: ("diverges",)}
@@ -286,13 +294,9 @@ def conduct(
         pool.map(turn, itertools.product(range(len(turns)), range(len(runners))))
     all_results = [result for by_job in results for result in by_job.values()]
     unfinished = sum(count > 0 for counts in pending for count in counts.values())
-    if unfinished:  # a user who stopped it does not wait for explanations
-        all_results = [
-            dataclasses.replace(result, verdict=result.verdict and result.verdict.unexplained())
-            for result in all_results
-        ]
-    seconds = time.perf_counter() - started
-    return Report(all_results, environments, settings, seconds, unfinished=unfinished)
+    report = Report(all_results, environments, settings, time.perf_counter() - started, unfinished=unfinished)
+    # A user who stopped it does not wait for explanations.
+    return report.with_verdicts(Verdict.unexplained) if unfinished else report
 
 
 def unseen(environment: Mapping[str, Any], device: str) -> str:

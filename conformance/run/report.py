@@ -256,8 +256,8 @@ def around(path: Path, name: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def failures(report: Report, details: int = 4) -> RenderableType:
-    """Describe first divergences, and backends without a result."""
+def failures(report: Report, details: int = 4, why: bool = True) -> RenderableType:
+    """Describe first divergences, and backends without a result; ``why``: no table has said the reasons."""
     lines: list[RenderableType] = []
     by_backend = gather(findings_of(report), lambda finding: finding.result.backend)
     for name, results in gather(report.results, lambda result: result.backend).items():
@@ -282,8 +282,8 @@ def failures(report: Report, details: int = 4) -> RenderableType:
                 )
             )
         verdicts = [result.verdict for result in results if result.verdict]
-        lines += _counted(name, (line for verdict in verdicts for line in unjudged_lines(verdict)))
-        lines += _explanations(name, [result for result in results if result.detail])
+        lines += _counted(name, (x for v in verdicts if why or v.first for x in unjudged_lines(v)))
+        lines += _explanations(name, [result for result in results if result.detail], why)
         lines += _counted(name, (verdict.unchecked for verdict in verdicts if verdict.unchecked))
     return Group(*lines)
 
@@ -301,17 +301,16 @@ def _counted(name: str, texts: Iterable[str]) -> list[Text]:
     ]
 
 
-def _explanations(name: str, results: Sequence[Result]) -> list[Text]:
+def _explanations(name: str, results: Sequence[Result], why: bool) -> list[Text]:
     lines = []
     for (status, detail), alike in gather(results, lambda result: (result.status, result.detail)).items():
         style = "dim" if status in ("unsupported", "absent") else "bold magenta"
         note = " (not requested)" if status == "absent" else ""
-        cases = few((result.case for result in alike), 1)
-        lines.append(
-            Text(f"{name} {status}{note}: {detail} [{counted(len(alike), 'run')}: {cases}]", style=style)
-        )
-        if status in (NOT_JUDGED, *FAILED_WORKER):
-            lines += [Text(f"  | {line}", style="dim") for line in alike[0].stderr.splitlines()[-3:]]
+        text = f": {detail} [{counted(len(alike), 'run')}: {few((result.case for result in alike), 1)}]"
+        words = alike[0].stderr.splitlines()[-3:] if status in (NOT_JUDGED, *FAILED_WORKER) else []
+        if why or words:
+            lines.append(Text(f"{name} {status}{note}{text * why}", style=style))
+        lines += [Text(f"  | {line}", style="dim") for line in words]
     return lines
 
 
@@ -376,7 +375,7 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
     for result in report.results if group == "reference" else ():
         for note in result.verdict.notes if result.verdict else ():
             console.print(f"{result.backend}: {note}", style="dim")
-    console.print(failures(report))
+    console.print(failures(report, why=group != "reference"))
     for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim")
     for name, note in report.notes.items():
