@@ -25,6 +25,7 @@ from concord.conformance.compare.aten_operations import (
     is_float,
     sites,
 )
+from concord.conformance.compare.blind import Flags
 from concord.conformance.compare.differences import Difference
 from concord.conformance.compare.mechanisms import COUNTED, FORMATS, bugs, layouts
 from concord.conformance.compare.module_reference import dtype_name, numbers
@@ -68,7 +69,7 @@ class StretchComputation(Computation):
         self.tensor, self.actual, self.dtype, self.right = tensor, actual, dtype, right
 
     @property
-    def is_finite(self) -> Array:
+    def is_finite(self) -> Flags:
         """Where both ends are finite."""
         return np.isfinite(self.actual) & np.isfinite(self.right.value)
 
