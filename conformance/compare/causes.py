@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from concord.conformance.bugs.context import Flags
 from concord.conformance.compare import module_reference as modules
 from concord.conformance.compare.aten_operations import (
     Make,
@@ -25,7 +26,6 @@ from concord.conformance.compare.aten_operations import (
     is_float,
     sites,
 )
-from concord.conformance.compare.blind import Flags
 from concord.conformance.compare.differences import Difference
 from concord.conformance.compare.mechanisms import COUNTED, FORMATS, bugs, layouts
 from concord.conformance.compare.module_reference import dtype_name, numbers
