@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from concord import compare
+from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import prepare
 from concord.conformance.compare.candidates import load
 from concord.conformance.compare.proof import batched
@@ -82,7 +83,7 @@ def test_an_engine_may_return_nothing_else(decoder):
     assert judged(decoder, candidate).status == "undetermined", "logits are an output too"
     verdict = judged(decoder, {"log_probabilities": numbers * 1.01}, declared=NO_LOGITS)
     assert (verdict.status, verdict.first) == ("diverges", ROW)
-    with pytest.raises(SpecError, match=r"has shape \(3, 11\) but must be \(3, 10\)"):
+    with pytest.raises(WorkerFailure, match=r"has shape \(3, 11\) but must be \(3, 10\)"):
         judged(decoder, {"log_probabilities": F.pad(numbers, (1, 0))})
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import compare, prepare
 from concord.conformance.compare.module_reference import ModuleReference, is_output
 from concord.conformance.judging.estimate import Sigma
@@ -145,7 +146,7 @@ def test_an_activation_of_another_shape_is_left_out_and_said():
 
 
 def test_an_output_of_another_shape_is_refused():
-    with pytest.raises(SpecError, match=r"'output' has shape \(3, 4\) but must be \(3, 5\)"):
+    with pytest.raises(WorkerFailure, match=r"'output' has shape \(3, 4\) but must be \(3, 5\)"):
         compare(layer(lambda m, x: m.a(x)), layer(lambda m, x: m.a(x)[:, 1:]), drawn(3, 7))
 
 

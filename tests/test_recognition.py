@@ -146,7 +146,7 @@ def test_electra_with_wide_embeddings_is_the_encoder_that_bert_is(tmp_path):
 
 
 def test_electra_that_is_no_bert_is_refused(tmp_path):
-    with pytest.raises(SpecError, match=r"'embedding_size' is 5 but must be 14, as 'hidden_size'"):
+    with pytest.raises(SpecError, match=r"'embedding_size' is 5 but must be 14, the value of 'hidden_size'"):
         porting.read(electra(tmp_path / "small", embedding_size=5))
     classifier = {"classifier.weight": np.ones((2, 14), np.float32), "classifier.bias": np.ones(2)}
     with pytest.raises(SpecError, match=r"'classifier\.weight' is unexpected"):

@@ -180,7 +180,7 @@ def test_normal_equations_square_the_condition():
 def test_where_nothing_is_left_the_operation_is_named():
     row = judged(torch.inverse, lambda x: torch.inverse(x.mT).mT, matrix(17, 1e8)).table[0]
     assert row.status == "undetermined"
-    assert row.note.startswith("rounding leaves nothing of `inv` (")
+    assert row.note.startswith("rounding leaves no correct digit of `inv` (")
     (row,) = judged(eigenvectors, lambda x: -eigenvectors(x), matrix(7, 1e2, True)).table
     assert row.note.startswith("rounding decides `eigh` (")
 
