@@ -98,12 +98,12 @@ class Arithmetic:
 
     # Each kind of arithmetic treats the results of operations differently.
 
-    def settle(self, values: Array, units: float = 1.0, absolute: float = 0.0) -> Array:
+    def settle(self, values: Array, units: float = 1.0, absolute: float | Array = 0.0) -> Array:
         """Round or perturb the result of an operation.
 
         Args:
             units: relative error in unit roundoffs.
-            absolute: additional error in unit roundoffs of 1.
+            absolute: additional error in unit roundoffs of 1; also of each value.
         """
         return self._kept(self.precision.round(values))
 
@@ -255,8 +255,10 @@ class Arithmetic:
         # The error of log1p is absolute: some frameworks add 1 to the exponential before the logarithm, so a
         # loss near 0 errs as much as one near 1.
         x = logits.value
+        # PyTorch subtracts the logarithm of the sigmoid from x: a negative x cancels if the target is 0.
+        cancelled = (1 - targets) * np.maximum(-x, 0)
         value = self.settle(
-            np.maximum(x, 0) - x * targets + self.settle(np.log1p(np.exp(-abs(x))), FUNCTION, 2.0)
+            np.maximum(x, 0) - x * targets + self.settle(np.log1p(np.exp(-abs(x))), FUNCTION, 2.0 + cancelled)
         )
 
         def pullback(gradient: Array) -> Array:

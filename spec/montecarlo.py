@@ -116,19 +116,23 @@ class MonteCarlo(Arithmetic):
         )
         return self._record(summed, *self._pulls(subscripts, a, b), (bias, self._bias_pullback(bias)))
 
-    def settle(self, values: Array, units: float = 1.0, absolute: float = 0.0) -> Array:
+    def settle(self, values: Array, units: float = 1.0, absolute: float | Array = 0.0) -> Array:
         """Perturb the result of an operation."""
-        share, least = units * self._roundoff, absolute * self._roundoff + self._least
+        share, least, is_relative = units * self._roundoff, self._least, not np.any(absolute)
         # An exact operation errs only in results so small that they may be flushed to zero.
-        if not (units or absolute) and not ((abs(values) < least / self._roundoff) & (values != 0)).any():
+        if is_relative and not units and not ((abs(values) < least / self._roundoff) & (values != 0)).any():
             return values
         flat = values.reshape(len(values), -1)
 
         def size(part: slice) -> Array:
             own: Array = abs(flat[:, part])
-            lost = least if absolute else least * (own > 0)  # zero is exact
+            lost = least * (own > 0) if is_relative else least  # zero is exact
             own *= share
             own += lost
+            if isinstance(absolute, np.ndarray):
+                own += self._roundoff * absolute.reshape(flat.shape)[:, part]
+            elif absolute:
+                own += self._roundoff * absolute
             return own
 
         return self._perturbed(values, size)

@@ -105,6 +105,20 @@ def test_a_norm_of_one_element_may_be_multiplied_out(small):
         assert verdict.row(name).status == status
 
 
+def test_a_sigmoid_loss_may_be_a_logit_minus_the_logarithm_of_its_sigmoid(small):
+    config = small("bert", num_classes=1)
+    weights = initialize(config, seed=3)
+    weights |= {"classifier.weight": 0 * weights["classifier.weight"], "classifier.bias": np.array([-32.3])}
+    batch = dataclasses.replace(example_batch(config, 1, 7), labels=np.zeros(1, np.int64))
+    problem = JudgedProblem(config, weights, batch)
+    run = as_run(truth_of(problem, "float64"), "float64")
+    loss = -32.3 - (-32.3 - np.log1p(np.exp(-32.3)))
+    assert abs(loss - np.exp(-32.3)) > 2e-15
+    for wrong, status in ((loss, "agrees"), (loss + 1e-12, "diverges")):
+        verdict = verdict_of(problem, other(run, "losses", lambda losses, wrong=wrong: losses * 0 + wrong))
+        assert verdict.row("losses").status == status
+
+
 def test_beyond_a_gradient_that_is_out_of_range_it_is_no_question_what_is_finite():
     numbers = {"gradients.a": 1.0, "gradients.b": 1e39, "gradients.c": 0.0}
     values = {name: np.array([value, 1.0]) for name, value in numbers.items()}

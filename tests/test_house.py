@@ -13,7 +13,7 @@ from tests.test_structure import ROOT, imports, sources, tree
 # The ceiling and the aim of each folder, in tokens of Python. Lower a ceiling as its folder shrinks. Raising
 # one is a decision, with its reason in `docs/decisions`.
 SIZES = {
-    "spec": (44_100, 42_000),
+    "spec": (44_200, 42_000),
     "backends": (53_600, 50_000),
     "conformance": (174_200, 82_000),
     "porting": (29_000, 26_000),
