@@ -83,12 +83,19 @@ def log_sum_exp(m, x, axis=3, through=False):
     return largest + m.log(m.sum(m.exp(x - largest), axis))
 
 
+def sees(m):
+    # Whether a query sees a key, (B, 1 or H, 1 or Q, 1).
+    if m.batch.input_ids is None and m.batch.key_mask is None:  # attention alone, without a mask
+        return np.ones((1, 1, 1, 1), bool)
+    return m.visible.any(-1, keepdims=True)
+
+
 def recomputed(m, weights):
     # The weights stay, and their derivative uses those from the log-sum-exp. Rows that see no key keep their
     # own.
     scores = m.unnormalised
     again = m.value_of(weights, m.exp(scores - log_sum_exp(m, scores)))
-    return m.where(m.visible.any(-1, keepdims=True), again, weights)
+    return m.where(sees(m), again, weights)
 
 
 def through_largest(m, share):
@@ -128,7 +135,7 @@ def divided_last(m, exponentials):
 
 def attention_fused(m):
     """Forward in blocks, and backward from the log-sum-exp where a query sees a key."""
-    scores, visible = m.unnormalised, m.visible.any(-1, keepdims=True)
+    scores, visible = m.unnormalised, sees(m)
     shift = m.stop_gradient(m.where(visible, log_sum_exp(m, scores), m.max(scores, 3)))
     backward = divided_last(m, m.exp(scores - shift))
     return joined(m, m.value_of(running(m, m.beside("value")), backward))
