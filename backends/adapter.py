@@ -69,7 +69,7 @@ class FrameworkAdapter(ABC):
         return {
             "version": self.version,
             "devices": devices,
-            "dtypes": {kind: names for kind, names in self.dtypes.items() if kind in str(devices)},
+            "dtypes": self.dtypes if len(devices) > 1 else {"cpu": self.dtypes["cpu"]},
             "threads": self.threads(),
             "thread_switches": {name: os.environ.get(name) for name in self.thread_switches},
             "deviations": self.known_deviations,

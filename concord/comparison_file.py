@@ -126,7 +126,7 @@ def judge_all(kept: ComparisonFile, model: Any, report: Report) -> None:
     by_inputs = gather(kept.candidates.items(), lambda item: item[1].inputs or kept.inputs)
     for inputs, entries in by_inputs.items():
         arrays, case = kept.arrays(inputs)
-        compared = Comparisons({}, {}, {}, {}, report.notes)
+        compared = Comparisons(notes=report.notes)
         try:
             compare_several(
                 model,

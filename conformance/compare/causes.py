@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, islice, product
+from itertools import chain, combinations, islice, product
 from typing import Any
 
 import numpy as np
@@ -114,19 +114,12 @@ def cause(
     settings = [difference for difference in differing if not difference.is_layer]
     cached_sites = functools.cache(partial(sites, partial(replay, stretch, asked.right), bugs))
     with_bugs = partial(changed, stretch, asked.right, cached_sites)
-    values = np.unique(asked.actual)
-    constant = [Hypothesis("constant", f"the value {values[0] + 0:.6g} throughout", "")]
-    constant *= len(values) == 1 < len(np.unique(asked.right.value))
-    others = {**stretch.module.inputs, **stretch.module.arrays} if len(stretch.steps) > LONG else {}
-    copies = (
-        Predicted("copied", f"the values of `{name}`", "", predict=partial(Prediction, x, asked.right.sigma))
-        for name, x in others.items()
-    )
+    one_value = constant(asked)
     stages: list[Iterable[Hypothesis]] = [
         of_differences(stretch, asked.right, [[difference] for difference in settings[:MOST_DIFFERENCES]]),
         of_differences(stretch, asked.right, [settings] if len(settings) > 1 else []),
-        copies,
-        [*reordered(stretch, asked), *shifted(asked), *exchanged(stretch, asked.right)],
+        copied(stretch, asked.right),
+        chain(reordered(stretch, asked), shifted(asked), exchanged(stretch, asked.right)),
         with_bugs((EVERYWHERE, BY_OPERATION, BY_PLACE), lambda bug: bug.name in COUNTED),
         with_bugs((EVERYWHERE, BY_OPERATION), lambda bug: bug.name not in COUNTED),
         crossed(stretch, asked.right),
@@ -140,7 +133,23 @@ def cause(
         of_differences(stretch, asked.right, [[difference] for difference in layers]),
     ]
     # Other values of settings explain a constant better; the search for bugs would only take long.
-    return Search(asked, effort).explain(stages[: 2 if constant else None], [*constant, *active])
+    return Search(asked, effort).explain(stages[: 2 if one_value else None], [*one_value, *active])
+
+
+def constant(asked: StretchComputation) -> list[Hypothesis]:
+    """The value that all elements have, if the correct ones differ."""
+    values = np.unique(asked.actual)
+    if not len(values) == 1 < len(np.unique(asked.right.value)):
+        return []
+    return [Hypothesis("constant", f"the value {values[0] + 0:.6g} throughout", "")]
+
+
+def copied(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
+    """Yield inputs and other activations, at the end of a long stretch."""
+    if len(stretch.steps) > LONG:
+        for name, x in {**stretch.module.inputs, **stretch.module.arrays}.items():
+            text = f"the values of `{name}`"
+            yield Predicted("copied", text, "", predict=partial(Prediction, x, right.sigma))
 
 
 def of_differences(
@@ -171,10 +180,10 @@ def changed(
 
     Args:
         possible: returns the operations of each bug.
-        levels: of ``selections``.
+        levels: which of :func:`selections`.
     """
     for level, (bug, places) in product(levels, possible().items()):
-        for selection in selections(stretch, places)[level] if tried(bug) else ():
+        for selection in selections(stretch, places, level) if tried(bug) else ():
             location = (
                 ""
                 if bug.name in COUNTED
@@ -193,17 +202,17 @@ def changed(
 EVERYWHERE, BY_OPERATION, BY_PLACE, ONCE = range(4)
 
 
-def selections(stretch: Stretch, places: list[int]) -> tuple[list[list[int]], ...]:
-    """All operations; those of one kind, if there are several; those of one place; and single iterations."""
+def selections(stretch: Stretch, places: list[int], level: int) -> list[list[int]]:
+    """All operations; those of one kind, if there are several; those of one place; or single iterations."""
+    if level == EVERYWHERE:
+        return [places]
     kinds = gather(places, lambda number: stretch.steps[number].operation.name).values()
+    if level == BY_OPERATION:
+        return [*kinds] if len(kinds) > 1 else []
     lines = gather(places, stretch.places.__getitem__).values()
-    singles = [[place] for group in lines if len(group) > 1 for place in group]
-    return (
-        [places],
-        [*kinds] if len(kinds) > 1 else [],
-        [group for group in lines if group not in kinds] if len(lines) > 1 else [],
-        singles,
-    )
+    if level == BY_PLACE:
+        return [group for group in lines if group not in kinds] if len(lines) > 1 else []
+    return [[place] for group in lines if len(group) > 1 for place in group]
 
 
 def place_of(steps: Sequence[Recorded], stretch: Stretch, once: bool) -> str:

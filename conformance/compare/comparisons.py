@@ -7,7 +7,7 @@ import html
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,11 +38,11 @@ class Comparisons(Mapping[str, Verdict]):
         notes: remarks by candidate and topic.
     """
 
-    verdicts: dict[str, Verdict]
-    failures: dict[str, WorkerFailure]
-    milliseconds: dict[str, float]
-    dtypes: dict[str, str]
-    notes: dict[str, str]
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    failures: dict[str, WorkerFailure] = field(default_factory=dict)
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Verdict:
         """A candidate's verdict.
@@ -114,7 +114,7 @@ def compare_several(
         SpecError: if none can be compared.
     """
     if so_far is None:
-        so_far = Comparisons({}, {}, {}, {}, {})
+        so_far = Comparisons()
     verdicts, failures = so_far.verdicts, so_far.failures
     references, calls, modules = dict[Any, Any](), dict[str, Callable[[], Any]](), list[ModuleReference]()
     for name, candidate in candidates.items():

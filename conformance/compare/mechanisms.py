@@ -272,7 +272,8 @@ def of_splits(it: Operation) -> Found:
         if len(moved) == 2:
             text = f"parts {moved[0]} and {moved[1]} of a split swapped"
         yield "parts_exchanged", text, partial(_in_order, it, order)
-    axis, size = it.operands["dim"] % x.ndim, parts[0].shape[it.operands["dim"]] if it.name != "unbind" else 1
+    axis = it.operands["dim"] % x.ndim
+    size = x.shape[axis] // len(parts)
     for heads in range(2, size + 1):
         if size % heads == 0 and (heads <= MOST_HEADS or heads == size):
             text = f"parts that lie head by head, in {heads} heads," if heads < size else "interleaved parts"
@@ -395,16 +396,17 @@ def _times(factors: Tensor, x: Tensor) -> Tensor:
 def _exponents(x: Tensor) -> tuple[float, Tensor] | None:
     """The base of a geometric sequence along an axis, and the exponents of its elements, if it is one."""
     with _disable_current_modes():
-        for axis, size in enumerate(x.shape):
-            rows = value_of(x).movedim(axis, 0).reshape(size, -1)
-            if size < FEWEST or not (rows > 0).all() or (rows != rows[:, :1]).any():
+        value = value_of(x)
+        for axis, size in enumerate(x.shape if x.numel() else ()):
+            # One line mostly shows that it is none, and a large factor is not compared.
+            line = value[tuple(slice(None) if place == axis else slice(1) for place in range(x.ndim))]
+            if size < FEWEST or not (line > 0).all():
                 continue
-            logarithms, steps = rows[:, 0].log(), torch.arange(size, dtype=torch.float64) / size
+            logarithms, steps = line.flatten().log(), torch.arange(size, dtype=torch.float64) / size
             slope = (logarithms[-1] - logarithms[0]) / steps[-1]
-            straight = logarithms[0] + slope * steps
-            if abs(slope) > STRAIGHT and (logarithms - straight).abs().max() < STRAIGHT:
-                shape = [size if place == axis else 1 for place in range(x.ndim)]
-                return float(slope.abs().exp()), (steps * slope.sign()).reshape(shape)
+            is_straight = (logarithms - logarithms[0] - slope * steps).abs().max() < STRAIGHT
+            if is_straight and abs(slope) > STRAIGHT and (value == line).all():
+                return float(slope.abs().exp()), (steps * slope.sign()).reshape(line.shape)
     return None
 
 
@@ -464,10 +466,10 @@ def of_statistics(it: Operation) -> Found:
         less = partial(torch.mul, it.result, count / (count - 1))
         yield "norm_variance", "a sum divided by n - 1 in place of n", less
         yield "sum_for_mean", "a sum in place of a mean", partial(torch.mul, it.result, count)
-        axes = [axis % x.ndim for axis in it.operands.get("dim") or ()]
+        axes: Any = it.operands.get("dim") or ()
         for place, word in ((0, "first"), (-1, "last")) if len(axes) == 1 else ():
-            element = partial(torch.index_select, x, axes[0], torch.tensor([place % x.shape[axes[0]]]))
-            yield "other_operation", f"the {word} element in place of a mean", partial(_like, it, element)
+            text = f"the {word} element in place of a mean"
+            yield "other_operation", text, partial(_element, it, axes[0], place)
     if it.name == "select" and x.shape[it.operands["dim"]] > 1:
         yield "other_operation", "a mean in place of one element", partial(x.mean, it.operands["dim"])
     if it.name == "cumsum":
@@ -478,8 +480,8 @@ def of_statistics(it: Operation) -> Found:
             yield "norm_epsilon_placement", text, partial(_added_within, x, epsilon, inner, outer)
 
 
-def _like(it: Operation, compute: Callable[[], Tensor]) -> Tensor:
-    return compute().reshape(it.result.shape)
+def _element(it: Operation, axis: int, place: int) -> Tensor:
+    return it.operands["self"].select(axis, place).reshape(it.result.shape)
 
 
 def _added_within(x: Tensor, number: float, inner: Unary, outer: Unary) -> Tensor:

@@ -286,8 +286,10 @@ class ModelComparison(Judge):
                     abs(run - expected.values[name])[decided].max(initial=0.0)
                     for run in (self.tensors[name], numbers(self.plain[name]))
                 )
-                words = f"candidate {error:.2g}, the reference itself {own:.2g}"
-                descriptions.append((error / own, f"largest error of {name} against exact values: {words}"))
+                # The reference may be exact, and a candidate no number.
+                ratio = np.nan_to_num(error / max(own, np.finfo(float).tiny), nan=np.inf)
+            words = f"candidate {error:.2g}, the reference itself {own:.2g}"
+            descriptions.append((ratio, f"largest error of {name} against exact values: {words}"))
         return [words for _, words in sorted(descriptions)[-1:]]
 
     def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
