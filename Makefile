@@ -61,6 +61,7 @@ readme: $(VENV)/installed ## write the table of the README anew
 $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS)
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[all,dev,docs]"
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --no-deps onnx2pytorch # its torchvision needs PyTorch for CUDA
 	touch $@
 
 criteria: $(VENV)/installed ## write docs/guides/criteria.md, the comparison with usual criteria, anew

@@ -3,6 +3,7 @@ import re
 import signal
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from concord.backends.wire import WorkerFailure
-from concord.conformance.compare import assert_same, compare, prepare
+from concord.conformance.compare import assert_same, candidates, compare, prepare
 from concord.conformance.compare.candidates import SCOPES, load, loaded
 from concord.conformance.run import record
 from concord.spec.errors import SpecError
@@ -346,3 +347,47 @@ def test_a_graph_shows_what_modules_return_where_its_exporter_noted_them(tmp_pat
     onnx.save(graph, path)
     table = compare(model, path, torch.linspace(-1, 1, 21).reshape(7, 3)).table
     assert {row.tensor: row.status for row in table} == {"0": "diverges", "1": "agrees", "output": "diverges"}
+
+
+NORMED = """<ir_version: 10, opset_import: ["": 18]>
+graph (float[7, 3, 5] x, float[3] scale, float[3] bias, int64[2] flat) => (float[7, 15] y) {
+    normed = InstanceNormalization <epsilon = 1e-5> (x, scale, bias)
+    shown = Sigmoid (normed)
+    y = Reshape (shown, flat)
+}"""
+
+
+@pytest.fixture
+def graphs(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("concord.conformance.compare.onnx_reference", exc_type=ModuleNotFoundError)
+
+    def write(name, scale):
+        graph, path = onnx.parser.parse_model(NORMED), tmp_path / f"{name}.onnx"
+        constants = {"scale": np.float32([1, 2, 3]) * np.float32(scale), "bias": np.float32([0, 1, -1])}
+        for key, array in (constants | {"flat": np.int64([7, -1])}).items():
+            graph.graph.initializer.append(onnx.numpy_helper.from_array(array, key))
+        del graph.graph.input[1:]
+        onnx.save(graph, path)
+        return str(path)
+
+    return write("right", 1.0), write("wrong", 1.0001)
+
+
+def test_a_graph_is_a_reference_whose_nodes_are_activations(graphs):
+    right, wrong = graphs
+    x = np.random.default_rng(3).normal(2.0, 3.0, (7, 3, 5)).astype(np.float32)
+    verdict = compare(right, right, {"x": x})
+    assert verdict.passed, verdict
+    assert verdict.row("Sigmoid_shown").ratio > 0
+    verdict = compare(right, wrong, x)
+    assert verdict.first == "InstanceNormalization_normed"
+    with pytest.raises(SpecError, match="inputs are missing but required: x of OnnxGraph"):
+        compare(right, right)
+
+
+def test_a_graph_that_is_converted_wrongly_is_refused(graphs, monkeypatch):
+    right, wrong = graphs
+    monkeypatch.setattr(candidates, "graph_of", lambda _: Path(wrong))
+    with pytest.raises(SpecError, match="onnx2pytorch converts InstanceNormalization_normed incorrectly"):
+        compare(right, right, {"x": np.linspace(-1, 1, 105, dtype=np.float32).reshape(7, 3, 5)})

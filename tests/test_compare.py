@@ -10,6 +10,7 @@ from concord.conformance.compare import assert_same, compare, prepare
 from concord.conformance.judging.exemptions import ABSENT, CONSTANT
 from concord.conformance.judging.verdict import Judgement, Row, Verdict, verdict_lines
 from concord.spec.errors import SpecError
+from tests.toys.kinds import Of, drawn
 from tests.toys.module_bugs import setting, weight
 from tests.toys.modules import WIDTH, Attention, Fused, Layer, activations, encoder, texts
 
@@ -153,6 +154,20 @@ def test_an_output_that_is_not_delivered_is_not_judged_and_may_be_declared(names
     assert (declared.passed, verdict(names, "output").passed) == (bool(depending), bool(depending))
     assert {row.note for row in declared.table if row.tensor in lacking} == {ABSENT}
     assert verdict(names, *lacking, factor=1.01).status == "diverges"
+
+
+def test_what_follows_a_layer_of_zeros_is_judged_end_to_end():
+    def forward(m, x):
+        return m.last(x + m.added(x))
+
+    layers = {"added": lambda: nn.Linear(5, 5), "last": lambda: nn.Linear(5, 3)}
+    model = Of(forward, layers).eval()
+    nn.init.zeros_(model.added.weight)
+    nn.init.zeros_(model.added.bias)
+    in_parts = Of(lambda m, x: torch.cat([forward(m, x[:2]), forward(m, x[2:]) * (1 + 2**-23)]), {}).eval()
+    in_parts.added, in_parts.last = model.added, model.last
+    row = compare(model, in_parts, drawn(7, 5)).row("output")
+    assert (row.end_to_end.status, row.status) == ("agrees", "agrees")
 
 
 def test_what_depends_on_no_input_says_nothing_of_the_forward_pass():

@@ -298,6 +298,21 @@ def test_where_rounding_decides_a_shape_what_follows_is_judged_end_to_end():
     assert verdict.table[-1].note.startswith(words)
 
 
+def test_an_error_that_a_module_catches_changes_nothing():
+    def forward(m, x):
+        try:
+            y = m.inner(x).expand(7, 11, 1)
+        except RuntimeError:
+            y = m.inner(x).relu()
+        return y * y.round()
+
+    model, x = Of(forward, {"inner": lambda: nn.Linear(3, 5)}).eval(), drawn(7, 11, 3)
+    weight, bias = model.inner.weight.double(), model.inner.bias.double()
+    wider = Of(lambda _, x: F.linear(x.double(), weight, bias).float(), {})
+    row = compare(model, Of(forward, {"inner": lambda: wider}).eval(), x).row("output")
+    assert (row.status, row.end_to_end.status) == ("agrees", "agrees")
+
+
 def test_where_nothing_is_open_no_branch_is_computed():
     kind, lines = KINDS["levels"], []
     with listening(lines.append):

@@ -48,9 +48,9 @@ def compare(
     """Judge whether a candidate computes what a PyTorch model computes.
 
     Args:
-        reference (REFERENCE): A package.module:function that returns a torch.nn.Module, or a
-            transformers model folder. Default: the comparisons in concord.toml, or in tool.concord
-            of pyproject.toml.
+        reference (REFERENCE): A package.module:function that returns a torch.nn.Module, a
+            transformers model folder, or a graph (.onnx). Default: the comparisons in concord.toml,
+            or in tool.concord of pyproject.toml.
         candidate (CANDIDATE): A graph (.onnx), arrays by name (.safetensors), a model folder, or
             package.module:function; may be repeated. The function takes and returns arrays by name,
             in any framework, or takes no parameters and returns a module. Default: the reference

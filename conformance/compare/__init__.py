@@ -35,7 +35,7 @@ def compare(
     """Judge whether a candidate agrees with a PyTorch module, up to rounding.
 
     Args:
-        reference: a ``torch.nn.Module`` in evaluation mode, or a NumPy model
+        reference: a ``torch.nn.Module`` in evaluation mode, an ONNX path, or a NumPy model
             (:class:`concord.conformance.compare.written.Written`).
         candidate: a module, an ONNX or safetensors path, arrays by name, a callable, or
             ``package.module:function``, which runs in its own process with arrays as keywords. The default is
@@ -122,15 +122,11 @@ def prepare(
         is_output,
         unwrapped,
     )
-    from concord.conformance.compare.written import Written
 
     absent = [name for name in declared if is_output(name)]
     refuse(unknowns("declaration", [name for name in declared if name not in absent], DECLARATIONS))
     refuse(unknowns("dtype", [dtype] if dtype else [], ways.DTYPES))
-    if not isinstance(reference, (nn.Module, Written)):
-        raise SpecError(
-            f"the reference is a {type(reference).__name__} but must be a torch.nn.Module, or a Written"
-        )
+    reference = candidates.reference_of(reference, log_probabilities)
     if way and candidate is not None:
         raise SpecError(
             f"way is {way!r}, but a candidate is given too: a way runs the reference's own module"
@@ -177,6 +173,7 @@ def prepare(
         # inputs.
         repeat_note = refuse_changes(right)
         candidates.refuse_logits(right)
+        candidates.refuse_conversion(right)
         outputs = [name for name in right.plain if is_output(name)]
         refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
         say("running the candidate")

@@ -126,6 +126,10 @@ FOREIGN = 8
 Runner = Decisions | Followed | Branch
 
 
+class Uncomputable(SpecError, RuntimeError):
+    """An operation that cannot be computed, an error that a module's own code may catch as PyTorch's."""
+
+
 class Computed(Tensor):
     """A tensor of any dtype with a float64 value."""
 
@@ -383,7 +387,7 @@ class ExactMode(TorchDispatchMode):
             else:
                 y = run(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:  # a custom operator may refuse these operands
-            raise SpecError(f"{func} cannot be computed in float64: {first_line(error)}") from error
+            raise Uncomputable(f"{func} cannot be computed in float64: {first_line(error)}") from error
         return mapped(_dense, y)
 
     def _drawn(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

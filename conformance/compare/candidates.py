@@ -36,6 +36,7 @@ from concord.backends.wire import WorkerFailure
 from concord.conformance.compare import activation_names, child
 from concord.conformance.compare.aten_arithmetic import ROUNDOFF
 from concord.conformance.compare.draws import again, change, states
+from concord.conformance.compare.model_comparison import ModelComparison
 from concord.conformance.compare.module_reference import (
     LOG_PROBABILITIES,
     LOGITS,
@@ -53,6 +54,7 @@ from concord.conformance.compare.module_reference import (
     submodule_of,
     with_log_probabilities,
 )
+from concord.conformance.compare.written import Written
 from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse
 from concord.spec.files import read_arrays, read_described
@@ -70,15 +72,19 @@ ARRAYS = (np.ndarray, np.generic)
 
 
 def load(reference: str, log_probabilities: bool = False) -> Any:
-    """Load a module from ``package.module:function`` or a transformers folder; for log probabilities, a
-    decoder with its head.
+    """Load a module from ``package.module:function``, an ONNX graph or a transformers folder; for log
+    probabilities, a decoder with its head.
     """
+    if reference.endswith(".onnx"):
+        with optional("an ONNX graph as the reference", "graph"):
+            from concord.conformance.compare import onnx_reference
+        return onnx_reference.load(reference)
     if ":" in reference and not Path(reference).exists():
         sys.path.insert(0, os.getcwd())
         with running(reference, "gave no result"):
             return pkgutil.resolve_name(reference)()
     if not Path(reference).is_dir():
-        raise SpecError(f"{reference!r} is neither a folder nor package.module:function")
+        raise SpecError(f"{reference!r} is not a folder, an ONNX graph or package.module:function")
     with optional("a transformers model folder", "peers"):
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
     try:
@@ -132,6 +138,18 @@ def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
     return dict(tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
 
 
+def reference_of(reference: Any, log_probabilities: bool) -> Any:
+    """Load a reference that is a path, and refuse what cannot be one."""
+    if isinstance(reference, (str, Path)):
+        reference = load(str(reference), log_probabilities)
+    if not isinstance(reference, (nn.Module, Written)):
+        kind = type(reference).__name__
+        raise SpecError(
+            f"the reference is a {kind} but must be a torch.nn.Module, an ONNX path, or a Written"
+        )
+    return reference
+
+
 def called_with(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments as tensors, by default :func:`standard` inputs."""
     if inputs is None:
@@ -183,7 +201,7 @@ def standard(model: Any) -> dict[str, Any]:
         for parameter in parameters.values()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     )
-    missing = [
+    missing = getattr(model, "input_names", None) or [  # of an ONNX graph
         parameter.name
         for parameter in named
         if parameter.name not in inputs and (parameter.default is parameter.empty or not inputs)
@@ -367,8 +385,8 @@ def run(reference: ModelReference, candidate: Any, python: str | None) -> Delive
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
-    """Add module outputs to an ONNX graph."""
+def show(graph: Any, modules: Collection[str], activations: Mapping[str, str]) -> dict[str, str]:
+    """Add module outputs, and tensors that name activations, to an ONNX graph."""
     # A module's output is its only tensor that is used outside it.
     output_names = {output.name for output in graph.output}
     users: Any = defaultdict(list, {name: [set()] for name in output_names})
@@ -384,15 +402,18 @@ def show(graph: Any, modules: Collection[str]) -> dict[str, str]:
         for path in set().union(*(paths - user for user in users[name])):
             leaving[path].append(name)
     tensors = {path: leaving[path][0] for path in modules if len(leaving[path]) == 1}
+    tensors |= {activations[name]: name for name in modules_of if activations.get(name) in modules}
     graph.output.extend(type(graph.output[0])(name=name) for name in {*tensors.values()} - output_names)
     return tensors
 
 
-def session_of(path: Path, graph: bytes = b"") -> Any:
+def session_of(path: Path, graph: bytes = b"", optimized: bool = True) -> Any:
     """Load a graph in ONNX Runtime."""
     with optional("an ONNX file", "peers"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     return onnxruntime.InferenceSession(graph or str(path), sess_options=options)
 
@@ -404,9 +425,9 @@ def feed(reference: ModelReference, session: Any) -> Arrays:
     return {name: array for name, array in (by_place | inputs).items() if name in names}
 
 
-def run_graph(reference: ModelReference, path: Path) -> Arrays:
+def run_graph(reference: ModelReference, path: Path, optimized: bool = True) -> Arrays:
     """Run an ONNX graph in ONNX Runtime."""
-    session = session_of(path)
+    session = session_of(path, optimized=optimized)
     import onnx
 
     model, plain, inputs = (
@@ -416,14 +437,30 @@ def run_graph(reference: ModelReference, path: Path) -> Arrays:
     )
     outputs = [output.name for output in model.graph.output]
     results = session.run(outputs, inputs)
-    arrays, shown = by_name(reference, dict(zip(outputs, results, strict=True))), show(model.graph, plain)
+    arrays = by_name(reference, dict(zip(outputs, results, strict=True)))
+    shown = show(model.graph, plain, getattr(getattr(reference, "model", None), "activations", {}))
     if not shown:
         return arrays
-    inner = session_of(path, model.SerializeToString()).run([*shown.values()], inputs)
+    inner = session_of(path, model.SerializeToString(), optimized).run([*shown.values()], inputs)
     fitting = {
         name: array for name, array in zip(shown, inner, strict=True) if array.shape == plain[name].shape
     }
     return fitting | arrays
+
+
+def graph_of(reference: ModelReference) -> Path | None:
+    """The file of a reference that is an ONNX graph."""
+    model: Any = getattr(reference, "model", None)
+    return Path(model.path) if hasattr(model, "onnx_model") else None
+
+
+def refuse_conversion(reference: ModelReference) -> None:
+    """Refuse a graph whose converted nodes differ from those of ONNX Runtime without optimizations."""
+    path = graph_of(reference)
+    if path:
+        verdict = ModelComparison(reference, run_graph(reference, path, optimized=False)).verdict()
+        if verdict.status == "diverges":
+            raise SpecError(f"{path}: onnx2pytorch converts {verdict.first} incorrectly")
 
 
 def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | None:

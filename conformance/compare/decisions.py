@@ -414,7 +414,11 @@ class Decisions:
         args, kwargs = operands
         decision: Decision | None = None
         kind, integers = kind_of(func, args, floats), _whole(operands)
-        y = None if kind else run(*args, **kwargs)
+        try:
+            y = None if kind else run(*args, **kwargs)
+        except RuntimeError:  # which a module may catch
+            self.steps.append(ExactStep(func, integers, None))
+            raise
         if kind is None and floats and is_discrete(y):
             kind = WHOLLY
         if kind:

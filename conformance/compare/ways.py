@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from concord.conformance.compare.candidates import graph_of
 from concord.conformance.compare.module_reference import (
     OUTPUT,
     ModuleReference,
@@ -116,7 +117,9 @@ def _attending(kernel: SDPBackend, forward: Callable[..., Any], *args: Any, **kw
 
 
 def exported(reference: ModuleReference, folder: Path) -> Path:
-    """Export to ONNX."""
+    """Export to ONNX, unless the reference is a graph."""
+    if graph := graph_of(reference):
+        return graph
     with optional("way 'onnx'", "peers"):
         import onnxruntime  # noqa: F401 - runs the exported graph
         import onnxscript  # noqa: F401
@@ -150,7 +153,12 @@ def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[
     example = host_reference.args or dict(host_reference.kwargs)
     with running("the reference", "cannot be converted by OpenVINO"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = openvino.convert_model(copy.deepcopy(host_reference.model), example_input=example)
+        path = graph_of(reference)
+        graph = (
+            openvino.convert_model(path)
+            if path
+            else openvino.convert_model(copy.deepcopy(host_reference.model), example_input=example)
+        )
         # OpenVINO's default precision depends on the processor.
         hints = {"INFERENCE_PRECISION_HINT": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}
         compiled = openvino.Core().compile_model(graph, "CPU", hints)

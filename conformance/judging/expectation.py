@@ -237,7 +237,9 @@ class Expectation:
                 break
             sigma = self.sigmas[name]
             judged = np.isfinite(sigma) & np.isfinite(value)
-            if undecided or root_mean_square(sigma[judged]) > UNDECIDED * root_mean_square(value[judged]):
+            # What a zero-initialized layer returns is exactly zero.
+            noise = np.where(self.settled(name), 0, sigma)[judged]
+            if undecided or root_mean_square(noise) > UNDECIDED * root_mean_square(value[judged]):
                 undecided.add(name)
         return frozenset(undecided)
 
@@ -298,7 +300,7 @@ class Expectation:
         return frozenset(unsettled)
 
     def settled(self, name: str) -> NDArray[np.bool_]:
-        """Noiseless elements of a gradient, such as those behind a closed ReLU."""
+        """Noiseless elements, such as those of a gradient behind a closed ReLU."""
         quiet: NDArray[np.bool_] = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
         return quiet
 
