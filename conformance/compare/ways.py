@@ -80,8 +80,10 @@ def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
     """Copy a module, and configure it for the ways."""
     dtype = next((DTYPES[name] for name in names if name in DTYPES), None)
     model: Any
+    converted = {*DTYPES, *DEVICES, "int8"}.intersection(names)
+    shared = {} if converted else {id(weight): weight for weight in reference.parameters()}
     with running("the reference", f"cannot be copied, which way {way!r} requires"):
-        model = copy.deepcopy(reference).to(dtype)
+        model = copy.deepcopy(reference, shared).to(dtype)
     for name in sorted(names, key=MODULES.index):  # compilation comes last
         if name in ("eager", "sdpa"):
             try:
