@@ -27,8 +27,8 @@ from concord.spec.deviations import (
     UNCOMPUTED_PADDING,
     WIDER_OUTPUT,
     Deviations,
-    declared,
     in_precision,
+    parse_deviations,
 )
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
@@ -70,7 +70,7 @@ def judge(
         Misfit: for unknown tensors, wrong shapes or wrong types.
     """
     dtype = dtype or run.dtype
-    deviations = in_precision(declared(run.info.get("deviations", [])), dtype)
+    deviations = in_precision(parse_deviations(run.info.get("deviations", [])), dtype)
     if expectation and (run.steps or "steps" in run.requested):  # training steps have no other reference
         reference = PublishedReference(functools.partial(expectation, _followed(deviations)))
         return Verdict(Judge(reference, run.steps).table(local=False))
