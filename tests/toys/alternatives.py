@@ -225,7 +225,8 @@ def gain_first(x, mean, inverse, gain):
 
 
 def multiplied_out(x, mean, inverse, gain):
-    # One product for both terms, as in TensorFlow's batch_normalization, so that their gradients cancel row by row.
+    # One product for both terms, as in TensorFlow's batch_normalization, so that their gradients cancel row
+    # by row.
     scale = inverse * gain
     return x * scale - mean * scale
 
