@@ -1,4 +1,7 @@
-"""The judge of the family (SPEC PRT-2)."""
+"""The judge of the family (SPEC PRT-2).
+
+It is here, not in ``judging``, because a diverging verdict keeps it to search for the cause.
+"""
 
 from __future__ import annotations
 
