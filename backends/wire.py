@@ -16,7 +16,7 @@ from concord.backends.interface import Request, Run
 from concord.spec.arrays import Arrays
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig, from_mapping
-from concord.spec.deviations import declared
+from concord.spec.deviations import parse_deviations
 from concord.spec.errors import SpecError
 from concord.spec.files import section
 from concord.spec.parameters import Weights, parameters, shape_of
@@ -241,7 +241,7 @@ def check_info(info: Any) -> None:
     switches = info.get("precision_switches", {})
     if not isinstance(switches, dict):
         raise SpecError(f"'precision_switches' is {switches!r} but must be an object")
-    declared(info.get("deviations", []))
+    parse_deviations(info.get("deviations", []))
 
 
 def check_description(described: Any) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def check_description(described: Any) -> dict[str, Any]:
                     "describe(): 'deviations' must be a list of dicts, or one for each kind of device "
                     "[clause=PRC-4]"
                 )
-            declared(entries)
+            parse_deviations(entries)
     return described
 
 

@@ -101,11 +101,11 @@ class OwnModel(OptionGroup):
         checkpoint = porting.read(self.checkpoint, self.form, self.table)
         remarks = self._describe(checkpoint)
         part = _part(checkpoint, part, remarks)
-        config, name = checkpoint.config, legible(name_of(self.checkpoint))
+        config, name = checkpoint.config, file_name(name_of(self.checkpoint))
         if self.texts is not None:
             batches = self._batch_texts(self.texts, checkpoint, part, remarks, size)
         elif self.inputs is not None:
-            batches = {legible(self.inputs.stem): _read_batch(self.inputs, config, part, remarks)}
+            batches = {file_name(self.inputs.stem): _read_batch(self.inputs, config, part, remarks)}
         else:
             batches = {"drawn": _draw_batch(config, part)}
             remarks.append(
@@ -188,11 +188,11 @@ class OwnModel(OptionGroup):
         for start in range(0, len(texts), size):
             rows = slice(start, start + size)
             labelled = None if classes is None else classes[rows]
-            batches[f"{legible(path.stem)}-{start + 1}"] = batch_of(config, encoded[rows], labelled)
+            batches[f"{file_name(path.stem)}-{start + 1}"] = batch_of(config, encoded[rows], labelled)
         return batches
 
 
-def legible(text: str) -> str:
+def file_name(text: str) -> str:
     """Convert a name to one that any file system accepts."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "checkpoint"
 

@@ -26,7 +26,7 @@ def distinct(*values: Any, digits: int = 6) -> tuple[str, ...]:
     return words
 
 
-def instead(made: Any, right: Any, digits: int = 6) -> str:
+def instead_of(made: Any, right: Any, digits: int = 6) -> str:
     """Format a value and the correct one."""
     return " instead of ".join(distinct(made, right, digits=digits))
 

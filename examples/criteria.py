@@ -123,7 +123,7 @@ def run_of(worker, job, implementation="explicit"):
 
 def of_bug(worker, bug):
     scenarios = [bug.after, bug.scenario] if bug.after else [bug.scenario]
-    cases = [build_case(bug.variant, scenario, options=dict(bug.options)) for scenario in scenarios]
+    cases = [build_case(bug.variant, scenario, options=bug.options) for scenario in scenarios]
     jobs = [job_of(case, "float32") for case in cases]
     try:
         runs = [run_of(worker, job, f"mutant:{bug.name}") for job in jobs]

@@ -108,7 +108,7 @@ OF_MODULES: dict[str, KnownDeviation] = {
 }
 
 
-def declared(entries: Sequence[Mapping[str, Any]]) -> Deviations:
+def parse_deviations(entries: Sequence[Mapping[str, Any]]) -> Deviations:
     """Check and read declarations.
 
     Args:

@@ -15,7 +15,7 @@ Kind = TypeVar("Kind")
 LARGEST = 2**53
 
 
-def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) -> Kind:
+def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str = "") -> Kind:
     """Build a dataclass from plain data.
 
     Args:
@@ -25,6 +25,7 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
         ConfigError: listing all unknown, missing and wrong fields.
     """
     field_by_name = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    source = clause and f" [clause={clause}]"
     required = [name for name, field in field_by_name.items() if field.default is dataclasses.MISSING]
     problems = [
         f"{where}: {unknown('field', name, list(field_by_name))}"
@@ -32,7 +33,7 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
         if name not in field_by_name
     ]
     problems += [
-        f"{where}: field {name!r} is missing but is required [clause={clause}]"
+        f"{where}: field {name!r} is missing but is required{source}"
         for name in required
         if name not in fields
     ]
@@ -42,13 +43,15 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str) 
     if large:
         raise ConfigError(
             [
-                f"{where}: field {name!r} has more than 53 significant bits but must have at most 53 "
-                f"[clause={clause}]"
+                f"{where}: field {name!r} has more than 53 significant bits but must have at most 53{source}"
                 for name in large
             ]
         )
     try:
-        return kind(**{name: _plain(value, str(field_by_name[name].type)) for name, value in fields.items()})
+        data = kind(**{name: _plain(value, str(field_by_name[name].type)) for name, value in fields.items()})
+        if problems := type_problems(data, {}, clause):
+            raise ConfigError(problems)
+        return data
     except ConfigError as error:
         raise ConfigError([f"{where}: {problem}" for problem in error.problems]) from None
 
@@ -82,17 +85,13 @@ def replaced(data: Kind, noun: str, fields: Mapping[str, Any]) -> Kind:
 
 def type_problems(data: Any, choices: Mapping[str, tuple[str, ...]], clause: str) -> list[str]:
     """Describe fields with wrong types or unknown options."""
-    problems = []
+    problems, source = [], clause and f" [clause={clause}]"
     for field in dataclasses.fields(data):
         name, value = field.name, getattr(data, field.name)
         allowed = [kind.partition("[")[0] for kind in str(field.type).split(" | ")]
         actual = "None" if value is None else type(value).__name__
         if actual not in allowed:
-            problems.append(
-                f"{name!r} is {value!r} ({actual}) but must be {' or '.join(allowed)} [clause={clause}]"
-            )
+            problems.append(f"{name!r} is {value!r} ({actual}) but must be {' or '.join(allowed)}{source}")
         elif name in choices and value is not None and value not in choices[name]:
-            problems.append(
-                f"{name!r} is {value!r} but must be one of {', '.join(choices[name])} [clause={clause}]"
-            )
+            problems.append(f"{name!r} is {value!r} but must be one of {', '.join(choices[name])}{source}")
     return problems

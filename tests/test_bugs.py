@@ -6,38 +6,25 @@ import pytest
 from scipy import special
 
 from concord.conformance.bugs.bug import REFUSED, Change
-from concord.conformance.bugs.catalogue import (
-    BUGS,
-    KNOWN,
-    MODULES,
-    OPERATIONS,
-    rounding,
-    training,
-)
+from concord.conformance.bugs.catalogue import BUGS, KNOWN, MODULES, _entries, rounding
 from concord.conformance.bugs.edited_model import TapeContext, Value
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.cases import build_case
 from concord.spec.montecarlo import MonteCarlo
-from tests.toys.rounded import truth_with
+from tests.toys.rounded import truth_of, truth_with
 
 SPECIFICATION = (Path(__file__).parent.parent / "spec" / "SPEC.md").read_text()
 
 
-def truth_of(bug, case, memory=None):
-    return truth_with(bug.change if bug else Change(), case, "float64", Arithmetic(), memory)
-
-
 def differ(right, wrong, limit):
-    return (
-        right.shape != wrong.shape or not np.isfinite(wrong).all() or bool(abs(right - wrong).max() > limit)
-    )
+    return right.shape != wrong.shape or not np.isfinite(wrong).all() or abs(right - wrong).max() > limit
 
 
 def test_every_edit_has_an_entry_and_every_operation_bugs():
-    edited = {name for module in (*MODULES.values(), rounding, training) for name in module.EDITS}
+    edited = {name for module in (*MODULES.values(), rounding) for name in module.EDITS}
     assert edited <= {*KNOWN}
     assert len(KNOWN) >= 150
-    assert {bug.operation for bug in KNOWN.values()} == {*OPERATIONS}
+    assert {bug.operation for bug in KNOWN.values()} == {*MODULES}
 
 
 @pytest.mark.parametrize("bug", KNOWN.values(), ids=lambda bug: bug.name)
@@ -50,33 +37,40 @@ def test_bug_is_documented(bug):
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.name)
 def test_bug_changes_its_tap_first_and_a_gradient_alone_where_it_says_so(bug):
-    options, memory = dict(bug.options), {}
-    case = build_case(bug.variant, bug.scenario, options=options)
+    case, memory = build_case(bug.variant, bug.scenario, options=bug.options), {}
     if bug.after:
-        truth_of(bug, build_case(bug.variant, bug.after, options=options), memory)
-    right = truth_of(None, case)
+        before = build_case(bug.variant, bug.after, options=bug.options)
+        truth_with(bug.change, before, "float64", Arithmetic(), memory)
+    right = truth_of(case, "float64", Arithmetic())
     try:
-        wrong = truth_of(bug, case, memory)
+        wrong = truth_with(bug.change, case, "float64", Arithmetic(), memory)
     except (IndexError, ValueError):
         assert REFUSED in bug.first
         return
-    largest = max(abs(gradient).max() for gradient in right.gradients.values())
-    taps = [
-        name
-        for name in right.taps
-        if differ(right.taps[name], wrong.taps[name], 1e-12 * abs(right.taps[name]).max())
-    ]
+
+    def changed(limit):
+        taps = right.taps
+        return [name for name in taps if differ(taps[name], wrong.taps[name], limit * abs(taps[name]).max())]
+
+    taps, largest = changed(1e-12), max(abs(gradient).max() for gradient in right.gradients.values())
     gradients = [
         f"gradients.{name}"
         for name in right.backward
         if name in right.gradients and differ(right.gradients[name], wrong.gradients[name], 1e-9 * largest)
     ]
-    if bug.of_gradients:
-        assert not taps
-        assert bug.rightly_first(gradients[0])
-    else:  # some differ by rounding only
-        taps = taps or [name for name in right.taps if differ(right.taps[name], wrong.taps[name], 0.0)]
-        assert bug.rightly_first(taps[0])
+    assert not (taps and bug.of_gradients)
+    tensors = gradients if bug.of_gradients else taps or changed(0.0)  # some differ by rounding only
+    assert tensors, "the case does not show it, or it changes gradients alone, which 'first' must then name"
+    assert bug.rightly_first(tensors[0])
+
+
+@pytest.mark.parametrize("line", ["", "edit = 'skipped'", "edit = 'skipped'\nplace = 'norm'"])
+def test_a_wrong_entry_is_refused_by_file_and_name(line, monkeypatch):
+    monkeypatch.setattr("concord.conformance.bugs.catalogue.read_text", lambda path: f"[norm]\n{line}")
+    with pytest.raises(
+        ValueError, match=r"^norms.toml: \[norm\]: (unknown (edit|place) 'norm'|field 'text')"
+    ):
+        list(_entries("norms", rounding))
 
 
 # Operations on the tape, compared with NumPy.
@@ -141,7 +135,7 @@ def test_entries_that_tie_for_the_largest_share_the_gradient():
 
 def test_context_recomputes_what_a_fused_kernel_keeps():
     case = build_case("bert", "ragged")
-    right = truth_of(None, case)
+    right = truth_of(case, "float64", Arithmetic())
 
     def recomputed(m):
         shown = {name: value for name, value in m.now.items() if not name.endswith(("scores", "weights"))}

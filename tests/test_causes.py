@@ -22,7 +22,7 @@ SCORES = "layers.0.attention.scores"
 
 @pytest.mark.parametrize("bug", sample_of(PLACED, lambda place, _: place % 13 == 0), ids=lambda bug: bug.name)
 def test_a_bug_is_placed_and_its_cause_is_named(bug):
-    case = build_case(bug.variant, bug.scenario, options=dict(bug.options))
+    case = build_case(bug.variant, bug.scenario, options=bug.options)
     verdict = explained(case, run_with(bug.change, case, bug.precisions[0]))
     assert bug.rightly_first(verdict.first_divergence.tensor)
     assert not [note for note in verdict.explanation.notes if " failed: " in note]

@@ -10,14 +10,7 @@ from concord import DISTRIBUTION, spec
 from concord.backends.cores import available_cores
 from concord.conformance.run import record
 from tests.toys.disturbed import name_of
-from tests.toys.surroundings import (
-    commands,
-    hide_frameworks,
-    offer,
-    options,
-    program,
-    toy,
-)
+from tests.toys.surroundings import commands, hide_frameworks, offer, options, program, toy
 
 RIGHT = toy("NumpyBackend")
 ONE = "--case bert-single --dtype float32"

@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from concord.porting.containers import (
-    HDF5,
-    MSGPACK,
-    PADDLE,
-    SAFETENSORS,
-    TENSORFLOW,
-    TORCH,
-    isolation,
-)
+from concord.porting.containers import HDF5, MSGPACK, PADDLE, SAFETENSORS, TENSORFLOW, TORCH, isolation
 from concord.porting.file_tensors import FLOATS, NUMPY, in_memory
 from concord.spec.errors import SpecError
 from tests.toys.checkpoints import RunsCode, written

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from concord.conformance.compare import compare
+from concord.conformance.judging.exemptions import DECISION
 from concord.conformance.progress import listening
 from tests.toys.kinds import Of, drawn, linear
 
@@ -177,10 +178,7 @@ KINDS = {
         (partial(experts, by_float64=True), experts_side_by_side),
         (partial(experts, count=1),),
         tied(7, linear(7, 4, bias=False), "equal"),
-        {
-            "a": linear(7, 4, bias=False),
-            "e": lambda: nn.ParameterList(torch.randn(7, 5) for _ in range(4)),
-        },
+        {"a": linear(7, 4, bias=False), "e": lambda: nn.ParameterList(torch.randn(7, 5) for _ in range(4))},
     ),
     "codes": Kind(
         lambda m, x: m.code(torch.cdist(x, m.code.weight).argmin(-1)),
@@ -252,7 +250,7 @@ def test_a_tie_does_not_blind_other_elements_and_where_all_are_tied_nothing_agre
     ties = torch.arange(-9, 10, 2)[None] * LEVEL / 2
     row = kind.verdict(kind.wrong[0], x=ties).table[0]
     assert row.status == "undetermined"
-    assert row.note.startswith("rounding decides `round` (test_decisions.py:")
+    assert row.note.startswith(f"{DECISION} `round` (test_decisions.py:")
     assert kind.verdict(partial(levels, shift=50), x=ties).status == "diverges"
 
 
@@ -283,7 +281,7 @@ def test_what_python_decides_by_a_number_is_undetermined_from_there_on():
     kind = Kind(branched, (), (), drawn(5, 7), AB)
     row = kind.verdict(partial(branched, inverse=True), alone=True).table[-1]
     assert row.status == "undetermined"
-    assert row.note.startswith("rounding decides `item` (test_decisions.py:")
+    assert row.note.startswith(f"{DECISION} `item` (test_decisions.py:")
 
 
 def test_where_rounding_decides_a_shape_what_follows_is_judged_end_to_end():
@@ -294,7 +292,7 @@ def test_where_rounding_decides_a_shape_what_follows_is_judged_end_to_end():
     x[3, 0] = LEVEL * 2.5
     verdict = Kind(picked, (), (), x, AB).verdict(partial(picked, factor=1.1))
     assert verdict.status == "undetermined"
-    words = "it depends on b, which is undetermined: rounding decides `gt` (test_decisions.py:"
+    words = f"it depends on b, which is undetermined: {DECISION} `gt` (test_decisions.py:"
     assert verdict.table[-1].note.startswith(words)
 
 

@@ -12,12 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from concord.conformance.compare import compare, prepare
-from concord.conformance.compare.kernels import (
-    CUDNN_RECURRENT,
-    CUDNN_WINOGRAD_9X9,
-    FAST_CONVOLUTION,
-    KERNELS,
-)
+from concord.conformance.compare.kernels import CUDNN_RECURRENT, CUDNN_WINOGRAD_9X9, FAST_CONVOLUTION, KERNELS
 from concord.spec.precision import round_to_bits
 from tests.toys.kinds import Of, drawn
 

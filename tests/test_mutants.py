@@ -29,7 +29,7 @@ def mutated(request, open_worker):
 
 
 def case_of(mutant):
-    return build_case(mutant.variant, mutant.scenario, options=dict(mutant.options))
+    return build_case(mutant.variant, mutant.scenario, options=mutant.options)
 
 
 def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated):

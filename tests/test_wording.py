@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from concord.conformance.wording import distinct, instead, multiple
+from concord.conformance.wording import distinct, instead_of, multiple
 
 RANDOM = np.random.default_rng(7)
 NUMBERS = [float(x) for x in RANDOM.standard_normal(53) * 10.0 ** RANDOM.integers(-30, 31, 53)]
@@ -13,14 +13,14 @@ NUMBERS = [float(x) for x in RANDOM.standard_normal(53) * 10.0 ** RANDOM.integer
 def test_numbers_that_differ_look_different(units):
     for number in NUMBERS:
         other = number + units * math.ulp(number)
-        actual, expected = instead(other, number).split(" instead of ")
+        actual, expected = instead_of(other, number).split(" instead of ")
         assert actual != expected
         assert max(abs(float(actual) / other - 1), abs(float(expected) / number - 1)) < 1e-5
 
 
 def test_no_more_digits_are_said_than_tell_numbers_apart():
-    assert instead(1e-5, 1e-12) == "1e-05 instead of 1e-12"
-    assert instead(float(np.float32(0.1)), 0.1) == "0.100000001 instead of 0.1"
+    assert instead_of(1e-5, 1e-12) == "1e-05 instead of 1e-12"
+    assert instead_of(float(np.float32(0.1)), 0.1) == "0.100000001 instead of 0.1"
     assert distinct(0.12345671, 0.12345672, 3.0) == ("0.12345671", "0.12345672", "3")
 
 

@@ -107,7 +107,7 @@ class Bug:
     variant: str = "bert"
     scenario: str = "ragged"
     after: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     first: tuple[str, ...] = ()
     cause: str = ""
     source: str = ""

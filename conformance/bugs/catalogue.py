@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from concord.backends.update_rules import Optimizer
 from concord.conformance.bugs import (
     activations,
     attention,
@@ -28,6 +29,8 @@ from concord.conformance.bugs import (
 from concord.conformance.bugs.bug import TRAINING as OF_TRAINING
 from concord.conformance.bugs.bug import Bug, Change, rule, where, with_constants
 from concord.conformance.bugs.training import edits as training
+from concord.spec.errors import located, refuse, unknowns
+from concord.spec.fields import build
 from concord.spec.files import parse_toml, read_text
 
 MODULES: Mapping[str, ModuleType] = {
@@ -41,14 +44,16 @@ MODULES: Mapping[str, ModuleType] = {
     "pooling": pooling_edits,
     "loss": loss,
     "gradients": gradients,
+    "optimizer": training,
+    "decay": training,
+    "clipping": training,
+    "schedule": training,
+    "accumulation": training,
+    "dropout": training,
+    "data": training,
+    "resume": training,
 }
-"""Modules with the edits of a model's bugs, by operation."""
-
-TRAINING_OPERATIONS = (
-    *("optimizer", "decay", "clipping", "schedule", "accumulation", "dropout", "data", "resume"),
-)
-OPERATIONS = (*MODULES, *TRAINING_OPERATIONS)
-"""All operations that a bug may concern."""
+"""Modules with the edits of bugs, by operation."""
 
 PLACES = {field.name for field in dataclasses.fields(Change)}
 
@@ -61,20 +66,15 @@ def _frozen(value: Any) -> Any:
 
 def _entries(operation: str, module: ModuleType) -> Iterator[Bug]:
     path = Path(__file__).parent / "entries" / f"{operation}.toml"
-    edits = {
-        **vars(bug),
-        **vars(rounding),
-        **vars(module),
-        **rounding.EDITS,
-        **module.EDITS,
-    }
+    edits = {**vars(bug), **vars(rounding), **vars(module), **rounding.EDITS, **module.EDITS}
     for name, entry in _frozen(parse_toml(read_text(path), path.name)).items():
         edit, taps, place = entry.pop("edit", name), entry.pop("taps", ()), entry.pop("place", "edit")
+        with located(here := f"{path.name}: [{name}]"):
+            names = [*edit] if isinstance(edit, dict) else [edit]
+            refuse(unknowns("edit", names, edits) + unknowns("place", [place], [*PLACES, *vars(Optimizer)]))
+        edit_or_change = edits[names[0]]
         if isinstance(edit, dict):
-            ((edit, constants),) = edit.items()
-            edit_or_change = with_constants(edits[edit], constants)
-        else:
-            edit_or_change = edits[edit]
+            edit_or_change = with_constants(edit_or_change, *edit.values())
         if options := entry.pop("only_of", {}):
             edit_or_change = where(edit_or_change, **options)
         if isinstance(edit_or_change, Change):
@@ -84,8 +84,8 @@ def _entries(operation: str, module: ModuleType) -> Iterator[Bug]:
             change = Change(taps=taps, **edited)
         else:
             change = rule(**{place: edit_or_change})
-        fields: dict[str, Any] = {"cause": name}
-        if operation in TRAINING_OPERATIONS:
+        fields: dict[str, Any] = {"cause": name, "options": {}}
+        if module is training:
             fields |= {
                 "variant": OF_TRAINING,
                 "scenario": "adamw",
@@ -95,12 +95,10 @@ def _entries(operation: str, module: ModuleType) -> Iterator[Bug]:
             fields["first"] = (
                 f"layers.0.{taps[0][1:].removeprefix('.')}" if taps[0].startswith("*") else taps[0],
             )
-        yield Bug(name=name, operation=operation, change=change, **{**fields, **entry})
+        yield build(Bug, {**fields, **entry, "name": name, "operation": operation, "change": change}, here)
 
 
-KNOWN: dict[str, Bug] = {
-    bug.name: bug for operation in OPERATIONS for bug in _entries(operation, MODULES.get(operation, training))
-}
+KNOWN: dict[str, Bug] = {bug.name: bug for entry in MODULES.items() for bug in _entries(*entry)}
 """Every bug, by operation."""
 
 TRAINING: dict[str, Bug] = {name: bug for name, bug in KNOWN.items() if bug.of_training}

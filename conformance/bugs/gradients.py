@@ -23,14 +23,14 @@ def times(m: Context, factor: float = 1.0, **powers: float) -> Array:
     return m.with_gradient(m.y, lambda gradient: gradient * (factor * m.size(**powers)))
 
 
-def instead(m: Context, other: Array) -> Array:
+def with_gradient_of(m: Context, other: Array) -> Array:
     """The tap with the gradient of ``other``."""
     return m.value_of(m.y, other)
 
 
 def slope(m: Context, derivative: Array) -> Array:
     """Replace the slope of an elementwise step."""
-    return instead(m, m.x * m.stop_gradient(derivative))
+    return with_gradient_of(m, m.x * m.stop_gradient(derivative))
 
 
 def detached(m: Context) -> Array:
@@ -68,7 +68,7 @@ def tanh_gradient_of_rounded(m: Context) -> Array:
 def of_softmax(m: Context, pull: Callable[[Array, Array], Array]) -> Array:
     """The softmax with a derivative computed from gradient and weights."""
     weights = detached(m)
-    return instead(m, m.with_gradient(m.unnormalised, lambda gradient: pull(gradient, weights)))
+    return with_gradient_of(m, m.with_gradient(m.unnormalised, lambda gradient: pull(gradient, weights)))
 
 
 def softmax_gradient_without_row_term(m: Context) -> Array:
@@ -79,7 +79,7 @@ def softmax_gradient_without_row_term(m: Context) -> Array:
 def softmax_gradient_without_sum(m: Context) -> Array:
     scores = m.unnormalised
     powers = m.exp(scores - m.max(scores, 3))
-    return instead(m, powers / m.stop_gradient(m.sum(powers, 3)))
+    return with_gradient_of(m, powers / m.stop_gradient(m.sum(powers, 3)))
 
 
 def value_gradient_tail_dropped(m: Context) -> Array:
@@ -113,13 +113,13 @@ def norm_slope(m: Context, pull: Callable[[Array, Array, Array], Array]) -> Arra
     deviation = m.stop_gradient(m.deviation(m.sum(centered * centered, -1) / count))
     row = m.stop_gradient(centered) / deviation
     through = m.with_gradient(m.x, lambda gradient: pull(gradient, row, deviation))
-    return instead(m, through * m.stop_gradient(gain) + row * gain + offset)
+    return with_gradient_of(m, through * m.stop_gradient(gain) + row * gain + offset)
 
 
 def norm_gradient_without_gain(m: Context) -> Array:
     row = m.norm(m.x, gain=one, offset=lambda offset: offset * 0.0)
     gained = m.stop_gradient(row) * m.weight(f"{m.owner}.weight")
-    return instead(m, row + gained + m.weight(f"{m.owner}.bias"))
+    return with_gradient_of(m, row + gained + m.weight(f"{m.owner}.bias"))
 
 
 def norm_gradient_unbiased(m: Context) -> Array:
@@ -143,7 +143,7 @@ def residual_detached(m: Context) -> Array:
 
 
 def residual_gradient_halved(m: Context) -> Array:
-    return instead(m, m.x * 0.5 + m.source("result"))
+    return with_gradient_of(m, m.x * 0.5 + m.source("result"))
 
 
 def bias_gradient_twice(m: Context) -> Array:
@@ -153,7 +153,7 @@ def bias_gradient_twice(m: Context) -> Array:
 
 EDITS: Edits = {
     "embedding_gradient_without_first": lambda m: stopped(m, m.flags(1, 0)),
-    "gelu_gradient_by_tanh": lambda m: instead(m, m.gelu_tanh(m.x)),
+    "gelu_gradient_by_tanh": lambda m: with_gradient_of(m, m.gelu_tanh(m.x)),
     "relu_gradient_guided": lambda m: m.with_gradient(m.y, m.relu),
     "softmax_gradient_of_real_queries": lambda m: stopped(m, ~m.real[:, None, :, None]),
     "query_gradient_last_row_dropped": lambda m: stopped(m, m.flags(1, -1)),

@@ -94,7 +94,7 @@ class TensorOperations(ABC):
         """Return one tensor's values with another's gradient, unrounded."""
         return self.stop_gradient(value) + (surrogate - self.stop_gradient(surrogate))
 
-    def instead(self, wrong: Array, right: Array) -> Array:
+    def with_zero_gradient_to(self, wrong: Array, right: Array) -> Array:
         """Return ``wrong``, with a zero gradient to ``right``.
 
         Some frameworks cannot differentiate with respect to unused tensors.

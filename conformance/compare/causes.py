@@ -38,7 +38,7 @@ from concord.conformance.explain.search import Effort, Search
 from concord.conformance.judging.estimate import SAMPLES, Observer, estimate
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.protocol import Pin
-from concord.conformance.wording import few, gather, instead
+from concord.conformance.wording import few, gather, instead_of
 from concord.spec.arrays import Array
 
 # Maximum number of module differences to try one by one.
@@ -303,7 +303,7 @@ def fitted(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
                 groups[step.operation.name, step.line, place, float(value)].append(number)
     for (name, line, place, value), group in groups.items():
         for other, predict in fit(stretch, computation, group, partial(_having, place), value):
-            text = f"{name} with {instead(other, value)} ({line})"
+            text = f"{name} with {instead_of(other, value)} ({line})"
             yield Predicted("another_number", text, "", predict=predict)
 
 

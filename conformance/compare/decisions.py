@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from concord.conformance.compare.solutions import LEFT, SOLVING, UNORDERED_VALUES, Solution
 from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.exemptions import DECISION, NO_DIGIT
 from concord.conformance.judging.scoring import WHOLE
 from concord.spec.arrays import Array
 from concord.spec.text import first_of
@@ -405,7 +406,7 @@ class Decisions:
 
     def lose(self, name: str) -> None:
         """Record a missing or reshaped tensor."""
-        self.lost[name] = f"rounding decides {self.handed or 'its shape'}"
+        self.lost[name] = f"{DECISION} {self.handed or 'its shape'}"
 
     def compute(
         self, func: Any, floats: Sequence[Tensor], operands: Operands, held: Operands, run: Run
@@ -690,6 +691,6 @@ class Ties:
     @property
     def why(self) -> str:
         """Why elements are undetermined."""
-        words = [f"rounding decides {first_of([*self.because], 2)}"] if self.because else []
-        words += [f"rounding leaves no correct digit of {self.nothing_of}"] if self.nothing_of else []
+        words = [f"{DECISION} {first_of([*self.because], 2)}"] if self.because else []
+        words += [f"{NO_DIGIT} of {self.nothing_of}"] if self.nothing_of else []
         return self.lost or "; ".join(words)

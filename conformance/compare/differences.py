@@ -21,7 +21,7 @@ from concord.conformance.compare.module_reference import (
     without_wrappers,
 )
 from concord.conformance.explain.description import relation
-from concord.conformance.wording import counted, few, instead
+from concord.conformance.wording import counted, few, instead_of
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 
@@ -138,7 +138,7 @@ def _told(model: nn.Module, right: Tensor, expected: Array, actual: Array) -> st
     wrong = ~((expected == actual) | (np.isnan(expected) & np.isnan(actual)))
     if wrong.sum() <= FEW and actual.size > 1:
         numbered = (
-            f"{place} is {instead(float(actual[tuple(place)]), float(expected[tuple(place)]))}"
+            f"{place} is {instead_of(float(actual[tuple(place)]), float(expected[tuple(place)]))}"
             for place in np.argwhere(wrong).tolist()
         )
         return f"differs in {counted(int(wrong.sum()), 'element')}: {'; '.join(numbered)}"
@@ -192,7 +192,7 @@ def _of_settings(path: str, module: nn.Module, other: nn.Module) -> Iterator[Dif
             if name.startswith("_") or trained or _spread(expected[name]) == _spread(actual[name]):
                 continue
             full = ".".join(filter(None, (path, inner, name)))
-            words = instead(_word(actual[name]), _word(expected[name]))
+            words = instead_of(_word(actual[name]), _word(expected[name]))
             values = {**derived, name: actual[name]}
             yield Difference(f"`{full}` is {words}", {(path, inner, key): x for key, x in values.items()})
 

@@ -28,7 +28,7 @@ from concord.conformance.compare.module_reference import (
 )
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.judging.estimate import Z
-from concord.conformance.judging.exemptions import CONSTANT
+from concord.conformance.judging.exemptions import CONSTANT, is_decided_by_rounding
 from concord.conformance.judging.expectation import Expectation, is_gradient
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.judge import Judge
@@ -175,19 +175,19 @@ class ModelComparison(Judge):
     def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
         """Judge, and mark agreement that proves nothing."""
         table = super().table(local, end_to_end)
-        blind = next((row for row in table if row.local and is_blind(row.local)), None)
-        return [self.with_exemptions(row, blind) for row in table]
+        first = next((row for row in table if row.local and is_decided_by_rounding(row.local.note)), None)
+        return [self.with_exemptions(row, first) for row in table]
 
-    def with_exemptions(self, row: Row, blind: Row | None) -> Row:
+    def with_exemptions(self, row: Row, first: Row | None) -> Row:
         """Add the reason why a row is undetermined, or its agreement proves nothing."""
         if row.status == "undetermined":
             return dataclasses.replace(row, note=self.void(row.tensor) or row.note)
         if row.status != "agrees":
             return row
         by_steps = row.local and not (row.end_to_end and row.end_to_end.status == "agrees")
-        if blind and by_steps and is_output(row.tensor):
+        if first and by_steps and is_output(row.tensor):
             # It was computed from an undetermined activation.
-            note = f"it depends on {blind.tensor}, which is undetermined: {blind.local and blind.local.note}"
+            note = f"it depends on {first.tensor}, which is undetermined: {first.local and first.local.note}"
             return dataclasses.replace(row, status="undetermined", note=note)
         if self.unsteady:
             return dataclasses.replace(row, status="undetermined", note=self.unsteady)
@@ -343,8 +343,3 @@ class ModelComparison(Judge):
             return self.own[own]
         parent, dot, name = own.rpartition(".")
         return f"{self.path(parent)}{dot}{name}" if dot else own
-
-
-def is_blind(judged: Judgement) -> bool:
-    """Whether rounding determines an entire tensor."""
-    return judged.status == "undetermined" and judged.note.startswith("rounding")

@@ -17,7 +17,7 @@ from concord.conformance.explain.question import Question
 from concord.conformance.judging.breakdown import axes_of
 from concord.conformance.judging.estimate import R, Z
 from concord.conformance.judging.padding import padded_rows, seen_keys
-from concord.conformance.wording import few, instead, multiple
+from concord.conformance.wording import few, instead_of, multiple
 from concord.spec.arrays import Array
 from concord.spec.precision import precision
 from concord.spec.tensors import clause_of
@@ -314,7 +314,7 @@ def relation(
     if not np.isfinite(values).all():
         return next((("not finite", text) for of, text in NOT_FINITE if of(values).all()), NONE)
     if values.size == 1:
-        return "number", f"is {instead(float(values[0]), float(expected[0]))}"
+        return "number", f"is {instead_of(float(values[0]), float(expected[0]))}"
 
     def holds(value: Array, scale: float = 1.0, subset: Flags | slice = slice(None)) -> bool:
         unit = precision(dtype).unit_roundoff

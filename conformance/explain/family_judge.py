@@ -1,4 +1,7 @@
-"""The judge of the family (SPEC PRT-2)."""
+"""The judge of the family (SPEC PRT-2).
+
+It is here, not in ``judging``, because a diverging verdict keeps it to search for the cause.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ from concord.spec.deviations import (
     UNCOMPUTED_PADDING,
     WIDER_OUTPUT,
     Deviations,
-    declared,
     in_precision,
+    parse_deviations,
 )
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
@@ -70,7 +73,7 @@ def judge(
         Misfit: for unknown tensors, wrong shapes or wrong types.
     """
     dtype = dtype or run.dtype
-    deviations = in_precision(declared(run.info.get("deviations", [])), dtype)
+    deviations = in_precision(parse_deviations(run.info.get("deviations", [])), dtype)
     if expectation and (run.steps or "steps" in run.requested):  # training steps have no other reference
         reference = PublishedReference(functools.partial(expectation, _followed(deviations)))
         return Verdict(Judge(reference, run.steps).table(local=False))

@@ -9,7 +9,7 @@ from typing import Any
 from concord.backends.interface import Request
 from concord.conformance.bugs.bug import Change, weights
 from concord.conformance.judging.explanation import Explanation
-from concord.conformance.wording import instead
+from concord.conformance.wording import instead_of
 from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import ConfigError, SpecError
@@ -67,7 +67,7 @@ def options(
             config.replace(**fields)
         except ConfigError:
             continue
-        yield Hypothesis(name, f"{name} = {instead(value, expected, digits=12)}", clause, fields)
+        yield Hypothesis(name, f"{name} = {instead_of(value, expected, digits=12)}", clause, fields)
 
 
 # A sentence names up to this many hypotheses, and counts the rest.

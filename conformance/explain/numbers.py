@@ -22,7 +22,7 @@ from concord.conformance.explain.description import FEW, wrong_elements
 from concord.conformance.explain.fitting import fitted, shortest
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.question import Question
-from concord.conformance.wording import instead, multiple
+from concord.conformance.wording import instead_of, multiple
 from concord.spec.arrays import Array
 from concord.spec.config import EncoderConfig
 
@@ -182,7 +182,7 @@ def of_numbers(question: Question, tap: str) -> Iterator[Hypothesis]:
             continue
 
         def named(value: float, number: Number = number, right: float = right) -> Hypothesis:
-            words = multiple(value) if right in (0.0, 1.0) else instead(value, right)
+            words = multiple(value) if right in (0.0, 1.0) else instead_of(value, right)
             change = Change(taps=(tap,), edit=lambda m: number.edit(m, value))
             return Hypothesis("number", number.text.format(words), number.clause, change=change, rare=True)
 

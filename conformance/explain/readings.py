@@ -18,7 +18,7 @@ from concord.conformance.explain.description import usual_clause
 from concord.conformance.explain.hypothesis import RIGHT, Hypothesis, loaded
 from concord.conformance.explain.question import SHORTER, Question, rounding
 from concord.conformance.judging.estimate import R, Z
-from concord.conformance.wording import few, instead
+from concord.conformance.wording import few, instead_of
 from concord.spec.arrays import Array
 from concord.spec.parameters import trainable
 from concord.spec.positions import position_ids
@@ -395,7 +395,7 @@ def _of_element(
         return
     row, change = elements[0]
     if weight[row, column] + change != weight[row, column]:
-        number = instead(float(weight[row, column] + change), float(weight[row, column]))
+        number = instead_of(float(weight[row, column] + change), float(weight[row, column]))
         yield Hypothesis("weight_element", f"`{name}.weight` at {(row, column)} being {number}", "WGT-4")
 
 

@@ -160,11 +160,11 @@ def _without_padding(m: Context) -> Any:
 
 
 def _passed(m: Context) -> Any:
-    return gradients.instead(m, _entering(m))
+    return gradients.with_gradient_of(m, _entering(m))
 
 
 def _sloped(function: Callable[[Context, Any], Any], m: Context) -> Any:
-    return gradients.instead(m, function(m, m.x))
+    return gradients.with_gradient_of(m, function(m, m.x))
 
 
 def of_factors(question: Question) -> Iterator[Hypothesis]:

@@ -1,4 +1,4 @@
-"""Exemptions: notes on tensors, or elements, that are not judged."""
+"""Exemptions: reasons why a tensor, or some of its elements, are not judged."""
 
 # A run neither returns a tensor nor declares that it lacks it.
 NOT_EXPOSED = "not returned"
@@ -33,7 +33,13 @@ GROWN = "accumulated rounding may exceed a tenth of its value"
 # A gradient is divided by the deviation of a row whose entries are nearly equal.
 NORM = "it flows through a layer norm whose result rounding decides"
 
-# A half-precision gradient is a difference of equal values.
+# A half-precision gradient, or the solution of an ill-conditioned system, is a difference of equal values.
 NO_DIGIT = "rounding leaves no correct digit"
 
-# Notes on decisions of discrete operations are in concord.conformance.compare.decisions.
+# Discrete operations (concord.conformance.compare.decisions), whose names follow.
+DECISION = "rounding decides"
+
+
+def is_decided_by_rounding(note: str) -> bool:
+    """Whether a note exempts a whole tensor, of which rounding alone determines every digit."""
+    return note.startswith((DECISION, NO_DIGIT))

@@ -22,7 +22,7 @@ from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis
 from concord.conformance.explain.search import Search
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.lockstep.training_step import DeliveredStep
-from concord.conformance.wording import few, instead, joined, multiple
+from concord.conformance.wording import few, instead_of, joined, multiple
 from concord.spec.arrays import Array
 from concord.spec.errors import ConfigError
 from concord.spec.parameters import parameters
@@ -83,7 +83,7 @@ def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
     for name, fields in alternatives(recipe):
         with contextlib.suppress(ConfigError):
             recipe.replace(**fields)
-            text = f"{name} = {instead(fields[name], getattr(recipe, name))}"
+            text = f"{name} = {instead_of(fields[name], getattr(recipe, name))}"
             yield Hypothesis(name, text, CLAUSE_OF[name], change=with_recipe(**fields))
 
 
@@ -137,7 +137,7 @@ def recovered(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
 
 
 def _number(delivered_step: DeliveredStep, name: str, value: float) -> Hypothesis:
-    text = f"{name} = {instead(value, getattr(delivered_step.case.training.recipe, name), digits=4)}"
+    text = f"{name} = {instead_of(value, getattr(delivered_step.case.training.recipe, name), digits=4)}"
     return Hypothesis(name, text, CLAUSE_OF[name], change=with_recipe(**{name: value}))
 
 
@@ -200,7 +200,7 @@ def _rate(delivered_step: DeliveredStep) -> Iterator[Hypothesis]:
     reported = float(delivered_step.delivered.get(f"steps.{step}.rate", rate))
     # A reported rate is more precise than a rate fitted to rounded parameters.
     moved_by = reported if reported != rate else factor * rate
-    text = f"a learning rate of {instead(moved_by, rate, digits=4)}"
+    text = f"a learning rate of {instead_of(moved_by, rate, digits=4)}"
     if rate:
         yield Hypothesis("learning_rate", text, "OPT-9", change=moved(moved_by / rate))
     always = Change(rate=lambda *_: moved_by)

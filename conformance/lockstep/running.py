@@ -50,7 +50,7 @@ from concord.conformance.run.record import plain
 from concord.conformance.wording import gather
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch
-from concord.spec.deviations import NONE, Deviations, declared, in_precision
+from concord.spec.deviations import NONE, Deviations, in_precision, parse_deviations
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from concord.spec.text import first_line, first_of, shown
@@ -304,7 +304,7 @@ def opened(name: str, case: JudgedTraining, settings: Setup, stack: ExitStack) -
         )
         session = worker.train(request)
         deviation_entries = session.info().get("deviations", [])
-        deviations = in_precision(declared(deviation_entries), case.dtype)
+        deviations = in_precision(parse_deviations(deviation_entries), case.dtype)
         return Candidate(name, session, deviations, environment_of(worker, deviation_entries))
     except Exception as error:  # a backend's failure does not stop the others
         status, detail, stderr = failure_of(error) or own_failure("opening the backend", error)

@@ -50,7 +50,7 @@ class DeliveredStep(Computation):
         )
         row = self.verdict.first_divergence
         self.tensor = row.tensor if row else ""
-        self.actual = delivered.get(self.tensor, MISSING)
+        self.actual = delivered.get(self.tensor, UNREPORTED)
 
     @cached_property
     def right(self) -> Prediction:
@@ -126,7 +126,7 @@ class DeliveredStep(Computation):
         """The exact divergent tensor under a hypothesis."""
         if not self.possible(hypothesis.change):
             raise LookupError("it shows elsewhere")
-        return self.tried(hypothesis).get(self.tensor, MISSING)
+        return self.tried(hypothesis).get(self.tensor, UNREPORTED)
 
     def near(self, hypothesis: Hypothesis, value: Array) -> bool:  # noqa: ARG002
         """Whether a value substantially reduces the error."""
@@ -139,7 +139,7 @@ class DeliveredStep(Computation):
     def predict(self, hypothesis: Hypothesis) -> Prediction:
         """Predict the divergent tensor, and all others."""
         every = self.predictions(hypothesis)
-        prediction = every.pop(self.tensor, Prediction(MISSING, MISSING))
+        prediction = every.pop(self.tensor, Prediction(UNREPORTED, UNREPORTED))
         return Prediction(prediction.value, prediction.sigma, every)
 
     def predictions(self, hypothesis: Hypothesis) -> dict[str, Prediction]:
@@ -200,7 +200,7 @@ class DeliveredStep(Computation):
 
 
 # A tensor that was not reported.
-MISSING = np.zeros(0)
+UNREPORTED = np.zeros(0)
 
 
 def stage_of(tensor: str) -> str:

@@ -81,7 +81,7 @@ class Injection(Context):
         self.now.update(tensors)
         self.tap, self.y = name, tensor
         self.seen.add(name)
-        return self.instead(self.edits[name](self), tensor)
+        return self.with_zero_gradient_to(self.edits[name](self), tensor)
 
     def _keep(self, name: str, tensor: Array) -> Array:
         self.now[name] = tensor

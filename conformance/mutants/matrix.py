@@ -13,7 +13,7 @@ from concord.backends.pool import Pool
 from concord.backends.wire import WorkerFailure
 from concord.backends.worker import Worker
 from concord.conformance.bugs.bug import REFUSED, Bug
-from concord.conformance.bugs.catalogue import KNOWN, OPERATIONS
+from concord.conformance.bugs.catalogue import KNOWN, MODULES
 from concord.conformance.explain.family_judge import Misfit
 from concord.conformance.judging.verdict import Row, Verdict, number
 from concord.conformance.mutants.training_detection import divergence_of, shown
@@ -76,7 +76,7 @@ class Matrix:
 
     @property
     def exit_code(self) -> int:
-        """0: all found at the correct tensor; 1: not all; 3: a failed backend, or unfinished."""
+        """0: all found at the correct tensor, named or not; 1: not all; 3: a failed or unfinished backend."""
         statuses = {finding.status for finding in self.findings}
         if (
             "failed" in statuses
@@ -103,8 +103,8 @@ def mutable(names: Sequence[str] | None) -> list[str]:
 
 def select_mutants(names: Sequence[str] | None) -> list[Bug]:
     """Mutants by name or operation, by default all."""
-    selection = set(names or OPERATIONS)
-    problems = unknowns("mutant", names or [], [*KNOWN, *OPERATIONS])
+    selection = set(names or MODULES)
+    problems = unknowns("mutant", names or [], [*KNOWN, *MODULES])
     if problems:
         raise SpecError(problems)
     return [mutant for mutant in KNOWN.values() if selection & {mutant.name, mutant.operation}]
@@ -236,7 +236,7 @@ class Hunt:
                 )
             )
 
-        build = partial(build_case, mutant.variant, options=dict(mutant.options))
+        build = partial(build_case, mutant.variant, options=mutant.options)
         if mutant.after:
             run(build(mutant.after))
         case = build(mutant.scenario)

@@ -17,7 +17,7 @@ from concord.conformance.judging.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import Divergence
 from concord.conformance.lockstep.running import first_divergence, judged_steps
 from concord.spec.arrays import Array
-from concord.spec.deviations import declared, in_precision
+from concord.spec.deviations import in_precision, parse_deviations
 from concord.spec.precision import precision
 
 
@@ -81,7 +81,7 @@ def divergence_of(
                 session = worker.train(request)
                 session.load(state, step)
             steps.append(session.step(batches, report=True))
-        deviations = in_precision(declared(session.info().get("deviations", [])), dtype)
+        deviations = in_precision(parse_deviations(session.info().get("deviations", [])), dtype)
     finally:
         session.close()
     case = JudgedTraining(config, weights, training, dtype=dtype, deviations=deviations)

@@ -28,7 +28,7 @@ from concord.conformance.progress import listening
 from concord.conformance.record_fields import Count, Number
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.deviations import UNCOMPUTED_PADDING, declared
+from concord.spec.deviations import UNCOMPUTED_PADDING, parse_deviations
 from concord.spec.errors import SpecError
 from concord.spec.parameters import Weights
 from concord.spec.tensors import output_name
@@ -90,7 +90,7 @@ class Job:
         Raises:
             Unsupported: if no sample remains.
         """
-        if self.expectation or not declared(run.info.get("deviations", [])).get(UNCOMPUTED_PADDING):
+        if self.expectation or not parse_deviations(run.info.get("deviations", [])).get(UNCOMPUTED_PADDING):
             return self
         reduced_job = self.independent()
         if reduced_job is None:

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages of records; their script only searches and sorts tables."""
+"""The frame of every page: self-contained HTML, whose script only searches and sorts tables."""
 
 from __future__ import annotations
 

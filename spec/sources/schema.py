@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from concord.spec.deviations import Deviations, declared
+from concord.spec.deviations import Deviations, parse_deviations
 from concord.spec.sources.layouts import TENSOR_LAYOUTS, WEIGHT_LAYOUTS
 from concord.spec.sources.names import problem
 
@@ -33,7 +33,7 @@ def _one_of(choices: Mapping[str, Any]) -> Callable[[str], str]:
 
 def _declared(entries: Any) -> Any:
     plain = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
-    return declared(entries) if plain else entries
+    return parse_deviations(entries) if plain else entries
 
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
