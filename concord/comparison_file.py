@@ -7,16 +7,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from concord.conformance.compare import prepare
 from concord.conformance.judging.verdict import ACCEPTED, Result
 from concord.conformance.run.campaign import Report
 from concord.conformance.wording import gather
 from concord.spec.errors import SpecError, located, refuse
 from concord.spec.files import parse_toml, read_arrays, read_text, typed
 from concord.spec.sources.schema import StrictTable
+
+if TYPE_CHECKING:
+    from concord.conformance.compare.model_comparison import ModelComparison
 
 
 class AcceptedFinding(StrictTable):
@@ -71,15 +75,17 @@ class ComparisonFile(StrictTable):
     log_probabilities: bool = False
     candidates: dict[str, KeptCandidate] = Field(min_length=1)
 
-    def arrays(self, inputs: str) -> tuple[Any, str]:
-        """Arrays of a file or the texts, with a description; None for standard inputs."""
-        if inputs:
-            return read_arrays(Path(inputs)), inputs
-        if not self.texts:
-            return None, "standard inputs"
+    def arrays(self, inputs: str) -> Any:
+        """Arrays of a file or the texts; None for standard inputs."""
+        if inputs or not self.texts:
+            return read_arrays(Path(inputs)) if inputs else None
         from concord.conformance.compare.candidates import tokens
 
-        return tokens(Path(self.reference), self.texts), "texts"
+        return tokens(Path(self.reference), self.texts)
+
+    def case(self, inputs: str) -> str:
+        """What the inputs are called in a report."""
+        return inputs or ("texts" if self.texts else "standard inputs")
 
     def check_ways(self) -> None:
         """Refuse unknown ways."""
@@ -125,13 +131,12 @@ def judge_all(kept: ComparisonFile, model: Any, report: Report) -> None:
 
     by_inputs = gather(kept.candidates.items(), lambda item: item[1].inputs or kept.inputs)
     for inputs, entries in by_inputs.items():
-        arrays, case = kept.arrays(inputs)
         compared = Comparisons(notes=report.notes)
         try:
             compare_several(
                 model,
                 {name: entry.way or entry.candidate for name, entry in entries},
-                arrays,
+                kept.arrays(inputs),
                 {name: entry.options() for name, entry in entries},
                 compared,
                 gradients=kept.gradients,
@@ -139,13 +144,28 @@ def judge_all(kept: ComparisonFile, model: Any, report: Report) -> None:
                 log_probabilities=kept.log_probabilities,
             )
         finally:
-            for result in compared.results(kept.reference, case):
+            for result in compared.results(kept.reference, kept.case(inputs)):
                 findings = kept.candidates[result.backend].accepted
                 report.results.append(accept(result, findings))
                 if note := unneeded(result, findings):
                     report.notes[result.backend] = note
             report.unfinished = len(kept.candidates) - len(report.results)
         report.milliseconds = report.milliseconds or compared.milliseconds.get("reference", 0.0)
+
+
+def prepare_only(kept: ComparisonFile, model: Any, names_exist: bool) -> ModelComparison:
+    """Run the only candidate."""
+    (entry,) = kept.candidates.values()
+    return prepare(
+        model,
+        entry.candidate or None,
+        kept.arrays(kept.inputs),
+        way=entry.way,
+        gradients=kept.gradients,
+        seed=kept.seed,
+        log_probabilities=kept.log_probabilities,
+        **entry.options(names_exist=names_exist),
+    )
 
 
 def divergent(result: Result) -> list[str]:

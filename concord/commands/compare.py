@@ -12,7 +12,6 @@ import typer
 
 from concord import options
 from concord.backends.wire import WorkerFailure
-from concord.conformance.compare import prepare
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.progress import listening
 from concord.conformance.run.campaign import Report, Setup
@@ -132,6 +131,7 @@ def compare(
             ComparisonFile,
             KeptCandidate,
             judge_all,
+            prepare_only,
             read_comparison_file,
         )
         from concord.conformance.compare import candidates, proof, reproduction
@@ -153,6 +153,7 @@ def compare(
         )
     kept.check_ways()
     versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in kept.candidates}
+    name, *_ = kept.candidates
     started, report = time.perf_counter(), Report([], versions, Setup())
     try:
         with bars(["comparing"], None) as advance, listening(lambda words: advance("comparing", 0, words)):
@@ -160,31 +161,17 @@ def compare(
             if reference is None or several:
                 judge_all(kept, model, report)
             else:
-                ((name, entry),) = kept.candidates.items()
-                arrays, label = kept.arrays(kept.inputs)
-                comparison = prepare(
-                    model,
-                    entry.candidate or None,
-                    arrays,
-                    way=entry.way,
-                    gradients=gradients,
-                    seed=seed,
-                    log_probabilities=log_probabilities,
-                    **entry.options(names_exist=not proposing),
-                )
+                comparison = prepare_only(kept, model, names_exist=not proposing)
                 if listing:
                     print(candidates.stub(comparison.reference), end="")
                     raise typer.Exit(0)
                 if names and proposing:
-                    write_text(names, "".join(f"{line}\n" for line in comparison.lines))
-                    last = f"written: {names}; review it, then run the same command again"
-                    for line in (*comparison.lines, last):
-                        Terminal().tell(line)
+                    write_names(names, comparison.lines)
                     raise typer.Exit(3)  # nothing was judged
                 verdicts = (
                     proof.batched(comparison.reference)
                     if alone_and_batched
-                    else [(label, comparison.verdict())]
+                    else [(kept.case(kept.inputs), comparison.verdict())]
                 )
                 dtype = comparison.reference.precision
                 report.results = [
@@ -202,7 +189,15 @@ def compare(
                 report.notes["node values"] = write_node_values(comparison, verdict, node_values)
     except WorkerFailure as error:  # of the only candidate
         report.results = [
-            Result(name, kept.reference, label, "float32", error.status, error.detail, stderr=error.stderr)
+            Result(
+                name,
+                kept.reference,
+                kept.case(kept.inputs),
+                "float32",
+                error.status,
+                error.detail,
+                stderr=error.stderr,
+            )
         ]
     except KeyboardInterrupt:
         if not report.results:
@@ -213,6 +208,13 @@ def compare(
     title = f"{label}, compared with {kept.reference}"
     file = junit, lambda: junit_xml(report, title)
     raise typer.Exit(outputs.show_report(report, "compare", title, "reference", [file]))
+
+
+def write_names(path: Path, lines: list[str]) -> None:
+    """Write proposed names, and show them."""
+    write_text(path, "".join(f"{line}\n" for line in lines))
+    for line in (*lines, f"written: {path}; review it, then run the same command again"):
+        Terminal().tell(line)
 
 
 def silence_libraries() -> None:
