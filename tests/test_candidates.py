@@ -350,9 +350,10 @@ def test_a_graph_shows_what_modules_return_where_its_exporter_noted_them(tmp_pat
 
 
 NORMED = """<ir_version: 10, opset_import: ["": 18]>
-graph (float[7, 3, 5] x, float[3] scale, float[3] bias, int64[2] flat) => (float[7, 15] y) {
+graph (float[7, 3, 5] x, float[3] scale, float[3] bias, float[5] width, int64[2] flat) => (float[7, 15] y) {
     normed = InstanceNormalization <epsilon = 1e-5> (x, scale, bias)
-    shown = Sigmoid (normed)
+    layer = LayerNormalization (normed, width)
+    shown = Sigmoid (layer)
     y = Reshape (shown, flat)
 }"""
 
@@ -365,6 +366,7 @@ def graphs(tmp_path):
     def write(name, scale):
         graph, path = onnx.parser.parse_model(NORMED), tmp_path / f"{name}.onnx"
         constants = {"scale": np.float32([1, 2, 3]) * np.float32(scale), "bias": np.float32([0, 1, -1])}
+        constants["width"] = np.linspace(1, 2, 5, dtype=np.float32)
         for key, array in (constants | {"flat": np.int64([7, -1])}).items():
             graph.graph.initializer.append(onnx.numpy_helper.from_array(array, key))
         del graph.graph.input[1:]
@@ -379,6 +381,7 @@ def test_a_graph_is_a_reference_whose_nodes_are_activations(graphs):
     x = np.random.default_rng(3).normal(2.0, 3.0, (7, 3, 5)).astype(np.float32)
     verdict = compare(right, right, {"x": x})
     assert verdict.passed, verdict
+    assert verdict.row("LayerNormalization_layer[0]").ratio > 0
     assert verdict.row("Sigmoid_shown").ratio > 0
     verdict = compare(right, wrong, x)
     assert verdict.first == "InstanceNormalization_normed"

@@ -402,7 +402,9 @@ def show(graph: Any, modules: Collection[str], activations: Mapping[str, str]) -
         for path in set().union(*(paths - user for user in users[name])):
             leaving[path].append(name)
     tensors = {path: leaving[path][0] for path in modules if len(leaving[path]) == 1}
-    tensors |= {activations[name]: name for name in modules_of if activations.get(name) in modules}
+    tensors |= {
+        name: tensor for name, tensor in activations.items() if name in modules and tensor in modules_of
+    }
     graph.output.extend(type(graph.output[0])(name=name) for name in {*tensors.values()} - output_names)
     return tensors
 
@@ -572,6 +574,7 @@ def stub(reference: ModelReference) -> str:
         return f", {type(module).__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
     arguments = ", ".join(name if name.isidentifier() else f"input_{name}" for name in reference.inputs)
+    arguments = "**inputs" if "." in arguments else arguments  # names of a graph
     entries = "".join(
         f'        "{name}": ...,  # {tuple(tensor.shape)} {dtype_name(tensor.dtype)}{source(name)}\n'
         for name, tensor in reference.values.items()

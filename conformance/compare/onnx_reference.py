@@ -63,12 +63,17 @@ class OnnxGraph(ConvertModel):
 
     Attributes:
         path: the graph's file.
-        activations: activations by the graph's own names of their tensors.
+        activations: the graph's own names of its tensors, by activation.
     """
 
     def __init__(self, path: str, graph: onnx.ModelProto) -> None:
         super().__init__(graph)
-        self.path, self.activations = path, dict(self.mapping)
+        self.path = path
+        self.activations: dict[str, str] = {}
+        for node in graph.graph.node:
+            name = self.mapping[node.output[0]]
+            several = {f"{name}[{place}]": tensor for place, tensor in enumerate(node.output)}
+            self.activations |= {name: node.output[0], **several}
         for name, module in self.named_children():
             if isinstance(module, InstanceNormWrapper):
                 setattr(self, name, InstanceNorm(module.inu.eps))
