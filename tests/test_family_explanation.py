@@ -89,7 +89,7 @@ READ = {
         f"{H0}.masked_scores",
         lambda m: m.masked(m.visible & (np.tri(11, k=-1) > 0)),
         "MSK-4",
-        "is explained by a mask that also hides a query's own key and later ones",
+        "is explained by a mask that also hides a query's own key and later keys",
     ),
     "last real key hidden": (
         f"{H0}.masked_scores",
@@ -113,14 +113,14 @@ READ = {
         f"{H0}.output",
         lambda m: m.x * 1.0,
         "ATT-6",
-        f"is explained by `{H0}.output` being the input of its step",
+        f"is explained by `{H0}.output` being equal to its step's input, as if the step were left out",
     ),
     "softmax over heads": (f"{H0}.weights", lambda m: m.softmax(m.unnormalised, 1), "ATT-5", "over heads"),
     "another activation": (
         "layers.0.feed_forward.activation",
         lambda m: m.x * m.sigmoid(m.x),
         "FFN-2",
-        "is explained by another activation: silu",
+        "is explained by SiLU instead of erf GELU",
     ),
     "last token": ("pooling", lambda m: m.x[:, 10], "HED-1", "is explained by token 10 of every sample"),
     "samples weighted": (

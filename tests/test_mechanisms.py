@@ -78,7 +78,7 @@ SLIPS = {
         lambda m, x: attend(m, x, causal(), 0.0), TEXT, "multiplies scores by 0"),
     "a corner off by one": (
         lambda m, x: attend(m, x, causal()),
-        lambda m, x: attend(m, x, causal(1)), TEXT, "one more (ear|la)\\w+ \\w+"),
+        lambda m, x: attend(m, x, causal(1)), TEXT, "leaves one more later key visible"),
     "a shift with an edge": (
         lambda m, x: m.a(x),
         lambda m, x: F.pad(m.a(x)[:, :-1], (0, 0, 1, 0)), TEXT, "shift by one along axis 1"),
@@ -87,7 +87,7 @@ SLIPS = {
     "a step skipped": (recur, lambda m, x: recur(m, x, 2), TEXT, "select with index 3 in place of 2"),
     "n - 1": (
         lambda m, x: m.a(x) / (x * x).mean(-1, keepdim=True),
-        lambda m, x: m.a(x) / ((x * x).sum(-1, keepdim=True) / (WIDTH - 1)), TEXT, "n - 1 in place of n"),
+        lambda m, x: m.a(x) / ((x * x).sum(-1, keepdim=True) / (WIDTH - 1)), TEXT, "n - 1 instead of n"),
     "parts exchanged": (
         lambda m, x: torch.sub(*torch.exp(m.a(x)).split(3, -1)),
         lambda m, x: torch.sub(*torch.exp(m.a(x)).split(3, -1)[::-1]), TEXT, "swapped"),
@@ -95,7 +95,8 @@ SLIPS = {
         lambda m, x: m.a(x) ** 2 * 0.7, lambda m, x: m.a(x) ** 2 * 0.61, TEXT, "mul with 0.61 inst"),
     "an epsilon outside": (
         lambda m, x: m.a(x) / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-3),
-        lambda m, x: m.a(x) / (torch.sqrt((x * x).mean(-1, keepdim=True)) + 1e-3), TEXT, "added to the root"),
+        lambda m, x: m.a(x) / (torch.sqrt((x * x).mean(-1, keepdim=True)) + 1e-3), TEXT,
+        "outside the square root"),
     "an entry of the catalogue": (
         lambda m, x: torch.softmax(m.a(x), -1),
         lambda m, x: torch.exp(m.a(x)) / (1 + torch.exp(m.a(x)).sum(-1, keepdim=True)), TEXT,
@@ -110,14 +111,14 @@ SLIPS = {
         "`a` in place of the result of cos"),
     "a function of one gate": (
         lambda m, x: m.gru(x[:, :4])[0], lambda m, x: gated(m, x[:, :4], function=F.relu), TEXT,
-        "another activation: relu"),
+        "ReLU instead of tanh"),
     "rows under a bias": (
         lambda m, x: m.a(x),
         lambda m, x: F.linear(x, m.a.weight[[0, 5, 2, 3, 4, 1]], m.a.bias), TEXT,
         "axis 2 in a different order before the bias: 1 and 5 are swapped"),
     "a gate's branches": (
         lambda m, x: m.gru(x[:, :4])[0], lambda m, x: gated(m, x[:, :4], update=lambda z: 1 - z), TEXT,
-        "one minus a sigmoid"),
+        r"1 - sigmoid\(x\) in place"),
 }  # fmt: skip
 
 
@@ -147,7 +148,7 @@ LAYER_SLIPS = {
     "batch statistics": (
         lambda m, x: F.relu(m.batch(m.c(x))),
         lambda m, x: F.relu(normalized(m, x, running_mean=None, running_var=None, training=True)), IMAGE,
-        "statistics of the batch"),
+        "batch statistics instead"),
     "interpolation": (
         lambda m, x: F.interpolate(m.c(x), scale_factor=2, mode="bilinear"),
         lambda m, x: F.interpolate(m.c(x), scale_factor=2), IMAGE, "nearest interpolation in place"),
@@ -170,15 +171,15 @@ LAYER_SLIPS = {
     "a cut": (
         lambda m, x: m.up(x),
         lambda m, x: F.conv_transpose2d(x, m.up.weight, m.up.bias, 2)[..., :-1, :-1], IMAGE,
-        "an output that begins one place earlier"),
+        "an output that begins one position earlier"),
     "channels of blocks": (
         lambda m, x: F.pixel_shuffle(m.wide(x), 2),
         lambda m, x: F.pixel_shuffle(m.wide(x).unflatten(1, (4, 3)).transpose(1, 2).flatten(1, 2), 2), IMAGE,
-        "channels that are split 4 x 3 and transposed"),
+        "channels that are split as 4 x 3 and transposed"),
     "channels of groups": (
         lambda m, x: m.depthwise(x),
         lambda m, x: F.conv2d(x, m.depthwise.weight[[0, 2, 4, 1, 3, 5]], m.depthwise.bias, groups=3), IMAGE,
-        "channels that are split 3 x 2 and transposed"),
+        "channels that are split as 3 x 2 and transposed"),
     "a number of larger results": (
         lambda m, x: F.leaky_relu(m.a(x), 0.01) * 2, lambda m, x: F.leaky_relu(m.a(x), 0.3) * 2, TEXT,
         "leaky_relu with 0.3 instead of 0.01"),

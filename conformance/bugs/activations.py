@@ -17,11 +17,11 @@ def softplus(m: Context, x: Array) -> Array:
 
 USUAL: Mapping[str, Callable[[Context, Array], Array]] = {
     "none": lambda m, x: x,
-    "relu": lambda m, x: m.relu(x),
-    "gelu": lambda m, x: m.activation(x, "gelu_erf"),
-    "gelu tanh": lambda m, x: m.gelu_tanh(x),
-    "gelu quick, x sigmoid(1.702 x)": lambda m, x: x * m.sigmoid(x * 1.702),
-    "silu": lambda m, x: x * m.sigmoid(x),
+    "ReLU": lambda m, x: m.relu(x),
+    "erf GELU": lambda m, x: m.activation(x, "gelu_erf"),
+    "tanh GELU": lambda m, x: m.gelu_tanh(x),
+    "quick GELU (x sigmoid(1.702 x))": lambda m, x: x * m.sigmoid(x * 1.702),
+    "SiLU": lambda m, x: x * m.sigmoid(x),
     "tanh": lambda m, x: m.tanh(x),
 }
 """Interchangeable functions in text models."""
@@ -29,13 +29,13 @@ USUAL: Mapping[str, Callable[[Context, Array], Array]] = {
 FUNCTIONS: Mapping[str, Callable[[Context, Array], Array]] = {
     **USUAL,
     "sigmoid": lambda m, x: m.sigmoid(x),
-    "hard sigmoid, 0.2 x + 0.5": lambda m, x: m.within(x * 0.2 + 0.5, 0.0, 1.0),
-    "hard sigmoid, x / 6 + 0.5": lambda m, x: m.within(x / 6.0 + 0.5, 0.0, 1.0),
-    "leaky relu": lambda m, x: m.where(x > 0.0, x, x * 0.01),
-    "elu": lambda m, x: m.where(x > 0.0, x, m.exp(-m.relu(-x)) - 1.0),
-    "relu squared": lambda m, x: m.relu(x) * m.relu(x),
-    "relu6": lambda m, x: m.relu(x) - m.relu(x - 6.0),
-    "mish": lambda m, x: x * m.tanh(softplus(m, x)),
+    "hard sigmoid (0.2 x + 0.5)": lambda m, x: m.within(x * 0.2 + 0.5, 0.0, 1.0),
+    "hard sigmoid (x / 6 + 0.5)": lambda m, x: m.within(x / 6.0 + 0.5, 0.0, 1.0),
+    "leaky ReLU": lambda m, x: m.where(x > 0.0, x, x * 0.01),
+    "ELU": lambda m, x: m.where(x > 0.0, x, m.exp(-m.relu(-x)) - 1.0),
+    "squared ReLU": lambda m, x: m.relu(x) * m.relu(x),
+    "ReLU6": lambda m, x: m.relu(x) - m.relu(x - 6.0),
+    "Mish": lambda m, x: x * m.tanh(softplus(m, x)),
     "softplus": softplus,
     "hardswish": lambda m, x: x * m.within(x + 3.0, 0.0, 6.0) / 6.0,
     "softmax": lambda m, x: m.softmax(x, len(tuple(x.shape)) - 1),

@@ -341,7 +341,6 @@ def fit(
 
     Args:
         group: numbers of the changed operations.
-        value: the neutral value.
     """
 
     def make(operation: Operation, other: float) -> Any:
@@ -489,7 +488,7 @@ def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Pre
             if len(moved) == 2:
                 description = f"{moved[0]} and {moved[1]} are swapped"
             elif width := rotary_width(order.tolist()):
-                description = f"every {width} features are in the order of the other rotary layout"
+                description = f"each block of {width} features is in the order of the other rotary layout"
             value = np.take(computation.right.value - bias, order, axis) + bias
             sigma = np.take(np.broadcast_to(computation.right.sigma, value.shape), order, axis)
             text = f"axis {axis} in a different order{under}: {description}"

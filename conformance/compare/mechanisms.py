@@ -68,20 +68,14 @@ def left_out(it: Operation) -> Found:
             if it.name not in ACTIVATIONS:  # the catalogue covers these
                 yield LEFT_OUT.get(part, "step_left_out"), f"leaving out the {part}", partial(it.giving, x)
             if x is it.args[0]:
-                yield (
-                    "done_twice",
-                    f"the {part} applied twice",
-                    partial(it.having, **{name: first(it.result)}),
-                )
+                twice = partial(it.having, **{name: first(it.result)})
+                yield "done_twice", f"the {part} applied twice", twice
     for name in it.optional:
         text = f"{it.name} without its {name}"
         yield LEFT_OUT.get(name, "step_left_out"), text, partial(it.having, **{name: None})
     if is_float(it.operands.get("running_mean")):
-        yield (
-            "step_left_out",
-            f"{it.name} without its mean",
-            partial(it.changed, "running_mean", torch.zeros_like),
-        )
+        unshifted = partial(it.changed, "running_mean", torch.zeros_like)
+        yield "step_left_out", f"{it.name} without its mean", unshifted
     if it.name == "addmm":
         yield "missing_bias", "leaving out the bias", partial(it.having, beta=0)
     if it.name in ("mm", "addmm"):
@@ -191,7 +185,7 @@ IN_PLACE_OF: dict[str, Callable[..., Any]] = {
     "max_pool2d_with_indices": aten.avg_pool2d,
 }
 
-# Maximum number of parts of a result to exchange, and of heads in which parts may lie.
+# Maximum number of a result's parts that are exchanged, and of heads into which parts may be grouped.
 PARTS, MOST_HEADS = 4, 33
 
 
@@ -201,14 +195,10 @@ def of_factors(it: Operation) -> Found:
         x, ordinal = it.operands[name], ("first", "second")[place]
         if place and x.shape[-1] == x.shape[-2] > 1:
             transposed = partial(torch.transpose, dim0=-1, dim1=-2)
-            yield (
-                "transposed_weight",
-                "a transposed square weight",
-                partial(it.changed, name, transposed),
-            )
+            yield "transposed_weight", "a transposed square weight", partial(it.changed, name, transposed)
         for axis in range(x.ndim) if x.ndim > 2 else ():
             reverse = partial(it.changed, name, partial(torch.flip, dims=[axis]))
-            yield "reversed", f"axis {axis} of a {ordinal} factor in reverse order", reverse
+            yield "reversed", f"axis {axis} of the {ordinal} factor in reverse order", reverse
         if place and it.name == "convolution":
             reverse = partial(it.changed, name, partial(torch.flip, dims=[*range(2, x.ndim)]))
             yield "reversed", "a flipped kernel", reverse
@@ -226,7 +216,7 @@ def of_indices(it: Operation) -> Found:
         kind = "other_rows" if abs(by) == 1 else "rows_off"
         yield kind, f"lookups of rows {far}", partial(it.having, **{indices: rows})
     for by in (1, -1, 2) if it.name == "arange" else ():
-        text = f"positions that start {abs(by)} {'later' if by > 0 else 'earlier'}"
+        text = f"positions that are {abs(by)} too {'high' if by > 0 else 'low'}"
         yield "other_positions", text, partial(torch.add, it.result, by)
 
 
@@ -245,11 +235,11 @@ def of_operations(it: Operation) -> Found:
         text = f"the operands of {it.name} swapped"
         yield "operands_exchanged", text, partial(it.having, self=other, other=operand)
     if it.name == "sigmoid":
-        text = "one minus a sigmoid in its place, as when a gate's two branches are swapped"
+        text = "1 - sigmoid(x) in place of sigmoid(x), as when a gate's two branches are swapped"
         yield "operands_exchanged", text, partial(torch.rsub, it.result, 1.0)
     for name, x in it.operands.items() if it.name == "mul" and pair else ():
         for by in (1.0, -1.0) if x.ndim == 1 < it.result.ndim else ():
-            text = "a weight plus 1" if by > 0 else "a weight minus 1"
+            text = "1 added to a weight" if by > 0 else "1 subtracted from a weight"
             yield "weight_plus_one", text, partial(it.having, **{name: x + by})
     if it.name == "cat" and len(it.args[0]) == 2:
         opposite = partial(it.having, tensors=it.args[0][::-1])
@@ -276,9 +266,12 @@ def of_splits(it: Operation) -> Found:
     size = x.shape[axis] // len(parts)
     for heads in range(2, size + 1):
         if size % heads == 0 and (heads <= MOST_HEADS or heads == size):
-            text = f"parts that lie head by head, in {heads} heads," if heads < size else "interleaved parts"
+            kind = (
+                "interleaved parts" if heads == size else f"parts that are grouped by head ({heads} heads),"
+            )
+            text = f"a split into {kind} instead of into contiguous blocks"
             sizes = (heads, len(parts), size // heads)
-            yield "fused_weight", f"{text} instead of blocks of a split", partial(_of_heads, it, axis, sizes)
+            yield "fused_weight", text, partial(_of_heads, it, axis, sizes)
 
 
 def _in_order(it: Operation, order: Iterable[int]) -> Any:
@@ -300,20 +293,19 @@ def of_layers(it: Operation) -> Found:
             yield "other_operation", text, partial(F.interpolate, x, it.result.shape[2:], mode=mode)
     if it.name == "native_batch_norm" and not it.operands["training"]:
         of_batch = partial(it.having, training=True, running_mean=None, running_var=None)
-        yield "batch_statistics", "statistics of the batch instead of the running ones", of_batch
+        yield "batch_statistics", "batch statistics instead of running statistics", of_batch
     channels = {"pixel_shuffle": ("self", 1), "convolution": ("weight", 0)}
     if it.name in channels:
         name, axis = channels[it.name]
         inner = it.operands["groups"] if it.name == "convolution" else it.operands["upscale_factor"] ** 2
         outer = it.operands[name].shape[axis] // inner
         for sizes in ((inner, outer), (outer, inner)) if inner > 1 < outer else ():
-            text = f"channels that are split {sizes[0]} x {sizes[1]} and transposed"
+            text = f"channels that are split as {sizes[0]} x {sizes[1]} and transposed"
             crossed = partial(it.changed, name, partial(_crossed, axis=axis, sizes=sizes))
             yield "channels_interleaved", text, crossed
 
 
 def _crossed(x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
-    """Exchange the two axes into which an axis is split."""
     return x.unflatten(axis, sizes).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
@@ -363,7 +355,6 @@ def layouts(width: int, halves: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _rotated(it: Operation, order: Tensor) -> Tensor:
-    """Move features, rotate them, and move them back."""
     start = -2 if it.name == "stack" else -1  # axes of pairs
     second, first = it.args[0]
     x = it.having(tensors=[first, -second])
@@ -435,16 +426,20 @@ def of_masks(it: Operation) -> Found:
 def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
     yield "mask_of_other_tokens", "whose queries and keys are swapped", hidden.transpose(-1, -2)
     for by, side in ((1, "right"), (-1, "left")):
-        yield "mask_of_other_tokens", f"one key too far {side}", torch.roll(hidden, by, -1)
+        yield "mask_of_other_tokens", f"shifted one key too far to the {side}", torch.roll(hidden, by, -1)
     for axis, by in itertools.product((-1, -2), (1, -1)):
-        side, role = "earlier" if by > 0 else "later", "key" if axis == -1 else "query"
+        role, side = "key", "later" if by > 0 else "earlier"
+        more, fewer = f"leaves one more {side} key visible", f"also hides one {side} key"
+        if axis == -2:
+            role, more = "query", f"leaves keys visible to one more {side} query"
+            fewer = f"hides keys from one more {side} query"
         covered, shown = (torch.roll(hidden, by, axis) for _ in range(2))
         for moved, edge in ((covered, True), (shown, False)):
             moved.narrow(axis, 0 if by > 0 else hidden.shape[axis] - 1, 1).fill_(edge)
-        yield "mask_moved", f"that shows one more {side} {role}", hidden & covered
-        yield "mask_moved", f"that hides one more {side} {role}", hidden | shown
+        yield "mask_moved", f"that {more}", hidden & covered
+        yield "mask_moved", f"that {fewer}", hidden | shown
         yield "mask_moved", f"shifted by one {role}", covered
-        yield "mask_moved", f"shifted by one {role}, with its edge visible", shown
+        yield "mask_moved", f"shifted by one {role}, with the vacated edge left visible", shown
 
 
 def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
@@ -454,17 +449,17 @@ def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
         return rows if bool(rows.any()) else None
 
 
-# Other counts and places of an epsilon.
+# Other divisors of means, and other places for an epsilon.
 
 
 def of_statistics(it: Operation) -> Found:
-    """Yield other counts and places of an epsilon."""
+    """Yield other divisors of means, and other places for an epsilon."""
     x, epsilon = it.operands.get("self"), it.operands.get("other")
     if not is_float(x):
         return
     if it.name == "mean" and (count := x.numel() / max(it.result.numel(), 1)) > 1:
         less = partial(torch.mul, it.result, count / (count - 1))
-        yield "norm_variance", "a sum divided by n - 1 in place of n", less
+        yield "norm_variance", "a sum divided by n - 1 instead of n", less
         yield "sum_for_mean", "a sum in place of a mean", partial(torch.mul, it.result, count)
         axes: Any = it.operands.get("dim") or ()
         for place, word in ((0, "first"), (-1, "last")) if len(axes) == 1 else ():
@@ -473,10 +468,17 @@ def of_statistics(it: Operation) -> Found:
     if it.name == "select" and x.shape[it.operands["dim"]] > 1:
         yield "other_operation", "a mean in place of one element", partial(x.mean, it.operands["dim"])
     if it.name == "cumsum":
-        yield "own_place_missing", "a running sum without its own element", partial(torch.sub, it.result, x)
+        yield (
+            "own_place_missing",
+            "a running sum that excludes the current element",
+            partial(torch.sub, it.result, x),
+        )
     if it.name == "add" and type(epsilon) is float and 0 < epsilon <= 1e-2:
-        for inner, outer, where in ((torch.sqrt, torch.square, "to"), (torch.square, torch.sqrt, "under")):
-            text = f"an epsilon added {where} the root"
+        for inner, outer, where in (
+            (torch.sqrt, torch.square, "outside"),
+            (torch.square, torch.sqrt, "inside"),
+        ):
+            text = f"an epsilon added {where} the square root"
             yield "norm_epsilon_placement", text, partial(_added_within, x, epsilon, inner, outer)
 
 
@@ -516,9 +518,9 @@ def of_formats(it: Operation) -> Found:
                 yield f"{form}_products", f"a product of {form} values", partial(_with, it, factors, shorter)
         elif form in ("bfloat16", "float16"):
             for kind, text, names, after in (
-                ("computed", f"a {operation}", [*it.floats], shorter),
-                ("given", f"the input of a {operation}", [*it.floats][:1], torch.clone),
-                ("stored", f"a result of {operation}", [], shorter),
+                ("computed", f"{operation} computed", [*it.floats], shorter),
+                ("given", f"the input of {operation}", [*it.floats][:1], torch.clone),
+                ("stored", f"the result of {operation}", [], shorter),
             ):
                 yield f"{kind}_in_{form}", f"{text} in {form}", partial(_result_in, it, names, shorter, after)
 
@@ -528,10 +530,7 @@ def _with(it: Operation, names: Iterable[str], function: Callable[[Tensor], Tens
 
 
 def _result_in(
-    it: Operation,
-    names: Iterable[str],
-    before: Callable[[Tensor], Tensor],
-    after: Callable[[Tensor], Tensor],
+    it: Operation, names: Iterable[str], before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]
 ) -> Any:
     return it.giving(after(first(_with(it, names, before))))
 
@@ -554,10 +553,11 @@ def of_layouts(it: Operation) -> Found:
         sizes = shape[axis : axis + 2]
         if min(sizes) > 1 and [*x.shape, 0][axis] == sizes[0] * sizes[-1]:
             other = partial(it.changed, "self", partial(_crossed, axis=axis, sizes=sizes[::-1]))
+            text = f"split as {sizes[1]} x {sizes[0]} and transposed, instead of {sizes[0]} x {sizes[1]}"
             if axis == x.ndim - 1:
-                yield "heads_interleaved", "heads split the other way round", other
+                yield "heads_interleaved", f"heads {text}", other
             else:
-                yield "axes_split", f"axis {axis} split the other way round", other
+                yield "axes_split", f"axis {axis} {text}", other
     joined = x.ndim - len(shape) + 1
     for axis in range(len(shape)) if 1 < joined <= MOST_JOINED and x.ndim > 2 else ():
         merged = x.shape[axis : axis + joined]
@@ -565,7 +565,7 @@ def of_layouts(it: Operation) -> Found:
             for start in {max(axis - 1, 0), axis}:  # the axes may have been transposed before
                 for order in list(itertools.permutations(range(start, start + joined)))[1:]:
                     axes = [*range(start), *order, *range(start + joined, x.ndim)]
-                    text = f"axes joined in the order {axes}, as for heads"
+                    text = f"axes permuted to {axes} before they are joined, as when heads are joined"
                     yield "axes_joined", text, partial(_permuted, x, axes, shape)
 
 
@@ -588,7 +588,7 @@ def of_borders(it: Operation) -> Found:
     pads = [*(it.operands.get("pad") or it.operands.get("padding") or ())]
     if it.name == "convolution" and it.operands["transposed"]:
         for by, word in ((-1, "earlier"), (1, "later")):
-            yield "padding_aside", f"an output that begins one place {word}", partial(_begun, it, pads, by)
+            yield "padding_aside", f"an output that begins one position {word}", partial(_begun, it, pads, by)
         return
     if it.name == "convolution" and any(pads):
         pads = [n for n in pads[::-1] for _ in range(2)]
@@ -600,8 +600,8 @@ def of_borders(it: Operation) -> Found:
     for text, side in (
         ("placed entirely before the input", lambda a, b: (a + b, 0)),
         ("placed entirely after the input", lambda a, b: (0, a + b)),
-        ("that shifts everything one place later", lambda a, b: (a + 1, b - 1) if a + b else (0, 0)),
-        ("that shifts everything one place earlier", lambda a, b: (a - 1, b + 1) if a + b else (0, 0)),
+        ("that shifts everything one position later", lambda a, b: (a + 1, b - 1) if a + b else (0, 0)),
+        ("that shifts everything one position earlier", lambda a, b: (a - 1, b + 1) if a + b else (0, 0)),
         ("on the opposite side", lambda a, b: (b, a)),
     ):
         moved = list(itertools.chain(*starmap(side, sides)))

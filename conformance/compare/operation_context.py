@@ -30,17 +30,17 @@ SOFTMAXES = ("_softmax", "_safe_softmax")
 
 # The name of each activation operation in FUNCTIONS.
 ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "silu": "silu",
+    "relu": "ReLU",
+    "gelu": "erf GELU",
+    "silu": "SiLU",
     "tanh": "tanh",
     "sigmoid": "sigmoid",
-    "elu": "elu",
-    "mish": "mish",
+    "elu": "ELU",
+    "mish": "Mish",
     "softplus": "softplus",
     "hardswish": "hardswish",
-    "hardtanh": "relu6",
-    "leaky_relu": "leaky relu",
+    "hardtanh": "ReLU6",
+    "leaky_relu": "leaky ReLU",
 }
 
 # A value below this, added to a score, hides its key.
@@ -219,7 +219,7 @@ OF_NORMS: tuple[tuple[str, str, Edit], ...] = (
     ("norm_variance", "the unbiased variance", _unbiased),
     (
         "norm_epsilon_placement",
-        "an epsilon added to the root",
+        "an epsilon added outside the square root",
         lambda m: m.norm(m.x, deviation=lambda v: m.sqrt(v) + m.config.norm_epsilon),
     ),
     ("norm_axis", "a norm over tokens", lambda m: m.norm(m.x, axes=(-2,))),
@@ -239,14 +239,17 @@ def of_catalogue(it: Operation) -> Iterator[OperationBug]:
         for name, text, edit in OF_NORMS:
             yield OperationBug(name, text, partial(edited, it, show, edit))
     own = ACTIVATIONS.get(it.name, "")
-    own = f"{own} tanh" if it.operands.get("approximate") == "tanh" else own
+    if it.operands.get("approximate") == "tanh":
+        own = "tanh GELU"
+    elif it.name == "hardtanh" and it.args[1:] != (0, 6):
+        own = it.name
     functions = [*FUNCTIONS] if own else ["sigmoid"] if it.name in SOFTMAXES else []
     for name in functions:
         if name != own:
-            text = "no activation" if name == "none" else f"another activation: {name}"
+            text = "no activation" if name == "none" else f"{name} instead of {own or 'softmax'}"
             computation = partial(edited, it, show, partial(_applied, FUNCTIONS[name]))
             yield OperationBug("activation" if name in USUAL else "other_function", text, computation)
 
 
-def _applied(function: Callable[[Context, Any], Any], m: Context) -> Any:
+def _applied(function: Any, m: Context) -> Any:
     return function(m, m.x)

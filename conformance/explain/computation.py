@@ -53,7 +53,6 @@ class Computation(ABC):
         """Predict the tensor with its sigma."""
 
     def values(self, hypothesis: Hypothesis) -> Array:
-        """Compute the tensor in exact arithmetic."""
         return self.predict(hypothesis).value
 
     @functools.cached_property

@@ -45,7 +45,7 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
     for text, clause, real in _of_others(question.exact.context.real):
         candidate = visible_keys(question.config, real, hides.shape[1])
         if hides.any() and np.array_equal(hides, np.broadcast_to(~candidate, hides.shape)):
-            yield Hypothesis("mask_of_other_tokens", f"a mask {text}", clause)
+            yield Hypothesis("mask_of_other_tokens", text, clause)
             return
     if (hidden[1] & ~hidden[0]).any():
         return
@@ -59,7 +59,7 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
         rules = [_beyond(high, "later")] if high < expected.max() else []
         rules = [*rules, _beyond(-low, "earlier")] if low > expected.min() else rules
         text = (
-            f"keys further than {high} from their query"
+            f"keys more than {high} positions from their query"
             if -low == high and len(rules) > 1
             else " and ".join(rules)
         )
@@ -84,29 +84,32 @@ def of_mask(question: Question) -> Iterator[Hypothesis]:
 
 
 def _of_others(real: Flags) -> Iterator[tuple[str, str, Flags]]:
-    """Yield words after "a mask", the clause, and the tokens treated as real."""
+    """Yield a wrong mask's description, its clause, and the tokens treated as real."""
     for shift in (1, -1, 2, -2):
         yield (
-            f"shifted by {abs(shift)} to the {'right' if shift > 0 else 'left'}",
+            f"a mask shifted by {abs(shift)} to the {'right' if shift > 0 else 'left'}",
             "MSK-1",
             np.roll(real, shift, -1),
         )
     for shift in (1, -1):
         shifted = np.roll(real, shift, -1)
         shifted[..., 0 if shift > 0 else -1] = False
-        yield f"that hides one key too many at the {'start' if shift > 0 else 'end'}", "MSK-1", shifted
-    yield "whose keys are in reverse order", "MSK-1", real[..., ::-1]
-    yield "of the first n keys, where n tokens are real", "MSK-1", -np.sort(-real.astype(np.int8), -1) > 0
-    yield "that ends at the last real token", "MSK-1", np.maximum.accumulate(real[..., ::-1], -1)[..., ::-1]
-    yield "that ends before the first padding", "MSK-1", np.minimum.accumulate(real, -1)
+        yield f"a mask that hides one key too many at the {'start' if shift > 0 else 'end'}", "MSK-1", shifted
+    yield "a mask whose keys are in reverse order", "MSK-1", real[..., ::-1]
+    first = -np.sort(-real.astype(np.int8), -1) > 0
+    yield "a mask of the first n keys, where n tokens are real", "MSK-1", first
+    last = np.maximum.accumulate(real[..., ::-1], -1)[..., ::-1]
+    yield "a mask that ends at the last real token", "MSK-1", last
+    yield "a mask that ends before the first padding token", "MSK-1", np.minimum.accumulate(real, -1)
     for sample in range(min(len(real), MOST_SAMPLES)):
-        yield f"of sample {sample} for all", "MSK-7", np.broadcast_to(real[sample : sample + 1], real.shape)
-    for shift, side in ((1, "before"), (-1, "after")):
-        yield f"of the sample {side}", "MSK-7", np.roll(real, shift, 0)
+        flags = np.broadcast_to(real[sample : sample + 1], real.shape)
+        yield f"the mask of sample {sample}, used for all samples", "MSK-7", flags
+    for shift, side in ((1, "previous"), (-1, "next")):
+        yield f"the mask of the {side} sample", "MSK-7", np.roll(real, shift, 0)
     if real.ndim == 2:
         queries = np.broadcast_to(real[..., None], (*real.shape, real.shape[1]))
-        yield "of queries in place of keys", "MSK-4", queries
-        yield "of queries and keys", "MSK-4", queries & real[:, None]
+        yield "a mask of queries in place of keys", "MSK-4", queries
+        yield "a mask of queries and keys", "MSK-4", queries & real[:, None]
 
 
 def _beyond(limit: int, side: str) -> str:
@@ -115,9 +118,9 @@ def _beyond(limit: int, side: str) -> str:
     if limit == 0:
         return f"{side} keys"
     opposite = "earlier" if side == "later" else "later"
-    return f"a query's own key and {side} ones" + (
-        f", and those less than {-limit} {opposite}" if limit < -1 else ""
-    )
+    if limit == -1:
+        return f"a query's own key and {side} keys"
+    return f"a query's own key, {side} keys, and keys fewer than {-limit} positions {opposite}"
 
 
 def clauses_of_mask(question: Question, where: str, kind: str) -> tuple[str, ...]:

@@ -105,11 +105,7 @@ KNOWN = (
     *(
         Number((WEIGHTS,), "ATT-5", text, right, edit)
         for text, right, edit in (
-            (
-                "a softmax of scores divided by {}",
-                1.0,
-                lambda m, by: m.softmax(m.unnormalised / by, 3),
-            ),
+            ("a softmax of scores divided by {}", 1.0, lambda m, by: m.softmax(m.unnormalised / by, 3)),
             (
                 "a softmax that adds {} to its sum",
                 0.0,
@@ -126,11 +122,7 @@ KNOWN = (
         lambda m, share: m.norm(m.x, offset=lambda offset: offset * share),
     ),
     Number(
-        NORMS,
-        "NRM-2",
-        "a gain plus {}",
-        0.0,
-        lambda m, more: m.norm(m.x, gain=lambda gain: gain + more),
+        NORMS, "NRM-2", "{} added to a gain", 0.0, lambda m, more: m.norm(m.x, gain=lambda gain: gain + more)
     ),
     *(
         Number(RESIDUALS, "RES-1", text, 1.0, edit)

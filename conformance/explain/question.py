@@ -183,7 +183,6 @@ class Exact(Arithmetic):
 
 
 def rounding(name: str) -> Callable[[Array], Array]:
-    """A function that rounds float64 values to a format."""
     if name == "tf32":
         return lambda values: round_to_bits(values, 11)
     if name == "tf32 cut off":

@@ -65,8 +65,18 @@ FUNCTIONAL = {
     "pooler.output": ("pooler", (*FUNCTIONS,)),
     **dict.fromkeys(PROJECTIONS, ("qkv_activation", (*FUNCTIONS,))),
     WEIGHTS: ("softmax", ("none", "sigmoid")),
-    "logits": ("softmax", ("softmax", "sigmoid", "tanh", "relu")),
+    "logits": ("softmax", ("softmax", "sigmoid", "tanh", "ReLU")),
     "log_probabilities": ("softmax", ("none", "softmax", "sigmoid")),
+}
+
+
+# The reference's own function, by the value of its option, or by the pattern of a tap without an option.
+OWN = {
+    "relu": "ReLU",
+    "gelu_erf": "erf GELU",
+    "gelu_tanh": "tanh GELU",
+    WEIGHTS: "softmax",
+    "log_probabilities": "log-softmax",
 }
 
 
@@ -76,8 +86,10 @@ def of_functions(question: Question, tap: str) -> Iterator[Hypothesis]:
         return
     kind, functions = FUNCTIONAL[pattern]
     clause = "ATT-1" if pattern in PROJECTIONS else clause_of(question.config, tap, question.case.part)
+    own = getattr(question.config, kind, pattern)
     for name in functions:
-        text = "no activation" if name == "none" else f"another activation: {name}"
+        text = f"an added {name}" if own in ("none", "logits") else f"{name} instead of {OWN.get(own, own)}"
+        text = "no activation" if name == "none" else text
         edit = functools.partial(_applied, FUNCTIONS[name])
         yield Hypothesis(kind, text, clause, change=Change(taps=(pattern,), edit=edit))
     for axis, noun in enumerate(("samples", "heads", "queries")) if pattern == WEIGHTS else ():
@@ -97,10 +109,11 @@ def _entering(m: Context) -> Any:
 
 
 def of_left_out(question: Question, tap: str) -> Iterator[Hypothesis]:
-    """Yield the step's omission, which fails if its input has a different size."""
+    """Yield the step's omission, which fails if the step's input and output differ in size."""
     clause = clause_of(question.config, tap, question.case.part)
     change = Change(taps=(tap,), edit=lambda m: m.reshape(m.x, tuple(m.y.shape)))
-    yield Hypothesis("step_left_out", f"`{tap}` being the input of its step", clause, change=change)
+    text = f"`{tap}` being equal to its step's input, as if the step were left out"
+    yield Hypothesis("step_left_out", text, clause, change=change)
 
 
 def of_gradient(question: Question) -> Iterator[Hypothesis]:
@@ -258,7 +271,6 @@ def bugs(question: Question) -> Iterator[Hypothesis]:
 
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:
-    """The same hypothesis for a different tensor."""
     key = (hypothesis.name, hypothesis.text)
     candidates = (bug for family in (simple, unusual) for bug in family(question))
     return next((bug for bug in candidates if (bug.name, bug.text) == key), None)

@@ -189,7 +189,7 @@ NORM = "embeddings.LayerNorm"
 
 BERT = bugs(
     ("epsilon of embeddings", NORM, r"eps", setting(NORM, "eps", 1e-5)),
-    ("gelu by tanh", ACT, r"gelu tanh", replaced(ACT, nn.GELU("tanh"))),
+    ("gelu by tanh", ACT, r"tanh GELU instead of erf GELU", replaced(ACT, nn.GELU("tanh"))),
     ("no mask", f"{SELF}[0]", r"mask", attention(SELF, mask=lambda mask, scores: None)),
     (
         "mask one key too far",
@@ -331,7 +331,7 @@ LLAMA = bugs(
     ("layer norm", NORM, r"mean|cent|norm", instead(NORM, centred)),
     ("weight plus one", NORM, r"weight", instead(NORM, plus_one)),
     ("norm by length", NORM, r"", instead(NORM, by_size)),
-    ("gelu for silu", f"{MLP}.act_fn", r"gelu", replaced(f"{MLP}.act_fn", nn.GELU())),
+    ("gelu for silu", f"{MLP}.act_fn", r"erf GELU instead of SiLU", replaced(f"{MLP}.act_fn", nn.GELU())),
     ("no activation", (f"{MLP}.act_fn", f"{MLP}.down_proj"), r"activation", instead(MLP, ungated)),
     (
         "gate and up exchanged",
