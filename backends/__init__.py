@@ -19,7 +19,9 @@ ENTRY_POINTS = "concord.backends"
 
 
 # Part of messages about a user's own class (docs/guides/joining.md).
-SEARCHED = "its module is looked for in the current folder, in PYTHONPATH and in the environment's packages"
+SEARCHED = (
+    "Concord searches for its module in the current folder, in PYTHONPATH and in the environment's packages"
+)
 
 
 def names() -> list[str]:
@@ -43,7 +45,7 @@ def resolve(name: str) -> str:
         return name
     if "." in name:
         raise UnknownNameError(
-            f"unknown backend {name!r}: must be a name, or a class as package.module:Class; {SEARCHED}"
+            f"unknown backend {name!r}: it must be a name, or a class as package.module:Class; {SEARCHED}"
         )
     raise unknown("backend", name, names())
 

@@ -212,6 +212,6 @@ def read_names(path: Path) -> dict[str, str]:
         if equals and "=" not in ours:
             reference_names[theirs] = ours
         else:
-            problems.append(f"{path}:{number}: must be CANDIDATE'S NAME = REFERENCE'S NAME")
+            problems.append(f"{path}:{number}: the line must be CANDIDATE'S NAME = REFERENCE'S NAME")
     refuse(problems)
     return reference_names

@@ -38,11 +38,11 @@ def check(*paths: Path | None) -> None:
     """Refuse files that cannot be written, are identical, or would replace the command's input."""
     files = [path for path in paths if path is not None]
     problems = [problem for path in files if (problem := obstacle(path))]
-    problems += [f"{b}: is named twice as an output" for a, b in combinations(files, 2) if same_file(a, b)]
+    problems += [f"{b} is named twice as an output" for a, b in combinations(files, 2) if same_file(a, b)]
     refuse(problems)
     refuse(
         [
-            f"{path}: is an input of this command; name another file to write"
+            f"{path} is an input of this command; name another file to write"
             for path in files
             if _is_read(path)
         ]
@@ -120,7 +120,7 @@ def check_apart(folder: Path) -> None:
         contains = any(path.resolve().is_relative_to(target) for path in (read, *read.rglob("*")))
         if contains or target.is_relative_to(read.resolve()):
             raise SpecError(
-                f"{folder}: is, contains or is inside {read}, which the command reads; name another folder "
+                f"{folder} is, contains or is inside {read}, which the command reads; name another folder "
                 "to write"
             )
 
@@ -131,4 +131,4 @@ def check_folder(folder: Path, empty: bool = True) -> None:
     if problem := obstacle(ancestor / "one"):
         raise SpecError(f"{folder}: cannot be written: {problem.rpartition(': ')[2]}")
     if empty and folder.is_dir() and any(folder.iterdir()):
-        raise SpecError(f"{folder.absolute()}: is not empty; export into an empty folder")
+        raise SpecError(f"{folder.absolute()} is not empty; export into an empty folder")

@@ -382,7 +382,7 @@ def _differing(old: Certificate, new: Certificate) -> Iterator[str]:
     ):
         for key in {**before, **now}:
             if before.get(key) != now.get(key):
-                yield f"{key}: was {before.get(key, 'not there')}, is {now.get(key, 'not there')}"
+                yield f"{key}: {before.get(key, 'not there')} before, {now.get(key, 'not there')} now"
 
 
 def certificate_page(written: record.Record) -> str:

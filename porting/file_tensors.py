@@ -160,7 +160,7 @@ def flat(tree: Any, tensor: Callable[[Any, str], StoredTensor] = of_framework) -
             raise SpecError(f"it holds more than {MOST_ENTRIES} entries")
         if isinstance(value, StoredTensor) or hasattr(value, "dtype"):
             if name in tensors:
-                raise SpecError(f"has two tensors that are called {name[:200]!r}")
+                raise SpecError(f"has two tensors called {name[:200]!r}")
             tensors[name] = value if isinstance(value, StoredTensor) else tensor(value, name)
     return tensors
 

@@ -65,7 +65,7 @@ def carried(folder: Path) -> dict[str, bytes]:
     refuse(
         [
             # An untrusted checkpoint could link to a private file, which a port would then publish.
-            f"{path}: is a link that points outside the folder: its target would be copied into the new "
+            f"{path} is a link that points outside the folder: its target would be copied into the new "
             "checkpoint"
             for path in paths.values()
             if not stays(path, folder)
@@ -75,7 +75,7 @@ def carried(folder: Path) -> dict[str, bytes]:
 
 
 def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
-    """Path and content of a source's configuration; ``required`` names its user."""
+    """Path and content of a source's configuration; ``required`` names, for messages, what needs it."""
     path = next((folder / name for name in CONFIGS if (folder / name).exists()), None)
     if path is None:
         raise SpecError(
@@ -87,7 +87,7 @@ def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
 def json_object(content: Any, where: Path | str) -> dict[str, Any]:
     """Return a JSON file's content, and refuse anything but an object."""
     if not isinstance(content, dict):
-        raise SpecError(f"{where}: holds a {type(content).__name__} but must hold a JSON object")
+        raise SpecError(f"{where} holds a {type(content).__name__} but must hold a JSON object")
     return content
 
 

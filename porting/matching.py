@@ -33,7 +33,7 @@ def contradiction(holds: str, tensor: StoredTensor) -> str:
     expected = np.arange(count) * (holds == "positions")
     actual = widened(tensor.array(), tensor.dtype).reshape(-1)
     wrong = np.flatnonzero(actual != expected)[:1].tolist()
-    return "".join(f"element {i} is {actual[i]} but must be {expected[i]}" for i in wrong)
+    return "".join(f"is {actual[i]} at element {i} but must be {expected[i]}" for i in wrong)
 
 
 # Maximum lines about a file's tensors: a wrong table misnames all of them, but a few lines suffice.
@@ -181,7 +181,6 @@ class _Matching:
         )
 
     def _leave(self, native: str, name: str) -> None:
-        """Account for a tensor outside this part."""
         stored, all_parameters = self.file_tensors[native], parameters(self.config)
         layout = self.rules.carried[name].layout if name else UNKNOWN
         if name and name not in all_parameters and len(stored.shape) != WEIGHT_LAYOUTS[layout].rank:
@@ -195,7 +194,7 @@ class _Matching:
             return
         reason = ignored.reason if ignored else f"comes after the part {self.part!r}"
         if wrong := contradiction(ignored.holds if ignored else "", stored):
-            self._problem(native, f"{wrong}: otherwise it does not match its description, {reason}")
+            self._problem(native, f"{wrong}, because it is described as {reason!r}")
             return
         # A tied head may have been trained separately; only the bits show whether it is a copy.
         reason += f"; it is not a copy of {original!r}" if original else ""

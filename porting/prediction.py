@@ -46,7 +46,7 @@ class TextModel:
         checkpoint = reading.read(path)
         config, part = checkpoint.config, checkpoint.part
         if part not in parts:
-            raise SpecError(f"{path}: holds the part {part!r} but must hold one of {', '.join(parts)}")
+            raise SpecError(f"{path} holds the part {part!r} but must hold one of {', '.join(parts)}")
         with located(str(path)):
             encoder = TextEncoder(checkpoint)
         labels = checkpoint.labels or tuple(map(str, range(max(config.num_classes, 2))))
@@ -130,7 +130,7 @@ def read_model(path: Path) -> TextModel:
 
 
 def load(path: str | Path, backend: str | None = None, dtype: str = "float32", **setup: Any) -> TextPredictor:
-    """Load a classifier or sentence encoder of any format, ready for texts.
+    """Load a classifier or sentence encoder in any format, ready for texts.
 
     Args:
         backend: name, by default that of the format's backend.

@@ -1,4 +1,4 @@
-"""Reading a checkpoint of any format."""
+"""Reading a checkpoint in any format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def read(path: Path, format: str = AUTO, table: Path | None = None) -> Checkpoin
         table: names, layouts and terms that replace the format's (:mod:`concord.spec.sources.schema`).
 
     Raises:
-        UnknownNameError: for an unknown format.
         SpecError: listing corrupt files, unsupported options, and missing, unexpected or misshapen tensors.
     """
     own = tables.read(table) if table else None
@@ -91,7 +90,7 @@ def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
         contents = checkpoints.read_contents(folder)
         weights, part = folder / checkpoints.WEIGHTS, contents.part
         lacking = [file.name for file in (path, weights) if file.name not in contents.sha256]
-        refuse([*checkpoints.corrupt(folder, contents), *(f"{folder}: lacks {name}" for name in lacking)])
+        refuse([*checkpoints.corrupt(folder, contents), *(f"{folder} lacks {name}" for name in lacking)])
     elif not path.exists():
         raise SpecError(
             f"{path}: no such file: a {form.name} weight file needs the configuration of the family beside it"

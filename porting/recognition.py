@@ -53,7 +53,6 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
         table: the user's names and layouts, with which only the file type matters.
 
     Raises:
-        UnknownNameError: for an unknown format.
         SpecError: if no known format is found.
     """
     folder, marks = folders.folder_of(path), (checkpoints.CONTENTS, checkpoints.CONFIG)
@@ -94,7 +93,7 @@ def _weights(candidates: Sequence[Format], path: Path, folder: Path) -> Path:
     if folders.is_weights(path):
         if is_one(path):
             return path
-        raise SpecError(f"{path}: is not a known kind of weight file")
+        raise SpecError(f"{path} is not a known kind of weight file")
     names = dict.fromkeys(name for form in candidates for name in form.weights if (folder / name).exists())
     files = [folder / name for name in names] or sorted(entry for entry in folder.iterdir() if is_one(entry))
     of_hub = [[folder / name for name in kind if name in names] for kind in HUB]
@@ -104,10 +103,10 @@ def _weights(candidates: Sequence[Format], path: Path, folder: Path) -> Path:
         kind = "known weight file"
         if len(candidates) == 1:
             kind = f"file of the format {candidates[0].name} ({', '.join(candidates[0].weights)})"
-        raise SpecError(f"{folder}: has no {kind}")
+        raise SpecError(f"{folder} has no {kind}")
     if len(files) > 1:
         raise SpecError(
-            f"{folder}: has {', '.join(entry.name for entry in files[:5])}; name the one to read, or its "
+            f"{folder} has {', '.join(entry.name for entry in files[:5])}; name the one to read, or its "
             "format with --from"
         )
     return files[0]

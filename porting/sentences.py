@@ -40,7 +40,10 @@ POOLER, ARGUMENTS = "pooler.*", "model_args"
 
 LONGEST = 400  # maximum characters shown of a list of modules
 
-NOT_REFUSED = "--from hugging-face, or the format of its kind, reads the bare encoder"
+NOT_REFUSED = (
+    "to read only the encoder, use --from hugging-face, hugging-face-roberta or hugging-face-distilbert, "
+    "whichever matches the model"
+)
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,14 @@ def places(folder: Path) -> list[Path]:
     kinds = tuple(module.type.rpartition(".")[2] for module in modules)
     if kinds not in CHAINS:
         raise SpecError(
-            f"{where}: lists {shown(', '.join(kinds), LONGEST) or 'no modules'} but must list "
+            f"{where} lists {shown(', '.join(kinds), LONGEST) or 'no modules'} but must list "
             f"{' or '.join(', '.join(chain) for chain in CHAINS)}; {NOT_REFUSED}"
         )
     paths = [inside(folder, module.path, str(where)) for module in modules]
     for place in paths[1:]:
         inside(folder, str((place / folders.CONFIG).relative_to(folder)), str(where))
     if not paths[0].is_dir():
-        raise SpecError(f"{where}: names {modules[0].path[:80]!r} but there is no such folder in {folder}")
+        raise SpecError(f"{where} names {modules[0].path[:80]!r} but there is no such folder in {folder}")
     return paths
 
 
@@ -77,7 +80,7 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
     modes = _modes(settings)
     if len(modes) != 1 or modes[0] not in list(poolings):
         problems.append(
-            f"{where}: pools by {' and '.join(_brief(mode) for mode in modes)} but the family pools only by "
+            f"{where} pools by {' and '.join(_brief(mode) for mode in modes)} but the family pools only by "
             f"one of {', '.join(poolings)}; {NOT_REFUSED}"
         )
     if settings.get("include_prompt", True) is not True:

@@ -191,11 +191,11 @@ def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
     except BaseException as error:  # a panic in Rust is not an Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise SpecError(f"{name}: is not a valid tokenizer: {first_line(error)}") from None
+        raise SpecError(f"{name} is not a valid tokenizer: {first_line(error)}") from None
     # It adds the special tokens. Without them, the model's results would be wrong, without an error.
     if tokenizer.post_processor is None:
         raise SpecError(
-            f"{name}: has no 'post_processor', which must say which special tokens surround a text"
+            f"{name} has no 'post_processor', which must say which special tokens surround a text"
         )
     return tokenizer
 

@@ -17,7 +17,7 @@ from concord.porting.file_tensors import StoredTensor
 from concord.porting.matching import piece
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, find_format
 from concord.spec import checkpoints
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, placed
 from concord.spec.files import parse_json, refusing, sha256_of, write_bytes
 from concord.spec.folders import new_folder
 from concord.spec.positions import sinusoid
@@ -35,7 +35,6 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
         taps: whether to make every tap of an ONNX graph an output.
 
     Raises:
-        UnknownNameError: for an unknown format.
         SpecError: if the path is taken, the format cannot express the checkpoint, or writing fails.
     """
     form = writable(path, format, force, taps)
@@ -100,7 +99,7 @@ def _check_place(path: Path, force: bool) -> None:
         elif not force:
             problem = "already exists; --force replaces it"
     if problem:
-        raise SpecError(f"{path}: {problem}")
+        raise SpecError(placed(str(path), problem))
 
 
 def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:
@@ -137,7 +136,7 @@ def _check_part(checkpoint: Checkpoint, form: Format) -> None:
     hint = ""
     if checkpoint.format and find_format(checkpoint.format).modules:
         bare = next(other.name for other in FORMATS.values() if other.source == checkpoint.words)
-        hint = f"; read with --from {bare} it is an encoder, without its pooling"
+        hint = f"; with --from {bare}, it is read as an encoder without pooling"
     raise SpecError(
         f"the part {checkpoint.part!r} cannot be written as {form.name}, which has "
         f"{' or '.join(form.parts)}{hint}"
@@ -209,7 +208,6 @@ def loading(checkpoint: Checkpoint, folder: Path, format: str) -> list[str]:
 
 
 def _keras_members(checkpoint: Checkpoint) -> dict[str, str]:
-    """Files that ``keras.saving.load_model`` needs."""
     module, name = "concord.backends.tf.model", CLASSES[checkpoint.part]
     dtype = {
         "module": "keras",

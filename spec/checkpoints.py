@@ -62,7 +62,7 @@ def read_contents(folder: Path) -> Contents:
     """
     contents = read_as(folder / CONTENTS, Contents, written_by="'concord port'")
     problems = [
-        f"{folder / CONTENTS}: names the file {name[:80]!r} but all files must be beside it"
+        f"{folder / CONTENTS} names the file {name[:80]!r} but all files must be beside it"
         for name in contents.sha256
         # An untrusted checkpoint must not cause files outside its folder to be read.
         if os.sep in name or not name.isprintable()
@@ -83,7 +83,7 @@ def corrupt(folder: Path, contents: Contents) -> list[str]:
         with collecting(problems):
             if sha256_of(folder / name) != digest:
                 problems.append(
-                    f"{folder / name}: was changed after it was written: its SHA-256 differs from the one in "
+                    f"{folder / name} was changed after it was written: its SHA-256 differs from the one in "
                     f"{folder / CONTENTS}"
                 )
     return problems

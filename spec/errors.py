@@ -71,7 +71,7 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     )
     if not near and len(known) > MOST_NAMES:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
-    hint = f"did you mean {_choice(near)}?" if near else f"must be one of {', '.join(known)}"
+    hint = f"did you mean {_choice(near)}?" if near else f"it must be one of {', '.join(known)}"
     if near and kind in LISTING:
         hint += f" '{LISTING[kind]}' lists all"
     return UnknownNameError(f"unknown {kind} {name!r}: {hint}")
@@ -92,6 +92,15 @@ def collecting(problems: list[str]) -> Iterator[None]:
         problems += [problem for problem in error.problems if problem not in problems]
 
 
+# A problem that begins with one of these words has its place as its subject.
+VERBS = ("has ", "holds ", "is ", "lacks ")
+
+
+def placed(where: str, problem: str) -> str:
+    """Prefix a problem with its place."""
+    return f"{where}{'' if problem.startswith(VERBS) else ':'} {problem}"
+
+
 @contextmanager
 def located(where: str) -> Iterator[None]:
     """Prefix an error's problems with a place, keeping its class."""
@@ -99,7 +108,7 @@ def located(where: str) -> Iterator[None]:
         yield
     except SpecError as error:
         raise type(error)(
-            [problem if problem.startswith(where) else f"{where}: {problem}" for problem in error.problems]
+            [problem if problem.startswith(where) else placed(where, problem) for problem in error.problems]
         ) from None
 
 

@@ -92,7 +92,7 @@ def read_bytes(path: Path, largest: int = LARGEST_ARRAYS) -> bytes:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if most > largest or len(content) > most:
             raise SpecError(
-                f"{path}: has {max(size, len(content))} bytes but must have at most {min(most, largest)}"
+                f"{path} has {max(size, len(content))} bytes but must have at most {min(most, largest)}"
             )
         return content
 
@@ -104,7 +104,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             kind = KINDS.get(stat.filemode(mode)[0], "something else")
-            raise SpecError(f"{path}: cannot be read: is {kind} but must be a regular file")
+            raise SpecError(f"{path}: cannot be read: it is {kind} but must be a regular file")
         # The file may have become a pipe since the check: do not wait for its writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             yield file
@@ -127,7 +127,7 @@ def read_text(path: Path) -> str:
     try:
         return read_bytes(path, LARGEST).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: is not valid utf-8 text: {error.reason} at byte {error.start}") from None
+        raise SpecError(f"{path} is not valid utf-8 text: {error.reason} at byte {error.start}") from None
 
 
 def read_json(path: Path) -> Any:

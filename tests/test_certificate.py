@@ -131,7 +131,7 @@ def test_verifying_makes_it_again_and_names_what_comes_out_otherwise(right):
     first, *rest = right.bugs
     missed = dataclasses.replace(right, bugs=(dataclasses.replace(first, status="agrees"), *rest))
     problems, again = certificates.verify(missed, settings=Setup(), named=(RIGHT,))
-    assert problems == [f"bug: {first.bug}: was missed, is found"]
+    assert problems == [f"bug: {first.bug}: missed before, found now"]
     assert again.summary == right.summary
 
 

@@ -46,17 +46,17 @@ REFUSED = {
         "--threads is -1",
     ),
     "check --backend tests.toys.numpy_backend": (
-        "unknown backend 'tests.toys.numpy_backend': must be a name, or a class as package.module:Class; "
-        "its module is looked for in the current folder, in PYTHONPATH",
+        "unknown backend 'tests.toys.numpy_backend': it must be a name, or a class as package.module:Class; "
+        "Concord searches for its module in the current folder, in PYTHONPATH",
     ),
-    "case export .": (f"{Path.cwd()}: is not empty; export into an empty folder",),
+    "case export .": (f"{Path.cwd()} is not empty; export into an empty folder",),
     "show report /dev/zero --html page.html": (
-        "/dev/zero: cannot be read: is a device but must be a regular file",
+        "/dev/zero: cannot be read: it is a device but must be a regular file",
     ),
     "check --backend torch --python jax=/usr/bin/python3": (
         "--python names 'jax', which is not among the backends to run; add --backend jax",
     ),
-    "golden docs/guides": ("docs/guides: holds no golden files (*.safetensors)",),
+    "golden docs/guides": ("docs/guides holds no golden files (*.safetensors)",),
     "fuzz --out /dev/null/x": ("/dev/null/x: cannot be written: Not a directory",),
     "fuzz --backend troch --dtype float46 --part modle --cases 0": (
         "unknown backend 'troch': did you mean 'torch'?",
@@ -68,8 +68,8 @@ REFUSED = {
     "check --case nosuch": ("unknown case 'nosuch': did you mean 'bert-",),
     "speed --preset nosuch": ("unknown preset 'nosuch': did you mean 'bert-",),
     "port none -o new --to jaxx": ("unknown format 'jaxx': did you mean 'jax'",),  # before SRC is read
-    "port none -o docs --to jax": ("docs: has neither config.toml nor config.json nor",),
-    "port /none -o . --to jax": (".: is the current folder, which cannot be replaced",),
+    "port none -o docs --to jax": ("docs has neither config.toml nor config.json nor",),
+    "port /none -o . --to jax": (". is the current folder, which cannot be replaced",),
     "mutants --backend torsh --mutant mask_mising --threads 0": (
         "--threads is 0",
         "unknown backend 'torsh': did you mean 'torch'?",
@@ -158,7 +158,7 @@ def test_a_markdown_file_gets_the_table_between_its_markers(entered, refused, tm
     entered(f"check --backend {RIGHT} {ONE} --json {json_}")
     line = f"show report {json_} --markdown {path}"
     path.write_text("text\n")
-    lacks = f"{path}: lacks the lines '<!-- begin check -->' and '<!-- end check -->'"
+    lacks = f"{path} lacks the lines '<!-- begin check -->' and '<!-- end check -->'"
     assert refused(line) == [lacks]
     assert path.read_text() == "text\n"
     path.write_text("before\n<!-- begin check -->\nold\n<!-- end check -->\nafter\n")

@@ -117,7 +117,10 @@ REFUSED = {
     ),
     "kernels transposed": (each(np.transpose), "has shape (14, 17) but must be (17, 14)"),  # flax 1848
     "table left out as shared": (renamed(TABLE, DECODER), f"'{TABLE}' is missing"),  # transformers 34759
-    "positions backwards": (added(POSITIONS, np.arange(12, -1, -1)[None]), "element 0 is 12 but must be 0"),
+    "positions backwards": (
+        added(POSITIONS, np.arange(12, -1, -1)[None]),
+        "is 12 at element 0 but must be 0",
+    ),
     "an unknown optimizer": (
         added("exp_avg.0", np.ones(3)),
         "'exp_avg.0' is unexpected",

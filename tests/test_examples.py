@@ -76,10 +76,10 @@ def test_the_course_is_trained_evaluated_and_drawn(name, pairs, epochs, least, c
 def test_an_ordinary_mistake_is_a_line(course, tmp_path):
     write_pairs(tmp_path / "pairs")
     for line, words in {
-        "train nosuch": "nosuch/train.tsv: is missing",
+        "train nosuch": "nosuch/train.tsv is missing",
         "train pairs --d_model 30 --num_heads 4": "'d_model' is 30 but must be divisible by",
         "train pairs --out pairs": "pairs: already exists",
-        "train pairs --out pairs --force": "pairs: has no epochs.json",
+        "train pairs --out pairs --force": "pairs has no epochs.json",
         "evaluate nosuch pairs": "nosuch: no such file or folder",
         "data chinese-reviews pairs": "pairs: already exists",
     }.items():

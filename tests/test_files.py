@@ -29,7 +29,9 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     os.mkfifo(pipe)
     circle.symlink_to(circle)
     for path, kind in ((pipe, "pipe"), (Path("/dev/zero"), "device"), (tmp_path, "folder")):
-        assert refusal(read_bytes, path) == f"{path}: cannot be read: is a {kind} but must be a regular file"
+        assert (
+            refusal(read_bytes, path) == f"{path}: cannot be read: it is a {kind} but must be a regular file"
+        )
     assert refusal(read_json, tmp_path / "none") == f"{tmp_path / 'none'}: no such file"
     for path in (circle, tmp_path / ("é" * 150)):
         assert refusal(read_json, path).startswith(f"{path}: cannot be read: ")
@@ -82,7 +84,7 @@ def test_types_are_checked_and_everything_wrong_is_said_at_once(tmp_path):
         f"{path}: 'format' is 'a/2' but must be 'a/1'"
     )
     path.write_text("[1]")
-    assert refusal(read_as, path, Outer) == f"{path}: holds a list but must hold a JSON object"
+    assert refusal(read_as, path, Outer) == f"{path} holds a list but must hold a JSON object"
 
 
 @pytest.mark.parametrize(
@@ -112,8 +114,8 @@ def test_text_that_is_too_large_or_none_is_refused(tmp_path):
     with large.open("wb") as file:
         file.truncate(LARGEST + 1)
     other.write_bytes(b"abc\xff")
-    assert refusal(read_text, large) == f"{large}: has {LARGEST + 1} bytes but must have at most {LARGEST}"
-    assert refusal(read_text, other) == f"{other}: is not valid utf-8 text: invalid start byte at byte 3"
+    assert refusal(read_text, large) == f"{large} has {LARGEST + 1} bytes but must have at most {LARGEST}"
+    assert refusal(read_text, other) == f"{other} is not valid utf-8 text: invalid start byte at byte 3"
 
 
 def test_a_file_is_written_whole_and_keeps_its_permissions(tmp_path):

@@ -177,7 +177,7 @@ def test_a_scheduler_that_is_not_there_is_named_soon(refused, monkeypatch):
 
 def test_a_folder_without_cases_cannot_be_run_again(refused, tmp_path):
     (line,) = refused(f"run {tmp_path}", command="case")
-    assert line == f"{tmp_path}: holds no case.json; export cases with 'concord case export'"
+    assert line == f"{tmp_path} holds no case.json; export cases with 'concord case export'"
 
 
 def test_a_device_that_is_not_there_is_said_in_a_line_with_what_is_seen(entered):

@@ -93,7 +93,7 @@ def test_tensors_of_a_source_that_contradict_each_other_are_refused(tmp_path, na
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("source", "gpt", "unknown source 'gpt': must be one of bert-hugging-face, bert-pytorch"),
+        ("source", "gpt", "unknown source 'gpt': it must be one of bert-hugging-face, bert-pytorch"),
         ("dtype", "float16", "'dtype' is 'float16' but must be 'float64' or 'float32'"),
         ("config", '{"kind": "Decoder"}', "unknown 'kind' in the metadata's 'config' 'Decoder': "),
         ("config", DOT_PRODUCT, "key 'd_k' is missing but is required"),

@@ -45,8 +45,8 @@ def places(tmp_path):
     ("line", "expected"),
     [
         (f"--json {'n' * 300}", f"{'n' * 300}: cannot be written: File name too long"),
-        ("--json one --html other", "other: is named twice as an output"),
-        ("--json new --html linked", "linked: is named twice as an output"),
+        ("--json one --html other", "other is named twice as an output"),
+        ("--json new --html linked", "linked is named twice as an output"),
         ("--json dumps", "dumps: cannot be written: Is a directory"),
     ],
     ids=lambda text: text[:24],

@@ -103,7 +103,7 @@ def test_every_framework_embeds_sentences_as_the_reference_does(worker, tmp_path
             "none a --backend troch",
             ["unknown backend 'troch': did you mean 'torch'?", "none: no such file or folder"],
         ),
-        ("encoder a", ["encoder: holds the part 'encoder' but must hold one of model, pooled"]),
+        ("encoder a", ["encoder holds the part 'encoder' but must hold one of model, pooled"]),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(refused, tmp_path, folder, monkeypatch, line, problems):

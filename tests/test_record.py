@@ -103,7 +103,7 @@ def test_a_table_is_left_as_it_is_if_runs_are_missing(refused, tmp_path):
     record.write(path, record.make_record(replace(reports.mixed(), unfinished=1), "check"))
     page.write_text("<!-- begin check -->\nas before\n<!-- end check -->\n")
     assert refused(f"show report {path} --markdown {page}") == [
-        f"{path}: is not complete: the --markdown table would lack runs"
+        f"{path} is not complete: the --markdown table would lack runs"
     ]
     assert "as before" in page.read_text()
 
@@ -111,7 +111,7 @@ def test_a_table_is_left_as_it_is_if_runs_are_missing(refused, tmp_path):
 def test_a_record_without_runs_has_no_table_of_them(refused, tmp_path):
     path = ROOT / "conformance/results" / "fuzz-tf32.json"
     (line,) = refused(f"show report {path} --runs {tmp_path / 'runs.tsv'}")
-    assert line == f"{path}: is a record of fuzz, but --runs takes one of check, golden or compare"
+    assert line == f"{path} is a record of fuzz, but --runs takes one of check, golden or compare"
     assert refused(f"show report {path}") == [
         "none of --html, --markdown and --runs is given but at least one is required"
     ]

@@ -49,7 +49,7 @@ def variants(
     console.print(table)
     console.print(
         "Every other field is the same in all variants. 'concord show variants NAME' prints one in full. "
-        "A variant's cases are VARIANT-SCENARIO, such as bert-ragged.",
+        "A variant's cases are named VARIANT-SCENARIO, such as bert-ragged.",
         style="dim",
     )
 
@@ -66,7 +66,8 @@ def report(
     Args:
         file: A file that --json wrote.
         html (--html, -o): Where to write the page.
-        markdown: Put the table of check, compare or speed between its markers in a Markdown file.
+        markdown: Replace the table between its begin and end markers in a Markdown file (check,
+            compare or speed).
         runs: Write each run's result, its largest error and the place of that error, as
             tab-separated lines.
 
@@ -83,16 +84,16 @@ def report(
     outcome, judged = earlier.outcome, isinstance(earlier.outcome, Report)
     if runs and not judged:
         raise SpecError(
-            f"{file}: is a record of {earlier.kind}, but --runs takes one of check, golden or compare"
+            f"{file} is a record of {earlier.kind}, but --runs takes one of check, golden or compare"
         )
     text = ""
     if markdown:
         if earlier.kind not in ("check", "compare", "speed"):
             raise SpecError(
-                f"{file}: is a record of {earlier.kind}, but --markdown takes one of check, compare or speed"
+                f"{file} is a record of {earlier.kind}, but --markdown takes one of check, compare or speed"
             )
         if outcome.unfinished if judged else not record.data(earlier)["complete"]:
-            raise SpecError(f"{file}: is not complete: the --markdown table would lack runs")
+            raise SpecError(f"{file} is not complete: the --markdown table would lack runs")
         of_runs = report.candidates_markdown if earlier.kind == "compare" else report.markdown
         lines = of_runs(outcome) if judged else table.markdown(record.data(earlier))
         text = report.within(markdown, earlier.kind, lines)
@@ -112,7 +113,7 @@ def attention(
     """Show what each head attends to, and where two backends differ.
 
     Args:
-        checkpoint (CHECKPOINT): A checkpoint of any format, with its tokenizer.
+        checkpoint (CHECKPOINT): A checkpoint in any format, with its tokenizer.
         text_a (TEXT): A text that the model reads.
         text_b ([TEXT_B]): The second text of a pair.
 

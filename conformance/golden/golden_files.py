@@ -75,7 +75,7 @@ def collect(directory: Path) -> tuple[list[Job], dict[str, str]]:
     """
     paths = find(directory, "*.safetensors")
     if not paths:
-        raise SpecError(f"{directory}: holds no golden files (*.safetensors)")
+        raise SpecError(f"{directory} holds no golden files (*.safetensors)")
     files: list[GoldenFile] = errors.collect(*(partial(read, path) for path in paths))
     unchecked = Counter(
         ("/".join(name.split("/")[:2]), why) for file in files for name, why in file.unchecked.items()

@@ -77,7 +77,7 @@ def export_cases(folder: Path, jobs: Sequence[Job]) -> list[Path]:
         for path in written:
             shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, FileExistsError):
-            raise SpecError(f"{error.filename}: exists already; export into an empty folder") from None
+            raise SpecError(f"{error.filename}: already exists; export into an empty folder") from None
         raise
     return written
 
@@ -110,16 +110,12 @@ def read_jobs(folder: Path) -> list[Job]:
 def _cases(folder: Path) -> list[Path]:
     paths = find(folder, "case.json")
     if not paths:
-        raise SpecError(f"{folder}: holds no case.json; export cases with 'concord case export'")
+        raise SpecError(f"{folder} holds no case.json; export cases with 'concord case export'")
     return [path.parent for path in paths]
 
 
 def read_job(folder: Path) -> Job:
-    """Read a case.
-
-    Raises:
-        SpecError: for missing or corrupt files.
-    """
+    """Read a case."""
     manifest, arrays = read_as(folder / "case.json", Manifest), folder / "case.safetensors"
     tensors = read_arrays(arrays)
     try:
@@ -148,18 +144,14 @@ def read_job(folder: Path) -> Job:
 
 
 def read_run(folder: Path, job: Job) -> Run:
-    """Read a case's run.
-
-    Raises:
-        SpecError: for missing or corrupt files.
-    """
+    """Read a case's run."""
     path, about_path = folder / "run.safetensors", folder / "run.json"
     arrays = read_arrays(path)
     # Gradients require their loss.
     needed = ("output", "loss") if job.gradients else ("output",)
     missing = [name for name in needed if name not in arrays]
     if missing:
-        raise SpecError(f"{path}: lacks {', '.join(map(repr, missing))}")
+        raise SpecError(f"{path} lacks {', '.join(map(repr, missing))}")
     unknown = [
         name
         for name in arrays

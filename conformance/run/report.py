@@ -252,7 +252,7 @@ def around(path: Path, name: str) -> tuple[str, str]:
     begin, end = (f"<!-- {which} {name} -->" for which in ("begin", "end"))
     match = re.fullmatch(rf"(.*?{re.escape(begin)}\r?\n).*?({re.escape(end)}.*)", read_text(path), re.DOTALL)
     if not match:
-        raise SpecError(f"{path}: lacks the lines '{begin}' and '{end}'")
+        raise SpecError(f"{path} lacks the lines '{begin}' and '{end}'")
     return match[1], match[2]
 
 

@@ -30,7 +30,7 @@ disable_progress_bars()
 def read(folder: Path, *needed: str) -> dict[str, list[dict[str, str]]]:
     """The samples of ``*.tsv`` by split: text_a, optionally text_b, and label."""
     files = {path.stem: str(path) for path in sorted(folder.glob("*.tsv"))}
-    refuse([f"{folder / split}.tsv: is missing" for split in needed if split not in files])
+    refuse([f"{folder / split}.tsv is missing" for split in needed if split not in files])
     with open(files[needed[0]], encoding="utf-8") as file:
         first = file.readline().rstrip("\r\n").split("\t")
     header = "label" in first

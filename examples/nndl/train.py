@@ -34,7 +34,7 @@ def main() -> None:
     if asked.out.exists() and not asked.force:
         raise SpecError(f"{asked.out}: already exists; --force replaces it")
     if asked.out.exists() and not (asked.out / "epochs.json").exists():
-        raise SpecError(f"{asked.out}: has no epochs.json; --force replaces only an earlier run")
+        raise SpecError(f"{asked.out} has no epochs.json; --force replaces only an earlier run")
     how = recipe("nndl-paddle").replace(learning_rate=asked.learning_rate)
     course = Course.of(asked.data, how, asked.epochs, asked.tokens, asked.vocabulary)
     sizes = {name: size for name in SIZES if (size := getattr(asked, name)) is not None}

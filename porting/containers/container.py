@@ -56,7 +56,7 @@ def inside(folder: Path, name: str, where: str) -> Path:
         or not name.isprintable()
         or not stays(path, folder)
     ):
-        raise SpecError(f"{where}: names {name[:80]!r} but all its files must be in {folder}")
+        raise SpecError(f"{where} names {name[:80]!r} but all its files must be in {folder}")
     return path
 
 
@@ -123,11 +123,11 @@ class Container:
             shard = self._one(file)
             names = {tensor for tensor, place in places.items() if place == name}
             problems += [
-                f"{path}: says that {tensor!r} is in {name} but it is not"
+                f"{path} says that {tensor!r} is in {name} but it is not"
                 for tensor in sorted(names - set(shard))
             ]
             problems += [
-                f"{file}: has {tensor!r} but the index does not say so"
+                f"{file} has {tensor!r} but the index does not say so"
                 for tensor in sorted(set(shard) - names)
             ]
             tensors.update(shard)

@@ -46,9 +46,7 @@ def load_keras(path: Path) -> dict[str, StoredTensor]:
     with archive:
         entries = [entry for entry in archive.infolist() if entry.filename == WEIGHTS]
         if len(entries) != 1:
-            raise SpecError(
-                f"the archive has {len(entries)} members that are called {WEIGHTS} but must have one"
-            )
+            raise SpecError(f"the archive has {len(entries)} members called {WEIGHTS} but must have one")
         if entries[0].compress_type != zipfile.ZIP_STORED:
             raise SpecError(f"its member {WEIGHTS!r} is compressed; Keras does not compress it")
         with archive.open(entries[0]) as member:
@@ -63,7 +61,7 @@ def load_models(path: Path) -> dict[str, StoredTensor]:
         # Paths are <layer>/<model>/<name>:0, where Keras generated the names of layer and model.
         short = "/".join(name.split("/")[2:]).removesuffix(":0") or name
         if short in tensors:
-            raise SpecError(f"has two weights that are called {short[:200]!r}")
+            raise SpecError(f"has two weights called {short[:200]!r}")
         tensors[short] = stored
     return tensors
 

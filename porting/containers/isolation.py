@@ -20,7 +20,7 @@ from concord.backends.wire import WorkerFailure
 from concord.backends.worker import environment
 from concord.porting.containers import safetensors
 from concord.porting.file_tensors import StoredTensor
-from concord.spec.errors import SpecError, refuse
+from concord.spec.errors import SpecError, placed, refuse
 from concord.spec.files import opened
 
 # Seconds for any file, and the bytes that add another second; importing a framework takes several seconds.
@@ -89,12 +89,12 @@ def _ask(
             process.start(f"{__name__}:Library", environment("cpu", None))
         answer = process.call(0, method, function, str(path.absolute()), str(between), **about)
     except SpecError as error:
-        problems = [line.removeprefix(f"{path.absolute()}: ") for line in error.problems]
+        problems = [line.removeprefix(str(path.absolute())).lstrip(": ") for line in error.problems]
     except WorkerFailure as failure:
         problems = [f"no library can {method} it as a file of tensors: {failure.detail}"]
     if not process.dead:
         _processes[key] = process
-    refuse([f"{path}: {problem}" for problem in problems])
+    refuse([placed(str(path), problem) for problem in problems])
     return answer
 
 
@@ -108,7 +108,7 @@ class Library:
         return list(tensors)
 
     def write(self, function: str, path: str, between: str, **about: Any) -> None:
-        """Convert a safetensors file to another."""
+        """Convert a safetensors file to another format."""
         _function(function)(Path(path), safetensors.read(Path(between)), **about)
 
 

@@ -80,8 +80,8 @@ def drift(folder: Path = FOLDER) -> list[str]:
     """Differences between the files and the current code's output."""
     current = {case.name: case for case in standard_cases()}
     stored = {path.stem: path for path in folder.glob("*.json")}
-    problems = [f"{name}.json: is missing" for name in current if name not in stored]
-    problems += [f"{name}.json: belongs to no standard case" for name in stored if name not in current]
+    problems = [f"{name}.json is missing" for name in current if name not in stored]
+    problems += [f"{name}.json belongs to no standard case" for name in stored if name not in current]
     for name in current.keys() & stored.keys():
         arrays_path = stored[name].with_suffix(".safetensors")
         with collecting(problems):
