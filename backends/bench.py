@@ -30,7 +30,7 @@ WHOLE = 16
 
 MOMENT = "first_moment."
 Answer = tuple[dict[str, Any], Arrays]
-"""JSON data, and arrays by name."""
+"""JSON data, and named arrays."""
 
 
 class Bench:

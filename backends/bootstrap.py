@@ -42,7 +42,7 @@ def search(root: str) -> None:
 
 
 def main(root: str, target: str) -> None:
-    """Serve the object of ``target``, ``"package.module:name"``."""
+    """Serve the object that ``target`` names, as ``"package.module:name"``."""
     os.environ.pop("PYTHONSAFEPATH", None)
     connection = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

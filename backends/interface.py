@@ -124,8 +124,8 @@ class Request(Settings, Problem):
         check_part(self.part)
         if self.tap_gradients and not self.gradients:
             raise SpecError(
-                "'tap_gradients' is true but 'gradients' is false: gradients of taps come with the other "
-                "gradients"
+                "'tap_gradients' is true but 'gradients' is false: tap gradients are returned only "
+                "with the other gradients"
             )
         options = (
             ("dtype", self.dtype, tuple(PRECISIONS)),

@@ -49,7 +49,7 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
     """
     config = request.config
     refused = {
-        ("mask_fill", "replace"): f"{attention} only adds to scores (MSK-3)",
+        ("mask_fill", "replace"): f"{attention} can only add to scores (MSK-3)",
         ("query_mask", "overwrite"): f"{attention} does not return its weights (MSK-8)",
     }
     if request.part not in ATTENTION_ALONE:
@@ -68,8 +68,8 @@ def library_reasons(request: Request, attention: str, norm: str, float32_scores:
     half = float32_scores and request.dtype in ("bfloat16", "float16")
     if half and sees_nothing(config, request.batch) and abs(constant) < ABSORBING:
         reasons.append(
-            f"mask_value={config.mask_value!r}: {attention} adds it to float32 scores: a row without a "
-            f"visible key keeps digits that {request.dtype} drops (MSK-5)"
+            f"mask_value={config.mask_value!r}: {attention} adds it in float32, so a row without a "
+            f"visible key keeps score digits that {request.dtype} would lose (MSK-5)"
         )
     return reasons
 
@@ -130,7 +130,9 @@ def padding_reasons(request: Request) -> list[str]:
     if config.pooling == "flatten":
         reasons.append("pooling='flatten': padded rows reach the classifier (HED-1)")
     if config.mask_assignment == "batch_major":
-        reasons.append("mask_assignment='batch_major': the mask of another sample shows padded keys (MSK-7)")
+        reasons.append(
+            "mask_assignment='batch_major': the mask of another sample leaves padded keys visible (MSK-7)"
+        )
     constant = mask_constant(config, request.dtype)
     if abs(constant) < CERTAIN:
         reasons.append(

@@ -286,7 +286,7 @@ class FrameworkSession:
         """Compile a step, if requested and the framework compiles whole steps.
 
         Args:
-            replaced: indices of operands whose memory results may reuse.
+            replaced: indices of the operands whose memory the results may reuse.
         """
         return function
 

@@ -14,7 +14,7 @@ Tap = Callable[[str, Tensor], Tensor]
 TARGETS = ("labels", "cotangent")
 """Inputs of the loss, not of the model."""
 
-# Prefix of inputs for a trace instead of the model: the factors of a site's elements.
+# Prefix of inputs that go to the trace, not to the model: the dropout factors of a site's elements.
 DROPOUT = "dropout."
 
 

@@ -17,7 +17,7 @@ Variable = Any
 
 
 class Operations(NamedTuple):
-    """Framework functions of an update, besides operators."""
+    """Framework functions that an update needs, apart from operators."""
 
     value: Callable[[Variable], Tensor]  # the tensor of a parameter
     assign: Callable[[Variable, Tensor], object]

@@ -146,7 +146,7 @@ def plain(data: Any) -> Any:
 
 
 def arrays_of(what: str, tensors: Any) -> Arrays:
-    """Convert a backend's tensors to arrays by name.
+    """Convert a backend's tensors to named arrays.
 
     Args:
         what: the source, for messages.
@@ -155,7 +155,7 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
         TypeError: listing all values other than arrays of numbers.
     """
     if not isinstance(tensors, Mapping):
-        raise TypeError(f"{what} is a {type(tensors).__name__} but must be a dict of arrays by name")
+        raise TypeError(f"{what} is a {type(tensors).__name__} but must be a dict of named arrays")
     arrays, problems = {}, []
     for name, value in tensors.items():
         try:

@@ -24,7 +24,7 @@ from concord.spec.parameters import Weights
 # Seconds for one request.
 TIME_LIMIT = 300.0
 
-# A worker is large at this share of its memory limit, or at this many bytes.
+# A worker counts as large from this share of its memory limit, or from this many bytes.
 SHARE, MUCH = 8, 1 << 31
 
 PROFILES = ("plain", "tuned")

@@ -70,7 +70,7 @@ class OptionGroup:
 
     Attributes:
         case (C): A standard case by name; may be repeated. Default: all.
-        checkpoint ([CHECKPOINT]): A checkpoint of any format.
+        checkpoint ([CHECKPOINT]): A checkpoint in any format.
         dtype (D): One of {values}.
         form (FORMAT, --from): The checkpoint's format. Default: recognised from its files.
         forward_only: Run and judge only the forward pass, without gradients.
@@ -250,7 +250,7 @@ class Workers(OptionGroup):
 
 @dataclass(frozen=True)
 class Runs(Workers):
-    """The backends to run, their devices, and their way of computing.
+    """The backends to run, their devices, and how they compute.
 
     Attributes:
         precision (P): How float32 products are computed. strict: in full float32; tf32: as tensor

@@ -31,7 +31,7 @@ EACH = (0.4, 1.05)
 PAGE = """# Sigma by two estimators
 
 A tolerance is a multiple of sigma, the standard deviation of correct results. Two estimators derive it.
-They share only the averaging of errors, and nothing that computes or perturbs:
+They share only the code that averages errors, not the code that computes or perturbs:
 
 - the family's estimator: the NumPy reference under Monte Carlo arithmetic, and rounded in four admissible
   ways;

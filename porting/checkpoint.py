@@ -1,4 +1,4 @@
-"""A checkpoint of any format: configuration, and tensors by canonical name."""
+"""A checkpoint in any format: configuration, and tensors by canonical name."""
 
 from __future__ import annotations
 

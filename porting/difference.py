@@ -197,7 +197,7 @@ def _reordered(pair: _Both) -> Iterator[Finding]:
             words = f"{len(positions)} {unit} are in a different order, at positions {places}"
             cause = _of_order(pair.name, unit)
             if axis == of_heads and unit != "heads" and _in_turns(digests_a, digests_b, heads):
-                cause = "the width was split as (head_dim, heads) where it is (heads, head_dim)"
+                cause = "the width was split as (head_dim, heads) instead of (heads, head_dim)"
             yield f"{unit} permuted", words, cause
 
 
@@ -208,15 +208,18 @@ def _in_turns(first: Sequence[str], second: Sequence[str], heads: int) -> bool:
     )
 
 
+ALIKE = "the model's results are unchanged if all of the layer's tensors were reordered alike"
+
+
 def _of_order(name: str, unit: str) -> str:
     if unit == "heads":
-        return "heads were reordered: the model computes the same if all of the layer's tensors were"
+        return f"heads were reordered: {ALIKE}"
     if "token" in name and unit == "rows":
         return "the vocabulary was reordered"
     if name.startswith("classifier") and unit != "rows":
         return "the classes were reordered"
     if any(name.endswith(end) and unit == along for end, along in HIDDEN):
-        return "hidden units were reordered: the model computes the same if all of the layer's tensors were"
+        return f"hidden units were reordered: {ALIKE}"
     return "they were sorted or remapped"
 
 

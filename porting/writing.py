@@ -17,7 +17,7 @@ from concord.porting.file_tensors import StoredTensor
 from concord.porting.matching import piece
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, find_format
 from concord.spec import checkpoints
-from concord.spec.errors import SpecError, placed
+from concord.spec.errors import SpecError, located
 from concord.spec.files import parse_json, refusing, sha256_of, write_bytes
 from concord.spec.folders import new_folder
 from concord.spec.positions import sinusoid
@@ -99,7 +99,8 @@ def _check_place(path: Path, force: bool) -> None:
         elif not force:
             problem = "already exists; --force replaces it"
     if problem:
-        raise SpecError(placed(str(path), problem))
+        with located(str(path)):
+            raise SpecError(problem)
 
 
 def prepared(checkpoint: Checkpoint, form: Format) -> dict[str, StoredTensor]:

@@ -50,7 +50,7 @@ class Batch:
     cotangent: Array | None = None
 
     def arrays(self) -> Arrays:
-        """Given arrays by name."""
+        """The given arrays, named."""
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         return {name: array for name, array in fields if array is not None}
 

@@ -338,8 +338,8 @@ def _value_problems(config: EncoderConfig) -> list[str]:
     )
     require(
         c.mask_assignment == "per_sample" or c.head_computation == "batched",
-        "'mask_assignment' is 'batch_major' but 'head_computation' is 'looped'; it must be 'batched': a "
-        "loop over heads stacks nothing [clause=MSK-7]",
+        "'mask_assignment' is 'batch_major' but 'head_computation' is 'looped'; it must be 'batched': "
+        "'batch_major' needs stacked heads, and a loop does not stack them [clause=MSK-7]",
     )
     require(
         math.isfinite(c.norm_epsilon) and c.norm_epsilon > 0,

@@ -62,9 +62,9 @@ KNOWN_DEVIATIONS: dict[str, KnownDeviation] = {
     ),
     WIDER_OUTPUT: KnownDeviation(
         "PRC-2",
-        "the output, and the loss computed from it, have more digits than the run (value 1)",
+        "the output, and the loss computed from it, have more digits than the run's precision (value 1)",
         excuses=True,
-        alone="only the output is wider than the run",
+        alone="only the output is wider than the run's precision",
     ),
     "norm_epsilon_bits": KnownDeviation(
         "NRM-2",

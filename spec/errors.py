@@ -96,11 +96,6 @@ def collecting(problems: list[str]) -> Iterator[None]:
 VERBS = ("has ", "holds ", "is ", "lacks ")
 
 
-def placed(where: str, problem: str) -> str:
-    """Prefix a problem with its place."""
-    return f"{where}{'' if problem.startswith(VERBS) else ':'} {problem}"
-
-
 @contextmanager
 def located(where: str) -> Iterator[None]:
     """Prefix an error's problems with a place, keeping its class."""
@@ -108,7 +103,12 @@ def located(where: str) -> Iterator[None]:
         yield
     except SpecError as error:
         raise type(error)(
-            [problem if problem.startswith(where) else placed(where, problem) for problem in error.problems]
+            [
+                problem
+                if problem.startswith(where)
+                else f"{where}{'' if problem.startswith(VERBS) else ':'} {problem}"
+                for problem in error.problems
+            ]
         ) from None
 
 

@@ -64,8 +64,8 @@ def _compared(data: Entry) -> str:
     names = (f"{name} {version or ''}".strip() for name, version in versions_of(data).items())
     settings = data["settings"]
     return (
-        f"Compared: the time of {', '.join(names)} for {', '.join(data['workloads'])}, in turns, on "
-        f"{settings['device']} with {settings['threads']} threads, {settings['precision']} precision."
+        f"The times of {', '.join(names)} on {', '.join(data['workloads'])} were measured in turn, on "
+        f"{settings['device']} with {settings['threads']} threads, in {settings['precision']} precision."
     )
 
 

@@ -13,7 +13,7 @@ def test_what_a_backend_carries_into_a_later_run_diverges_in_a_plain_check(enter
         ends=1,
     )
     assert "first at embeddings.position " in output
-    when = "run 2 of 2, after others; the first agrees"
+    when = "in run 2 of 2, after other cases had run; the first run agrees"
     assert f"diverges only when run again: {when}" in output
 
 
@@ -33,13 +33,13 @@ def test_what_is_judged_nowhere_when_it_is_run_again_does_not_agree():
     report = conducted("LosesGradients")
     (result,) = report.results
     assert (result.status, report.exit_code) == ("undetermined", 3)
-    assert result.attribution == "is undetermined only when run again: run 2 of 2; the first agrees"
+    assert result.attribution == "is undetermined only when run again: in run 2 of 2; the first run agrees"
 
 
 def test_all_cases_together_say_what_comes_only_with_another_run():
     report = conducted("AddsGradients", "peaked", "single")
     (conclusion,) = report.explained().conclusions
-    words = "diverges only when run again: run 2 of 2; the first agrees"
+    words = "diverges only when run again: in run 2 of 2; the first run agrees"
     assert conclusion.text.endswith(f"bert-ragged {words}")
     assert next(result for result in report.results if result.case == "bert-ragged").attribution == words
     record.parsed(record.text(record.make_record(report, "check")).encode())

@@ -292,7 +292,7 @@ def beside(candidate, **options):
         (lambda: compare(3), "the reference is a int but must be a torch.nn.Module"),
         (lambda: compare(encoder(), way="fast"), "unknown way 'fast'"),
         (lambda: compare(encoder(), way="bfloat16+onnx"), "'onnx' cannot be joined with others"),
-        (lambda: compare(layers(), inputs=X, way="cached"), "way 'cached' needs a decoder"),
+        (lambda: compare(layers(), inputs=X, way="cached"), "way 'cached' needs a transformers decoder"),
         (lambda: compare(layers(), inputs=X, way="tf32"), "way is 'tf32' but PyTorch sees no CUDA device"),
         (lambda: compare(Uncopyable(3, 5).eval(), inputs=X, way="bfloat16"), "cannot be copied, which way"),
         (lambda: compare(encoder().train(), inputs=texts(), way="bfloat16"), "must be in evaluation mode"),
@@ -343,4 +343,4 @@ def test_the_command_judges_writes_and_exits(entered, tmp_path):
     entered(line, *named)
     assert (tmp_path / "names.txt").read_text() == "first = inner\n"
     (tmp_path / "names.txt").write_text("# first\n\nfirst : inner\n")
-    assert "names.txt:3: must be CANDIDATE'S NAME" in entered(line, *named, ends=2)[1][0]
+    assert "names.txt:3: the line must be CANDIDATE'S NAME" in entered(line, *named, ends=2)[1][0]

@@ -65,7 +65,7 @@ def refusal(backend, variant, dtype, implementation="explicit"):
     if (backend, dtype) == ("torch", "float16"):
         return dtype
     if dtype in HALVES and variant == "nndl-paddle":
-        return r"float32 scores: a row without a visible key keeps digits .* \(MSK-5\)"
+        return r"in float32, so a row without a visible key keeps score digits .* \(MSK-5\)"
     return "softmax in float32" if (backend, dtype) == ("jax", "float64") else ""
 
 

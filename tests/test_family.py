@@ -108,7 +108,7 @@ SPOILT = {
     ),
     "an output that is not its tap": (
         lambda run: dataclasses.replace(run, output=2 * run.output),
-        {"logits": "the run's output differs from its tap of this name"},
+        {"logits": "the run's output differs from the tap of the same name"},
     ),
     "a loss without its tap": (
         lambda run: dataclasses.replace(without(run, "loss"), loss=2 * run.loss, **EVERYTHING),

@@ -59,17 +59,17 @@ def test_a_pooling_is_read_in_older_and_newer_words(folder, said, pooling):
         (
             "1_Pooling",
             {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True},
-            'pools by "mean" and "lasttoken"',
+            ' pools by "mean" and "lasttoken"',
         ),
         (
             "1_Pooling",
             {"pooling_mode": "mean", "include_prompt": False},
-            "'include_prompt' is false but must be",
+            ": 'include_prompt' is false but must be",
         ),
         (
             "2_Normalize",
             {"module_input_name": "token_embeddings"},
-            "'module_input_name' is \"token_embeddings\"",
+            ": 'module_input_name' is \"token_embeddings\"",
         ),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_pooling_that_the_family_does_not_have_is_refused_by_name(folder, modu
     (folder / module).mkdir(exist_ok=True)
     (folder / module / "config.json").write_text(json.dumps(said))
     (line,) = refusal(porting.read, folder)
-    assert f"{module}/config.json: {problem}" in line
+    assert f"{module}/config.json{problem}" in line
     assert porting.read(folder, "hugging-face").part == "encoder"
 
 

@@ -89,7 +89,7 @@ ARRAY = np.ones((2, 3), np.float32)
     ("run", "words"),
     [
         (None, "run() returned a NoneType but must return a Run"),
-        (Run(ARRAY, None, [ARRAY]), "run().taps is a list but must be a dict of arrays by name"),
+        (Run(ARRAY, None, [ARRAY]), "run().taps is a list but must be a dict of named arrays"),
         (
             Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}),
             "run().gradients['x'] is a list but must be an array of numbers",

@@ -121,7 +121,10 @@ def pad(x: Array, selection: KeptRows) -> Array:
 
 
 class UnpaddedAttention(FusedAttention):
-    """Attention on restored batches (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6): 3 x (1, N, H, K) to (1, N, D)."""
+    """Attention on batches whose padding is restored: 3 x (1, N, H, K) to (1, N, D).
+
+    SPEC ATT-3 to ATT-7, MSK-3 to MSK-6.
+    """
 
     def __call__(self, q: Array, k: Array, v: Array, key_mask: KeptRows, query_mask: KeptRows) -> Array:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)

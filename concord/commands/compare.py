@@ -50,20 +50,20 @@ def compare(
         reference (REFERENCE): A package.module:function that returns a torch.nn.Module, a
             transformers model folder, or a graph (.onnx). Default: the comparisons in concord.toml,
             or in tool.concord of pyproject.toml.
-        candidate (CANDIDATE): A graph (.onnx), arrays by name (.safetensors), a model folder, or
-            package.module:function; may be repeated. The function takes and returns arrays by name,
+        candidate (CANDIDATE): A graph (.onnx), named arrays (.safetensors), a model folder, or
+            package.module:function; may be repeated. The function takes and returns named arrays,
             in any framework, or takes no parameters and returns a module. Default: the reference
             itself, run as --as specifies.
         way (WAY, --as): How to run the reference again; may be repeated. These can be joined by +: eager,
             sdpa, math, flash, cudnn, bfloat16, float16, int8, cuda, tf32, compile. These cannot:
             onnx, openvino, padded, padded-left, cached.
-        inputs: Arrays by name (.safetensors). Default: standard inputs.
+        inputs: Named arrays (.safetensors). Default: standard inputs.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.
         log_probabilities: Judge the log probabilities of a decoder's next tokens too.
         names: A file of lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number. If it
             does not exist, Concord writes it, with names proposed from the tensors' values.
-        declare (NAME): A deviation that the candidate makes on purpose: {values}; may be repeated.
+        declare (NAME): An intended deviation of the candidate: {values}; may be repeated.
         seed (S): The seed of every run. Without a seed, Concord refuses a reference that draws random
             numbers.
         listing (--list): Print a stub of a port, with the shape, dtype and source of every activation

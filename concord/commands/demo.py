@@ -89,7 +89,7 @@ def demo(
 
 
 def _first(names: list[str]) -> tuple[str, Worker]:
-    """The first installed backend, and a worker of it that accepts bugs."""
+    """The first installed backend, and a worker in which bugs can be planted."""
     reason = ""
     for name in names:
         try:

@@ -28,10 +28,10 @@ def diff(
     *,
     json: Written | None = None,
 ) -> None:
-    """Compare two checkpoints of any formats, tensor by tensor.
+    """Compare two checkpoints, in any formats, tensor by tensor.
 
     Args:
-        first (A): A checkpoint of any format.
+        first (A): A checkpoint in any format.
         second (B): Another checkpoint, of the same or a different format.
 
     Examples: concord diff all-MiniLM-L6-v2 minilm-jax
@@ -55,7 +55,7 @@ def _show(comparison: Comparison, console: Terminal) -> None:
         console.tell(f"{name}: {words}", style="red")
     for names, where in zip(comparison.alone, ("A", "B"), strict=True):
         if names:
-            console.tell(f"only beside the weights of {where}: {', '.join(names)}")
+            console.tell(f"files only in {where}: {', '.join(names)}")
     lines = once((name, "missing in B", "") for name in comparison.missing)
     lines += once((name, "only in B", "") for name in comparison.extra)
     lines += _differences(comparison.pairs)

@@ -44,7 +44,7 @@ def lockstep(
     """Train on the same batches in every framework, and judge each step.
 
     Args:
-        checkpoint ([CHECKPOINT]): A checkpoint of any format, whose weights are trained.
+        checkpoint ([CHECKPOINT]): A checkpoint in any format, whose weights are trained.
         variant (V): A variant, or a model of your own as a TOML file. Without --variant and CHECKPOINT: the
             standard case, with its own batches and recipe.
         recipe (R): A known recipe, or a TOML file. Default: adamw.
@@ -114,6 +114,6 @@ def _model(checkpoint: Path | None, variant: str | None) -> dict[str, Any]:
     source = porting.read(checkpoint)
     if source.part not in PARTS:
         raise SpecError(
-            f"{checkpoint}: holds the part {source.part!r} but must hold one of {', '.join(PARTS)}"
+            f"{checkpoint} holds the part {source.part!r} but must hold one of {', '.join(PARTS)}"
         )
     return {"config": source.config, "weights": weights_of(source, source.part), "part": source.part}

@@ -53,7 +53,7 @@ Names = list[str] | None
 
 @dataclass(frozen=True)
 class Timed(options.Workers):
-    """Backends and peers in one arithmetic.
+    """Backends and peers that all compute float32 products in the same way.
 
     Attributes:
         precision (P): How float32 products are computed: {values}.
@@ -162,7 +162,7 @@ def speed(
     """Measure conforming backends side by side, in alternating turns.
 
     Args:
-        checkpoint ([CHECKPOINT]): A checkpoint of any format, in place of presets.
+        checkpoint ([CHECKPOINT]): A checkpoint in any format, in place of presets.
 
     Examples: concord speed --preset minilm --backend torch --backend jax
     """

@@ -29,7 +29,6 @@ def with_gradient_of(m: Context, other: Array) -> Array:
 
 
 def slope(m: Context, derivative: Array) -> Array:
-    """Replace the slope of an elementwise step."""
     return with_gradient_of(m, m.x * m.stop_gradient(derivative))
 
 

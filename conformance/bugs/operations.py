@@ -72,7 +72,6 @@ class TensorOperations(ABC):
     # Derived operations.
 
     def mean(self, x: Array, axis: int) -> Array:
-        """Like :meth:`sum`, for one axis."""
         return self.sum(x, axis) / float(tuple(x.shape)[axis])
 
     def within(self, x: Array, low: float, high: float) -> Array:

@@ -37,7 +37,7 @@ def compare(
     Args:
         reference: a ``torch.nn.Module`` in evaluation mode, an ONNX path, or a NumPy model
             (:class:`concord.conformance.compare.written.Written`).
-        candidate: a module, an ONNX or safetensors path, arrays by name, a callable, or
+        candidate: a module, an ONNX or safetensors path, named arrays, a callable, or
             ``package.module:function``, which runs in its own process with arrays as keywords. The default is
             the reference itself. A mapping of names compares several candidates, including
             :data:`concord.conformance.compare.ways.WAYS`.
@@ -196,7 +196,7 @@ def prepare(
     if log_probabilities:
         candidates.add_log_probabilities(right, arrays, own)
     separate_names = [name for name in arrays if own[name] in run.whole]
-    notes = {**({"two runs of the reference": repeat_note} if repeat_note else {}), **run.notes}
+    notes = {**({"the reference": repeat_note} if repeat_note else {}), **run.notes}
     return ModelComparison(
         right, arrays, not way, separate_names, theirs, own, notes, run.unsteady, call=call
     )

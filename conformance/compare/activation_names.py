@@ -43,7 +43,7 @@ def renamed(
         pattern = re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))
         template, _, layout = (part.strip() for part in theirs.partition(":"))
         matches = [match for match in map(pattern.fullmatch, given) if match]
-        problems += [] if matches else [f"{own!r} names no tensor of the candidate"]
+        problems += [] if matches else [f"no tensor of the candidate matches {own!r}"]
         for match in matches:
             name = reduce(lambda text, number: text.replace("{i}", number, 1), match.groups(), template)
             array = given[match[0]]

@@ -45,14 +45,7 @@ from concord.spec.text import first_line
 
 aten = torch.ops.aten
 
-FLOATS = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-)
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
 
 # Unit roundoff of each dtype.
 ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in FLOATS}
@@ -294,7 +287,7 @@ class ExactMode(TorchDispatchMode):
         return y
 
     def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
-        """Add the error of a sum: result number ``place`` of its operation."""
+        """Add the rounding error of a sum that is result number ``place`` of its operation."""
         return self.erred(y, dtype, 1)
 
     def shortened(self, x: Tensor) -> Tensor:

@@ -327,7 +327,7 @@ class Delivered:
     unsteady: str = ""  # why the candidate is nondeterministic, or empty
 
 
-HOOKS = "a run with hooks"
+HOOKS = "hooks"
 
 
 def run_module(candidate: ModuleReference) -> Delivered:
@@ -342,13 +342,16 @@ def run_module(candidate: ModuleReference) -> Delivered:
     try:
         hooked = candidate.arrays
     except SpecError as error:
-        notes[HOOKS] = f"is impossible; only outputs are judged: {error}"
+        notes[HOOKS] = f"the candidate cannot run with them, so only outputs are judged: {error}"
     same = not change(arrays, hooked)[0]
     steady = same and states() == before
     unsteady = "" if steady else again(unhooked, arrays, dtype_name(dtype_of(candidate.model)))
     if same or notes:
         return Delivered(hooked or arrays, notes=notes, unsteady=unsteady)
-    notes[HOOKS] = "gives the activations, a run without hooks the outputs; the two runs differ in some bits"
+    notes[HOOKS] = (
+        "activations come from a run with hooks, and outputs from a run without; the two runs are not "
+        "bitwise identical"
+    )
     return Delivered(hooked | arrays, frozenset(arrays), notes, unsteady)
 
 
@@ -365,7 +368,7 @@ def run(reference: ModelReference, candidate: Any, python: str | None) -> Delive
                 arrays = run_graph(reference, path)
                 return Delivered(arrays, frozenset(name for name in arrays if is_output(name)))
         if path.suffix != ".safetensors":
-            raise SpecError(f"{path}: must be arrays by name (.safetensors) or a graph (.onnx)")
+            raise SpecError(f"{path} must contain named arrays (.safetensors) or a graph (.onnx)")
         candidate = read_arrays(path)
     elif callable(candidate):
 
@@ -496,13 +499,7 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
         input_file, output_file = Path(folder) / "inputs.safetensors", Path(folder) / "outputs.safetensors"
         save_file({name: np.ascontiguousarray(array) for name, array in reference.inputs.items()}, input_file)
         process = subprocess.run(
-            [
-                python or sys.executable,
-                child.__file__,
-                target,
-                str(input_file),
-                str(output_file),
-            ],
+            [python or sys.executable, child.__file__, target, str(input_file), str(output_file)],
             capture_output=True,
             text=True,
             check=False,
@@ -519,7 +516,7 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
 
 
 def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
-    """Match arrays by name, or outputs by position."""
+    """Match named arrays by their names, or outputs by position."""
     arrays_by_name = {
         name: numbers(array) if isinstance(array, Tensor) else np.asarray(array)
         for name, array in arrays.items()
@@ -581,6 +578,6 @@ def stub(reference: ModelReference) -> str:
     )
     return (
         f"def port({arguments}):\n"
-        '    """Take NumPy arrays, and return arrays by these names."""\n'
+        '    """Take NumPy arrays, and return arrays with these names."""\n'
         f"    return {{\n{entries}    }}\n"
     )

@@ -110,7 +110,7 @@ class Coherent:
         return self.repeats[name]
 
     def judge(self, name: str, errors: Array, sigma: Array, judged: Judgement) -> Judgement:
-        """Worse judgement of elements and groups."""
+        """The worse of the judgements on elements and on groups."""
         is_finite = np.isfinite(sigma) & np.isfinite(errors)
         errors, sigma = np.where(is_finite, errors, 0.0), np.where(is_finite, sigma, 0.0)
         worst, value = judged, on_host(self.values.get(name, errors))
@@ -138,7 +138,6 @@ class Coherent:
             if judgement.status == "diverges":
                 where = "of rows" if rows else f"over axes {', '.join(map(str, key[1]))}"
                 worst = replace(
-                    worst,
-                    note=f"{NO_ELEMENT}, but the {key[0]} {where} errs by {judgement.rms:.0f} sigma",
+                    worst, note=f"{NO_ELEMENT}, but the {key[0]} {where} is off by {judgement.rms:.0f} sigma"
                 )
         return worst

@@ -116,11 +116,11 @@ def refuse_changes(reference: ModelReference) -> str:
     if off > REPEATED:
         raise SpecError(
             f"the reference gives a different result when it runs again, first at {changed}: it keeps state, "
-            f"or draws numbers outside PyTorch; make it give the same result twice{seed}"
+            f"or draws random numbers outside PyTorch; make its result reproducible{seed}"
         )
     return (
-        f"differ in bits, first at {name}, by {share:.1g} of its largest value: rounding, as from reordered "
-        "sums"
+        f"two runs are not bitwise identical, first at {name}; the largest difference, {share:.1g} of a "
+        "tensor's largest value, is rounding, as when sums are reordered"
     )
 
 
@@ -129,4 +129,7 @@ def again(run: Callable[[], Arrays], first: Arrays, dtype: str) -> str:
     name, share = change(first, run())
     if share <= np.sqrt(precision(dtype).unit_roundoff):
         return ""
-    return f"the candidate gives a different result each time: {name} by {share:.1g} of its largest value"
+    return (
+        f"the candidate gives a different result each time, first at {name}; the largest difference is "
+        f"{share:.1g} of a tensor's largest value"
+    )

@@ -20,12 +20,7 @@ from concord.conformance.compare.aten_arithmetic import FOREIGN
 from concord.conformance.compare.draws import constants
 from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
 from concord.conformance.compare.module_explanation import explain
-from concord.conformance.compare.module_reference import (
-    ModelReference,
-    ModuleReference,
-    is_output,
-    numbers,
-)
+from concord.conformance.compare.module_reference import ModelReference, ModuleReference, is_output, numbers
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.exemptions import CONSTANT, is_decided_by_rounding
@@ -129,8 +124,8 @@ class ModelComparison(Judge):
             notes["proposed names, from equal values; save them with --names FILE"] = first_of(self.lines, 5)
         if self.ops_without_rule:
             notes["operations that Concord has no rule for"] = (
-                f"{', '.join(sorted(self.ops_without_rule))}: the tolerance allows each {FOREIGN} unit "
-                "roundoffs"
+                f"{', '.join(sorted(self.ops_without_rule))}: the tolerance allows {FOREIGN} unit roundoffs "
+                "for each"
             )
         return notes
 
@@ -218,7 +213,7 @@ class ModelComparison(Judge):
         return f"it is not finite in the reference, where {first} is the first such tensor"
 
     def same(self, array: Array) -> Judgement:
-        """Judge a tensor with the reference's bits."""
+        """Judge a tensor that has the same bits as the reference."""
         status = "agrees" if np.isfinite(array).any() else "undetermined"
         return Judgement(status, size=array.size, note=SAME_BITS)
 
@@ -286,7 +281,7 @@ class ModelComparison(Judge):
                     abs(run - expected.values[name])[decided].max(initial=0.0)
                     for run in (self.tensors[name], numbers(self.plain[name]))
                 )
-                # The reference may be exact, and a candidate no number.
+                # The reference's error may be 0, and the candidate's value may be NaN.
                 ratio = np.nan_to_num(error / max(own, np.finfo(float).tiny), nan=np.inf)
             words = f"candidate {error:.2g}, the reference itself {own:.2g}"
             descriptions.append((ratio, f"largest error of {name} against exact values: {words}"))

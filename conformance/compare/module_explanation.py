@@ -15,13 +15,7 @@ from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.differences import Difference, differences
 from concord.conformance.compare.kernel_names import kernels
 from concord.conformance.compare.kernels import KERNELS
-from concord.conformance.compare.module_reference import (
-    HALF,
-    ModuleReference,
-    dtype_name,
-    numbers,
-    spread,
-)
+from concord.conformance.compare.module_reference import HALF, ModuleReference, dtype_name, numbers, spread
 from concord.conformance.compare.stretch import Stretch, opened
 from concord.conformance.explain.description import wrong_elements
 from concord.conformance.explain.family_explanation import elsewhere

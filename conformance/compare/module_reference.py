@@ -211,7 +211,7 @@ class ModelReference:
 
     @functools.cached_property
     def _from_inputs(self) -> Iterator[Expectation]:
-        # Never advanced itself, it keeps every expectation for its copies.
+        # This iterator is never advanced; only its copies are, so it keeps every expectation for them.
         return itertools.tee(self._expect(None), 1)[0]
 
     def _expect(self, pin: Pin | None) -> Iterator[Expectation]:
@@ -240,7 +240,7 @@ class ModelReference:
                 continue  # more samples may reveal more open decisions
             ties = {name: Ties(value, sigmas[name]) for name, value in estimate.values.items()}
             for place, branch in enumerate(branches):
-                say(f"trying what rounding may decide, {where}: {place + 1} of {len(branches)}")
+                say(f"trying each result that rounding may decide, {where}: {place + 1} of {len(branches)}")
                 _take(ties, partial(self.compute, pin=pin or nothing), branch)
             for name, why in self.lost(truth).items():
                 ties[name].lost = why
@@ -276,7 +276,7 @@ class ModelReference:
         return False if uncomputed is None else uncomputed
 
     def contradiction(self, name: str) -> str:  # noqa: ARG002
-        """Return an empty string: candidates promise only tensors."""
+        """Return an empty string: a candidate returns nothing that its tensors could contradict."""
         return ""
 
     def untouched(self) -> contextlib.AbstractContextManager[list[str]]:
@@ -347,7 +347,7 @@ class ModuleReference(ModelReference):
         """The reference in another dtype, except float64."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
-        with running(self.role, f"cannot be copied, to run in {dtype_name(dtype)} as the candidate does"):
+        with running(self.role, f"cannot be copied to run in {dtype_name(dtype)}, as the candidate does"):
             return replace(self, model=copy.deepcopy(self.model).to(dtype), **self.inputs_in(dtype))
 
     @property
@@ -479,7 +479,7 @@ class ModuleReference(ModelReference):
         for name, weight in used.items() if arithmetic else ():
             if isinstance(weight, Weight):
                 weight.restore(name in self.state)
-        why = ["cannot be computed in exact arithmetic, though it runs"] if arithmetic else []
+        why = ["runs, but cannot be computed in exact arithmetic"] if arithmetic else []
         outputs = dict[str, Tensor]()
         with running(self.role, *why), contextlib.ExitStack() as stack:
             state = kept(self.model, copied) if arithmetic else self.untouched(copied)

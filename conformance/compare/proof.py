@@ -62,7 +62,7 @@ def prove(comparison: ModelComparison) -> Proof:
             else:
                 found = _diverges(mutant, end)
                 proof[bug]["found"] += found
-                # Where every activation is returned, the whole model shows no more.
+                # If every activation is returned, judging the whole model reveals nothing more.
                 proof[bug]["silent"] += not found and (
                     tensors.keys() == every.keys() or not _diverges(whole, end)
                 )

@@ -207,7 +207,7 @@ def token_by_token(reference: ModuleReference, folder: Path) -> Callable[..., di
     takes = inspect.signature(model.forward).parameters
     place = next((name for name in ("cache", "past_key_values") if name in takes), "")
     if not isinstance(ids, Tensor) or not place:
-        raise SpecError("way 'cached' needs a decoder of transformers: input_ids, and a cache")
+        raise SpecError("way 'cached' needs a transformers decoder that takes input_ids and a cache")
 
     def call(*_args: Any, **_inputs: Any) -> dict[str, Any]:
         cache, steps = None, list[dict[str, Tensor]]()

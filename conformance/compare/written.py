@@ -70,7 +70,6 @@ class Written(ModelReference):
     Attributes:
         function: takes an arithmetic, weights, inputs and ``tap``; returns a node, or nodes by
             ``output[NAME]``.
-        weights: arrays by name.
         dtype: the judged precision.
     """
 

@@ -164,11 +164,7 @@ def _hunt_on_dask(plan: Plan, settings: Setup, indices: Iterable[int], event: st
 
 
 def connected(address: str) -> Any:
-    """Return a Dask client, whose workers need Concord and the frameworks.
-
-    Raises:
-        SpecError: if no scheduler answers.
-    """
+    """Return a Dask client, whose workers need Concord and the frameworks."""
     distributed = dask()
     try:
         return distributed.Client(address, timeout=PATIENCE, set_as_default=False)

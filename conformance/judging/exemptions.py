@@ -31,7 +31,7 @@ NOT_FINITE_BEFORE = "the forward pass is not finite"
 GROWN = "accumulated rounding may exceed a tenth of its value"
 
 # A gradient is divided by the deviation of a row whose entries are nearly equal.
-NORM = "it flows through a layer norm whose result rounding decides"
+NORM = "it flows through a layer norm whose result depends only on rounding"
 
 # A half-precision gradient, or the solution of an ill-conditioned system, is a difference of equal values.
 NO_DIGIT = "rounding leaves no correct digit"

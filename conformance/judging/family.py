@@ -43,13 +43,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
-from concord.spec.deviations import (
-    KNOWN_DEVIATIONS,
-    NONE,
-    UNCOMPUTED_PADDING,
-    WIDER_OUTPUT,
-    Deviations,
-)
+from concord.spec.deviations import KNOWN_DEVIATIONS, NONE, UNCOMPUTED_PADDING, WIDER_OUTPUT, Deviations
 from concord.spec.parameters import Weights, trainable
 from concord.spec.precision import precision
 from concord.spec.tensors import from_output_on, output_name
@@ -196,7 +190,9 @@ class FamilyReference:
         rounded = precision(self.case.dtype).round
         if np.array_equal(rounded(result), rounded(tap), equal_nan=True):
             return ""
-        return f"the run's {'output' if name == self.output else 'loss'} differs from its tap of this name"
+        return (
+            f"the run's {'output' if name == self.output else 'loss'} differs from the tap of the same name"
+        )
 
 
 def norms(names: Collection[str]) -> list[str]:
@@ -351,7 +347,7 @@ def _estimate(case: JudgedProblem, pinned: Pinned | None, brief: bool = False) -
 
         return case.observe(arithmetic, judge, pinned)
 
-    scope = "end to end" if pinned is None else f"of each step{', a first look' if brief else ''}"
+    scope = "end to end" if pinned is None else f"of each step{' (first pass)' if brief else ''}"
     values, sigmas = estimate(
         compute,
         case.dtype,

@@ -176,7 +176,7 @@ class Judge:
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
     ) -> tuple[dict[str, Judgement], Expectation]:
-        """Judge by the first decisive look; also return its expectation."""
+        """Judge with the first estimate that is decisive, and also return that expectation."""
         judgements: dict[str, Judgement] = {}
         expected = Expectation("", {}, {}, {})  # for tensors judged only locally
         for expected in self.reference.expect(pin):

@@ -23,7 +23,7 @@ from concord.spec.text import first_of, shown
 LONGEST_LINE, LONGEST_NAME = 1000, 160
 
 # Prefix of a note on an error shared by elements.
-NO_ELEMENT = "no element shows it"
+NO_ELEMENT = "no single element exceeds its tolerance"
 
 
 # Statuses of results that a backend failed to return.
@@ -288,11 +288,10 @@ class Verdict:
             return "", ""
         deviation = DECLARABLE[self.undeclared]
         means = f"among its deviations (SPEC {deviation.clause}, docs/guides/joining.md)"
+        meaning = deviation.meaning
         if not _of_family(self):
-            means = f"by declared=[{self.undeclared!r}] or --declare"
-        meaning = (
-            deviation.meaning.removesuffix(" (value 1)") if means.startswith("by") else deviation.meaning
-        )
+            means = f"with declared=[{self.undeclared!r}] or --declare"
+            meaning = meaning.removesuffix(" (value 1)")
         return deviation.alone, f"if this is intended, declare `{self.undeclared}` {means}: {meaning}"
 
     @property
@@ -450,7 +449,7 @@ def unjudged_lines(verdict: Verdict) -> list[str]:
             continue
         if all(row.status == "not exposed" for row in rows):
             without = "leave them out with --forward-only" if _of_family(verdict) else "request none"
-            purpose = f'; if the candidate has none on purpose, give --declare "{section}"'
+            purpose = f'; if the candidate intentionally returns none, give --declare "{section}"'
             absent = purpose if is_output else ""
             advice = f"return them, or {without}" if section == "gradients" else f"return it{absent}"
         elif all(row.local is None for row in (verdict.table if is_output else rows)):

@@ -71,12 +71,12 @@ def suspects(recipe: Recipe) -> Iterator[Hypothesis]:
     for bug in TRAINING.values():
         if bug.only in ("", recipe.algorithm):
             yield Hypothesis(bug.name, bug.explanation, bug.clause, change=bug.change)
-    for by, which in ((1, "after"), (-1, "before")):
+    for by, which in ((1, "next"), (-1, "previous")):
         for text, clause, change in (
             ("the batches", "OPT-10", Change(batches=partial(of_other_step, by=by))),
             ("the dropout masks", "DRP-3", Change(masks=partial(kept_in_other_step, by=by))),
         ):
-            yield Hypothesis("other_step", f"{text} of the step {which}", clause, change=change)
+            yield Hypothesis("other_step", f"{text} of the {which} step", clause, change=change)
     if any(getattr(recipe, name) for name in RATES):
         off = with_recipe(**dict.fromkeys(RATES, 0.0))
         yield Hypothesis("dropout_off", "training without dropout", "DRP-2", change=off)

@@ -57,8 +57,7 @@ class Envelope:
         self.truth.step(start.batches, lambda name, array: values.__setitem__(prefix + name, array))
         # Values per sample: those of a batch's forward pass or of the model, whichever are more.
         self.elements = max(
-            (self.truth.a.elements - before) // max(len(start.batches), 1),
-            self.case.elements,
+            (self.truth.a.elements - before) // max(len(start.batches), 1), self.case.elements
         )
 
     def around(self, whole: bool = True, last: bool = False) -> Expectation:

@@ -315,12 +315,7 @@ def about(case: JudgedTraining, settings: Setup) -> LockstepCase:
     """Describe the training."""
     training = case.training
     return LockstepCase(
-        len(training.steps),
-        training.seed,
-        case.part,
-        case.config,
-        plain(training.recipe.as_dict()),
-        settings,
+        len(training.steps), training.seed, case.part, case.config, plain(training.recipe.as_dict()), settings
     )
 
 

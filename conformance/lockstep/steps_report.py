@@ -51,7 +51,7 @@ def explanation(found: Lockstep) -> str:
         if found.mode == MODES[0]
         else "each backend continues from its own last step, unjudged: correct backends drift apart too"
     )
-    return f"Largest error in tolerances of any step; {found.mode}: {how}."
+    return f"Largest error of any step, in tolerances; {found.mode}: {how}."
 
 
 def unjudged(track: Track, found: Lockstep) -> str:

@@ -74,14 +74,7 @@ class Job:
             Misfit: for unknown tensors, or wrong shapes or types.
         """
         return judge(
-            self.config,
-            self.weights,
-            self.batch,
-            run,
-            self.part,
-            self.expectation,
-            rules,
-            self.end_to_end,
+            self.config, self.weights, self.batch, run, self.part, self.expectation, rules, self.end_to_end
         )
 
     def judgeable(self, run: Run) -> Job:
@@ -321,11 +314,7 @@ def deviations_of(
 def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Part of a backend's description to store."""
     about = {key: value for key, value in worker.description.items() if key != "implementation_deviations"}
-    return {
-        **about,
-        "deviations": list(deviations),
-        "import_seconds": worker.import_seconds,
-    }
+    return {**about, "deviations": list(deviations), "import_seconds": worker.import_seconds}
 
 
 Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
@@ -338,10 +327,10 @@ class _Earlier:
     turn: int  # its backend's last turn
 
     def words(self, job: Job, turn: int) -> str:
-        between = ", after others" if turn > self.turn + 1 else ""
+        between = ", after other cases had run" if turn > self.turn + 1 else ""
         outcome = _verb(self.result.verdict.status if self.result.verdict else self.result.status)
-        position = f"run {self.result.times + 1} of {job.times}{between}"
-        return f"only when run again: {position}; the first {outcome}"
+        position = f"in run {self.result.times + 1} of {job.times}{between}"
+        return f"only when run again: {position}; the first run {outcome}"
 
 
 def _verb(status: str) -> str:

@@ -10,13 +10,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from concord.conformance.judging.verdict import (
-    FAILED_WORKER,
-    NOT_JUDGED,
-    Result,
-    Row,
-    number,
-)
+from concord.conformance.judging.verdict import FAILED_WORKER, NOT_JUDGED, Result, Row, number
 from concord.conformance.run import drawing
 from concord.conformance.run.campaign import Report
 from concord.conformance.run.page import render
@@ -48,7 +42,7 @@ CELLS = 15_000
 
 WAYS = ("local", "end_to_end")
 
-# Of several lists of layers in a name, the outermost; a gradient belongs to none.
+# If a name contains several layer lists, match the outermost; gradients match none.
 LAYER = re.compile(r"(?!gradients\.)(?:\w+\.)*?([A-Za-z_]\w*?)s?\.(\d+)\b")
 
 GROUPS = {"check": "variant", "golden": "source", "compare": "candidate"}

@@ -96,8 +96,8 @@ class Backend(Plain):
 
     name, version = "plain-paddle", paddle.__version__
     deviations: ClassVar = [
-        {"name": "softmax_floor", "value": -64.0, "reason": "entries less the largest are clipped"},
-        {"name": "log_softmax_floor", "value": -64.0, "reason": "entries less the largest are clipped"},
+        {"name": "softmax_floor", "value": -64.0, "reason": "entries minus the largest are clipped"},
+        {"name": "log_softmax_floor", "value": -64.0, "reason": "entries minus the largest are clipped"},
         {"name": "norm_epsilon_bits", "value": 24, "reason": "nn.LayerNorm stores epsilon as float32"},
     ]
 

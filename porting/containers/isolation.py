@@ -20,7 +20,7 @@ from concord.backends.wire import WorkerFailure
 from concord.backends.worker import environment
 from concord.porting.containers import safetensors
 from concord.porting.file_tensors import StoredTensor
-from concord.spec.errors import SpecError, placed, refuse
+from concord.spec.errors import SpecError, located, refuse
 from concord.spec.files import opened
 
 # Seconds for any file, and the bytes that add another second; importing a framework takes several seconds.
@@ -94,7 +94,8 @@ def _ask(
         problems = [f"no library can {method} it as a file of tensors: {failure.detail}"]
     if not process.dead:
         _processes[key] = process
-    refuse([placed(str(path), problem) for problem in problems])
+    with located(str(path)):
+        refuse(problems)
     return answer
 
 

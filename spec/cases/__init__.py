@@ -111,7 +111,7 @@ SCENARIOS: dict[str, Scenario] = {
         options={"num_heads": 7},
     ),
     "long": Scenario(
-        "one sample of 263 tokens, as many as there are positions, so longer than the blocks of kernels; ids "
+        "one sample of 263 tokens, which fills all positions and exceeds the block sizes of kernels; ids "
         "beyond 8 and 16 bits, each used many times; the first token is padding; two layers of one head",
         padding="left",
         batch=1,
@@ -157,7 +157,7 @@ SCENARIOS: dict[str, Scenario] = {
         only=("bert-pytorch",),
     ),
     "short": Scenario(
-        "pooled vectors that are shorter than the minimum length that they are divided by, and longer ones",
+        "pooled vectors shorter and longer than the minimum length by which a vector is divided",
         options={"length_epsilon": SHORT},
         once=True,
         only=("sentence-bert",),

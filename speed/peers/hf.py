@@ -96,7 +96,7 @@ class HuggingFaceModel:
 
 
 class HuggingFacePeer:
-    """The peer, without judgement by tensor."""
+    """The peer; its tensors are not judged individually."""
 
     name = "hf"
 

@@ -111,7 +111,6 @@ class Bugged(Course):
 
     @property
     def right(self) -> Any:
-        """The same places without the bug."""
         return super()
 
     def value(self, tensor: Any) -> Tensor:
@@ -199,11 +198,7 @@ def differing(change: Change, recipe: Recipe) -> tuple[str, ...]:
 
 
 def stages(change: Change, recipe: Recipe) -> set[str]:
-    """Stages of a step where a change may first appear.
-
-    Raises:
-        ConfigError: if the change yields an invalid recipe.
-    """
+    """Stages of a step where a change may first appear."""
     stage_of = {"OPT-10": "gradients", "OPT-7": "clipped", "DRP-2": "losses"}
     return {stage for stage, places in PLACES.items() if change.places & {*places}} | {
         stage_of.get(CLAUSE_OF[name], "moments") for name in differing(change, recipe)
