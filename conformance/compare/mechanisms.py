@@ -24,6 +24,7 @@ from concord.conformance.compare.operation_context import (
     of_catalogue,
     rounded,
 )
+from concord.conformance.wording import distinct
 from concord.spec.arrays import Array
 from concord.spec.precision import precision, round_to_bits
 
@@ -118,7 +119,8 @@ def of_numbers(it: Operation) -> Found:
                 last = ", the last," * (
                     name == "index" and other == it.operands["self"].shape[it.operands["dim"]] - 1
                 )
-                text = f"{it.name.strip('_')} with {word} {other}{last} in place of {value}"
+                actual, right = distinct(other, value) if isinstance(value, float) else (other, value)
+                text = f"{it.name.strip('_')} with {word} {actual}{last} in place of {right}"
                 kind = "softmax_axis" if softmax else OF_NUMBERS.get(name, "another_number")
                 yield kind, text, partial(it.having, **{name: other})
     if it.name == "slice" and isinstance(it.operands["start"], int):
