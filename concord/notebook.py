@@ -27,7 +27,7 @@ def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
         for number, verdict in enumerate(verdicts, start=1):
             explained = verdict.explained()
             case = f"verdict {number}" if len(verdicts) > 1 else "verdict"
-            yield Result("the run", title, case, "as it ran", explained.status, verdict=explained)
+            yield Result("the run", title, case, "its own precision", explained.status, verdict=explained)
 
     report = Report([*results()], {"the run": {}}, Setup())
     return Page(results_page(record.make_record(report, "compare", title)))
