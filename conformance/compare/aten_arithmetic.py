@@ -517,8 +517,10 @@ class Perturbed(ExactMode):
         return torch.rand(y.shape, generator=generator, device=y.device, dtype=y.dtype).mul_(2).sub_(1)
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-        """Perturb by the given size."""
-        return torch.addcmul(y, size(y), self.noise(y))
+        """Perturb by the given size, except infinities."""
+        # Otherwise a sum with a mask of -inf, or the logarithm of zero, would be NaN in samples, and a whole
+        # row of attention weights would not be judged.
+        return torch.where(y.isinf(), y, torch.addcmul(y, size(y), self.noise(y)))
 
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
