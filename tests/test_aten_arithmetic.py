@@ -261,3 +261,30 @@ def test_rounding_leaves_an_infinite_score_infinite(scores):
     verdict = compare(right, reordered(right), inputs)
     assert verdict.passed, verdict
     assert compare(right, wrong, inputs).first == "output"
+
+
+REDUCED = {
+    "mean": lambda rows: np.add.accumulate(rows)[-1] / np.float32(len(rows)),
+    "prod": lambda rows: np.multiply.accumulate(rows)[-1],
+    "amax": lambda rows: -(-rows).min(0),
+}
+
+
+@pytest.mark.parametrize("kind", REDUCED)
+def test_scattered_terms_are_reduced_in_any_order(kind):
+    # Counted as a sum of ones, a mean had a single term, and a maximum of -inf and terms was not judged.
+    x, start = 1 + drawn(1009, 5) / 53, -math.inf if kind == "amax" else 1.0
+    index = (torch.arange(1009) % 3)[:, None].expand(1009, 5)
+
+    def reduced(m, x):
+        target = torch.full((3, 5), start)
+        return target.scatter_reduce(0, index, x, kind, include_self=kind == "amax") * m.gain
+
+    def port(x, sign=1):
+        return {"output": np.stack([REDUCED[kind](sign * x[group::3][::-1]) for group in range(3)])}
+
+    model = Of(reduced, {"gain": lambda: nn.Parameter(torch.ones(()))}).eval()
+    model.gain.data.fill_(1)
+    verdict = compare(model, port, x)
+    assert verdict.passed, verdict
+    assert compare(model, lambda x: port(x, -1), x).first == "output"

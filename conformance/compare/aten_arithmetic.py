@@ -826,6 +826,19 @@ def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *
     return terms, share * _squared(x).sum(tuple(dim), keepdim=True), 0.0
 
 
+def _reduced(
+    y: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor, kind: str, include_self: bool = True
+) -> Counted:
+    def summed(function: Callable[[Tensor], Tensor]) -> Tensor:
+        return function(x).scatter_reduce(dim, index, function(source), "sum", include_self=include_self)
+
+    count = summed(torch.ones_like)
+    if kind in ("amax", "amin"):
+        return 1.0, torch.zeros_like(y), 0.0
+    squares = _squared(y) if kind == "prod" else summed(_squared)
+    return count, squares / count**2 if kind == "mean" else squares, 0.0
+
+
 def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
     # For coefficients that sum to 1.
 
@@ -857,6 +870,7 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Cou
 SUMS: dict[str, Callable[..., Counted]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv"), _product),
     "mean": _mean,
+    "scatter_reduce": _reduced,
     **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _transformed),
     **{name: _linear(getattr(aten, name)) for name in RULES["linear"]},
     **{name: _linear(getattr(aten, name), 0) for name in RULES["linear_in_first"]},
