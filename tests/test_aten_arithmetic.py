@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from concord.conformance.compare import aten_arithmetic, compare, prepare
 from concord.conformance.compare.aten_arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
 from concord.conformance.compare.module_reference import ModuleReference
-from tests.toys.kinds import Of, drawn, linear
+from tests.toys.kinds import Of, drawn, linear, reordered
 
 
 def one_by_one(terms):
@@ -237,3 +237,54 @@ def test_samples_share_the_deviations_of_sums(monkeypatch):
     monkeypatch.setattr(aten_arithmetic, "_deviation", lambda *sums: calls.append(sums) or deviation(*sums))
     own_errors("output", lambda m, x: m.a(x), drawn(3, 67), a=linear(67, 5))
     assert len(calls) == 6, "of a product and two gradients, end to end and from the candidate's own tensors"
+
+
+MASKED = {
+    "baddbmm": lambda q, k, mask: torch.baddbmm(mask, q, k.mT),
+    "div": lambda q, k, mask: (q @ k.mT + mask) / 1.7,
+    "log": lambda q, k, mask: q @ k.mT + mask.exp().log(),
+}
+
+
+@pytest.mark.parametrize("scores", MASKED.values(), ids=MASKED)
+def test_rounding_leaves_an_infinite_score_infinite(scores):
+    # Otherwise no row with a hidden key is judged, and a port without the mask agrees.
+    def attending(m, x, mask):
+        return scores(m.a(x), x, mask).softmax(-1) @ x
+
+    def blind(m, x, mask):
+        return attending(m, x, torch.zeros_like(mask))
+
+    mask = torch.zeros(3, 7, 7).masked_fill(torch.arange(7) > 4, -math.inf)
+    inputs = {"x": drawn(3, 7, 5), "mask": mask}
+    right, wrong = (Of(forward, {"a": linear(5, 5)}).eval() for forward in (attending, blind))
+    verdict = compare(right, reordered(right), inputs)
+    assert verdict.passed, verdict
+    assert compare(right, wrong, inputs).first == "output"
+
+
+REDUCED = {
+    "mean": lambda rows: np.add.accumulate(rows)[-1] / np.float32(len(rows)),
+    "prod": lambda rows: np.multiply.accumulate(rows)[-1],
+    "amax": lambda rows: -(-rows).min(0),
+}
+
+
+@pytest.mark.parametrize("kind", REDUCED)
+def test_scattered_terms_are_reduced_in_any_order(kind):
+    # Counted as a sum of ones, a mean had a single term, and a maximum of -inf and terms was not judged.
+    x, start = 1 + drawn(1009, 5) / 53, -math.inf if kind == "amax" else 1.0
+    index = (torch.arange(1009) % 3)[:, None].expand(1009, 5)
+
+    def reduced(m, x):
+        target = torch.full((3, 5), start)
+        return target.scatter_reduce(0, index, x, kind, include_self=kind == "amax") * m.gain
+
+    def port(x, sign=1):
+        return {"output": np.stack([REDUCED[kind](sign * x[group::3][::-1]) for group in range(3)])}
+
+    model = Of(reduced, {"gain": lambda: nn.Parameter(torch.ones(()))}).eval()
+    model.gain.data.fill_(1)
+    verdict = compare(model, port, x)
+    assert verdict.passed, verdict
+    assert compare(model, lambda x: port(x, -1), x).first == "output"

@@ -45,3 +45,13 @@ def test_more_padding_agrees_where_it_moves_no_position():
     )
     assert right.passed, right
     assert moved.first == "output[last_hidden_state]"
+
+
+def test_a_module_that_keeps_a_computed_tensor_is_copied():
+    # PyTorch copies no tensor with a history, such as the weight that this computes before each call.
+    torch.manual_seed(0)
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        layer = torch.nn.utils.weight_norm(nn.Linear(7, 5))
+    model = nn.Sequential(layer, nn.Linear(5, 3)).eval()
+    layer.seen = [layer(torch.randn(2, 7))]
+    assert compare(model, inputs=torch.randn(3, 7), way="bfloat16").passed

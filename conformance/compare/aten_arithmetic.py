@@ -510,8 +510,10 @@ class Perturbed(ExactMode):
         return torch.rand(y.shape, generator=generator, device=y.device, dtype=y.dtype).mul_(2).sub_(1)
 
     def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
-        """Perturb by the given size."""
-        return torch.addcmul(y, size(y), self.noise(y))
+        """Perturb by the given size, except infinities."""
+        # Otherwise a sum with a mask of -inf, or the logarithm of zero, would be NaN in samples, and a whole
+        # row of attention weights would not be judged.
+        return torch.where(y.isinf(), y, torch.addcmul(y, size(y), self.noise(y)))
 
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
@@ -817,6 +819,19 @@ def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *
     return terms, share * _squared(x).sum(tuple(dim), keepdim=True), 0.0
 
 
+def _reduced(
+    y: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor, kind: str, include_self: bool = True
+) -> Counted:
+    def summed(function: Callable[[Tensor], Tensor]) -> Tensor:
+        return function(x).scatter_reduce(dim, index, function(source), "sum", include_self=include_self)
+
+    count = summed(torch.ones_like)
+    if kind in ("amax", "amin"):
+        return 1.0, torch.zeros_like(y), 0.0
+    squares = _squared(y) if kind == "prod" else summed(_squared)
+    return count, squares / count**2 if kind == "mean" else squares, 0.0
+
+
 def _averaged(operation: Callable[..., Tensor]) -> Callable[..., Counted]:
     # For coefficients that sum to 1.
 
@@ -848,6 +863,7 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Cou
 SUMS: dict[str, Callable[..., Counted]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv"), _product),
     "mean": _mean,
+    "scatter_reduce": _reduced,
     **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _transformed),
     **{name: _linear(getattr(aten, name)) for name in RULES["linear"]},
     **{name: _linear(getattr(aten, name), 0) for name in RULES["linear_in_first"]},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import functools
 import inspect
 import json
@@ -54,6 +53,7 @@ from concord.conformance.compare.module_reference import (
     submodule_of,
     with_log_probabilities,
 )
+from concord.conformance.compare.state import copy_of
 from concord.conformance.compare.written import Written
 from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse
@@ -282,7 +282,7 @@ def dequantized(reference: ModuleReference, candidate: nn.Module) -> ModuleRefer
     # 8-bit weights define a different model: compared with the original weights, every correct candidate
     # diverges (decision 32).
     model = reference.model
-    copied, apart = copy.deepcopy(model), dict[str, float]()
+    copied, apart = copy_of(model), dict[str, float]()
     for path, module in candidate.named_modules():
         for name, weight in module.named_parameters(path, recurse=False):
             if type(weight.detach()) is not Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from concord.conformance.compare.module_reference import (
     numbers,
     without_wrappers,
 )
+from concord.conformance.compare.state import copy_of
 from concord.conformance.explain.description import relation
 from concord.conformance.wording import counted, few, instead_of
 from concord.spec.arrays import Array
@@ -54,7 +54,7 @@ class Difference:
     def applied(self, reference: ModuleReference) -> ModuleReference:
         """Copy the reference with the candidate's values."""
         parameters = {id(tensor): tensor for tensor in reference.model.parameters()}
-        model = copy.deepcopy(reference.model, dict(parameters))
+        model = copy_of(reference.model, parameters)
         for (path, inner, name), value in self.values.items():
             owner = model.get_submodule(path)
             assign = setattr if isinstance(value, (Tensor, nn.Module)) else object.__setattr__
@@ -73,7 +73,7 @@ def there(value: Any, device: torch.device) -> Any:
     """Move tensors and modules to a device."""
     if isinstance(value, nn.Module):
         here = all(tensor.device == device for tensor in value.parameters())
-        return value if here else copy.deepcopy(value).to(device)
+        return value if here else copy_of(value).to(device)
     if not isinstance(value, Tensor) or value.device == device:
         return value
     moved = value.detach().to(device)

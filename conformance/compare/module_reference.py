@@ -48,7 +48,7 @@ from concord.conformance.compare.aten_arithmetic import (
 from concord.conformance.compare.coherent import Coherent
 from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed, Ties
 from concord.conformance.compare.kernels import KERNELS
-from concord.conformance.compare.state import Copies, kept, untouched
+from concord.conformance.compare.state import Copies, copy_of, kept, untouched
 from concord.conformance.judging.estimate import SAMPLES, Estimate, Observer, namespace_of
 from concord.conformance.judging.exemptions import ABSENT, NOT_EXPOSED
 from concord.conformance.judging.expectation import Expectation, is_gradient
@@ -348,7 +348,7 @@ class ModuleReference(ModelReference):
         if dtype in (dtype_of(self.model), torch.float64):
             return self
         with running(self.role, f"cannot be copied to run in {dtype_name(dtype)}, as the candidate does"):
-            return replace(self, model=copy.deepcopy(self.model).to(dtype), **self.inputs_in(dtype))
+            return replace(self, model=copy_of(self.model).to(dtype), **self.inputs_in(dtype))
 
     @property
     def device(self) -> torch.device:
@@ -366,7 +366,7 @@ class ModuleReference(ModelReference):
         """A copy on the CPU."""
         if self.in_host_memory:
             return self
-        moved = replace(self, model=copy.deepcopy(self.model).cpu(), **self.map_inputs(Tensor.cpu))
+        moved = replace(self, model=copy_of(self.model).cpu(), **self.map_inputs(Tensor.cpu))
         plain = {name: tensor.cpu() for name, tensor in self.plain.items()}
         vars(moved)["_as_it_is"] = plain, self.state
         return moved
@@ -673,7 +673,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return unwrapped(model.get_submodule(WRAPPER))
     paths = [path for path, _ in model.named_modules()]
     wrappers = [path.removesuffix(f".{WRAPPER}") for path in paths if path.endswith(f".{WRAPPER}")]
-    bare = copy.deepcopy(model) if wrappers else model
+    bare = copy_of(model) if wrappers else model
     for path in reversed(wrappers):  # wrappers may be nested
         bare.set_submodule(path, bare.get_submodule(f"{path}.{WRAPPER}"))
     return bare

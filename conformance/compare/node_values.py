@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from concord.conformance.compare.module_reference import ModuleReference, running, submodule_of
+from concord.conformance.compare.state import copy_of
 from concord.conformance.judging.verdict import Verdict
 from concord.spec.errors import SpecError
 from concord.spec.files import write_text
@@ -37,7 +37,7 @@ def write_node_values(comparison: ModelComparison, verdict: Verdict, path: Path)
         raise SpecError("Model Explorer shows exported PyTorch modules, but the reference is in NumPy")
     host = reference.on_host()
     with running(reference.role, "cannot be exported"):
-        program = torch.export.export(copy.deepcopy(host.model), host.args, dict(host.kwargs), strict=False)
+        program = torch.export.export(copy_of(host.model), host.args, dict(host.kwargs), strict=False)
     for node in program.graph.nodes:  # the last node within a module is its result
         for module, _ in node.meta.get("nn_module_stack", {}).values():
             nodes[module] = node.name

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 REGISTERED = ("_parameters", "_buffers", "_modules")
 
@@ -53,6 +53,15 @@ class Copies:
         with contextlib.suppress(Exception):
             return copy.deepcopy(x, self.known)
         return x
+
+
+def copy_of(model: nn.Module, known: Mapping[int, Any] = types.MappingProxyType({})) -> Any:
+    """Copy a module deeply; ``known`` holds replacements by identity."""
+    # PyTorch cannot copy tensors with a history, such as the weight that `weight_norm` computes before each
+    # call, or a loss or attention map that a training step left.
+    attributes = tree_leaves([_attributes(module) for module in modules_of(model).values()])
+    results = [x for x in attributes if isinstance(x, Tensor) and not x.is_leaf]
+    return copy.deepcopy(model, {**known, **{id(x): x.detach().clone() for x in results}})
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 import warnings
@@ -25,6 +24,7 @@ from concord.conformance.compare.module_reference import (
     running,
     unwrapped,
 )
+from concord.conformance.compare.state import copy_of
 from concord.spec.errors import SpecError, optional, refuse, unknown
 from concord.spec.text import first_line
 
@@ -83,7 +83,7 @@ def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
     converted = {*DTYPES, *DEVICES, "int8"}.intersection(names)
     shared = {} if converted else {id(weight): weight for weight in reference.parameters()}
     with running("the reference", f"cannot be copied, which way {way!r} requires"):
-        model = copy.deepcopy(reference, shared).to(dtype)
+        model = copy_of(reference, shared).to(dtype)
     for name in sorted(names, key=MODULES.index):  # compilation comes last
         if name in ("eager", "sdpa"):
             try:
@@ -132,7 +132,7 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
         warnings.simplefilter("ignore")
         try:
             torch.onnx.export(
-                copy.deepcopy(host_reference.model),
+                copy_of(host_reference.model),
                 host_reference.args,
                 path,
                 kwargs=dict(host_reference.kwargs),
@@ -159,7 +159,7 @@ def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[
         graph = (
             openvino.convert_model(path)
             if path
-            else openvino.convert_model(copy.deepcopy(host_reference.model), example_input=example)
+            else openvino.convert_model(copy_of(host_reference.model), example_input=example)
         )
         # OpenVINO's default precision depends on the processor.
         hints = {"INFERENCE_PRECISION_HINT": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}
