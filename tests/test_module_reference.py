@@ -255,3 +255,16 @@ def test_a_comparison_with_gradients_leaves_nothing_in_memory():
     model = layer(lambda m, x: m.a(x).relu())
     assert compare(model, reordered(model), drawn(3, 7), gradients=True).passed
     assert len(sigmas()) == before  # the graph of a backward pass refers to them by its hooks
+
+
+def test_a_module_may_differentiate_with_respect_to_its_own_weights():
+    # Such as a layer that learns while it is tested.
+    def adapted(m, x):
+        with torch.enable_grad():
+            loss = m.a(x).square().mean()
+            (gradient,) = torch.autograd.grad(loss, m.a.weight, create_graph=True)
+        return torch.nn.functional.linear(x, m.a.weight - gradient, m.a.bias)
+
+    model = layer(adapted)
+    verdict = compare(model, reordered(model), drawn(3, 7))
+    assert verdict.passed, verdict
