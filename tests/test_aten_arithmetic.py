@@ -1,3 +1,4 @@
+import copy
 import math
 
 import numpy as np
@@ -288,3 +289,9 @@ def test_scattered_terms_are_reduced_in_any_order(kind):
     verdict = compare(model, port, x)
     assert verdict.passed, verdict
     assert compare(model, lambda x: port(x, -1), x).first == "output"
+
+
+def test_a_module_may_copy_a_tensor_deeply():
+    model = Of(lambda m, x: m.a(copy.deepcopy({"cache": [x]})["cache"][0]), {"a": linear(7, 5)}).eval()
+    verdict = compare(model, reordered(model), drawn(3, 7), gradients=True)
+    assert verdict.passed, verdict

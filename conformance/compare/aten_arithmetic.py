@@ -171,6 +171,11 @@ class Computed(Tensor):
         with _disable_current_modes():
             return format(self.value, form)
 
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        # PyTorch copies no subclass without data, and a model may copy its cache.
+        memo[id(self)] = copied = self.detach().clone().requires_grad_(self.requires_grad)
+        return copied
+
     def tolist(self) -> Any:
         """Float64 values."""
         with _disable_current_modes():
