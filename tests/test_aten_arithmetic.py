@@ -295,3 +295,11 @@ def test_a_module_may_copy_a_tensor_deeply():
     model = Of(lambda m, x: m.a(copy.deepcopy({"cache": [x]})["cache"][0]), {"a": linear(7, 5)}).eval()
     verdict = compare(model, reordered(model), drawn(3, 7), gradients=True)
     assert verdict.passed, verdict
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # raised within PyTorch
+@pytest.mark.parametrize("derivative", [torch.func.jacfwd, torch.func.hessian])
+def test_a_module_may_differentiate_forwards(derivative):
+    model = Of(lambda m, x: derivative(lambda row: m.a(row).tanh().sum())(x[0]), {"a": linear(7, 5)}).eval()
+    verdict = compare(model, reordered(model), drawn(3, 7))
+    assert verdict.passed, verdict

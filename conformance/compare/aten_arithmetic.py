@@ -1236,4 +1236,6 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
         torch.as_tensor(x)
     ),  # autograd also passes plain numbers
     aten._neg_view.default: torch.neg,
+    # Forward-mode derivatives of constants: zeros without memory, on which no operation runs here.
+    aten._efficientzerotensor.default: torch.zeros,
 }
