@@ -1,3 +1,4 @@
+import copy
 import math
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from concord.conformance.compare import aten_arithmetic, compare, prepare
 from concord.conformance.compare.aten_arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
@@ -288,3 +290,37 @@ def test_scattered_terms_are_reduced_in_any_order(kind):
     verdict = compare(model, port, x)
     assert verdict.passed, verdict
     assert compare(model, lambda x: port(x, -1), x).first == "output"
+
+
+def test_a_module_may_copy_a_tensor_deeply():
+    model = Of(lambda m, x: m.a(copy.deepcopy({"cache": [x]})["cache"][0]), {"a": linear(7, 5)}).eval()
+    verdict = compare(model, reordered(model), drawn(3, 7), gradients=True)
+    assert verdict.passed, verdict
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # raised within PyTorch
+@pytest.mark.parametrize("derivative", [torch.func.jacfwd, torch.func.hessian])
+def test_a_module_may_differentiate_forwards(derivative):
+    model = Of(lambda m, x: derivative(lambda row: m.a(row).tanh().sum())(x[0]), {"a": linear(7, 5)}).eval()
+    verdict = compare(model, reordered(model), drawn(3, 7))
+    assert verdict.passed, verdict
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
+def test_flex_attention_is_computed_step_by_step():
+    def attending(slope):
+        places = torch.arange(7)
+
+        def function(q, k, v):
+            return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + slope * (i - j))
+
+        def by_hand(q, k, v):
+            scores = q @ k.mT / 61**0.5 + slope * (places[:, None] - places)
+            return scores.softmax(-1) @ v
+
+        return function, by_hand
+
+    (right, by_hand), (wrong, _) = attending(0.5), attending(0.25)
+    verdict = compare(attention(right), attention(by_hand), drawn(5, 7, 7))
+    assert verdict.passed, verdict
+    assert compare(attention(right), attention(wrong), drawn(5, 7, 7)).first == "output"

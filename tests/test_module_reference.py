@@ -255,3 +255,28 @@ def test_a_comparison_with_gradients_leaves_nothing_in_memory():
     model = layer(lambda m, x: m.a(x).relu())
     assert compare(model, reordered(model), drawn(3, 7), gradients=True).passed
     assert len(sigmas()) == before  # the graph of a backward pass refers to them by its hooks
+
+
+def test_a_module_may_differentiate_with_respect_to_its_own_weights():
+    # Such as a layer that learns while it is tested.
+    def adapted(m, x):
+        with torch.enable_grad():
+            loss = m.a(x).square().mean()
+            (gradient,) = torch.autograd.grad(loss, m.a.weight, create_graph=True)
+        return torch.nn.functional.linear(x, m.a.weight - gradient, m.a.bias)
+
+    model = layer(adapted)
+    verdict = compare(model, reordered(model), drawn(3, 7))
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("factor", [2, 3.1])
+def test_a_module_that_tells_exact_arithmetic_apart_is_refused(factor):
+    # Otherwise a right candidate would be blamed for the branch that only the exact run takes.
+    model = layer(lambda m, x: m.a(x) * (2 if type(m.a(x)) is torch.Tensor else 3))
+    port = layer(lambda m, x: factor * m.a(x))
+    if factor == 2:
+        with pytest.raises(SpecError, match="output of the reference itself differs"):
+            compare(model, reordered(port), drawn(3, 7))
+    else:
+        assert compare(model, port, drawn(3, 7)).first == "output"

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
+from torch._ops import HigherOrderOperator
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import (
     return_and_correct_aliasing,
 )
 
+from concord.conformance.compare.aten_operations import within
 from concord.conformance.compare.decisions import Branch, Decisions, Followed, Operands, leaves, mapped
 from concord.conformance.compare.kernels import (
     CUDNN_RECURRENT,
@@ -164,6 +166,11 @@ class Computed(Tensor):
         with _disable_current_modes():
             return format(self.value, form)
 
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        # PyTorch copies no subclass without data, and a model may copy its cache.
+        memo[id(self)] = copied = self.detach().clone().requires_grad_(self.requires_grad)
+        return copied
+
     def tolist(self) -> Any:
         """Float64 values."""
         with _disable_current_modes():
@@ -259,6 +266,7 @@ class ExactMode(TorchDispatchMode):
     # backward pass. `blind_rows` is the result of softmax for a row that sees no key: "zero", "uniform", or
     # empty for the softmax of its scores.
     samples, corner, backward, blind_rows = 0, 0.0, False, ""
+    supports_higher_order_operators = True
     kernels: Collection[str] = ()  # names from KERNELS that may have run
     # `within` is the composite function being computed, such as lstm. With `constants`, Python numbers are
     # rounded to the dtype of their operation.
@@ -315,6 +323,8 @@ class ExactMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return within(self, func, args, kwargs)
         kwargs, about = dict(kwargs or {}), traits(func)
         # Composite operations run again within the mode, which intercepts their steps.
         if about.steps is not None:
@@ -1224,4 +1234,6 @@ WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
         torch.as_tensor(x)
     ),  # autograd also passes plain numbers
     aten._neg_view.default: torch.neg,
+    # Forward-mode derivatives of constants: zeros without memory, on which no operation runs here.
+    aten._efficientzerotensor.default: torch.zeros,
 }

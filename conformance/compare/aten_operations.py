@@ -11,6 +11,8 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -104,8 +106,18 @@ def first(results: Any) -> Any:
 Make = Callable[[Operation], Any]
 
 
+def within(
+    mode: TorchDispatchMode, func: HigherOrderOperator, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Any:
+    """Run the steps of a higher-order operation, such as flex_attention, within a mode."""
+    with mode:
+        return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs or {})
+
+
 class Watched(TorchDispatchMode):
     """A mode in which a function computes each operation."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, make: Make) -> None:
         super().__init__()
@@ -114,6 +126,8 @@ class Watched(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return within(self, func, args, kwargs)
         return self.make(Operation(func, args, kwargs or {}, next(self.numbers)))
 
 

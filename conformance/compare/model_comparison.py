@@ -28,6 +28,7 @@ from concord.conformance.judging.expectation import Expectation, is_gradient
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.judge import Judge
 from concord.conformance.judging.protocol import Pin
+from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.judging.verdict import NO_ELEMENT, Judgement, Row, Verdict
 from concord.conformance.wording import counted
 from concord.spec.arrays import Array
@@ -84,6 +85,7 @@ class ModelComparison(Judge):
         self.ops_without_rule: set[str] = set()
         self.occurred: set[str] = set()
         self.accuracy: list[str] = []  # exact errors of the worst output
+        self.from_inputs = Expectation("", {}, {}, {})
         self.local_expected: dict[str, Prediction] = {}  # tensors that diverge locally
         super().__init__(reference, tensors, () if alone else whole)
 
@@ -161,7 +163,30 @@ class ModelComparison(Judge):
         verdict = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
         if not (several and verdict.passed):
             verdict = dataclasses.replace(verdict, notes=(*verdict.notes, *self.accuracy))
-        return dataclasses.replace(verdict, judge=self) if verdict.status == "diverges" else verdict
+        if verdict.status != "diverges":
+            return verdict
+        self.refuse_own_fault(verdict)
+        return dataclasses.replace(verdict, judge=self)
+
+    def refuse_own_fault(self, verdict: Verdict) -> None:
+        """Refuse a module whose exact run differs from its ordinary run, where the candidate does not."""
+        # Code may ask for the type or the address of a tensor, which differ in exact arithmetic. On a GPU,
+        # TF32 has the same effect, but its explanation names the switch.
+        name, reference = verdict.first, self.reference
+        on_host = isinstance(reference, ModuleReference) and reference.in_host_memory
+        if name not in self.from_inputs.values or name in self.broken or not on_host:
+            return
+        own, actual = numbers(self.plain[name]), self.tensors[name]
+        value, sigma, why = self.settle(name, self.from_inputs, own, False)
+        judged = judge_tensor(own, value, sigma, reference.activations[name].dtype, why)
+        with np.errstate(all="ignore"):
+            apart, astray = (np.fmax.reduce(abs(other - own), axis=None) for other in (actual, value))
+        if judged.status == "diverges" and apart <= astray / 2:
+            raise SpecError(
+                f"{name} of the reference itself differs from its exact value by {judged.ratio:.3g} "
+                "tolerances: its code may depend on the types or addresses of tensors, which differ in exact "
+                "arithmetic"
+            )
 
     def explain(self, verdict: Verdict) -> Explanation:
         """Explain the first divergence."""
@@ -258,6 +283,7 @@ class ModelComparison(Judge):
         self.occurred.update(expected.occurred)
         if pin is None:
             self.accuracy = self.errors_against(expected)
+            self.from_inputs = expected
         judgements |= self.by_kernel(FAST_CONVOLUTION, judgements, pin is not None)
         # Other pins come from passed_by, which tests whether the model skips an activation.
         if pin == self.pin:

@@ -404,9 +404,8 @@ class ModuleReference(ModelReference):
         by_identity = {
             id(x): Weight(x) if x.layout == torch.strided else computed(x) for x in parameters.values()
         }
-        if self.cotangents is not None:
-            for tensor in parameters.values():
-                by_identity[id(tensor)].requires_grad_(tensor.requires_grad)
+        for tensor in parameters.values():  # the model may differentiate with respect to them
+            by_identity[id(tensor)].requires_grad_(tensor.requires_grad)
         return {name: by_identity[id(tensor)] for name, tensor in parameters.items()}
 
     def _copies(self, used: Mapping[str, Tensor], wrap: Callable[[Tensor], Tensor]) -> Copies:
