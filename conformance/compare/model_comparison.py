@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class ModelComparison(Judge):
         self.ops_without_rule: set[str] = set()
         self.occurred: set[str] = set()
         self.accuracy: list[str] = []  # exact errors of the worst output
-        self.from_inputs = Expectation("", {}, {}, {})
+        self.own_faults: dict[str, float] = {}  # ratios of the reference's own divergent tensors
         self.local_expected: dict[str, Prediction] = {}  # tensors that diverge locally
         super().__init__(reference, tensors, () if alone else whole)
 
@@ -165,28 +165,35 @@ class ModelComparison(Judge):
             verdict = dataclasses.replace(verdict, notes=(*verdict.notes, *self.accuracy))
         if verdict.status != "diverges":
             return verdict
-        self.refuse_own_fault(verdict)
+        if verdict.first in self.own_faults:
+            raise SpecError(
+                f"{verdict.first} of the reference itself differs from its exact value by "
+                f"{self.own_faults[verdict.first]:.3g} tolerances: its code may depend on the types or "
+                "addresses of tensors, which differ in exact arithmetic"
+            )
         return dataclasses.replace(verdict, judge=self)
 
-    def refuse_own_fault(self, verdict: Verdict) -> None:
-        """Refuse a module whose exact run differs from its ordinary run, where the candidate does not."""
+    def find_own_faults(
+        self, judgements: Mapping[str, Judgement], expected: Expectation
+    ) -> Iterator[tuple[str, float]]:
+        """Yield tensors whose exact value differs from the reference's own, unlike the candidate's."""
         # Code may ask for the type or the address of a tensor, which differ in exact arithmetic. On a GPU,
         # TF32 has the same effect, but its explanation names the switch.
-        name, reference = verdict.first, self.reference
-        on_host = isinstance(reference, ModuleReference) and reference.in_host_memory
-        if name not in self.from_inputs.values or name in self.broken or not on_host:
+        reference = self.reference
+        if not (isinstance(reference, ModuleReference) and reference.in_host_memory):
             return
-        own, actual = numbers(self.plain[name]), self.tensors[name]
-        value, sigma, why = self.settle(name, self.from_inputs, own, False)
-        judged = judge_tensor(own, value, sigma, reference.activations[name].dtype, why)
-        with np.errstate(all="ignore"):
-            apart, astray = (np.fmax.reduce(abs(other - own), axis=None) for other in (actual, value))
-        if judged.status == "diverges" and apart <= astray / 2:
-            raise SpecError(
-                f"{name} of the reference itself differs from its exact value by {judged.ratio:.3g} "
-                "tolerances: its code may depend on the types or addresses of tensors, which differ in exact "
-                "arithmetic"
-            )
+        for name, judgement in judgements.items():
+            if judgement.status != "diverges" or name in self.broken:
+                continue
+            own = numbers(self.plain[name])
+            value, sigma, why = self.settle(name, expected, own, False)
+            judged = judge_tensor(own, value, sigma, reference.activations[name].dtype, why)
+            with np.errstate(all="ignore"):
+                apart, astray = (
+                    np.fmax.reduce(abs(other - own), axis=None) for other in (self.tensors[name], value)
+                )
+            if judged.status == "diverges" and apart <= astray / 2:
+                yield name, judged.ratio
 
     def explain(self, verdict: Verdict) -> Explanation:
         """Explain the first divergence."""
@@ -283,7 +290,7 @@ class ModelComparison(Judge):
         self.occurred.update(expected.occurred)
         if pin is None:
             self.accuracy = self.errors_against(expected)
-            self.from_inputs = expected
+            self.own_faults = dict(self.find_own_faults(judgements, expected))
         judgements |= self.by_kernel(FAST_CONVOLUTION, judgements, pin is not None)
         # Other pins come from passed_by, which tests whether the model skips an activation.
         if pin == self.pin:
