@@ -142,7 +142,7 @@ class Worker(Process):
         Raises:
             SpecError: for invalid input, before anything is sent.
             Unsupported: if the backend cannot compute it, or does not confirm the settings.
-            WorkerFailure: without an answer.
+            WorkerFailure: if the worker does not answer.
         """
         asked |= {"device": self.device, "deterministic": self.deterministic}
         request = Request(config, weights, batch, part, dtype, implementation, **asked)
@@ -183,7 +183,7 @@ class Worker(Process):
         Raises:
             Unsupported: if the backend cannot be measured.
             SpecError: for an invalid configuration or size.
-            WorkerFailure: without an answer.
+            WorkerFailure: if the worker does not answer.
         """
         answer, arrays = self.call(0, f"bench.{operation}", **asked)
         return answer, arrays

@@ -120,8 +120,8 @@ class OwnModel(OptionGroup):
         if gradients and drawn:
             verb = "are" if len(drawn) > 1 or "labels" in drawn else "is"
             remarks.append(
-                f"{' and '.join(sorted(drawn))} {verb} random, because none was given: gradients are those "
-                "of the resulting loss"
+                f"{' and '.join(sorted(drawn))} {verb} random, because none "
+                f"{'were' if verb == 'are' else 'was'} given: gradients are those of the resulting loss"
             )
         return Own(name, config, part, weights_of(checkpoint, part), cases, remarks)
 
@@ -176,8 +176,7 @@ class OwnModel(OptionGroup):
             )
             classes = np.array([names.index(label) for label in labels], np.int64)
         cut = [
-            f"{path}:{number}: {text.truncated} tokens were cut off: a text may have at most "
-            f"{encoder.max_tokens}"
+            f"{path}:{number}: tokens cut off: {text.truncated}; a text may have at most {encoder.max_tokens}"
             for number, text in enumerate(encoded, start=1)
             if text.truncated
         ]

@@ -133,7 +133,7 @@ class Certificate:
             ),
             *(
                 # A judge that finds no planted bug would not find a real one (decision 0030).
-                ["the judge finds no bug at all"]
+                ["the judge finds none of the bugs planted in the target's weights"]
                 if self.bugs and not any(bug.found for bug in self.bugs)
                 else []
             ),
@@ -152,7 +152,7 @@ class Certificate:
     def summary(self) -> str:
         """The result in one sentence."""
         if self.problems:
-            return f"The port is wrong: {'; '.join(self.problems)}."
+            return f"The certificate fails: {'; '.join(self.problems)}."
         if self.exit_code:
             failures = [f"{_run(run)}: {run.status}" for run in self.report.results if run.status != "agrees"]
             return f"Nothing is known to be wrong, but not everything was judged: {'; '.join(failures)}."
@@ -238,7 +238,8 @@ def _run_both(
         for case, batch in batches.items()
     ]
     report = run(jobs, homes[0])
-    # Different shapes cannot be judged as the source; the comparison of tensors already reports them.
+    # A target with another part or other shapes cannot be judged against the source; the comparison of
+    # tensors already reports it.
     if source.part != target.part or _shapes(weights) != _shapes(right):
         return report, ()
     ported = run([_ported(job, target.config, weights) for job in jobs], homes[1])
@@ -300,7 +301,7 @@ def inputs_of(source: Checkpoint, texts: Sequence[Text] = ()) -> tuple[dict[str,
         batch = batch_of(config, TextEncoder(source).encode(texts))
         batches[SENTENCES] = completed(config, batch, part, drawn=True)
         validate_batch(config, batches[SENTENCES], part)
-        meanings[SENTENCES] = f"{len(texts)} texts that you gave"
+        meanings[SENTENCES] = f"{counted(len(texts), 'text')} that you gave"
     return batches, meanings
 
 

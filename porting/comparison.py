@@ -118,7 +118,7 @@ class Comparison:
         """The result in one sentence."""
         parts = [f"{self.same} of {self.same + len(self.pairs)} parameters have the same bits"]
         counts = Counter("swapped" if pair.other else pair.kind for pair in self.pairs)
-        parts += [f"{count} {kind}" for kind, count in counts.items()]
+        parts += [f"{kind}: {count}" for kind, count in counts.items()]
         others = {
             "the same bits": self.others.same,
             "different": len(self.others.pairs),

@@ -266,8 +266,8 @@ def _of_scale(ratio: float, config: EncoderConfig) -> str:
         ("d_model", config.d_model, "embeddings"),
         ("head_dim", config.head_dim, "scores"),
     ):
-        cause = f"the root of {dimension}: the scale of {scaled} was folded into it"
-        causes |= {number**0.5: cause, number**-0.5: f"1 / {cause}"}
+        words = f"sqrt({dimension}): the scale of {scaled} was folded into the weight"
+        causes |= {number**0.5: f"the factor is {words}", number**-0.5: f"the factor is 1 / {words}"}
     return next((cause for factor, cause in causes.items() if math.isclose(ratio, factor, rel_tol=1e-5)), "")
 
 
@@ -280,7 +280,8 @@ def _rounding(pair: _Both) -> Iterator[Finding]:
 def _rows(pair: _Both) -> Iterator[Finding]:
     rows = np.flatnonzero(~_alike(pair.first, pair.second).all(1)) if pair.first.ndim == 2 else ()
     if 0 < len(rows) <= FEW_ROWS * len(pair.first):
-        words = f"{len(rows)} rows differ, the first at {_listed(rows)}:"
+        differ = "1 row differs," if len(rows) == 1 else f"{len(rows)} rows differ, the first"
+        words = f"{differ} at {_listed(rows)}:"
         zeroed = [label for array, _, label in pair.sides if not array[rows].any()]
         padding = zeroed and [*rows] == [pair.config.pad_id]
         yield "some rows", words, f"the padding row is zeroed in {zeroed[0]}" if padding else ""

@@ -93,7 +93,8 @@ def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
         refuse([*checkpoints.corrupt(folder, contents), *(f"{folder} lacks {name}" for name in lacking)])
     elif not path.exists():
         raise SpecError(
-            f"{path}: no such file: a {form.name} weight file needs the configuration of the family beside it"
+            f"{path}: no such file: a {form.name} weight file needs the configuration of Concord's model "
+            "family beside it"
         )
     else:
         part = checkpoints.part_of(folder) or ""

@@ -74,7 +74,7 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
     if table:
         form, reason = fitting[0], f"its file has this format; {table.name} gives names and layouts"
     elif native and (folder / checkpoints.CONFIG).exists():
-        reason = f"{checkpoints.CONFIG} states a configuration of the family"
+        reason = f"{checkpoints.CONFIG} holds a configuration of Concord's own model family"
         form, reason = native, f"{reason}, and {weights.name} holds {native.meaning}"
     else:
         form, reason = _by_names(weights, [form for form in fitting if form.source], inner)

@@ -80,13 +80,13 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
     modes = _modes(settings)
     if len(modes) != 1 or modes[0] not in list(poolings):
         problems.append(
-            f"{where} pools by {' and '.join(_brief(mode) for mode in modes)} but the family pools only by "
-            f"one of {', '.join(poolings)}; {NOT_REFUSED}"
+            f"{where} pools by {' and '.join(_brief(mode) for mode in modes)} but Concord's model family "
+            f"pools only by one of {', '.join(poolings)}; {NOT_REFUSED}"
         )
     if settings.get("include_prompt", True) is not True:
         problems.append(
-            f"{where}: 'include_prompt' is {_brief(settings['include_prompt'])} but must be true: the family "
-            f"pools every token; {NOT_REFUSED}"
+            f"{where}: 'include_prompt' is {_brief(settings['include_prompt'])} but must be true: "
+            f"Concord's model family pools every token; {NOT_REFUSED}"
         )
     for place in behind[1:]:
         # A Normalize module for other values would leave the pooled vector unchanged.

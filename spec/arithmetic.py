@@ -481,7 +481,8 @@ class Arithmetic:
         result.gradient = np.ones_like(result.value)
         while self._tape:
             tensor = self._tape.pop()
-            # The callback refers to the model: kept, it would keep every weight until a garbage collection.
+            # The callback refers to the model: if it were kept, every weight would stay in memory until the
+            # next garbage collection.
             completed, tensor.completed = tensor.completed, None
             if tensor.gradient is None:
                 continue

@@ -180,7 +180,9 @@ def _value_problems(config: EncoderConfig, batch: Batch, part: str) -> list[tupl
 
 PADDINGS: dict[str, str] = {
     "none": "every row full",
-    "ragged": "rows full, 1 token, half, none at all (fully padded), and full with padding inside the text",
+    "ragged": (
+        "rows that are full, of 1 token, half full, fully padded, and full with padding inside the text"
+    ),
     "equal": "every row ends in the same amount of padding",
     "left": (
         "the first row has padding at its start and inside; then rows with 1 token, half full, full, and "

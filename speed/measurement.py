@@ -231,7 +231,7 @@ class Team:
                     self.rates[key] = max(self.rates[key], rate)
 
     def _prepare(self, member: Member, work: Workload) -> None:
-        self.tell(f"{work.name}, {self.mode.name}: building on {member.name}")
+        self.tell(f"{work.name}, {self.mode.name}: preparing {member.name}")
         settings, checked = self.plan.settings, truth.probe(work)
         options = {**asdict(self.mode), "device": settings.device, "precision": settings.precision}
         # Judge before timing, since the speed of a wrong program is useless (decision 0012).

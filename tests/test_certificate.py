@@ -55,7 +55,8 @@ def test_a_right_port_agrees_on_every_input_and_bugs_in_it_are_found(right):
     words = " ".join(bug.bug for bug in right.bugs)
     assert all(kind in words for kind in ("transposed", "rounded", "left out", "with heads in the order"))
     blind = [dataclasses.replace(bug, status="agrees") for bug in right.bugs]
-    assert dataclasses.replace(right, bugs=tuple(blind)).problems == ["the judge finds no bug at all"]
+    problems = dataclasses.replace(right, bugs=tuple(blind)).problems
+    assert problems == ["the judge finds none of the bugs planted in the target's weights"]
 
 
 def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
@@ -69,9 +70,9 @@ def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
     assert "transposed" in first.verdict.cause.text
     assert (certificate.exit_code, certificate.bugs) == (1, ())
     assert certificate.summary.startswith(
-        "The port is wrong: 40 of 41 parameters have the same bits; 1 transposed"
+        "The certificate fails: 40 of 41 parameters have the same bits; transposed: 1"
     )
-    assert "1 transposed" in certificate_page(record.make_record(certificate, certificates.KIND))
+    assert "transposed: 1" in certificate_page(record.make_record(certificate, certificates.KIND))
 
 
 @pytest.mark.parametrize(

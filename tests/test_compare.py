@@ -294,7 +294,7 @@ def beside(candidate, **options):
         (lambda: compare(encoder(), way="bfloat16+onnx"), "'onnx' cannot be joined with others"),
         (lambda: compare(layers(), inputs=X, way="cached"), "way 'cached' needs a transformers decoder"),
         (lambda: compare(layers(), inputs=X, way="tf32"), "way is 'tf32' but PyTorch sees no CUDA device"),
-        (lambda: compare(Uncopyable(3, 5).eval(), inputs=X, way="bfloat16"), "cannot be copied, which way"),
+        (lambda: compare(Uncopyable(3, 5).eval(), inputs=X, way="bfloat16"), "cannot be copied, as way"),
         (lambda: compare(encoder().train(), inputs=texts(), way="bfloat16"), "must be in evaluation mode"),
         (lambda: compare(encoder().double(), encoder(), texts()), "must be in float32"),
         (lambda: compare(nn.Linear(2, 3).eval()), "missing but required: input of Linear; give them with"),

@@ -107,7 +107,7 @@ READ = {
         f"{H0}.context",
         lambda m: m.context(m.used_weights, m.beside("key")),
         "ATT-6",
-        f"is explained by `{H0}.key` taken for `{H0}.value`",
+        f"is explained by `{H0}.key` used in place of `{H0}.value`",
     ),
     "no projection": (
         f"{H0}.output",

@@ -99,7 +99,7 @@ def test_tensors_of_a_source_that_contradict_each_other_are_refused(tmp_path, na
         ("config", DOT_PRODUCT, "key 'd_k' is missing but is required"),
         ("inputs/mask", None, "'inputs/key_ids' is missing but is required"),
         ("outputs/output", None, "'outputs/output' is missing but is required"),
-        ("outputs/attention", np.ones((2, 4, 5)), "'outputs/attention' has shape (2, 4, 5) but must be"),
+        ("outputs/attention", np.ones((2, 4, 5)), "'outputs/attention' has shape (2, 4, 5), but layout"),
         ("weights/w", np.ones(2), "'w' is unexpected"),
     ],
 )

@@ -224,8 +224,8 @@ NONSENSE = {
     "ReturningRows": (
         "broken",
         0,
-        "step() returned 'losses.0' of shape (1,) but must be (), 'losses.1' of shape (1,) but "
-        "must be (), 'gradients.embeddings.token.weight' of shape (1, 17, 6) but must be (17, 6) "
+        "step() returned 'losses.0' of shape (1,), which must be (), 'losses.1' of shape (1,), which "
+        "must be (), 'gradients.embeddings.token.weight' of shape (1, 17, 6), which must be (17, 6) "
         "and 111 more",
     ),
     "ReturningFew": ("diverges", 2, ""),

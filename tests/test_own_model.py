@@ -65,7 +65,7 @@ def test_limit_prompt_and_small_letters_are_those_of_sentence_transformers(tmp_p
     (batch,) = model.batches.values()
     assert batch.input_ids.tolist() == [ids_of(expected)]
     most = len(expected.split())
-    cut = f"{6 - most} tokens were cut off: a text may have at most {most}"
+    cut = f"tokens cut off: {6 - most}; a text may have at most {most}"
     assert (cut in " ".join(model.remarks)) == (PROMPTS not in beside)
 
 

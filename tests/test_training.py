@@ -160,7 +160,7 @@ def test_library_layers_train_and_drop_what_they_show(open_worker, backend):
     ("implementation", "rate", "said"),
     [
         ("library", 0.1, "cannot apply dropout to layers.0.attention.weights in its implementation"),
-        ("library:onednn", 0.0, "reordered weights have none"),
+        ("library:onednn", 0.0, "reordered weights computes none"),
     ],
 )
 def test_what_library_layers_keep_to_themselves_is_not_trained_silently(

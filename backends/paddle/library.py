@@ -161,7 +161,7 @@ class Predictor(Tapped, nn.Layer):
 def onednn_reasons(request: Request) -> list[str]:
     reasons = unsupported_reasons(request)
     if request.gradients:
-        reasons.append("gradients: a program of Paddle Inference has none (GRD-1)")
+        reasons.append("gradients: a Paddle Inference program computes none (GRD-1)")
     if (request.part, request.dtype, request.device) != ("model", "float32", "cpu"):
         reasons.append(
             f"part={request.part!r}, dtype={request.dtype!r}, device={request.device!r}: it runs only the "

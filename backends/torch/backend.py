@@ -166,4 +166,4 @@ def _told(switch: Callable[[], Any]) -> Any:
     try:
         return switch()
     except RuntimeError:
-        return f"mixed up with fp32_precision = {torch.backends.cuda.matmul.fp32_precision}"
+        return f"unreadable, because fp32_precision was set to {torch.backends.cuda.matmul.fp32_precision}"

@@ -163,7 +163,7 @@ def reorder_linears(module: nn.Module) -> nn.Module:
 def onednn_reasons(request: Request) -> list[str]:
     reasons = unsupported_reasons(request)
     if request.gradients:
-        reasons.append("gradients: reordered weights have none (GRD-1)")
+        reasons.append("gradients: a run with reordered weights computes none (GRD-1)")
     if request.dtype != "float32" or request.device != "cpu":
         reasons.append(
             f"dtype={request.dtype!r}, device={request.device!r}: reordered weights exist only for float32 "

@@ -38,8 +38,8 @@ def certify(
         target (DST): The checkpoint that it was ported to.
         certificate (--certificate, -o): Write the certificate as JSON.
         html: Write the certificate as a page.
-        verify: Recreate this certificate, and compare. If the checkpoints moved, SRC and DST give
-            their new locations.
+        verify: Recreate this certificate, and compare the two. If the checkpoints have moved, give their
+            new locations as SRC and DST.
         to (FORMAT): The format of DST. Default: recognised from its files.
 
     Examples: concord certify all-MiniLM-L6-v2 minilm-jax -o minilm.json ·
@@ -83,13 +83,17 @@ def certify(
     for problem in problems:
         console.tell(problem, style="red")
     if verify is not None:
-        console.tell(f"{verify}: {len(problems) or 'no'} differences", style="bold")
+        console.tell(
+            f"{verify}: {len(problems) or 'no'} difference{'s' * (len(problems) != 1)}", style="bold"
+        )
     raise typer.Exit(1 if proof is None or problems else proof.exit_code)
 
 
 def _show(proof: Certificate, console: Terminal) -> None:
     for side, role in ((proof.source, "source"), (proof.target, "target")):
-        console.tell(f"{role}: {side.path} ({side.format}), {len(side.files)} files")
+        console.tell(
+            f"{role}: {side.path} ({side.format}), {len(side.files)} file{'s' * (len(side.files) != 1)}"
+        )
     console.tell(f"diff: {proof.comparison.summary}")
     for run in proof.report.results:
         worst = f", at most {run.worst:.2g} tolerances" if run.verdict else f": {run.detail}"

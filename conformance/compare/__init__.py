@@ -90,7 +90,7 @@ def prepare(
             :data:`concord.conformance.compare.ways.WAYS`, joined by ``+``. With ``int8``, the reference gets
             torchao's quantized weights.
         gradients: whether to judge gradients of the outputs times fixed random numbers.
-        names: the reference's names by the candidate's; ``{i}`` matches a number, and an axis order may
+        names: maps the candidate's names to the reference's; ``{i}`` matches a number, and an axis order may
             follow a colon. :attr:`~.model_comparison.ModelComparison.proposed` suggests names.
         declared: names from :data:`DECLARATIONS`, and intentionally missing outputs (``output``: all).
         seed: seed of every run, required by a reference that draws random numbers.

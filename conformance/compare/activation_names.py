@@ -33,7 +33,8 @@ def renamed(
     """A candidate's tensors by the reference's names, and each tensor's own name.
 
     Args:
-        names: the reference's names by the candidate's, with ``{i}`` for numbers and an optional ``:layout``.
+        names: maps the candidate's names to the reference's, with ``{i}`` for numbers and an optional
+            ``:layout``.
 
     Raises:
         SpecError: if a pattern matches no tensor, or a layout does not fit.

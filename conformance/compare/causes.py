@@ -263,7 +263,8 @@ def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
         if shapes and shapes == {name: tensor.shape for name, tensor in other.named_parameters()}:
             others = {id(parameters[f"{own}.{name}"]): parameters[f"{path}.{name}"] for name in shapes}
             prediction = partial(replay, stretch, right, Operation.__call__, (), others)
-            yield Predicted("parameters_exchanged", f"the parameters of {path}", "", predict=prediction)
+            text = f"the parameters of {path} used in place of those of {own}"
+            yield Predicted("parameters_exchanged", text, "", predict=prediction)
 
 
 def crossed(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:

@@ -142,12 +142,13 @@ def _told(model: nn.Module, right: Tensor, expected: Array, actual: Array) -> st
             for place in np.argwhere(wrong).tolist()
         )
         return f"differs in {counted(int(wrong.sum()), 'element')}: {'; '.join(numbered)}"
-    for axis, lines in enumerate(("rows", "columns")[: actual.ndim]):
+    for axis, line in enumerate(("row", "column")[: actual.ndim]):
         moved = _moved(np.moveaxis(expected, axis, 0), np.moveaxis(actual, axis, 0))
         if len(moved) == 2:
-            return f"has {lines} {min(moved)} and {max(moved)} swapped"
+            return f"has {line}s {min(moved)} and {max(moved)} swapped"
         if moved:
-            return f"has its {lines} in a different order: {few(f'{i} is {j}' for i, j in moved.items())}"
+            order = few(f"{line} {i} is the reference's {line} {j}" for i, j in moved.items())
+            return f"has its {line}s in a different order: {order}"
     if actual.ndim == 2 and np.array_equal(actual, expected.T):
         return "is transposed"
     for name, x in model.named_parameters():

@@ -206,7 +206,7 @@ class ModelReference:
         return [name for name in outputs if {name, OUTPUT} & {*self.declared}]
 
     def expect(self, pin: Pin | None) -> Iterable[Expectation]:
-        """Yield expectations: a first look, then in full."""
+        """Yield expectations from growing numbers of samples; the last uses all of them."""
         return copy.copy(self._from_inputs) if self.keeps and pin is None else self._expect(pin)
 
     @functools.cached_property

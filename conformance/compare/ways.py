@@ -82,7 +82,7 @@ def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
     model: Any
     converted = {*DTYPES, *DEVICES, "int8"}.intersection(names)
     shared = {} if converted else {id(weight): weight for weight in reference.parameters()}
-    with running("the reference", f"cannot be copied, which way {way!r} requires"):
+    with running("the reference", f"cannot be copied, as way {way!r} requires"):
         model = copy_of(reference, shared).to(dtype)
     for name in sorted(names, key=MODULES.index):  # compilation comes last
         if name in ("eager", "sdpa"):

@@ -98,7 +98,10 @@ class Written(ModelReference):
         return Guarded(self.dtype)
 
     def runs(self, seeds: range, truth: Arithmetic) -> list[Arithmetic]:  # noqa: ARG002
-        """Samples, with the first low-precision run initially and the others later."""
+        """Samples for these seeds.
+
+        The first call also returns the first low-precision run, and later calls return the others.
+        """
         first, *others = low_precision(self.dtype)
         samples = (MonteCarlo(self.dtype, 1, seed) for seed in seeds)
         return [*samples, *(others if seeds.start else [first])]

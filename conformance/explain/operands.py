@@ -27,7 +27,7 @@ def of_operands(question: Question) -> Iterator[Hypothesis]:
             ):
                 # If the replacement is the input of the operand's own step, that step was omitted.
                 step = operand if source_of(config, operand, part) == replacement else question.tensor
-                text = f"`{replacement}` taken for `{operand}`"
+                text = f"`{replacement}` used in place of `{operand}`"
                 yield Hypothesis(
                     "other_operand", text, clause_of(config, step, part), operands={operand: replacement}
                 )

@@ -23,6 +23,7 @@ from concord.conformance.judging.expectation import Expectation, JudgedTraining
 from concord.conformance.judging.family import SUM, expect
 from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.run.campaign import Job
+from concord.conformance.wording import counted
 from concord.spec import errors
 from concord.spec.arrays import Arrays
 from concord.spec.batch import Batch, from_arrays, validate_batch
@@ -168,7 +169,9 @@ class GoldenFile:
             with collecting(problems):
                 array = self.take(name := f"inputs/{native.name}", required=True)
                 if steps and array.shape[:1] != (steps,):
-                    raise SpecError(f"{name!r} has shape {array.shape} but must begin with {steps} steps")
+                    raise SpecError(
+                        f"{name!r} has shape {array.shape} but must begin with {counted(steps, 'step')}"
+                    )
                 for step, value in zip(inputs, array if steps else array[None], strict=True):
                     step[key] = laid_out(name, value, native.layout)
         refuse(problems)
@@ -360,5 +363,5 @@ def laid_out(
         tensor = contiguous(function(array, sizes))
         if shape in (None, tensor.shape):
             return tensor
-    result = f", which converts it to {shape} for {key!r}" if shape is not None else ""
-    raise SpecError(f"{name!r} has shape {array.shape} but must be {meaning}{result}")
+    result = f"; the result must have shape {shape} for {key!r}" if shape is not None else ""
+    raise SpecError(f"{name!r} has shape {array.shape}, but layout {layout!r} takes {meaning}{result}")

@@ -59,8 +59,9 @@ class HeatMap:
     def __post_init__(self) -> None:
         if len({len(row) for row in self.levels}) != 1 or not self.levels[0]:
             raise SpecError(
-                f"a heat map of {' and '.join(filter(None, self.axes))} has rows of "
-                f"{sorted({len(row) for row in self.levels})} levels but must all have one length above 0"
+                f"the rows of a heat map of {' and '.join(filter(None, self.axes))} have "
+                f"{sorted({len(row) for row in self.levels})} levels, but all must have the same number, at "
+                "least 1"
             )
 
 

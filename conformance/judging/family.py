@@ -243,7 +243,7 @@ def outline(case: JudgedProblem) -> Expectation:
 
 
 def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]:
-    """The reference's tensors, from the inputs or pinned ones."""
+    """The reference's tensors, computed from the inputs, or from pinned tensors where given."""
     values: dict[str, Array] = {}
     case.observe(exact(case.dtype), values.__setitem__, pinned)
     return values

@@ -29,7 +29,7 @@ NO_ELEMENT = "no single element exceeds its tolerance"
 # Statuses of results that a backend failed to return.
 FAILED_WORKER = ("missing", "broken", "crashed", "timed out", "out of memory", "error")
 
-# A run that Concord failed to judge, without fault of the backend.
+# A run that Concord failed to judge, through no fault of the backend.
 NOT_JUDGED = "not judged"
 
 # A known divergence that a project has accepted for a reason.

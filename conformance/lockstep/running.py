@@ -177,9 +177,9 @@ def misfits(delivered: Mapping[str, Array], expected: Mapping[str, Array]) -> st
         if right is None:
             problems.append(f"{quoted}, which this training does not have")
         elif array.shape != right.shape:
-            problems.append(f"{quoted} of shape {array.shape} but must be {right.shape}")
+            problems.append(f"{quoted} of shape {array.shape}, which must be {right.shape}")
         elif array.dtype.kind != "f":
-            problems.append(f"{quoted} of dtype {array.dtype} but must be a floating-point type")
+            problems.append(f"{quoted} of dtype {array.dtype}, which must be a floating-point type")
     return first_of(problems, 3)
 
 

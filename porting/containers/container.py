@@ -99,7 +99,7 @@ class Container:
             self.save(path, tensors, **about)
 
     def read(self, path: Path) -> dict[str, StoredTensor]:
-        """Tensors of a file or an index's files by unwrapped names.
+        """Tensors of a file, or of all files of an index, by name without wrapper prefixes.
 
         Raises:
             SpecError: if a file is corrupt, would run code, or takes too much time or memory.

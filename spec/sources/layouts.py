@@ -36,7 +36,7 @@ def _as_it_is(meaning: str, rank: int) -> WeightLayout:
 WEIGHT_LAYOUTS: dict[str, WeightLayout] = {
     "vector": _as_it_is("(width)", 1),
     "table": _as_it_is("(rows, width)", 2),
-    "in_out": _as_it_is("(in, out), as canonical", 2),
+    "in_out": _as_it_is("(in, out), the canonical layout", 2),
     "out_in": WeightLayout("(out, in)", 2, lambda s, h: s[::-1], lambda a: a[0].T, lambda a, h: [a.T]),
     "leading_one": WeightLayout(
         "(1, rows, width), a table that is added to a batch",
@@ -94,7 +94,7 @@ def _heads_last(array: Array, sizes: Sizes) -> Array:
 
 
 TENSOR_LAYOUTS: dict[str, tuple[str, Callable[[Array, Sizes], Array]]] = {
-    "same": ("as canonical", lambda a, s: a),
+    "same": ("the canonical layout", lambda a, s: a),
     "flat": ("(B, 1) or (B) to (B)", lambda a, s: a.reshape(-1)),
     "per_sample": ("(T, D), the same for every sample, to (B, T, D)", _per_sample),
     "head_axis": ("(B, T, K), one head without an axis for it, to (B, T, 1, K)", lambda a, s: a[:, :, None]),

@@ -127,15 +127,15 @@ def configure(
         if stated.get(key) is not None and stated[key] not in allowed:
             words = " or ".join(map(json.dumps, allowed))
             problems.append(
-                f"{where}: key {key!r} is {json.dumps(stated[key])[:60]} but must be {words}: the family "
-                f"has no such model [source={table.source}]"
+                f"{where}: key {key!r} is {json.dumps(stated[key])[:60]} but must be {words}: "
+                f"Concord's model family has no such model [source={table.source}]"
             )
     for key, other in rules.equal.items():
         if stated.get(key) != stated.get(other):
             problems.append(
                 f"{where}: key {key!r} is {json.dumps(stated.get(key))[:60]} but must be "
-                f"{json.dumps(stated.get(other))[:60]}, the value of {other!r}: the family has no such model "
-                f"[source={table.source}]"
+                f"{json.dumps(stated.get(other))[:60]}, the value of {other!r}: Concord's model "
+                f"family has no such model [source={table.source}]"
             )
     fields = {**variant(table.variant).as_dict(), **entry.constants}
     for field, key in entry.fields.items():
