@@ -61,7 +61,7 @@ class Shared:
         if arithmetic.samples:
             self.sigma.take(arithmetic, errors[None])
         else:
-            # A correct run that overflows bounds nothing: otherwise a finite candidate would err without limit.
+            # A run that overflows bounds nothing: otherwise a finite candidate would err without limit.
             low, high = (np.where(np.isnan(errors), end, errors) for end in (-np.inf, np.inf))
             self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
 
