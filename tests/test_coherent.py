@@ -69,3 +69,15 @@ def test_a_program_that_rounds_less_often_agrees(dtype):
     right = judged(function, lambda x: {k: y.to(dtype) for k, y in function(x.double()).items()}, x, dtype)
     assert right.status == "agrees"
     assert right.worst < 0.6
+
+
+def test_a_run_that_overflows_bounds_no_mean():
+    # Scores beyond float16 become NaN here, but not where the queries were scaled before.
+    def right(x):
+        return (x @ x.mT / 64).float().softmax(-1).to(x.dtype) @ x
+
+    def port(x):
+        return ((x / 64) @ x.mT).float().softmax(-1).to(x.dtype) @ x
+
+    x = torch.where(torch.arange(17)[:, None] < 5, 251, 1) * drawn(3, 17, 23)
+    assert judged(right, port, x, torch.float16).passed

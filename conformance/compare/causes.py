@@ -226,7 +226,7 @@ def place_of(steps: Sequence[Recorded], stretch: Stretch, once: bool) -> str:
 
 def sigma_of(stretch: Stretch, make: Make, others: Mapping[int, Tensor] | None = None) -> Array:
     """Estimate sigma at the end with changed operations."""
-    end, dtype = stretch.end, dtype_name(stretch.result.dtype)
+    end, dtype = stretch.end, dtype_name(stretch.result.dtype.to_real())
 
     def compute(arithmetic: Any, observer: Observer) -> None:
         stretch.again(arithmetic, lambda name, x: observer(name, x) if name == end else None, make, others)

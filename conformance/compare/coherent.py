@@ -61,7 +61,9 @@ class Shared:
         if arithmetic.samples:
             self.sigma.take(arithmetic, errors[None])
         else:
-            self.low, self.high = np.minimum(self.low, errors), np.maximum(self.high, errors)
+            # A run that overflows bounds nothing: otherwise a finite candidate would err without limit.
+            low, high = (np.where(np.isnan(errors), end, errors) for end in (-np.inf, np.inf))
+            self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
 
     def beyond(self, errors: Array) -> Array:
         """Errors outside the bounds."""

@@ -272,7 +272,7 @@ def callers() -> dict[int, tuple[str, int]]:
 
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
     """Describe where the candidate's operations first go wrong on correct inputs."""
-    dtypes = {name: dtype_name(tensor.dtype) for name, tensor in right.tensors.items()}
+    dtypes = {name: dtype_name(tensor.dtype.to_real()) for name, tensor in right.tensors.items()}
     truth = right.module.exact()
     runs = right.module.runs(range(SAMPLES), truth)
     values, sigmas = estimate(
@@ -297,7 +297,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
 
     def same(step: Recorded) -> bool:
         # Constant tensors provide no information.
-        telling = [tensor for tensor in step.tensors.values() if tensor.unique().numel() > 1]
+        telling = [tensor for tensor in step.tensors.values() if np.unique(numbers(tensor)).size > 1]
         names = [matching(tensor) for tensor in telling]
         steps_by_name.update(dict.fromkeys(names, step))
         return all(names)
