@@ -97,7 +97,7 @@ def test_crashes_and_exceptions_are_findings_and_a_backend_that_is_missing_is_ow
     assert "last words" in findings.failures[0].result.stderr
     assert findings.tallies[RIGHT]["float32"].statuses == {"agrees": 8}
     assert findings.notes[0].startswith(
-        f"{GHOST} is missing: No module named 'no_such_package'; its module is"
+        f"{GHOST} is missing: No module named 'no_such_package'; Concord searches for"
     )
     assert write_failures(tmp_path / "found", findings, Setup()) == []
     assert all(Path(failure.folder, "found.json").is_file() for failure in findings.failures)

@@ -105,7 +105,7 @@ NO_ENTRY = [
     (
         "adamw",
         Change(batches=partial(of_other_step, by=1)),
-        "explained by the batches of the step after (OPT-10)",
+        "explained by the batches of the next step (OPT-10)",
         True,
     ),
     ("dropout", recipe(**dict.fromkeys(RATES, 0.0)), "explained by training without dropout (DRP-2)", True),
