@@ -139,6 +139,12 @@ def test_numbers_are_told_where_a_ratio_says_nothing(given, words, never):
 # Which outputs are judged.
 
 
+def test_a_candidate_that_nobody_returned_is_refused():
+    for candidates in (None, {"port": None}):
+        with pytest.raises(SpecError, match="is None but must be"):
+            compare(encoder(), candidates, texts())
+
+
 def test_a_verdict_agrees_if_every_output_was_judged():
     assert verdict(["output[scale]", "output[y]"]).passed
 

@@ -3,6 +3,7 @@ import re
 import runpy
 
 import pytest
+import torch.nn.functional as F
 from torch import nn
 
 from concord.conformance.compare import prepare
@@ -51,6 +52,17 @@ def test_what_works_in_place_starts_from_what_was_there(reproduced):
     right, port = Of(forward, {"a": linear(7, 5)}).eval(), Of(forward, {"a": linear(7, 5)}).eval()
     port.a.bias.data += 1e-3
     reproduced(right, port, drawn(3, 7))
+
+
+def test_a_script_has_the_infinity_of_a_causal_mask(reproduced):
+    def attention(causal):
+        def forward(m, x):
+            return F.scaled_dot_product_attention(m.a(x), x, x, is_causal=causal)
+
+        return Of(forward, {"a": linear(8, 8)}).eval()
+
+    text, _ = reproduced(attention(causal=True), attention(causal=False), drawn(3, 7, 8))
+    assert "float('-inf')" in text
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -139,8 +139,10 @@ def compare(
     if reference is None:
         kept = read_comparison_file()
     else:
-        own_options: dict[str, Any] = {"declare": declare or [], "names": str(names or ""), "python": python}
-        entries = {name: KeptCandidate(candidate=name, **own_options) for name in candidate or ()}
+        own_options: dict[str, Any] = {"declare": declare or []}
+        # A way has the names of the reference.
+        theirs: dict[str, Any] = {"names": str(names or ""), "python": python}
+        entries = {name: KeptCandidate(candidate=name, **own_options, **theirs) for name in candidate or ()}
         entries |= {name: KeptCandidate.model_validate({"as": name, **own_options}) for name in way or ()}
         kept = ComparisonFile(
             reference=reference,
@@ -203,6 +205,7 @@ def compare(
         if not report.results:
             raise
         report = report.with_verdicts(Verdict.unexplained)
+        report.notes["interrupted"] = "the search for causes, and what follows it, did not finish"
     report.seconds = time.perf_counter() - started
     label = counted(len(versions), "candidate") if len(versions) > 1 else ", ".join(versions)
     title = f"{label}, compared with {kept.reference}"

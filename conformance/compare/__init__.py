@@ -29,8 +29,12 @@ a kernel of :data:`concord.conformance.compare.kernels.KERNELS` with larger erro
 """
 
 
+# The candidate by default: the reference, run again. None is a builder's forgotten result.
+ITSELF: Any = object()
+
+
 def compare(
-    reference: Any, candidate: Any = None, inputs: Any = None, **options: Any
+    reference: Any, candidate: Any = ITSELF, inputs: Any = None, **options: Any
 ) -> Verdict | Comparisons:
     """Judge whether a candidate agrees with a PyTorch module, up to rounding.
 
@@ -61,7 +65,8 @@ def compare(
         from concord.conformance.compare.comparisons import compare_several
 
         return compare_several(reference, candidate, inputs, **options)
-    return prepare(reference, candidate, inputs, **options).verdict()
+    refuse(["the candidate is None but must be a module, arrays, a file or a function"] * (candidate is None))
+    return prepare(reference, None if candidate is ITSELF else candidate, inputs, **options).verdict()
 
 
 def prepare(
@@ -202,7 +207,7 @@ def prepare(
     )
 
 
-def assert_same(reference: Any, candidate: Any = None, inputs: Any = None, **options: Any) -> None:
+def assert_same(reference: Any, candidate: Any = ITSELF, inputs: Any = None, **options: Any) -> None:
     """Raise an error that describes the first divergence. Arguments as in :func:`compare`.
 
     Raises:

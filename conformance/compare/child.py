@@ -18,6 +18,8 @@ def called(function: Callable[..., Any], inputs: dict[str, Any]) -> dict[str, An
     """Arrays by name, or a single one as ``output``."""
     positional = [inputs.pop(key) for key in sorted(key for key in inputs if key.isdigit())]
     result = function(*positional, **inputs)
+    if result is None:
+        raise TypeError("the function returned None but must return named arrays")
     return result if isinstance(result, dict) else {"output": result}
 
 

@@ -20,7 +20,7 @@ from concord.conformance.compare.ways import BATCHES, WAYS
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.progress import say
 from concord.conformance.run.report import candidates_text
-from concord.spec.errors import SpecError
+from concord.spec.errors import SpecError, refuse
 
 LEAST_TURNS, MOST_TURNS = 5, 50
 
@@ -116,6 +116,9 @@ def compare_several(
     if so_far is None:
         so_far = Comparisons()
     verdicts, failures = so_far.verdicts, so_far.failures
+    refuse(
+        [f"{name!r} is None but must be a candidate" for name, entry in candidates.items() if entry is None]
+    )
     references, calls, modules = dict[Any, Any](), dict[str, Callable[[], Any]](), list[ModuleReference]()
     for name, candidate in candidates.items():
         say(f"judging {name}")

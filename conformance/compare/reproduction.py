@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,4 +137,6 @@ def written(x: Any, name_of: Callable[[Tensor], str]) -> str:
         return f"[{', '.join(written(entry, name_of) for entry in x)}]"
     if isinstance(x, torch.dtype) and x.is_floating_point:
         return f"dtype or {x}"  # keeps the float64 run in float64
+    if isinstance(x, float) and not math.isfinite(x):
+        return f"float('{x}')"
     return f"torch.device({str(x)!r})" if isinstance(x, torch.device) else repr(x)

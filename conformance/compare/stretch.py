@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from concord.conformance.compare import module_reference as modules
 from concord.conformance.compare.aten_arithmetic import plainly
 from concord.conformance.compare.aten_operations import Make, Operation, Watched, is_float
-from concord.conformance.compare.decisions import OWN, TORCH, source_line
+from concord.conformance.compare.decisions import TORCH, source_line
 from concord.conformance.compare.module_reference import Finished, ModuleReference, dtype_name, named, numbers
 from concord.conformance.judging.estimate import SAMPLES, Observer, Z, estimate
 from concord.conformance.judging.protocol import Pin
@@ -236,8 +236,9 @@ class Stretch:
         """Source lines of its operations, in the ``forward`` that computes the last one."""
         # Functions that this forward calls belong to a library as often as to the model. Steps outside it,
         # such as the construction of a mask, tell nothing about this activation.
-        for owner, (file, _) in (self.steps[-1].owners if self.steps else {}).items():
-            if not file.startswith((OWN, TORCH)):
+        owners = {} if hasattr(self.module.model, "onnx_model") or not self.steps else self.steps[-1].owners
+        for owner, (file, _) in owners.items():
+            if not file.startswith(TORCH):
                 lines = sorted({step.owners[owner][1] for step in self.steps if owner in step.owners})
                 return f"{Path(file).name}:{lines[0]}" + (f"-{lines[-1]}" if len(lines) > 1 else "")
         return ""

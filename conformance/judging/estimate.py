@@ -310,7 +310,8 @@ class Sigma:
         sigma = xp.where(abs(value) > precision(self.dtype).largest, math.nan, sigma)
         if self.finite is not None:
             sigma = xp.where(self.finite, sigma, math.inf)
-        final: Array = xp.asarray(sigma, dtype=self.storage)
+        with np.errstate(over="ignore"):  # a sigma beyond the storage is infinite
+            final: Array = xp.asarray(sigma, dtype=self.storage)
         return final
 
 
