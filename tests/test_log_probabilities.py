@@ -9,7 +9,7 @@ from torch import nn
 
 from concord import compare
 from concord.backends.wire import WorkerFailure
-from concord.conformance.compare import prepare
+from concord.conformance.compare import ITSELF, prepare
 from concord.conformance.compare.candidates import load
 from concord.conformance.compare.proof import batched
 from concord.spec.errors import SpecError
@@ -28,7 +28,7 @@ def decoder():
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def judged(reference, candidate=None, inputs=INPUTS, **options):
+def judged(reference, candidate=ITSELF, inputs=INPUTS, **options):
     return compare(reference, candidate, inputs, log_probabilities=True, **options)
 
 

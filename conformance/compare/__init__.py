@@ -65,7 +65,8 @@ def compare(
         from concord.conformance.compare.comparisons import compare_several
 
         return compare_several(reference, candidate, inputs, **options)
-    refuse(["the candidate is None but must be a module, arrays, a file or a function"] * (candidate is None))
+    if candidate is None and not options.get("way"):
+        raise SpecError("the candidate is None but must be a module, arrays, a file or a function")
     return prepare(reference, None if candidate is ITSELF else candidate, inputs, **options).verdict()
 
 
