@@ -835,9 +835,9 @@ def _reduced(
     def summed(function: Callable[[Tensor], Tensor]) -> Tensor:
         return function(x).scatter_reduce(dim, index, function(source), "sum", include_self=include_self)
 
-    count = summed(torch.ones_like)
     if kind in ("amax", "amin"):
         return 1.0, torch.zeros_like(y), 0.0
+    count = summed(torch.ones_like)
     squares = _squared(y) if kind == "prod" else summed(_squared)
     return count, squares / count**2 if kind == "mean" else squares, 0.0
 

@@ -237,9 +237,12 @@ class Expectation:
                 break
             sigma = self.sigmas[name]
             judged = np.isfinite(sigma) & np.isfinite(value)
-            # What a zero-initialized layer returns is exactly zero.
-            noise = np.where(self.settled(name), 0, sigma)[judged]
-            if undecided or root_mean_square(noise) > UNDECIDED * root_mean_square(value[judged]):
+            most = UNDECIDED * root_mean_square(value[judged])
+            if undecided or (
+                root_mean_square(sigma[judged]) > most
+                # What a zero-initialized layer returns is exactly zero.
+                and root_mean_square(np.where(self.settled(name), 0, sigma)[judged]) > most
+            ):
                 undecided.add(name)
         return frozenset(undecided)
 
