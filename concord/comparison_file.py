@@ -75,6 +75,15 @@ class ComparisonFile(StrictTable):
     log_probabilities: bool = False
     candidates: dict[str, KeptCandidate] = Field(min_length=1)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What all candidates share."""
+        return {
+            "gradients": self.gradients,
+            "seed": self.seed,
+            "log_probabilities": self.log_probabilities,
+        }
+
     def arrays(self, inputs: str) -> Any:
         """Arrays of a file or the texts; None for standard inputs."""
         if inputs or not self.texts:
@@ -139,9 +148,7 @@ def judge_all(kept: ComparisonFile, model: Any, report: Report) -> None:
                 kept.arrays(inputs),
                 {name: entry.options() for name, entry in entries},
                 compared,
-                gradients=kept.gradients,
-                seed=kept.seed,
-                log_probabilities=kept.log_probabilities,
+                **kept.options,
             )
         finally:
             for result in compared.results(kept.reference, kept.case(inputs)):
@@ -161,9 +168,7 @@ def prepare_only(kept: ComparisonFile, model: Any, names_exist: bool) -> ModelCo
         entry.candidate or None,
         kept.arrays(kept.inputs),
         way=entry.way,
-        gradients=kept.gradients,
-        seed=kept.seed,
-        log_probabilities=kept.log_probabilities,
+        **kept.options,
         **entry.options(names_exist=names_exist),
     )
 
