@@ -40,6 +40,7 @@ from concord.conformance.compare.module_reference import (
     LOG_PROBABILITIES,
     LOGITS,
     OUTPUT,
+    ConvertedGraph,
     ModelError,
     ModelReference,
     ModuleReference,
@@ -201,11 +202,13 @@ def standard(model: Any) -> dict[str, Any]:
         for parameter in parameters.values()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     )
-    missing = getattr(model, "input_names", None) or [  # of an ONNX graph
+    missing = [
         parameter.name
         for parameter in named
         if parameter.name not in inputs and (parameter.default is parameter.empty or not inputs)
     ]
+    if isinstance(model, ConvertedGraph):
+        missing = [*model.input_names]
     if missing:
         raise SpecError(
             f"inputs are missing but required: {first_of(missing, 5)} of {type(model).__name__}; "
@@ -443,7 +446,7 @@ def run_graph(reference: ModelReference, path: Path, optimized: bool = True) -> 
     outputs = [output.name for output in model.graph.output]
     results = session.run(outputs, inputs)
     arrays = by_name(reference, dict(zip(outputs, results, strict=True)))
-    shown = show(model.graph, plain, getattr(getattr(reference, "model", None), "activations", {}))
+    shown = show(model.graph, plain, reference.graph.activations if reference.graph else {})
     if not shown:
         return arrays
     inner = session_of(path, model.SerializeToString(), optimized).run([*shown.values()], inputs)
@@ -453,19 +456,19 @@ def run_graph(reference: ModelReference, path: Path, optimized: bool = True) -> 
     return fitting | arrays
 
 
-def graph_of(reference: ModelReference) -> Path | None:
-    """The file of a reference that is an ONNX graph."""
-    model: Any = getattr(reference, "model", None)
-    return Path(model.path) if hasattr(model, "onnx_model") else None
+# Kept in a reference, beside its cached values, which several candidates share.
+VERIFIED = "_verified"
 
 
 def refuse_conversion(reference: ModelReference) -> None:
     """Refuse a graph whose converted nodes differ from those of ONNX Runtime without optimizations."""
-    path = graph_of(reference)
-    if path:
-        verdict = ModelComparison(reference, run_graph(reference, path, optimized=False)).verdict()
-        if verdict.status == "diverges":
-            raise SpecError(f"{path}: onnx2pytorch converts {verdict.first} incorrectly")
+    graph = reference.graph
+    if graph is None or VERIFIED in vars(reference):
+        return
+    verdict = ModelComparison(reference, run_graph(reference, graph.path, optimized=False)).verdict()
+    if verdict.status == "diverges":
+        raise SpecError(f"{graph.path}: onnx2pytorch converts {verdict.first} incorrectly")
+    vars(reference)[VERIFIED] = True
 
 
 def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | None:
@@ -561,7 +564,9 @@ def add_log_probabilities(reference: ModelReference, arrays: Arrays, own: dict[s
 
 def stub(reference: ModelReference) -> str:
     """Return a Python skeleton of a port with every activation."""
-    modules = dict(reference.model.named_modules()) if isinstance(reference, ModuleReference) else {}
+    modules = dict[str, nn.Module]()
+    if isinstance(reference, ModuleReference) and not reference.graph:  # nodes have no line of their own
+        modules = dict(reference.model.named_modules())
 
     def source(name: str) -> str:
         module = modules.get(submodule_of(name))
@@ -571,7 +576,8 @@ def stub(reference: ModelReference) -> str:
         return f", {type(module).__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
     arguments = ", ".join(name if name.isidentifier() else f"input_{name}" for name in reference.inputs)
-    arguments = "**inputs" if "." in arguments else arguments  # names of a graph
+    if not all(name.isidentifier() or name.isdigit() for name in reference.inputs):  # names of a graph
+        arguments = "**inputs"
     entries = "".join(
         f'        "{name}": ...,  # {tuple(tensor.shape)} {dtype_name(tensor.dtype)}{source(name)}\n'
         for name, tensor in reference.values.items()

@@ -17,7 +17,7 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,20 @@ class Finished(Exception):
     """An observer needs no further tensors of a run."""
 
 
+class ConvertedGraph:
+    """What a module that was converted from an ONNX graph knows of it.
+
+    Attributes:
+        path: the graph's file.
+        activations: the graph's own names of its tensors, by activation.
+        input_names: the names of its inputs.
+    """
+
+    path: Path
+    activations: Mapping[str, str]
+    input_names: Sequence[str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelReference:
     """A reference with its inputs."""
@@ -177,6 +191,11 @@ class ModelReference:
     def compute_on_device(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
         """Compute every tensor on its device."""
         self.compute(arithmetic, observer, pin)
+
+    @property
+    def graph(self) -> ConvertedGraph | None:
+        """The ONNX graph that the reference is, if any."""
+        return None
 
     # The protocol of the judge (:class:`concord.conformance.judging.protocol.Reference`).
 
@@ -407,6 +426,11 @@ class ModuleReference(ModelReference):
         for tensor in parameters.values():  # the model may differentiate with respect to them
             by_identity[id(tensor)].requires_grad_(tensor.requires_grad)
         return {name: by_identity[id(tensor)] for name, tensor in parameters.items()}
+
+    @property
+    def graph(self) -> ConvertedGraph | None:
+        """The ONNX graph that the module was converted from, if any."""
+        return self.model if isinstance(self.model, ConvertedGraph) else None
 
     def _copies(self, used: Mapping[str, Tensor], wrap: Callable[[Tensor], Tensor]) -> Copies:
         modules = {id(module): module for module in self.model.modules()}

@@ -15,7 +15,7 @@ import onnx
 from torch import Tensor, nn
 from torch.nn import functional
 
-from concord.conformance.compare.module_reference import running
+from concord.conformance.compare.module_reference import ConvertedGraph, running
 from concord.spec.errors import SpecError
 
 
@@ -59,18 +59,12 @@ class InstanceNorm(nn.Module):
         return functional.instance_norm(x, weight=scale, bias=bias, eps=self.epsilon)
 
 
-class OnnxGraph(ConvertModel):
-    """A graph as a module.
-
-    Attributes:
-        path: the graph's file.
-        activations: the graph's own names of its tensors, by activation.
-    """
+class OnnxGraph(ConvertModel, ConvertedGraph):
+    """A graph as a module."""
 
     def __init__(self, path: str, graph: onnx.ModelProto) -> None:
         super().__init__(graph)
-        self.path = path
-        self.activations: dict[str, str] = {}
+        self.path, self.activations = Path(path), dict[str, str]()
         for node in graph.graph.node:
             name = self.mapping[node.output[0]]
             several = {f"{name}[{place}]": tensor for place, tensor in enumerate(node.output)}

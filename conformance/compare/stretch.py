@@ -236,7 +236,7 @@ class Stretch:
         """Source lines of its operations, in the ``forward`` that computes the last one."""
         # Functions that this forward calls belong to a library as often as to the model. Steps outside it,
         # such as the construction of a mask, tell nothing about this activation.
-        owners = {} if hasattr(self.module.model, "onnx_model") or not self.steps else self.steps[-1].owners
+        owners = self.steps[-1].owners if self.steps and not self.module.graph else {}
         for owner, (file, _) in owners.items():
             if not file.startswith(TORCH):
                 lines = sorted({step.owners[owner][1] for step in self.steps if owner in step.owners})

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from concord.conformance.compare.candidates import graph_of
 from concord.conformance.compare.module_reference import (
     OUTPUT,
     ModuleReference,
@@ -120,8 +119,8 @@ def _attending(kernel: SDPBackend, forward: Callable[..., Any], *args: Any, **kw
 
 def exported(reference: ModuleReference, folder: Path) -> Path:
     """Export to ONNX, unless the reference is a graph."""
-    if graph := graph_of(reference):
-        return graph
+    if reference.graph:
+        return reference.graph.path
     with optional("way 'onnx'", "peers"):
         import onnxruntime  # noqa: F401 - runs the exported graph
         import onnxscript  # noqa: F401
@@ -155,10 +154,9 @@ def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[
     example = host_reference.args or dict(host_reference.kwargs)
     with running("the reference", "cannot be converted by OpenVINO"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        path = graph_of(reference)
         graph = (
-            openvino.convert_model(path)
-            if path
+            openvino.convert_model(reference.graph.path)
+            if reference.graph
             else openvino.convert_model(copy_of(host_reference.model), example_input=example)
         )
         # OpenVINO's default precision depends on the processor.
