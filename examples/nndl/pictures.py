@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from concord import backends, spec
 from concord.exit_codes import end
@@ -29,6 +30,8 @@ def curves(epochs: list[dict[str, float]]) -> Figure:
     accuracy.plot(steps, [epoch["accuracy"] for epoch in epochs], marker=".")
     losses.set(title="loss", xlabel="epoch")
     accuracy.set(title="dev accuracy", xlabel="epoch")
+    for axes in (losses, accuracy):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     losses.legend()
     return figure
 
