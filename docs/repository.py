@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"""(\]\(|(?:href|src|srcset)=")([^):#"]+)((?:#[^)"]*)?[)"])""")
@@ -42,7 +43,7 @@ def on_files(files: Files, *, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Any, files: Any, **_: Any) -> str:
     """Point links into the repository to their places on the site."""
     here = page.file.src_uri
     places = targets(markdown, here)
@@ -51,6 +52,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         if match[2] not in places:
             return match[0]
         place = places[match[2]].removeprefix(OURS)
-        return match[1] + posixpath.relpath(place, posixpath.dirname(here) or ".") + match[3]
+        link = posixpath.relpath(place, posixpath.dirname(here) or ".")
+        if match[1] != "](":  # mkdocs turns a file into its page in Markdown's own links alone
+            link = get_relative_url(files.get_file_from_path(place).url, page.url)
+        return match[1] + link + match[3]
 
     return LINK.sub(turned, markdown)
