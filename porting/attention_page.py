@@ -26,6 +26,7 @@ from concord.conformance.run import record
 from concord.conformance.run.campaign import Job, Report, Setup, conduct
 from concord.conformance.run.page import render
 from concord.conformance.run.report import tail
+from concord.conformance.run.results_page import headline
 from concord.conformance.wording import counted, joined
 from concord.porting.prediction import TextModel
 from concord.porting.texts import Text, batch_of
@@ -151,10 +152,8 @@ def attention_page(attention: Attention) -> str:
         "leak": LEAK,
         "start": (beyond[0], int(np.nanargmax(worst[beyond[0]]))) if beyond else (0, 0),
     }
-    wrong = [tail(result.backend) for result in attention.report.results if result.status == "diverges"]
     subject = f"Attention of {joined([entry.backend for entry in maps]) or 'no backend'}"
     size = f"{counted(layers, 'layer')} of {counted(heads, 'head')} over {len(attention.tokens)} tokens"
-    diverge = f" {joined(wrong)} diverge{'s' * (len(wrong) == 1)}." if wrong else ""
     numbers = {
         f"{layer}.{head}": [number(float(error[layer, head])) for error in largest.values()]
         for layer, head in np.ndindex(layers, heads)
@@ -164,8 +163,8 @@ def attention_page(attention: Attention) -> str:
         record.make_record(attention.report, "attention", attention.title),
         TEMPLATES,
         script=(TEMPLATES / "attention.js").read_text(encoding="utf-8") if maps else "",
-        headline=f"{subject}: {size}.{diverge}",
-        compared=[],
+        headline=headline(attention.report.results, "reference"),
+        compared=[f"{subject}: {size}."],
         letters=string.ascii_lowercase[: max(attention.segments, default=0) + 1],
         about=contents,
         coded=_coded(maps),

@@ -103,8 +103,12 @@ def test_an_interrupt_keeps_the_candidates_that_were_judged(entered, tmp_path, m
     monkeypatch.setattr("concord.conformance.compare.comparisons.prepare", interrupted)
     save_file({"input": X.numpy()}, tmp_path / "inputs.safetensors")
     words = "compare tests.test_candidates:net --as bfloat16 --as float16 --inputs"
-    _, errors = entered(words, tmp_path / "inputs.safetensors", "--json", tmp_path / "out.json", ends=130)
+    page = tmp_path / "page.html"
+    _, errors = entered(
+        words, tmp_path / "inputs.safetensors", "--json", tmp_path / "out.json", "--html", page, ends=130
+    )
     assert errors == ["concord: interrupted"]
+    assert 'class="growth"' not in page.read_text(), "one tensor has no line"
     outcome = record.read(tmp_path / "out.json").outcome
     assert ([result.backend for result in outcome.results], outcome.unfinished) == (["bfloat16"], 1)
 

@@ -39,6 +39,8 @@ const nameOf = view => view === "d" ? `${about.sides[pair()[0]]} − ${about.sid
 // Colours, which are the page's.
 let colour;
 function colours() {
+  // A page drawn in dark colours is printed on white paper all the same.
+  document.body.classList.toggle("dark", few.matches);
   const style = getComputedStyle(document.documentElement), rgb = name => { const hex = style.getPropertyValue(name).trim().slice(1); return [0, 2, 4].map(i => parseInt(hex.slice(i, i + 2), 16)); };
   const word = ([r, g, b]) => (255 << 24 | b << 16 | g << 8 | r) >>> 0, between = (a, b, share) => a.map((from, i) => Math.round(from + (b[i] - from) * share));
   const stops = ["--w0", "--w1", "--w2", "--w3"].map(rgb), ramp = Uint32Array.from({ length: 256 }, (_, i) => { const place = i / 255 * 3, low = Math.min(2, Math.floor(place)); return word(between(stops[low], stops[low + 1], place - low)); });
@@ -140,7 +142,7 @@ function restale() {
 }
 
 // One head large: a panel for each side, and one for the difference or the error.
-const panels = at("panels"), FONT = "11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', 'Noto Sans Mono CJK SC', monospace";
+const panels = at("panels"), FONT = "12px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', 'Noto Sans Mono CJK SC', monospace";
 class Panel {
   constructor(view) {
     this.view = view; this.figure = document.createElement("figure"); this.caption = document.createElement("figcaption"); this.frame = document.createElement("div");
@@ -170,7 +172,7 @@ class Panel {
     this.room.style.width = `${wide}px`; this.room.style.height = `${high}px`;
     this.caption.textContent = name;
     const told = document.createElement("span");
-    told.textContent = this.view[0] === "w" ? `darkest: ${digits(this.picture.top)}` : `largest: ${digits(this.largest(head))} tolerances`;
+    told.textContent = this.view[0] === "w" ? `0 to ${digits(this.picture.top)}` : `largest: ${digits(this.largest(head))} tolerances`;
     this.caption.append(told);
     this.plane.setAttribute("aria-label", `${name}, layer ${layer} head ${head}: arrow keys go from cell to cell`);
     this.draw();
@@ -313,7 +315,8 @@ document.addEventListener("click", event => {
   if (button) choose(+button.dataset.layer, +button.dataset.head);
 });
 const redo = () => { colours(); legend(); restale(); enlarge(); };
-few.addEventListener("change", redo);
+// A printer ends the dark scheme too, and does not wait until all heads are drawn again: the style turns them instead.
+few.addEventListener("change", () => matchMedia("print").matches || redo());
 let wait;
 addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(enlarge, 150); });
 // At first the head in which most differs, if any lies beyond its tolerance.
