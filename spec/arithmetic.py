@@ -41,8 +41,8 @@ class Arithmetic:
         fused: keep the storage type between the steps of softmax and derivatives.
         strict: turn overflow into NaN.
         cut: truncate the factors of TF32 products instead of rounding them.
-        way: one of :data:`WAYS`; all but the first also use layer norm's closed-form derivative, and decay as
-            a product (SPEC OPT-6).
+        way: one of :data:`WAYS`; all but the first also use the closed form of layer norm's derivative, and
+            compute decay as a product (SPEC OPT-6).
     """
 
     # Arrays have this many leading axes that are not part of a tensor's shape.
@@ -127,7 +127,7 @@ class Arithmetic:
         return variance
 
     def round_sum(self, values: Array, value: float, rounded: str) -> Array:
-        """Add a mask constant, rounded as in ``rounded`` (SPEC MSK-5)."""
+        """Add a mask constant in the precision ``rounded`` (SPEC MSK-5)."""
         # An exact sum would keep digits of the score that float32 absorbs into -1e9. A row without visible
         # keys would then get different weights than in the run.
         target = precision(rounded)
@@ -255,7 +255,8 @@ class Arithmetic:
         # The error of log1p is absolute: some frameworks add 1 to the exponential before the logarithm, so a
         # loss near 0 errs as much as one near 1.
         x = logits.value
-        # PyTorch subtracts the logarithm of the sigmoid from x: a negative x cancels if the target is 0.
+        # PyTorch subtracts the logarithm of the sigmoid from x: the two cancel for negative x if the target
+        # is 0.
         cancelled = (1 - targets) * np.maximum(-x, 0)
         value = self.settle(
             np.maximum(x, 0) - x * targets + self.settle(np.log1p(np.exp(-abs(x))), FUNCTION, 2.0 + cancelled)
@@ -424,7 +425,7 @@ class Arithmetic:
         return self._record(inside, (a, lambda g: np.where(inside == a.value, g, 0)))
 
     def add_where(self, a: Node, keep: Mask, value: float, rounded: str) -> Node:
-        """Add a constant wherever ``keep`` is False, rounded as in ``rounded`` (SPEC MSK-5)."""
+        """Add a constant in the precision ``rounded`` wherever ``keep`` is False (SPEC MSK-5)."""
         sums = self.round_sum(a.value, value, rounded)
         added = self._record(np.where(keep, a.value, sums), (a, lambda g: g))
         added.hidden, added.constant = ~keep, ~keep & (sums == self._constant(value))
@@ -499,8 +500,7 @@ class Arithmetic:
 
     def _kept(self, values: Array) -> Array:
         return (
-            # A quotient would turn infinity into a valid-looking zero; NaN affects all results that depend on
-            # it.
+            # Division would turn infinity into a plausible zero; NaN reaches every result that depends on it.
             np.where(np.isinf(values), np.nan, values).astype(values.dtype)
             if self._strict and np.isinf(values).any()
             else values
@@ -572,8 +572,8 @@ class Arithmetic:
         if axes and self._generator is not None:
             ordered = self._generator.permutation(values, axis=axes[0])
         elif axes and self._strict:
-            # Some kernels add term by term, so that the errors of equal terms have one sign. NumPy's pairwise
-            # sums miss that: the length of 37 equal rows was off by 18 units, and by 3 in pairs (decision
+            # Some kernels add term by term, which gives the errors of equal terms one sign. NumPy's pairwise
+            # sums miss that: for the length of 37 equal rows, the error was 3 units instead of 18 (decision
             # 0010).
             ordered = np.add.accumulate(values, axes[0]).take([-1], axes[0])
         total: Array = np.asarray(ordered.sum(axes, keepdims=keepdims))
@@ -645,8 +645,8 @@ class Arithmetic:
             operands, result = subscripts.split("->")
             index_a, index_b = operands.split(",")
             for index in sorted((set(index_a) & set(index_b)) - set(result)):
-                # Both operands move together along a summed index: the products stay the same, their order
-                # does not.
+                # Both operands are permuted alike along a summed index, which changes only the order of the
+                # products.
                 order = self._generator.permutation(a.shape[index_a.index(index)])
                 a, b = np.take(a, order, index_a.index(index)), np.take(b, order, index_b.index(index))
         return contract(subscripts, a, b)

@@ -125,7 +125,7 @@ def _shape_problem(
     if 0 in array.shape:
         return f"{name!r} has shape {array.shape} but no axis may be empty"
     for axis, size in zip(axes, array.shape, strict=True):
-        # The first array with an axis determines its size for all others.
+        # The first array with an axis sets that axis' size.
         sizes.setdefault(axis, axis_sizes(config).get(axis, size))
     return wrong_shape(name, array, resolve(shape, sizes))
 

@@ -21,7 +21,7 @@ _SATURATED = 6.7
 # Splitting does not pay off up to this many products.
 _FEW = 1 << 16
 
-# Nor up to this many rows: splitting the other factor would take longer than the products.
+# Nor does it for this many rows: splitting the other factor would take longer than the products.
 _FEW_ROWS = 8
 
 
@@ -84,7 +84,7 @@ def _multiply(left: Array, right: Array) -> Array:
         return _plainly(left, right)
     left, right = _balanced(left, right)
     # Each factor becomes a sum of parts with so few bits that float64 products of them, summed over the inner
-    # axis, are exact. Pairs of parts below 66 bits are omitted: extended precision has 64.
+    # axis, are exact. Products beyond the leading 66 bits are omitted: extended precision has 64.
     bits = (53 - max(math.ceil(math.log2(left.shape[-1])), 1)) // 2
     count = math.ceil(66 / bits)
     lefts, rights = _parts(left, -1, bits, count), _parts(right, -2, bits, count)

@@ -73,7 +73,7 @@ class Model:
         self.observer = observer
         self.watched = set(trainable(self.config, part)) if gradients else set()
         self.a.recording = gradients or self.a.keeping
-        with np.errstate(all="ignore"):  # infinities and NaN are results here
+        with np.errstate(all="ignore"):  # infinities and NaN are valid here
             loss = self.run(part)
             elements = self.a.elements
             if gradients:
@@ -116,13 +116,13 @@ class Model:
             tensor.gradient = None
 
     def watch_given(self) -> None:
-        """Register the parameters and inputs with reported gradients."""
+        """Register the parameters and inputs whose gradients are reported."""
         input_leaves = {f"inputs.{name}": leaf for name, leaf in self.given.items()}
         for name, leaf in {**self.weights, **self.looked_up, **input_leaves}.items():
             leaf.completed = functools.partial(self.complete, name)
 
     def nothing(self, name: str) -> Array:
-        """Zeros for a gradient that the loss does not depend on."""
+        """Zero gradient of a tensor that the loss does not depend on."""
         input_name = name.removeprefix("inputs.")
         leaf = self.given[input_name] if input_name != name else self.looked_up.get(name, self.weights[name])
         return np.zeros_like(leaf.value)

@@ -43,7 +43,7 @@ class UnknownNameError(SpecError):
 # Common names of the frameworks, since string distance does not lead from "keras" to "tf".
 USUAL = {"tensorflow": "tf", "keras": "tf", "pytorch": "torch", "paddlepaddle": "paddle", "flax": "jax"}
 
-# Longest list of names in a message. A longer one is replaced by the nearest names, however far.
+# Longest list of names in a message. If there are more, it gives the nearest ones, however distant.
 MOST_NAMES = 12
 
 # Commands that list all names of a kind.
@@ -92,7 +92,7 @@ def collecting(problems: list[str]) -> Iterator[None]:
         problems += [problem for problem in error.problems if problem not in problems]
 
 
-# A problem that begins with one of these words has its place as its subject.
+# If a problem begins with one of these words, its place is the subject.
 VERBS = ("has ", "holds ", "is ", "lacks ")
 
 

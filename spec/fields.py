@@ -57,7 +57,7 @@ def build(kind: type[Kind], fields: Mapping[str, Any], where: str, clause: str =
 
 
 def _plain(value: Any, annotation: str) -> Any:
-    # TOML and JSON writers may drop the decimal point of a whole number, and lack tuples.
+    # TOML and JSON lack tuples, and writers may drop the decimal point of a whole number.
     if "float" in annotation and type(value) is int:
         return float(value)
     return tuple(value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Reading and writing of files; irregular, oversized or malformed ones are rejected."""
+"""Reading and writing files; irregular, oversized or malformed ones are rejected."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def read_described(path: Path) -> tuple[dict[str, str], Arrays]:
     ) as error:
         reason = " ".join(str(error).split())
         raise SpecError(f"{path}: not a complete safetensors file with NumPy dtypes: {reason}") from None
-    # The library returns arrays in a random order, the header has that of the file.
+    # The library returns arrays in random order; the header has the file's.
     return header.pop("__metadata__", None) or {}, {name: arrays[name] for name in header}
 
 
@@ -367,7 +367,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Write]:
-    """Yield a function that writes the next bytes of a file; the file appears after the block, unless that
+    """Yield a function that writes the next bytes of a file; the file appears after the block, unless it
     fails.
     """
     with refusing(path):

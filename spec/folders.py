@@ -27,7 +27,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """Yield a folder to fill; it appears after the block, unless that fails.
+    """Yield a folder to fill; it appears when the block ends without an error.
 
     Args:
         replace: replace an existing folder; a kill leaves either the old or the new one.

@@ -30,7 +30,7 @@ PERIOD = (1 << 18) + 29
 # noise of sixteen samples would miss such a tie, but one of many correct runs encounters it (decision 0016).
 NEAR = 16.0
 
-# A sum's effective number of terms may differ from an integer by this share for its terms to count as equal.
+# Terms count as equal if their effective number differs from an integer by at most this share.
 EQUAL = 1e-5
 
 
@@ -208,7 +208,7 @@ class MonteCarlo(Arithmetic):
         # (decision 0018).
         x, terms, shares = (self._one(values) for values in (x, terms, shares))
         total = terms.sum(-1, keepdims=True, dtype=np.float64)
-        # Entries that were equal differ by their own noise here.
+        # Noise has made equal entries differ here.
         reach, summed = 2 * self._roundoff * abs(x), (terms, shares * total)
         back = [values[..., ::-1] for values in (x, reach, *summed)]
         size = np.maximum(_rounding_up_to_larger(x, reach, *summed), _rounding_up_to_larger(*back)[..., ::-1])
@@ -266,8 +266,8 @@ class MonteCarlo(Arithmetic):
 
     def vary_variance(self, variance: Node, mean: Node, centered: Node) -> Node:
         """Perturb by the error of one-pass algorithms (SPEC ALG-5)."""
-        # Welford's updates and merged blocks err by the rounding of a mean times the deviation. A mean square
-        # minus a squared mean, of a row shifted by one of its entries, errs by the rounding of both.
+        # Welford's updates and merged blocks err by the rounding of a mean times the deviation. Other kernels
+        # shift a row by one of its entries; their mean square and squared mean each err by rounding.
         squares = np.square(centered.value, dtype=np.float64)
         shift = np.sqrt(np.square(squares).mean(-1, keepdims=True))
         merged = 2 * abs(mean.value) * np.sqrt(variance.value)
@@ -283,8 +283,8 @@ class MonteCarlo(Arithmetic):
             return self._unbroadcast(bias)
 
         def pullback(gradient: Array) -> Array:
-            # Nearly equal terms are all rounded the same way when a few bits accumulate them one by one, so
-            # the errors of the partial sums add up instead of cancelling.
+            # An accumulator with few bits rounds sums of nearly equal terms the same way, so their errors add
+            # up instead of cancelling.
             partial = abs(np.cumsum(self._one(gradient), axis=1)).sum(1)
             return self._perturbed(gradient.sum(1), self._of(self._roundoff * partial + self._least))
 
@@ -360,9 +360,9 @@ class MonteCarlo(Arithmetic):
 
 
 def _rounding_up_to_larger(x: Array, reach: Array, *summed: Array) -> Array:
-    """Rounding of each row's sums up to the next larger entry, in unit roundoffs.
+    """Rounding, in unit roundoffs, of each row's partial sums before the next larger entry.
 
-    It is 0 where an entry is never the largest; entries closer than ``reach`` count as equal.
+    It is 0 where an entry is not the largest so far; entries closer than ``reach`` count as equal.
     """
     size, shape = x.shape[-1], x.shape
     count, power = np.arange(1, size + 1), np.zeros(shape)

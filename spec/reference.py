@@ -30,7 +30,7 @@ class Truth:
         taps: every intermediate tensor (:func:`concord.spec.tensors.taps`).
         gradients: gradients of the loss by parameter and ``inputs.<name>``, in order of the backward pass
             (SPEC GRD-1).
-        tap_gradients: gradients by tap that the loss depends on (SPEC GRD-6).
+        tap_gradients: gradients of the taps that the loss depends on (SPEC GRD-6).
         backward: names of all gradients in order, with ``taps.<tap>`` for taps.
     """
 

@@ -107,7 +107,7 @@ def output_name(config: EncoderConfig, part: str = "model") -> str:
 
 
 def from_output_on(config: EncoderConfig, part: str = "model") -> list[str]:
-    """A part's result and later taps, perhaps wider than the run."""
+    """A part's result and later taps, which may be wider than the run's precision."""
     names = list(taps(config, part))
     return names[names.index(output_name(config, part)) :]
 
@@ -156,7 +156,7 @@ def clause_of(config: EncoderConfig, name: str, part: str = "model") -> str:
 
 @functools.lru_cache(maxsize=1 << 14)
 def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str = "") -> str:
-    """Input of the step before a tap: a tap, or ``inputs.<name>``; ``"result"`` selects a residual's
+    """Input of the step that computes a tap: a tap, or ``inputs.<name>``; ``"result"`` selects a residual's
     sublayer.
     """
     scope, _, leaf = tap.rpartition(".")
@@ -173,7 +173,7 @@ def source_of(config: EncoderConfig, tap: str, part: str = "model", which: str =
     return names[place - 1] if place else "inputs.embeddings"
 
 
-# The step that uses a tap, by the last parts of both names, if it is not the next tap.
+# The step that uses a tap, where that is not the next one; by the last parts of their names.
 USES = {
     "query": "scores",
     "key": "scores",

@@ -1,4 +1,4 @@
-"""Formatting of untrusted text, such as names in a file, for printing."""
+"""Formatting untrusted text, such as names in a file, for printing."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ LANDMARKS = (
     69_999,
     70_000,
 )
-# The number of ids that occur only at the end of a long text. They make the last block of keys unique, and
+# Number of ids that occur only at the end of a long text. They make the last block of keys unique, and
 # increase the running maximum.
 LATE = 3
 # A value between the lengths of a batch's pooled vectors: some are divided by it, and some by their length.
@@ -76,8 +76,8 @@ class Scenario:
     only: tuple[str, ...] = ()  # variants with this scenario; by default all without an entry in OWN
 
 
-# Cases run one after another in one process. Neighbours differ in masks and lengths or in every size, and the
-# first sizes recur at the end. This detects leftovers of an earlier call (SPEC INP-6).
+# Cases run one after another in one process. Neighbours differ either in masks and lengths or in every size,
+# and the first sizes recur at the end. This detects leftovers of an earlier call (SPEC INP-6).
 SCENARIOS: dict[str, Scenario] = {
     "ragged": Scenario(
         "rows that are full, of one token, half full, fully padded, and padded inside the text; two "

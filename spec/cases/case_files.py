@@ -31,8 +31,8 @@ def contents(case: Case) -> tuple[dict[str, Any], Arrays]:
     """A case's JSON description, without the arrays' digest, and its arrays.
 
     The arrays are ``weights/…``, ``inputs/…``, ``float64/…`` (taps and ``gradients.…``) and ``float32/…``
-    (exact output and loss of the float32 model, SPEC PRC-2, MSK-5). ``stored`` says how large arrays are
-    shortened: to ``rows``, or to each ``every``-th value.
+    (exact output and loss of the float32 model, SPEC PRC-2, MSK-5). ``stored`` lists the arrays that
+    are shortened: to ``rows``, or to each ``every``-th value.
     """
     truth = reference(case.config, case.weights, case.batch, gradients=True, part=case.part)
     single = reference(case.config, case.weights, case.batch, part=case.part, dtype="float32")

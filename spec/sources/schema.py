@@ -67,7 +67,7 @@ class NativeInput(StrictTable):
 
 
 class Option(StrictTable):
-    """A configuration key with different values in the source."""
+    """A configuration key whose values differ in the source."""
 
     key: str
     values: dict[str, Any] = {}  # from the source's word to ours
@@ -151,14 +151,14 @@ class CheckpointTable(StrictTable):
     """Contents of weight files other than names and layouts of parameters."""
 
     prefixes: list[str] = []  # possible prefixes of all names; the table itself uses the first
-    older: dict[str, str] = {}  # suffix in older versions, by suffix
+    older: dict[str, str] = {}  # older spelling of each suffix
     # Reason to ignore a tensor, by name or pattern with *. Every tensor of a file is accounted for (decision
     # 0027).
     ignored: dict[str, Annotated[Ignored, BeforeValidator(_ignored)]] = {}
     tied: dict[str, str] = {}  # name of the original, by name of the copy
     positions: Native | None = None  # the table of fixed positions, computed otherwise by the specification
-    # Place of a parameter that only the whole model has, or of "heads.<name>" outside the family. Conversion
-    # to another file type keeps it.
+    # Places of parameters that only the whole model has, and of "heads.<name>" outside the family.
+    # Conversion to another file type keeps them.
     carried: dict[Pattern, Native] = {}
     # Allowed values of a configuration key, if present.
     requires: dict[str, Annotated[list[Any], BeforeValidator(_listed)]] = {}
@@ -198,7 +198,7 @@ class PartTable(StrictTable):
 
 
 class TrainingTable(StrictTable):
-    """A source's training, as a :class:`concord.spec.training.recipe.Recipe`."""
+    """A source's training options, as a :class:`concord.spec.training.recipe.Recipe`."""
 
     constants: dict[str, Any] = {}  # value by recipe field
     fields: dict[str, str] = {}  # the source's key by recipe field; ``key.0``: first entry of a list

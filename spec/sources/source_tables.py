@@ -200,7 +200,7 @@ class Binding:
 def bindings(
     entry: PartTable, config: EncoderConfig, instead: Mapping[str, Native] | None = None
 ) -> dict[str, Binding]:
-    """The source's place of each of its parameters, in order of computation.
+    """Where the source keeps each parameter, in order of computation.
 
     Args:
         instead: different places for some parameters, as for gradients.

@@ -49,7 +49,7 @@ def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ..
     """Kept elements of a tensor (SPEC DRP-3).
 
     Args:
-        seed: seed of the training, below 2^64.
+        seed: seed of the training run, below 2^64.
         micro_batch: index of the batch within the step.
     """
     draw = _drawn if math.prod(shape) > SMALL else _drawn_once
@@ -58,7 +58,7 @@ def kept(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ..
 
 def _drawn(seed: int, step: int, micro_batch: int, site: str, shape: tuple[int, ...], rate: float) -> Mask:
     # Element i takes word i mod 4 of counter (i div 4, step, micro-batch, CRC32 of the site). Every element
-    # has its own number, whatever the framework's order.
+    # has its own random number, in whatever order a framework draws.
     size = math.prod(shape)
     blocks = np.arange(-(-size // 4), dtype=np.uint32)
     fixed = (np.full_like(blocks, word) for word in (step, micro_batch, zlib.crc32(site.encode())))

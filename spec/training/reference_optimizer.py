@@ -127,7 +127,7 @@ class ReferenceOptimizer:
         if decays and recipe.decay_form in ("times_rate", "alone"):
             share = recipe.weight_decay * (rate if recipe.decay_form == "times_rate" else 1.0)
             # Both forms are correct, but a product drifts where every step rounds it in the same direction,
-            # as just above a power of two. Low-precision runs must use both forms (SPEC OPT-6).
+            # for example just above a power of two. Low-precision runs must use both forms (SPEC OPT-6).
             decayed = (
                 a.scale(parameter, 1 - share)
                 if a.closed

@@ -34,7 +34,7 @@ These are ``losses.<number>`` of its batches, ``gradients.<name>`` before clippi
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training run."""
+    """A recipe, its batches and seed."""
 
     recipe: Recipe
     steps: Sequence[Sequence[Batch]]  # batches whose gradients each step accumulates
@@ -65,7 +65,7 @@ def rows_of(config: EncoderConfig, batches: Sequence[Batch], part: str = "model"
 
 
 class Course:
-    """Learning rates, batch weights and dropout of a training."""
+    """Learning rates, batch weights and dropout of a training run."""
 
     def __init__(self, config: EncoderConfig, training: Training, part: str = "model") -> None:
         self.config, self.training, self.part, self.steps = config, training, part, 0
@@ -165,7 +165,7 @@ class Trajectory(Course):
 
     def step(self, batches: Sequence[Batch], observer: Observer) -> None:
         """Run one step, and report its tensors."""
-        with np.errstate(all="ignore"):  # infinities and NaN are results here
+        with np.errstate(all="ignore"):  # infinities and NaN are valid here
             total, slices = self.accumulated(batches, observer)
         for name, values in total.items():
             observer(f"gradients.{name}", values)
