@@ -1,4 +1,4 @@
-"""Finding and starting of backends in workers (:mod:`concord.backends.worker`)."""
+"""Finding backends and starting them in workers (:mod:`concord.backends.worker`)."""
 
 from __future__ import annotations
 

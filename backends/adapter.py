@@ -122,7 +122,7 @@ class FrameworkAdapter(ABC):
         return implementation
 
     def trace(self, request: Request) -> Trace:
-        """Function that derives the layers' tap from the recording one; compilers trace it, and mutants
+        """Return a function that makes the layers' tap from the recording one; compilers trace it, mutants
         override it.
         """
         return lambda model, inputs, record: record

@@ -201,7 +201,7 @@ def moved(
 
 
 def project(name: str, change: Array) -> NDArray[np.float64]:
-    """Sums with random signs, seeded by name, over the root of the size."""
+    """Sums with random signs, seeded by name, divided by the root of the size."""
     # A few random signs may completely miss a change of a few values.
     if change.size <= WHOLE:
         return change.reshape(-1).astype(np.float64)

@@ -234,7 +234,7 @@ class Implementation:
 
 
 def variety(implementation: str, execution: str) -> str:
-    """An implementation's name in a backend's list, which separates unpadded variants."""
+    """An implementation's name in a backend's list, where unpadded variants have their own."""
     return implementation + (f" {UNPADDED}" if execution.startswith(UNPADDED) else "")
 
 

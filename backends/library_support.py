@@ -111,7 +111,7 @@ def indices(request: Request) -> dict[str, Ids]:
     rows = np.flatnonzero(mask)
     places = np.where(mask, np.cumsum(mask).reshape(mask.shape) - 1, 0)
     if request.execution.endswith("compiled"):
-        # Fill up with copies of the first row, which no place refers to.
+        # Fill up with copies of the first row; no place refers to the copies.
         length = min(-(-len(rows) // MULTIPLE) * MULTIPLE, mask.size)
         rows = np.concatenate([rows, np.full(length - len(rows), rows[0])])
     return {"rows": rows.astype(np.int64), "places": places.astype(np.int64)}
@@ -147,7 +147,7 @@ def padding_reasons(request: Request) -> list[str]:
 def unpadded(
     implementations: Mapping[str, Implementation], model: Callable[..., Any], **others: Any
 ) -> dict[str, Implementation]:
-    """Unpadded variants; ``others`` are additional differing fields."""
+    """Unpadded variants; ``others`` replaces further fields."""
 
     def reasons(entry: Implementation, request: Request) -> list[str]:
         return entry.unsupported_reasons(request) + padding_reasons(request)

@@ -21,7 +21,7 @@ RESTARTS = 2
 # After these failures, a new worker would also fail.
 HOPELESS = ("absent", "broken", "timed out")
 
-# Seconds between checks for an end. A thread that waits indefinitely does not wake on Ctrl-C if another
+# Seconds between checks of running tasks. A thread that waits indefinitely does not wake on Ctrl-C if another
 # thread gets the signal.
 GLANCE = 0.2
 

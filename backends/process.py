@@ -1,4 +1,4 @@
-"""A supervised Python process whose objects' methods the parent calls."""
+"""A supervised Python process; the parent calls methods of its objects."""
 
 from __future__ import annotations
 

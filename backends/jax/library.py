@@ -116,15 +116,12 @@ def unpad(x: Array, selection: KeptRows) -> Array:
 
 
 def pad(x: Array, selection: KeptRows) -> Array:
-    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets any row."""
+    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets arbitrary rows."""
     return x[0].at[selection.places].get(mode="promise_in_bounds")
 
 
 class UnpaddedAttention(FusedAttention):
-    """Attention on batches whose padding is restored: 3 x (1, N, H, K) to (1, N, D).
-
-    SPEC ATT-3 to ATT-7, MSK-3 to MSK-6.
-    """
+    """Attention on padded batches (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6): 3 x (1, N, H, K) to (1, N, D)."""
 
     def __call__(self, q: Array, k: Array, v: Array, key_mask: KeptRows, query_mask: KeptRows) -> Array:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)

@@ -179,12 +179,12 @@ def unpad(x: Tensor, selection: KeptRows) -> Tensor:
 
 
 def pad(x: Tensor, selection: KeptRows) -> Tensor:
-    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets any row."""
+    """Restore rows to their positions: (1, N, ...) to (B, T, ...); padding gets arbitrary rows."""
     return x[0][selection.places]
 
 
 class UnpaddedAttention(FusedAttention):
-    """Attention on restored batches (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6): 3 x (1, N, H, K) to (1, N, D)."""
+    """Attention on padded batches (SPEC ATT-3 to ATT-7, MSK-3 to MSK-6): 3 x (1, N, H, K) to (1, N, D)."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: KeptRows, query_mask: KeptRows) -> Tensor:
         q, k, v = (pad(x, key_mask) for x in (q, k, v))  # (B, T, H, K)
