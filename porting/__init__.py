@@ -1,4 +1,4 @@
-"""Reading and writing of checkpoints in many formats: configuration, weights, tokenizer and labels."""
+"""Reading and writing checkpoints in many formats: configuration, weights, tokenizer and labels."""
 
 from concord.porting.checkpoint import Checkpoint, LazyTensor, from_weights
 from concord.porting.reading import read

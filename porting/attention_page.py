@@ -65,7 +65,7 @@ class Attention:
         """Largest error (L, H) of each backend, and of the difference between the first two."""
         errors = {attention_map.backend: attention_map.errors for attention_map in self.maps}
         if len(self.maps) > 1:
-            # The tolerance of a difference is the root of 2 times that of each result.
+            # The tolerance of a difference is sqrt(2) times that of each result.
             errors["difference"] = (self.maps[0].errors - self.maps[1].errors) / math.sqrt(2)
         return {name: np.fmax.reduce(abs(error), axis=(-2, -1)) for name, error in errors.items()}
 

@@ -61,7 +61,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Side:
-    """One checkpoint; ``files`` are the SHA-256 of each file in its folder."""
+    """One checkpoint; ``files`` maps each file in its folder to its SHA-256."""
 
     path: str
     format: str

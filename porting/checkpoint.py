@@ -33,7 +33,7 @@ class LazyTensor(StoredTensor):
         name: the parameter that it contains or copies.
         reason: explanation of a status other than plain ``read``.
         owner: for tied tensors, the tensor that a model uses instead.
-        redundant: whether it only repeats other tensors, or numbers positions.
+        redundant: whether it only repeats other tensors or position numbers.
     """
 
     foreign: str

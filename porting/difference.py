@@ -104,7 +104,7 @@ def _not_finite(pair: _Both) -> Iterator[Finding]:
     for array, other, label in pair.sides:
         places = np.argwhere(~np.isfinite(array) & np.isfinite(other))
         fewer = np.isfinite(array).sum() < np.isfinite(other).sum()
-        # Unless one tensor has more of them, they have only moved; if all values of one are non-finite,
+        # Equally many non-finite values have only moved; if all values of one tensor are non-finite,
         # _constant applies.
         if not fewer or not np.isfinite(array).any():
             continue

@@ -60,7 +60,7 @@ class TextPredictor:
         self.model, self.worker, self.how = model, worker, {"dtype": dtype, **how}
 
     def __call__(self, texts: str | Iterable[str | Sequence[str]]) -> Any:
-        """Each text's or pair's class probabilities or embedding: a dictionary for one text, else a list.
+        """Class probabilities or embedding of each text or pair: a dictionary for one text, else a list.
 
         Raises:
             SpecError: listing arguments that are not texts.
@@ -120,7 +120,7 @@ class TextPredictor:
 
 
 def _numbers(array: Array) -> list[float]:
-    # With only the digits that identify a number in its own dtype; tolist() gives those of a float64.
+    # Only the digits that identify a number in its own dtype; tolist() would give those of a float64.
     return [float(str(number)) for number in array]
 
 

@@ -149,7 +149,7 @@ def _of_this_kind(table: Table, settings: Mapping[str, Any]) -> bool:
 
 
 def _nearness(table: Table, names: Collection[str]) -> float:
-    # Without heads: a bare model has none, and an unknown head has different names.
+    # Heads do not count: a bare model has none, and an unknown head has different names.
     part = table.parts.get("encoder") or part_of(table)
     prefixes = part.checkpoint.prefixes or [""]
     own = (fill(native.name, {"i": 0, "h": 0, "n": 1}) for native in part.weights.values())

@@ -89,7 +89,7 @@ def words(folder: Path, poolings: Iterable[str]) -> dict[str, Any]:
             f"Concord's model family pools every token; {NOT_REFUSED}"
         )
     for place in behind[1:]:
-        # A Normalize module for other values would leave the pooled vector unchanged.
+        # A Normalize module that reads or writes anything else would leave the pooled vector unchanged.
         path = place / folders.CONFIG
         options = folders.json_object(read_json(path), path) if path.exists() else {}
         problems += [

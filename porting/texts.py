@@ -192,7 +192,7 @@ def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise SpecError(f"{name} is not a valid tokenizer: {first_line(error)}") from None
-    # It adds the special tokens. Without them, the model's results would be wrong, without an error.
+    # The post-processor adds the special tokens, without which the model's results would be silently wrong.
     if tokenizer.post_processor is None:
         raise SpecError(
             f"{name} has no 'post_processor', which must say which special tokens surround a text"

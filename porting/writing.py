@@ -1,4 +1,4 @@
-"""Writing of a checkpoint."""
+"""Writing a checkpoint."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write(checkpoint: Checkpoint, path: Path, format: str, force: bool = False, 
             write_bytes(folder / checkpoints.CONTENTS, folders.json_file(contents))
         if not force and path.is_dir():
             with refusing(path):
-                path.rmdir()  # it was empty, and a folder that no longer is must stay
+                path.rmdir()  # fails if it is no longer empty, so that nothing is lost
 
 
 def writable(path: Path, format: str, force: bool = False, taps: bool = False) -> Format:
@@ -90,7 +90,7 @@ def _check_place(path: Path, force: bool) -> None:
     with refusing(path):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             problem = "is not a folder; --force replaces only folders"
-        elif path == Path():  # it has no name to write beside
+        elif path == Path():  # a temporary folder beside it needs its name
             problem = "is the current folder, which cannot be replaced; name another folder"
         elif not path.exists() or not any(path.iterdir()):
             return

@@ -1,4 +1,4 @@
-"""Opening of untrusted files with their own libraries, in a limited process.
+"""Opening untrusted files with their own libraries, in a limited process.
 
 A corrupt file may crash a C library. Tensors pass through a temporary safetensors file, which the parent
 maps.
