@@ -225,7 +225,7 @@ class Team:
         for _ in range(PRODUCT_TURNS):
             for member in ready:
                 if answer := member.repeat(PRODUCT_SECONDS):
-                    # As for steps, the rate sustained over a turn instead of that of a lucky moment.
+                    # As for steps, use the rate sustained over a turn, not that of a lucky moment.
                     rate = 2 * math.prod(sizes) / median([answer["seconds"]]) / 1e9
                     key = member.name, sizes, dtype
                     self.rates[key] = max(self.rates[key], rate)

@@ -22,7 +22,7 @@ class Open(TypedDict):
 
 
 class Machine(Open):
-    """The machine."""
+    """Processor and versions."""
 
     python: str
     numpy: str
@@ -33,7 +33,7 @@ class Machine(Open):
 
 
 class SpeedSettings(Open):
-    """The settings of the measurement."""
+    """Settings that all entries share."""
 
     device: str
     precision: NotRequired[str]
@@ -57,7 +57,7 @@ class TimedRecipe(Open):
 
 
 class Work(Open):
-    """A workload."""
+    """A timed model and batch."""
 
     preset: Name
     source: str

@@ -1,4 +1,4 @@
-"""Formatting of measurements."""
+"""Tables of measurements."""
 
 from __future__ import annotations
 

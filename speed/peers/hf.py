@@ -96,7 +96,7 @@ class HuggingFaceModel:
 
 
 class HuggingFacePeer:
-    """The peer; its tensors are not judged individually."""
+    """Hugging Face's model, judged only by its results."""
 
     name = "hf"
 

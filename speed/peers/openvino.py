@@ -14,7 +14,7 @@ TYPES = {"float32": openvino.Type.f32, "bfloat16": openvino.Type.bf16}
 
 
 class OpenVinoPeer(Engine):
-    """The peer."""
+    """OpenVINO, at a given precision."""
 
     name = "openvino"
     version = f"openvino {openvino.__version__}"

@@ -12,7 +12,7 @@ from concord.speed.peers.graph import Engine
 
 
 class OnnxRuntimePeer(Engine):
-    """The peer, in float32 only."""
+    """ONNX Runtime, in float32 only."""
 
     name = "ort"
     version = f"onnxruntime {onnxruntime.__version__}"
