@@ -77,7 +77,7 @@ class ComparisonFile(StrictTable):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What all candidates share."""
+        """Options that all candidates share."""
         return {
             "gradients": self.gradients,
             "seed": self.seed,
@@ -93,7 +93,7 @@ class ComparisonFile(StrictTable):
         return tokens(Path(self.reference), self.texts)
 
     def case(self, inputs: str) -> str:
-        """What the inputs are called in a report."""
+        """Name of the inputs in a report."""
         return inputs or ("texts" if self.texts else "standard inputs")
 
     def check_ways(self) -> None:

@@ -29,7 +29,7 @@ PATIENCE = 3.0
 
 
 class Halt:
-    """The first signal of a command: the exit code that follows, or 0, and the last time that one counted."""
+    """The exit code that a signal causes, or 0, and the time of the last signal that counted."""
 
     code, time = 0, 0.0
 
@@ -43,7 +43,7 @@ def _interrupt(number: int, _frame: object) -> None:
 
 @contextmanager
 def _handling(handler: Handler, after: Handler | None = None) -> Iterator[None]:
-    """Install a handler, and afterwards the previous ones, or ``after``."""
+    """Install a handler, then restore the previous ones or install ``after``."""
     # Python lets only the main thread set handlers. Signals that are ignored from the start remain ignored,
     # as under nohup.
     main = threading.current_thread() is threading.main_thread()

@@ -55,7 +55,7 @@ class Command(TyperCommand):
 
 
 def _place(parameter: Any) -> tuple[bool, bool]:
-    # Options that commands share stand in panels.
+    # Options that commands share appear in panels.
     return parameter.param_type_name != "argument", bool(parameter.rich_help_panel)
 
 

@@ -69,7 +69,7 @@ KINDS = {  # the type of each kind of record
     "certificate": "concord.porting.certificate:Certificate",
 }
 
-PAGES = {  # the page of each kind with one
+PAGES = {  # the page of each kind of record that has one
     **dict.fromkeys(("check", "golden", "compare"), "concord.conformance.run.results_page:results_page"),
     "fuzz": "concord.conformance.fuzz.findings_page:findings_page",
     "mutants": "concord.conformance.mutants.detection_page:detection_page",
