@@ -80,7 +80,7 @@ def judge(name: str, device: str) -> dict[str, object]:
     with torch.device(device):
         model, inputs = make()
     torch.set_default_dtype(torch.float32)
-    if way == "float32":  # the same module, whose bits are equal, is judged nevertheless
+    if way == "float32":  # judge the same module, although its bits are equal
         way, options = "", {**options, "candidate": model}
     started, used = time.perf_counter(), time.process_time()
     comparison = prepare(model.eval(), inputs=inputs, way=way, **options)

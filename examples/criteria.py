@@ -1,4 +1,4 @@
-"""Why not a fixed tolerance? ``make criteria`` measures the table of the guide again.
+"""Compare fixed tolerances with Concord's: ``make criteria`` repeats the measurement of the guide.
 
 The usual criteria and Concord's tolerances judge the same runs against the float64 reference. Bugs are the
 mutants, each in the case that shows it. Right runs are allowed alternatives, and random cases.

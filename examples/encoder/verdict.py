@@ -1,4 +1,4 @@
-"""Judges the classifier of mine.py: ``python verdict.py [PROFILE …]``, the profile of the weights."""
+"""Judge the classifier of mine.py with weights of each profile: ``python verdict.py [PROFILE …]``."""
 
 import sys
 
@@ -59,7 +59,7 @@ def named(model, of):
 
 
 def run(weights, batch):
-    """Run the model on weights by canonical name; return what hooks see."""
+    """Run the model on weights by canonical name; return all tensors that hooks see."""
     model, taps = Classifier(), {}
     for name, tensor in named(model, lambda parameter: parameter.data).items():
         tensor.copy_(torch.from_numpy(weights[name]))

@@ -86,8 +86,8 @@ def built():
     with torch.no_grad():
         for parameter in port.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    # No text is shorter by more than a window, so each query sees a key. Without one, only the port gives
-    # zero.
+    # No text is shorter by more than a window, so each query sees a key. For a query that sees none, only the
+    # port gives zero.
     real = torch.arange(13) < torch.tensor([13, 10, 11])[:, None]
     ids = torch.randint(1, 101, real.shape, generator=generator) * real
     return reference_of(port), port, {"input_ids": ids, "attention_mask": real.long()}

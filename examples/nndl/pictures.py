@@ -1,4 +1,4 @@
-"""Draw a checkpoint: accuracy by epoch, attention in a text or a pair, and its positions.
+"""Plot a checkpoint's accuracy by epoch, its attention in a text or a pair, and its positions.
 
 ``python examples/nndl/pictures.py run "天气好吗" "天气怎么样" --out pictures``
 """
