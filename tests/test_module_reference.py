@@ -228,6 +228,31 @@ def test_on_a_gpu_the_verdict_is_the_same(monkeypatch):
         assert abs(other.deciding.ratio - row.deciding.ratio) <= row.deciding.ratio / 1000
 
 
+@pytest.mark.parametrize("in_host_memory", [True, False])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_an_overflow_excuses_neither_its_row_nor_most_of_a_tensor(monkeypatch, in_host_memory):
+    # In a low-precision run an overflowed element has an infinite error.
+    monkeypatch.setattr(ModuleReference, "in_host_memory", in_host_memory)
+
+    def cubed(size, sign):
+        return Of(lambda m, x: sign * (size * m.a(x)) ** 3, {"a": linear(13, 7)}).eval().half()
+
+    def status(size):
+        comparison = prepare(cubed(size, 1), cubed(size, 1), x)
+        comparison.allow_same_bits = False
+        return comparison.verdict().status
+
+    x = drawn(3, 13).half()
+    values = cubed(60, 1)(x)
+    assert 0 < values.isinf().sum() < values.numel() / 2
+    assert values.isinf().any(-1).all()
+    assert status(60) == "agrees"
+    wrong = compare(cubed(60, 1), cubed(60, -1), x)
+    assert wrong.first == "output"
+    assert wrong.first_divergence.deciding.beyond > values.numel() / 4
+    assert status(600) == "undetermined"
+
+
 def test_a_weight_is_widened_where_it_is_used_and_put_back():
     class Halving(nn.Linear):
         def forward(self, x):

@@ -657,9 +657,8 @@ class Ties:
             self.spoilt = ~np.isfinite(array) & np.isfinite(self.value) & ~(self.sigma <= LEFT * size)
             self.nothing_of = branch.because if self.spoilt.any() else ""
             return
-        with np.errstate(all="ignore"):
-            distance = abs(array - self.value).astype(np.float64)
-            other = ~(distance <= SMALL * self.sigma) & np.isfinite(self.value)
+        distance = abs(array - self.value).astype(np.float64)
+        other = ~(distance <= SMALL * self.sigma) & np.isfinite(self.value)
         if not other.any():
             return
         distance = np.where(other, np.nan_to_num(distance, nan=np.inf), 0)
@@ -667,11 +666,10 @@ class Ties:
         self.affected = self.affected | other
         self.wholly = self.wholly | other & branch.wholly
         self.because[branch.because] = None
-        with np.errstate(over="ignore"):  # of a gradient that overflows, any value is allowed
-            if branch.share > 1:
-                self.halves = np.maximum(self.halves, branch.share * distance)
-            else:
-                self.together = self.together + distance
+        if branch.share > 1:
+            self.halves = np.maximum(self.halves, branch.share * distance)
+        else:  # of a gradient that overflows, any value is allowed
+            self.together = self.together + distance
 
     def settle(self, actual: Array) -> tuple[Array, Array]:
         """The nearest allowed value, and sigma (NaN: undetermined)."""

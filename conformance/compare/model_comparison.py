@@ -142,6 +142,7 @@ class ModelComparison(Judge):
         """Proposed names as lines of a file."""
         return [f"{own} = {theirs}" for own, theirs in self.proposed.items()]
 
+    @np.errstate(all="ignore")  # infinities and NaN are compared as values
     def verdict(self, several: bool = False) -> Verdict:
         """Judge every tensor, locally and end to end.
 
@@ -188,13 +189,13 @@ class ModelComparison(Judge):
             own = numbers(self.plain[name])
             value, sigma, why = self.settle(name, expected, own, False)
             judged = judge_tensor(own, value, sigma, reference.activations[name].dtype, why)
-            with np.errstate(all="ignore"):
-                apart, astray = (
-                    np.fmax.reduce(abs(other - own), axis=None) for other in (self.tensors[name], value)
-                )
+            apart, astray = (
+                np.fmax.reduce(abs(other - own), axis=None) for other in (self.tensors[name], value)
+            )
             if judged.status == "diverges" and apart <= astray / 2:
                 yield name, judged.ratio
 
+    @np.errstate(all="ignore")
     def explain(self, verdict: Verdict) -> Explanation:
         """Explain the first divergence."""
         return explain(self, verdict)
@@ -309,13 +310,12 @@ class ModelComparison(Judge):
             if not is_output(name) or name not in expected.values:
                 continue
             decided = np.isfinite(expected.values[name])  # elsewhere there is no expectation
-            with np.errstate(all="ignore"):
-                error, own = (
-                    abs(run - expected.values[name])[decided].max(initial=0.0)
-                    for run in (self.tensors[name], numbers(self.plain[name]))
-                )
-                # The reference's error may be 0, and the candidate's value may be NaN.
-                ratio = np.nan_to_num(error / max(own, np.finfo(float).tiny), nan=np.inf)
+            error, own = (
+                abs(run - expected.values[name])[decided].max(initial=0.0)
+                for run in (self.tensors[name], numbers(self.plain[name]))
+            )
+            # The reference's error may be 0, and the candidate's value may be NaN.
+            ratio = np.nan_to_num(error / max(own, np.finfo(float).tiny), nan=np.inf)
             words = f"candidate {error:.2g}, the reference itself {own:.2g}"
             descriptions.append((ratio, f"largest error of {name} against exact values: {words}"))
         return [words for _, words in sorted(descriptions)[-1:]]

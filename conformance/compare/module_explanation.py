@@ -176,9 +176,8 @@ def find_cause(
         eager = dataclasses.replace(theirs, cotangents=None, compiled=False)
         starts = [own[name] for name in comparison.tensors if name in own]
         stretch = Stretch(eager, own[right.end], starts, check=effort.check)
-        eagerly, actual, value = map(
-            np.nan_to_num, (numbers(stretch.result), divergence.actual, divergence.right.value)
-        )
+        versions = np.stack([numbers(stretch.result), divergence.actual, divergence.right.value])
+        eagerly, actual, value = versions[:, np.isfinite(versions).all(0)]  # exact values never overflow
         if apart(eagerly, actual) <= apart(value, actual) / 2:
             notes += opened(right, stretch)
         else:  # compiled code has no visible operations

@@ -366,8 +366,9 @@ class ModuleReference(ModelReference):
         """The reference in another dtype, except float64."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
-        with running(self.role, f"cannot be copied to run in {dtype_name(dtype)}, as the candidate does"):
-            return replace(self, model=copy_of(self.model).to(dtype), **self.inputs_in(dtype))
+        role = f"{self.role} (in {dtype_name(dtype)}, as the candidate)"
+        with running(role, "cannot be copied"):
+            return replace(self, model=copy_of(self.model).to(dtype), role=role, **self.inputs_in(dtype))
 
     @property
     def device(self) -> torch.device:

@@ -85,11 +85,13 @@ def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
         model = copy_of(reference, shared).to(dtype)
     for name in sorted(names, key=MODULES.index):  # compilation comes last
         if name in ("eager", "sdpa"):
+            what = f"{type(model).__name__} cannot run as {name!r}"
+            if not hasattr(model, "set_attn_implementation"):
+                raise SpecError(f"{what}: only models of transformers let their attention be chosen")
             try:
                 model.set_attn_implementation(name)
-            except (AttributeError, ValueError) as error:
-                message = f"{type(model).__name__} cannot run as {name!r}: {first_line(error)}"
-                raise SpecError(message) from None
+            except ValueError as error:
+                raise SpecError(f"{what}: {first_line(error)}") from None
         if name in ATTENTION:
             if hasattr(model, "set_attn_implementation"):
                 model.set_attn_implementation("sdpa")

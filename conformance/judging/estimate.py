@@ -244,6 +244,12 @@ class Sigma:
             # A single run has random errors in each element, so its squared error is averaged over the row.
             rows = errors.ndim and all(errors.shape)
             mean_square = self.namespace.mean(errors, axis=-1, keepdims=True) if rows else errors
+            overflown = ~self.namespace.isfinite(errors)
+            if rows and overflown.any():  # says nothing of the other elements of its row
+                counted = self.namespace.where(overflown, 0.0, errors)
+                count = self.namespace.sum(~overflown, axis=-1, keepdims=True)
+                mean_square = self.namespace.sum(counted, axis=-1, keepdims=True) / count
+                mean_square = self.namespace.where(overflown, errors, mean_square)
             with self.busy:
                 self.rounded += 1
                 self.bias = mean_square if self.bias is None else self.bias + mean_square

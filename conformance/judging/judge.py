@@ -229,8 +229,9 @@ class Judge:
             sigma = finite_alone(sigma, value)
         independent = expected.independent.get(name, np.inf)
         judgement = judge_tensor(actual, value, sigma, activation.dtype, why, independent)
-        # If rounding determines half of a tensor, almost any value agrees.
-        if judgement.status == "agrees" and name in expected.ties and mostly(np.isnan(sigma), value):
+        # If half of a tensor is not judged, almost any value agrees.
+        unjudged = np.isnan(sigma) & np.logical_not(excused)
+        if judgement.status == "agrees" and mostly(unjudged, value, activation.dtype):
             return Judgement("undetermined", size=value.size, note=judgement.note)
         if judgement.status == "agrees" and expected.coherent:
             judgement = expected.coherent.judge(name, actual - value, sigma, judgement)

@@ -117,8 +117,9 @@ def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
     return float(np.square(powers.sum()) / np.square(powers).sum())
 
 
-def mostly(unsure: NDArray[np.bool_], value: Array) -> bool:
-    """Whether most elements, or most of the sum of squares, are undetermined."""
-    with np.errstate(all="ignore"):
-        squares = np.square(np.nan_to_num(value, posinf=0.0, neginf=0.0))
-        return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)
+def mostly(unsure: NDArray[np.bool_], value: Array, dtype: str) -> bool:
+    """Whether most elements, or most of the sum of squares within the range, are not judged."""
+    if not unsure.any():
+        return False
+    squares = np.square(np.where(abs(value) <= precision(dtype).largest, value, 0.0))
+    return bool(unsure.mean() >= WHOLE or squares[unsure].sum() >= WHOLE * squares.sum() > 0)
