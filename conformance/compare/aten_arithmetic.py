@@ -484,12 +484,11 @@ class ExactMode(TorchDispatchMode):
     def _added(self, y: Tensor, dtype: torch.dtype, args: Sequence[Any]) -> Tensor:
         perturbed = self.erred(y, dtype, 1)
         a, b = (_wide(torch.as_tensor(x)).abs() for x in args[:2])  # one may be a Boolean mask
-        large = torch.maximum(a, b)
-        absorbs = large >= ABSORBS
-        if not bool(absorbs.any()):
+        if not y.numel() or bool(torch.maximum(a.amax(), b.amax()) < ABSORBS):
             return perturbed
+        large = torch.maximum(a, b)
         # A term that is absorbed here is absorbed in every correct run.
-        lost = absorbs & (torch.minimum(a, b) <= 4 * ROUNDOFF[dtype] * large)
+        lost = (large >= ABSORBS) & (torch.minimum(a, b) <= 4 * ROUNDOFF[dtype] * large)
         return torch.where(lost, _wide(y.to(dtype)), perturbed)
 
 
@@ -523,7 +522,9 @@ class Perturbed(ExactMode):
         """Perturb by the given size, except infinities."""
         # Otherwise a sum with a mask of -inf, or the logarithm of zero, would be NaN in samples, and a whole
         # row of attention weights would not be judged.
-        return torch.where(y.isinf(), y, torch.addcmul(y, size(y), self.noise(y)))
+        noisy = torch.addcmul(y, size(y), self.noise(y))
+        all_finite = y.device.type == "cpu" and bool(y.sum().isfinite())  # a GPU would have to wait for it
+        return noisy if all_finite else torch.where(y.isinf(), y, noisy)
 
     def erred(
         self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
@@ -533,9 +534,9 @@ class Perturbed(ExactMode):
         size += LEAST[dtype] + absolute * ROUNDOFF[dtype]
         # A representable result needs no rounding: a mask of zeros and ones stays such a mask. Otherwise `1 -
         # mask` times the smallest float32 is noise of 1e31, and any attention weights agree (decision 32).
-        exact = y == 0
-        if units <= ROUNDED_ONCE and not absolute:
-            exact |= (_wide(y.to(dtype)) == y) & once
+        exact = _wide(y.to(dtype)) == y if units <= ROUNDED_ONCE and not absolute else y == 0
+        if once is not True:
+            exact = exact & once | (y == 0)
         return self.varied(y, lambda _: size.masked_fill_(exact, 0))
 
     def summed(self, y: Tensor, dtype: torch.dtype, place: int, deviation: Callable[[], Tensor]) -> Tensor:
