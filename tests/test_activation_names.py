@@ -1,6 +1,9 @@
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from concord.conformance.compare import compare, prepare
 from concord.spec.errors import SpecError
@@ -50,3 +53,27 @@ def test_a_pair_has_the_names_of_a_pair_whose_second_is_none(weights):
     one, other = (nn.Sequential(Attention(given)).eval() for given in (weights, not weights))
     verdict = compare(one, other, X, declared=["output[1]"] if weights else [])
     assert verdict.row("output[0]" if weights else "output").status == "agrees"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_merged_layer_is_told_with_its_names(dtype):
+    def layers(*norms):
+        torch.manual_seed(1)
+        a, b, c = nn.Conv1d(7, 12, 3), nn.Conv1d(12, 7, 3), nn.Conv1d(7, 5, 3)
+        return nn.Sequential(OrderedDict(a=a, norm=norms[0], act=nn.Tanh(), b=b, other=norms[1], c=c)).eval()
+
+    norms = nn.BatchNorm1d(12), nn.BatchNorm1d(7)
+    for norm in norms:
+        for tensor in (norm.weight, norm.bias, norm.running_mean):
+            nn.init.normal_(tensor)
+    model = layers(*norms)
+    merged = layers(nn.Identity(), nn.Identity())
+    merged.a, merged.b = fuse_conv_bn_eval(model.a, norms[0]), fuse_conv_bn_eval(model.b, norms[1])
+    model, merged = model.to(dtype), merged.to(dtype)
+    x = X.to(dtype)
+    verdict = compare(model, merged, x)
+    assert verdict.first == "a"
+    assert "`a` holds the values of `norm`" in str(verdict)
+    assert "a = norm, b = other" in str(verdict)
+    named = compare(model, merged, x, names={"a": "norm", "b": "other"})
+    assert named.passed or dtype is torch.bfloat16  # which rounds the merged weights

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from concord.backends import heaps
 from concord.backends.wire import WorkerFailure
-from concord.conformance.compare.activation_names import proposed
+from concord.conformance.compare.activation_names import apart, proposed
 from concord.conformance.compare.aten_arithmetic import FOREIGN
 from concord.conformance.compare.draws import constants
 from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
@@ -34,6 +34,9 @@ from concord.conformance.wording import counted
 from concord.spec.arrays import Array
 from concord.spec.errors import SpecError
 from concord.spec.text import first_of
+
+# Half-precision runs of one activation are this much nearer than two activations.
+MUCH = 30
 
 SAME_BITS = "the same bits as the reference's own run"
 
@@ -136,6 +139,19 @@ class ModelComparison(Judge):
         """Names proposed for unmatched tensors."""
         rest = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.tensors}
         return proposed(self.unmatched, rest)
+
+    def held_by(self, name: str) -> str:
+        """The later activation whose values a tensor holds, as where a norm is folded into a convolution."""
+        if name not in self.tensors or is_gradient(name) or is_output(name):
+            return ""
+        order, array = list(self.plain), self.tensors[name]
+        distances = {
+            other: apart(array, numbers(self.plain[other]))
+            for other in order[order.index(name) :]
+            if other == name or (other not in self.tensors and self.plain[other].shape == array.shape)
+        }
+        nearest = min(distances, key=distances.__getitem__)
+        return nearest if distances[nearest] < distances[name] / MUCH else ""
 
     @property
     def lines(self) -> list[str]:

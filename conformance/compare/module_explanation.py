@@ -22,7 +22,7 @@ from concord.conformance.explain.family_explanation import elsewhere
 from concord.conformance.explain.search import Effort
 from concord.conformance.judging.expectation import is_gradient
 from concord.conformance.judging.explanation import Explanation
-from concord.conformance.judging.verdict import Row, Verdict
+from concord.conformance.judging.verdict import MERGED, Row, Verdict
 from concord.spec.deviations import UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError
 from concord.spec.text import first_of
@@ -65,6 +65,12 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
     if comparison.theirs and not is_gradient(end):
         with effort.attempt("naming the kernels"):
             notes += kernels(comparison.theirs, comparison.own.get(end, end), agreeing)
+    if later := comparison.held_by(end):
+        wrong = (row.tensor for row in verdict.table if row.status == "diverges")
+        names = [f"{name} = {held}" for name in wrong if (held := comparison.held_by(name))]
+        notes.append(f"merged layers, as names={{…}} or --names takes them: {first_of(names, 5)}")
+        text = f"`{end}` holds the values of `{later}`"
+        return Explanation(end, hypothesis=MERGED, text=text, notes=tuple(notes))
     with effort.attempt("the search for a cause"):
         if not is_gradient(end):
             right = None
@@ -85,8 +91,8 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
     if (not exact or "tf32" in exact) and not undeclared:
         by_kernel, switch = explain_by_kernel(comparison, first, bool(exact))
         explanation, notes = by_kernel or explanation, [*switch, *notes]
-    wrong = {row.tensor: row.status for row in verdict.table if row.tensor not in comparison.whole}
-    notes += [*effort.notes, *elsewhere(end, wrong)]
+    statuses = {row.tensor: row.status for row in verdict.table if row.tensor not in comparison.whole}
+    notes += [*effort.notes, *elsewhere(end, statuses)]
     return dataclasses.replace(explanation or Explanation(end), notes=tuple(notes), undeclared=undeclared)
 
 

@@ -22,6 +22,9 @@ from concord.spec.text import first_of, shown
 # Maximum lengths of a line and of a name in it: names are external, and may have any length.
 LONGEST_LINE, LONGEST_NAME = 1000, 160
 
+# Cause of a tensor that holds a later one's values.
+MERGED = "merged_layers"
+
 # Prefix of a note on an error shared by elements.
 NO_ELEMENT = "no single element exceeds its tolerance"
 
@@ -494,6 +497,8 @@ def _next_step(verdict: Verdict) -> list[str]:
         return []
     if verdict.undeclared:
         return [f"{prefix}{verdict.alone[1]}"]
+    if verdict.cause and verdict.cause.hypothesis == MERGED:
+        return [f"{prefix}if the candidate merges these layers on purpose, give their names, and run again"]
     if verdict.cause and verdict.cause.confident:
         return [f"{prefix}fix this, then run again"]
     if _only_gradients(verdict):
