@@ -77,8 +77,11 @@ def _of_digits(question: Question, finite: Flags) -> Iterator[Hypothesis]:
     clause = "POS-4" if question.is_tap(("embeddings.position",)) else "PRC-2"
     unit = precision(question.case.dtype).unit_roundoff
     for decimals in range(1, MOST_DECIMALS + 1):
-        fits = abs(actual - np.round(actual, decimals)) <= unit * abs(actual)
-        if fits.all() and len(np.unique(actual)) >= ENOUGH:
+        actual_fits, right_fits = (
+            abs(array - np.round(array, decimals)) <= unit * abs(array) for array in (actual, right)
+        )
+        # A half precision has few decimals itself.
+        if actual_fits.all() and (~right_fits).sum() >= 2 and len(np.unique(actual)) >= ENOUGH:
             if within(np.maximum(abs(actual - right) - 0.5 * 10.0**-decimals, 0), sigma + unit * abs(right)):
                 yield Hypothesis("decimals", f"values rounded to {decimals} decimals", clause)
             return
