@@ -96,6 +96,25 @@ def test_a_wrong_derivative_is_said_to_be_one_alone():
     assert "only the gradients diverge" in str(judged)
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * gradient
+
+
+def test_gradients_of_inputs_are_judged_and_gradients_of_nothing_are_refused():
+    right, wrong = Of(lambda m, x: 2 * x, {}).eval(), Of(lambda m, x: Scaled.apply(x), {}).eval()
+    inputs = X.clone().requires_grad_()
+    assert compare(right, right, inputs, gradients=True).row("gradients.inputs.0").status == "agrees"
+    assert compare(right, wrong, inputs, gradients=True).first == "gradients.inputs.0"
+    with pytest.raises(SpecError, match="no output of the reference depends on a parameter or input that"):
+        compare(right, wrong, X, gradients=True)
+
+
 def test_a_failure_says_the_first_divergence_and_what_else_is_wrong_by_itself():
     right, wrong = (nn.Sequential(*(nn.Linear(5, 5) for _ in range(3))).eval() for _ in range(2))
     wrong.load_state_dict(right.state_dict())

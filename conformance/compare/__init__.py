@@ -95,7 +95,8 @@ def prepare(
         way: how to run the reference's module as the candidate: names of
             :data:`concord.conformance.compare.ways.WAYS`, joined by ``+``. With ``int8``, the reference gets
             torchao's quantized weights.
-        gradients: whether to judge gradients of the outputs times fixed random numbers.
+        gradients: whether to judge gradients of the outputs times fixed random numbers, with respect to
+            parameters, activations, and inputs that require them.
         names: maps the candidate's names to the reference's; ``{i}`` matches a number, and an axis order may
             follow a colon. :attr:`~.model_comparison.ModelComparison.proposed` suggests names.
         declared: names from :data:`DECLARATIONS`, and intentionally missing outputs (``output``: all).
@@ -128,6 +129,7 @@ def prepare(
         is_output,
         unwrapped,
     )
+    from concord.conformance.judging.expectation import is_gradient
 
     absent = [name for name in declared if is_output(name)]
     refuse(unknowns("declaration", [name for name in declared if name not in absent], DECLARATIONS))
@@ -178,6 +180,11 @@ def prepare(
         # The reference runs first, so that the candidate is not blamed for a fault of the reference or its
         # inputs.
         repeat_note = refuse_changes(right)
+        if gradients and not any(map(is_gradient, right.plain)):
+            raise SpecError(
+                "gradients are requested, but no output of the reference depends on a parameter or input "
+                "that requires one"
+            )
         candidates.refuse_logits(right)
         candidates.refuse_conversion(right)
         outputs = [name for name in right.plain if is_output(name)]

@@ -510,6 +510,7 @@ class ModuleReference(ModelReference):
             changed = stack.enter_context(state)
             inputs = copied({"args": self.args, "kwargs": dict(self.kwargs)})
             inputs = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
+            trained |= differentiated(inputs)
             stack.enter_context(contextlib.suppress(Finished))
             # Hooks hold the outputs, and their graph holds the hooks: a cycle that Python cannot collect.
             stack.callback(outputs.clear)
@@ -627,6 +628,13 @@ class ModuleReference(ModelReference):
         for (name, tensor), gradient in zip(trained.items(), gradients, strict=True):
             if gradient is None:  # an unused branch has a zero gradient
                 take(f"gradients.{without_wrappers(name)}", torch.zeros_like(tensor))
+
+
+def differentiated(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Input tensors that require gradients."""
+    entries = {**dict(enumerate(inputs["args"])), **inputs["kwargs"]}
+    tensors = {f"inputs.{name}": x for name, x in entries.items() if isinstance(x, Tensor)}
+    return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
 
 
 def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
