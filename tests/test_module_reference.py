@@ -119,6 +119,32 @@ def test_whatever_holds_the_results_they_are_judged():
     assert [row.status for row in table if row.tensor in outputs] == ["diverges"] * 5
 
 
+def distribution(factor):
+    # The shape of a cache: an object that holds a list of objects, and here also itself.
+    def function(m, x):
+        y = m.a(x)
+        cache = SimpleNamespace(layers=[torch.distributions.Normal(y, factor * y.exp())], length=3)
+        cache.itself = cache
+        return {"y": y, "cache": cache}
+
+    return layer(function)
+
+
+def test_tensors_of_returned_objects_are_judged_but_need_not_be_returned():
+    x = drawn(3, 7)
+    assert compare(distribution(1), reordered(distribution(1)), x).passed
+    assert compare(distribution(1), distribution(1.01), x).first == "returned[cache.layers.0.scale]"
+    verdict = compare(distribution(1), {"output": distribution(1)(x)["y"]}, x)
+    assert verdict.passed
+    assert "returned[cache.layers.0.loc]" in str(verdict)
+
+
+def test_a_returned_numpy_array_is_an_output():
+    models = [layer(lambda m, x, by=by: (m.a(x), by * m.a(x).detach().numpy())) for by in (1, 2)]
+    with pytest.raises(SpecError, match="a tensor is passed to NumPy"):
+        compare(*models, drawn(3, 7))
+
+
 def test_what_torch_export_gives_is_a_reference_and_a_candidate():
     model = nn.Sequential(nn.Linear(7, 5), nn.GELU()).eval()
     exported = torch.export.export(model, (drawn(3, 7),)).module()

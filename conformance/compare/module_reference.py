@@ -2,6 +2,7 @@
 
 An activation's name is its submodule's path, ``encoder.layer.0.attention``. A second call is ``norm#2``;
 several results have keys: ``lstm[1]``, ``decoder[logits]``. A tensor returned unchanged keeps its first name.
+Tensors of a returned object, such as a cache, are ``returned[past_key_values.layers.0.keys]``.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from concord.conformance.compare.aten_arithmetic import (
 from concord.conformance.compare.coherent import Coherent
 from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed, Ties
 from concord.conformance.compare.kernels import KERNELS
-from concord.conformance.compare.state import Copies, copy_of, kept, untouched
+from concord.conformance.compare.state import FIXED, Copies, copy_of, kept, untouched
 from concord.conformance.judging.estimate import SAMPLES, Estimate, Observer, namespace_of
 from concord.conformance.judging.exemptions import ABSENT, NOT_EXPOSED
 from concord.conformance.judging.expectation import Expectation, is_gradient
@@ -541,7 +542,8 @@ class ModuleReference(ModelReference):
                     f"{self.role} returns a {kind} but must return a floating-point tensor, alone or in "
                     "tuples, lists, mappings or dataclasses"
                 )
-            for name, tensor in {**outputs, **discrete(result)}.items():
+            inner = named(dict(objects(result, set())), "returned")
+            for name, tensor in {**outputs, **discrete(result), **inner}.items():
                 take(name, tensor)
             if arithmetic:
                 arithmetic.backward = self.cotangents is not None
@@ -825,6 +827,18 @@ def discrete(result: Any) -> dict[str, Tensor]:
         }
 
 
+def objects(result: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Public attributes of returned objects, such as caches and distributions, by place.
+
+    They are no outputs, because an engine or a port cannot return them.
+    """
+    for place, leaf in _leaves(result):
+        if hasattr(leaf, "__dict__") and id(leaf) not in seen and not isinstance(leaf, (Tensor, *FIXED)):
+            seen.add(id(leaf))
+            attributes = {name: entry for name, entry in vars(leaf).items() if not name.startswith("_")}
+            yield place, {**attributes, **dict(objects(attributes, seen))}
+
+
 def is_continuous(leaf: Any) -> bool:
     """Whether an object is a real or complex tensor."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
@@ -837,7 +851,8 @@ def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         for key, part in result.items() if isinstance(result, Mapping) else enumerate(result):
             yield from _leaves(part, f"{place}.{shown(str(key), LONGEST_KEY)}".lstrip("."))
     else:
-        yield place, result
+        is_array = isinstance(result, (np.ndarray, np.generic)) and result.dtype.kind in "fiub"
+        yield place, torch.as_tensor(result) if is_array else result
 
 
 @contextlib.contextmanager
