@@ -333,6 +333,29 @@ def test_arrays_a_file_and_functions_are_candidates(tmp_path):
     assert_same(model, "tests.toys.called:backwards", X)
 
 
+def stepped(m, x, steps, others, unused=None):
+    for _ in range(steps):
+        x = m.a(x) * sum(others)
+    return torch.complex(x, -x), x
+
+
+def test_a_function_gets_what_it_takes_and_may_return_a_tuple_and_complex_numbers():
+    model = Of(stepped, {"a": lambda: nn.Linear(5, 5)}).eval()
+
+    def port(x, steps, others):
+        results = stepped(model, torch.tensor(x), steps, [torch.tensor(array) for array in others])
+        return tuple(result.detach().numpy() for result in results)
+
+    others = [X[0], X[1]]
+    assert_same(model, port, (X, 3, others))
+    assert_same(model, port, {"x": X, "steps": 3, "others": others, "unused": 1})
+
+
+def test_a_function_gets_more_than_ten_inputs_in_their_order():
+    model = Of(lambda m, *inputs: torch.stack(inputs), {}).eval()
+    assert_same(model, lambda *inputs: np.stack(inputs), tuple(X[:1] * place for place in range(11)))
+
+
 GRAPH = """<ir_version: 10, opset_import: ["": 18]>
 graph (float[7, 3] x, float[3, 5] weight) => (float[7, 5] y) {
     product = MatMul (x, weight)

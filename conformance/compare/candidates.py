@@ -377,7 +377,7 @@ def run(reference: ModelReference, candidate: Any, python: str | None) -> Delive
 
         def call() -> Arrays:
             with running("the candidate"), seeded(reference.seed):
-                return by_name(reference, child.called(candidate, reference.inputs))
+                return by_name(reference, child.called(candidate, arguments_of(reference, candidate)))
 
         before, arrays = states(), call()
         return Delivered(arrays, unsteady="" if states() == before else again(call, arrays, "float32"))
@@ -485,8 +485,21 @@ def call_of(reference: ModelReference, candidate: Any) -> Callable[[], Any] | No
         session = session_of(Path(candidate))
         return functools.partial(session.run, None, feed(reference, session))
     if callable(candidate):
-        return lambda: child.called(candidate, reference.inputs)
+        return lambda: child.called(candidate, arguments_of(reference, candidate))
     return None
+
+
+def arguments_of(reference: ModelReference, function: Callable[..., Any]) -> dict[str, Any]:
+    """Input arrays by name, and those other arguments that a function takes."""
+    entries, parameters = dict[str, Any](), dict[str, inspect.Parameter]()
+    with contextlib.suppress(TypeError, ValueError):  # a built-in function may have no signature
+        parameters = {**inspect.signature(function).parameters}
+    positional = [x for x in parameters.values() if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+    if len(reference.args) <= len(positional):
+        entries = {str(place): entry for place, entry in enumerate(reference.args)}
+    entries |= {name: entry for name, entry in reference.kwargs.items() if name in parameters}
+    arrays = tree_map(lambda x: numbers(x).copy() if isinstance(x, Tensor) else x, entries)
+    return arrays | reference.inputs
 
 
 def run_alone(reference: ModelReference, target: str, python: str | None = None) -> Arrays:
@@ -518,10 +531,15 @@ def run_alone(reference: ModelReference, target: str, python: str | None = None)
         return by_name(reference, {name: arrays[name] for name in json.loads(metadata["names"])})
 
 
+def pairs(array: Array) -> Array:
+    """Complex numbers as real pairs, like those of a module."""
+    return np.stack([array.real, array.imag], -1) if np.iscomplexobj(array) else array
+
+
 def by_name(reference: ModelReference, arrays: Mapping[str, Any]) -> Arrays:
     """Match named arrays by their names, or outputs by position."""
     arrays_by_name = {
-        name: numbers(array) if isinstance(array, Tensor) else np.asarray(array)
+        name: numbers(array) if isinstance(array, Tensor) else pairs(np.asarray(array))
         for name, array in arrays.items()
     }
     refuse(

@@ -15,11 +15,13 @@ from safetensors.numpy import load_file, save_file
 
 
 def called(function: Callable[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """Arrays by name, or a single one as ``output``."""
-    positional = [inputs.pop(key) for key in sorted(key for key in inputs if key.isdigit())]
+    """Arrays by name; without names, several by position, and a single one as ``output``."""
+    positional = [inputs.pop(key) for key in sorted(filter(str.isdigit, inputs), key=int)]
     result = function(*positional, **inputs)
     if result is None:
         raise TypeError("the function returned None but must return named arrays")
+    if isinstance(result, (tuple, list)) and all(hasattr(entry, "shape") for entry in result):
+        result = {f"result {place}": entry for place, entry in enumerate(result)}
     return result if isinstance(result, dict) else {"output": result}
 
 
