@@ -281,6 +281,22 @@ def test_a_lower_precision_agrees_by_its_own_rules(way):
     assert 0 < compare(Net().eval(), inputs={"x": X}, way=way).worst <= 1
 
 
+def normed(m, x):
+    # A norm may stay in float32, whatever the precision of the product after it.
+    return m.product(m.norm(x.to(m.norm.weight.dtype)).to(m.product.weight.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_module_is_judged_in_the_precision_of_most_of_its_parameters(dtype):
+    layers = {"norm": lambda: nn.LayerNorm(5), "product": lambda: nn.Linear(5, 3)}
+    right, port = (Of(normed, layers).eval() for _ in range(2))
+    port.product.to(dtype)
+    comparison = prepare(right, port, X)
+    assert comparison.verdict().passed
+    assert (comparison.reference.precision == "bfloat16") == (dtype == torch.bfloat16)
+    assert compare(nn.Linear(5, 3).eval(), nn.Linear(5, 3).to(dtype).eval(), X).first == "output"
+
+
 class Shortened(nn.Linear):
     """Rounds its factors to 11 bits, as TF32 does, or cuts them off."""
 

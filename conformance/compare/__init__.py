@@ -115,6 +115,7 @@ def prepare(
             f"unknown option {', '.join(map(repr, others))}; inputs go into a dictionary: "
             "inputs={'input_ids': ids}"
         )
+    import torch
     from torch import nn
 
     from concord.conformance.compare import candidates, ways
@@ -192,11 +193,11 @@ def prepare(
         say("running the candidate")
         theirs = None
         if module:
+            wide = dtype_of(candidate) == torch.float64  # the reference itself is never in float64
             theirs = ModuleReference(
                 candidate,
                 compiled=True,
-                args=right.args,
-                kwargs=right.kwargs,
+                **right.map_inputs(lambda x: x.double() if wide and x.is_floating_point() else x),
                 cotangents=right.cotangents,
                 role="the candidate",
                 seed=seed,

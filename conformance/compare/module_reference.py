@@ -773,9 +773,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """Dtype of the first floating-point parameter."""
-    dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
-    return next((dtype for dtype in dtypes if dtype in ROUNDOFF), torch.float32)
+    """Floating-point dtype of most parameters: norms or routers of a half-precision model may be float32."""
+    sizes = Counter[torch.dtype]()
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.dtype in ROUNDOFF:
+            sizes[parameter.dtype] += parameter.numel()
+    return max(sizes, key=sizes.__getitem__, default=torch.float32)
 
 
 def named(result: Any, stem: str) -> dict[str, Tensor]:
