@@ -324,3 +324,21 @@ def test_flex_attention_is_computed_step_by_step():
     verdict = compare(attention(right), attention(by_hand), drawn(5, 7, 7))
     assert verdict.passed, verdict
     assert compare(attention(right), attention(wrong), drawn(5, 7, 7)).first == "output"
+
+
+def sampled_by_hand(m, x, grid):
+    y = m.a(x)
+    rows, columns = y.shape[2:]
+    across, down = ((grid[..., axis] + 1) * size / 2 - 0.5 for axis, size in ((0, columns), (1, rows)))
+    weights = torch.relu(1 - abs(down[..., None] - torch.arange(rows)))[..., None]
+    weights = weights * torch.relu(1 - abs(across[..., None] - torch.arange(columns)))[..., None, :]
+    return torch.einsum("bijhw,bchw->bcij", weights, y)
+
+
+def test_places_just_beyond_the_border_are_rounded_too():
+    layers, grid = {"a": lambda: nn.Conv2d(2, 3, 1)}, 1.3 * torch.tanh(drawn(2, 17, 19, 2))
+    right = Of(lambda m, x, grid: F.grid_sample(m.a(x), grid, align_corners=False), layers).eval()
+    corners = Of(lambda m, x, grid: F.grid_sample(m.a(x), grid, align_corners=True), layers).eval()
+    inputs = drawn(2, 2, 11, 13), grid
+    assert compare(right, Of(sampled_by_hand, layers).eval(), inputs).passed
+    assert compare(right, corners, inputs).first == "output"

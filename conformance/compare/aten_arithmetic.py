@@ -1027,9 +1027,10 @@ def _gru_cell(x: Tensor, hidden: Tensor, by_x: Tensor, by_h: Tensor, *biases: An
     return new + kept * (hidden - new)
 
 
-def _largest(x: Tensor) -> Tensor:
-    """Each neighbourhood's maximum, (N, C, *)."""
-    largest: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(x, 3, 1, 1)
+def _largest(x: Tensor, beyond: float = -math.inf) -> Tensor:
+    """Each neighbourhood's maximum, (N, C, *); the value ``beyond`` surrounds the whole."""
+    padded = torch.nn.functional.pad(x, [1, 1] * (x.ndim - 2), value=beyond)
+    largest: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(padded, 3, 1)
     return largest
 
 
@@ -1038,8 +1039,9 @@ def _resized(y: Tensor, x: Tensor, *_: Any) -> Tensor:
 
 
 def _sampled(y: Tensor, x: Tensor, grid: Tensor, _: int, padding: int, aligned: bool) -> Tensor:
-    by = ("zeros", "border", "reflection")[padding]
-    apart = _largest(x) + _largest(-x)
+    # Padding with zeros, values fall to zero within one place beyond the border.
+    by, beyond = (("border", 0.0), ("border", -math.inf), ("reflection", -math.inf))[padding]
+    apart = _largest(x, beyond) + _largest(-x, beyond)
     return max(x.shape[2:]) * torch.nn.functional.grid_sample(apart, grid, "nearest", by, aligned)
 
 
