@@ -67,7 +67,10 @@ def compare(
         return compare_several(reference, candidate, inputs, **options)
     if candidate is None and not options.get("way"):
         raise SpecError("the candidate is None but must be a module, arrays, a file or a function")
-    return prepare(reference, None if candidate is ITSELF else candidate, inputs, **options).verdict()
+    comparison = prepare(reference, None if candidate is ITSELF else candidate, inputs, **options)
+    verdict = comparison.verdict()
+    notes = (f"{topic}: {text}" for topic, text in comparison.notes.items())
+    return replace(verdict, notes=(*verdict.notes, *notes))
 
 
 def prepare(
