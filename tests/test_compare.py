@@ -142,8 +142,13 @@ def test_a_failure_says_the_first_divergence_and_what_else_is_wrong_by_itself():
         ),
         (
             {"z": 7.0, "rms": 9.0, "actual": 0.5, "expected": 0.4, "sigma": 0.1},
-            "no single element exceeds its tolerance",
+            "(0.44 tolerances; 1.64 by the RMS of all 17 elements; local error; no single element exceeds",
             "0 of",
+        ),
+        (
+            {"z": 32.0, "rms": 22.0, "actual": 0.5, "expected": 0.4, "sigma": 0.1},
+            "(2.00 tolerances; 4.01 by the RMS of all 17 elements; local error; 1 of 17 elements beyond)",
+            "inf",
         ),
     ],
 )

@@ -141,7 +141,19 @@ class Judgement:
     @property
     def ratio(self) -> float:
         """Error in tolerances: up to 1 is rounding."""
-        return max(self.z / Z, self.rms / rms_limit(self.independent or self.size))
+        return max(self.z / Z, self._rms_ratio)
+
+    @property
+    def _rms_ratio(self) -> float:
+        return self.rms / rms_limit(self.independent or self.size)
+
+    @property
+    def sizes(self) -> str:
+        """The largest error of an element in tolerances, and the RMS error if it decides."""
+        if self.note.startswith(NO_ELEMENT) or self.z / Z >= self._rms_ratio:
+            return f"{number(self.ratio)} tolerances"
+        rms = f"{number(self._rms_ratio)} by the RMS of all {counted(self.size, 'element')}"
+        return f"{number(self.z / Z)} tolerances; {rms}"
 
     @property
     def tolerance(self) -> float:
@@ -530,21 +542,19 @@ def _where(row: Row, backend: str) -> str:
     deciding = row.deciding
     if deciding is None:
         return f": {row.note}"
+    kind = "local error" if row.local else "end to end"
+    if row.note.startswith(NO_ELEMENT):
+        return f": {row.note} ({deciding.sizes}; {kind})"
     element = f"element ({', '.join(map(str, deciding.element))})" if deciding.element else "the scalar"
     actual, expected = distinct(deciding.actual, deciding.expected, digits=9)
-    kind = "local error" if row.local else "end to end"
+    # Beyond what is measurable, the tolerance is that of an exactly zero value.
+    truth = "where the exact value is" if MEASURABLE < row.ratio < math.inf else "reference"
+    size = f", tolerance ±{deciding.tolerance:.2g} ({deciding.sizes}; " if row.ratio <= MEASURABLE else " ("
+    beyond = (
+        f"{deciding.beyond:,} of {counted(row.size, 'element')} beyond" if deciding.beyond else NO_ELEMENT
+    )
     note = f"; {row.note}" if row.note else ""
-    beyond = f"{deciding.beyond} of {row.size} elements beyond{note}"
-    if not math.isfinite(row.ratio):
-        return f", {element}: {backend} {actual}, reference {expected} ({kind}; {beyond})"
-    if row.ratio > MEASURABLE:  # the tolerance is that of an exactly zero value
-        return f", {element}: {backend} {actual}, where the exact value is {expected} ({kind}; {beyond})"
-    if row.note.startswith(NO_ELEMENT):
-        return f": {row.note} ({number(row.ratio)} tolerances, {kind})"
-    if not deciding.beyond:
-        beyond = f"by the RMS of all {row.size} elements: no single element exceeds its tolerance{note}"
-    values = f"{backend} {actual}, reference {expected}, tolerance ±{deciding.tolerance:.2g}"
-    return f", {element}: {values} ({number(row.ratio)} tolerances, {kind}; {beyond})"
+    return f", {element}: {backend} {actual}, {truth} {expected}{size}{kind}; {beyond}{note})"
 
 
 def number(value: float) -> str:
