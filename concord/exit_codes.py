@@ -127,9 +127,9 @@ def _failed(error: Exception) -> int:
     if isinstance(error, WorkerFailure):
         return _said(FAULT, f"error: no result: {error}", *error.stderr.splitlines())
     if isinstance(error, TyperException):
-        error = SpecError(
-            re.sub("Missing .*? '(.*?)'.*", r"\1 is not given but is required", error.format_message())
-        )
+        message = re.sub("Missing .*? '(.*?)'.*", r"\1 is not given but is required", error.format_message())
+        # Without a command, typer has printed the help, and has no message.
+        error = SpecError([message] if message else [])
     if isinstance(error, SpecError):
         for problem in error.problems:
             complain(problem)

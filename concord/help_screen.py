@@ -6,6 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import typer
@@ -43,12 +44,21 @@ class Command(TyperCommand):
         parameters = [parameter for parameter in self.params if parameter.name != "help_all"]
         entries = [_entry(parameter) for parameter in sorted(parameters, key=_place)]
         column = min(max(len(names) for names, _ in entries), WIDEST) + 4
-        rows = [f"  {names}".ljust(column) + _shortened(text, width - column) for names, text in entries]
+        rows = [
+            textwrap.wrap(
+                _shortened(text, width - column),
+                width,
+                initial_indent=f"  {names}".ljust(column),
+                subsequent_indent=" " * column,
+                break_on_hyphens=False,
+            )
+            for names, text in entries
+        ]
         for shown in range(len(rows), -1, -1):
             names = [names.partition(" ")[0] for names, _ in entries[shown:]]
             text = f"Also: {', '.join(names)}. Full help: {ctx.command_path} --help-all"
             more = textwrap.wrap(text if names else text.partition(". ")[2], width, subsequent_indent="  ")
-            screen = [*head, *rows[:shown], "", *more, *tail]
+            screen = [*head, *chain(*rows[:shown]), "", *more, *tail]
             if len(screen) <= LINES:
                 break
         formatter.write("\n".join([*screen, ""]))
@@ -67,11 +77,11 @@ def _entry(parameter: Any) -> tuple[str, str]:
 
 
 def _shortened(text: str, width: int) -> str:
-    """Return as many statements as fit, else the beginning of the first."""
+    """Return as many statements as fit into a line, else the first."""
     for pattern in ENDS:
         if ends := [end.start() for end in pattern.finditer(text) if end.start() <= width]:
             return text[: ends[-1]]
-    return textwrap.shorten(text, width, placeholder=" …")
+    return text[: end.start()] if (end := ENDS[0].search(text)) else text
 
 
 def examples(function: Callable[..., Any]) -> str:

@@ -48,7 +48,7 @@ def named(text: str) -> str:
 # A known name, or a TOML file.
 Named = Annotated[str, named]
 
-PLUGIN = "torch, tf, paddle, jax, an installed plug-in, or package.module:Class"
+PLUGIN = "torch, tf, paddle or jax; an installed plug-in; package.module:Class"
 
 # Replacements of ``{values}`` in the help of these options.
 VALUES: dict[str, Iterable[str]] = {
@@ -74,11 +74,12 @@ class OptionGroup:
         dtype (D): One of {values}.
         form (FORMAT, --from): The checkpoint's format. Default: recognised from its files.
         forward_only: Run and judge only the forward pass, without gradients.
-        html: Write the results as an HTML page that needs no other file.
+        html: Write the results as a self-contained HTML page.
         json: Write the results as JSON.
         part (P): The part of the model to run: one of {values}.
         seed (S): The seed of all random numbers.
-        table: A TOML file with the tensors' names and layouts, in place of the format's own.
+        table: A TOML file of tensor names and layouts; it replaces the
+            format's own.
         texts: A file of texts to run the model on: one per line, or two separated by a tab; or JSON
             Lines with text, or text_a and text_b.
         variant (V): A variant; may be repeated. Default: all.
@@ -189,7 +190,7 @@ class Workers(OptionGroup):
             of a checkpoint's format.
         threads: Threads of each worker. Default: one for each core.
         device (D): cpu, cuda or cuda:N.
-        python (B=PATH): Run a backend with the Python interpreter of another environment.
+        python (B=PATH): Run a backend in the Python of another environment.
     """
 
     panel = "Workers"

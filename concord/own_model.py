@@ -60,7 +60,7 @@ class OwnModel(OptionGroup):
     """The user's checkpoint, and its inputs.
 
     Attributes:
-        checkpoint ([CHECKPOINT]): A checkpoint in any format, in place of the standard cases.
+        checkpoint ([CHECKPOINT]): A checkpoint in place of the standard cases; in any format.
         inputs: Arrays to run the model on, as safetensors: input_ids, and segment_ids, labels and
             cotangent if you have them.
     """

@@ -14,6 +14,7 @@ from typing import IO, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
+from rich.table import Column
 from rich.text import Text
 
 from concord.spec.text import shown
@@ -77,13 +78,9 @@ def bars(names: Sequence[str], total: int | None, unit: str = "") -> Iterator[Ad
     if not console.is_terminal:
         yield _lines(console, total, unit)
         return
-    columns = (
-        _text("{task.description:>8}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        _text("{task.fields[now]}"),
-    )
+    # A bar without a total would say nothing. Texts wrap, so that a narrow terminal cuts nothing.
+    bar = [BarColumn(16), MofNCompleteColumn()] if total else []
+    columns = (_text("{task.description:>8}"), TimeElapsedColumn(), *bar, _text("{task.fields[now]}"))
     with Progress(*columns, console=console, transient=True) as progress:
         tasks = {name: progress.add_task(name, total=total, now=unit) for name in names}
         yield lambda name, done, now: progress.update(tasks[name], completed=done, now=now or unit)
@@ -110,7 +107,7 @@ def telling() -> Callable[[str], None]:
     return lambda text: console.tell(f"{time.perf_counter() - started:4.0f} s  {text}")
 
 
-_text = partial(TextColumn, markup=False)
+_text = partial(TextColumn, markup=False, table_column=Column())
 
 
 def _lines(console: Terminal, total: int | None, unit: str) -> Advance:

@@ -95,6 +95,13 @@ def own_options(command):
     ]
 
 
+@pytest.mark.parametrize("line", ["", "show", "case"])
+def test_without_a_command_the_help_is_shown_and_no_empty_error(entered, line):
+    output, errors = entered(line, ends=2)
+    assert f"Usage: {' '.join(['concord', line]).strip()} [OPTIONS] COMMAND" in output
+    assert not errors
+
+
 def test_the_help_fits_a_screen(entered):
     output, errors = entered("--help", columns=80)
     assert not errors
@@ -109,6 +116,7 @@ def test_the_help_of_a_command_is_a_screen_and_names_every_option(entered, line)
     assert not errors
     assert len(screen.splitlines()) <= 24
     assert max(map(len, screen.splitlines())) <= 80
+    assert "…" not in screen
     assert "--help-all" in screen
     for option in own_options(commands()[line]):
         assert option.opts[0] in screen

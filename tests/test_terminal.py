@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from rich.console import Group
 from rich.table import Table
@@ -38,3 +40,16 @@ def test_progress_of_an_unknown_amount_has_no_number(unit, words, capsys):
     with bars(["name"], None, unit) as advance:
         advance("name", 0, "now")
     assert capsys.readouterr().err.endswith(f" s  name: {words}\n")
+
+
+@pytest.mark.parametrize("total", [None, 3, 20011])
+def test_progress_on_a_terminal_cuts_nothing_at_80_columns(total, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    name, now = "mine.port:Backend", "looking for the cause of layers.7.norm, at most 40 s of CPU time"
+    with bars([name], total) as advance:
+        advance(name, 2, now)
+    seen = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", capsys.readouterr().err)
+    assert all(part in seen for part in ("0:00:00", name, *now.split(), f"2/{total}" * bool(total)))
+    assert ("?" in seen, "…" in seen) == (False, False)
+    assert max(map(len, re.split("[\r\n]", seen))) <= 80

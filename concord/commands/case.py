@@ -49,7 +49,7 @@ def run(
     """Run exported cases on every backend, and judge them.
 
     Args:
-        directory (DIR): A folder of cases that 'concord case export' or 'concord fuzz' wrote.
+        directory (DIR): A folder that 'concord case export' or 'fuzz' wrote.
 
     Examples: concord case run cases --backend torch
     """

@@ -79,8 +79,7 @@ def check(
     """Judge every backend on standard cases, or on a model of your own.
 
     Args:
-        from_dump (DIR): Judge runs returned as files, for the cases in a folder that 'concord case export'
-            wrote.
+        from_dump (DIR): Judge runs in files; the folder holds the cases that 'concord case export' wrote.
 
     Examples: concord check --backend torch --backend jax ·
         concord check all-MiniLM-L6-v2 --texts texts.txt

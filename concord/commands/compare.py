@@ -47,28 +47,27 @@ def compare(
     """Judge whether a candidate computes what a PyTorch model computes.
 
     Args:
-        reference (REFERENCE): A package.module:function that returns a torch.nn.Module, a
-            transformers model folder, or a graph (.onnx). Default: the comparisons in concord.toml,
-            or in tool.concord of pyproject.toml.
-        candidate (CANDIDATE): A graph (.onnx), named arrays (.safetensors), a model folder, or
-            package.module:function; may be repeated. The function takes and returns named arrays,
-            in any framework, or takes no parameters and returns a module. Default: the reference
-            itself, run as --as specifies.
+        reference (REFERENCE): package.module:function, model folder, or graph (.onnx). The function
+            returns a torch.nn.Module; the folder is one of transformers. Default: the comparisons in
+            concord.toml, or in tool.concord of pyproject.toml.
+        candidate (CANDIDATE): package.module:function, folder, .onnx or .safetensors; may be
+            repeated. The function takes and returns named arrays, in any framework, or takes no
+            parameters and returns a module. Default: the reference itself, run as --as specifies.
         way (WAY, --as): How to run the reference again; may be repeated. These can be joined by +: eager,
             sdpa, math, flash, cudnn, bfloat16, float16, int8, cuda, tf32, compile. These cannot:
             onnx, openvino, padded, padded-left, cached.
         inputs: Named arrays (.safetensors). Default: standard inputs.
         text (TEXT): A text for the folder's tokenizer; may be repeated.
         gradients: Judge gradients of parameters and activations too.
-        log_probabilities: Judge the log probabilities of a decoder's next tokens too.
+        log_probabilities: Judge a decoder's log probabilities of next tokens too.
         names: A file of lines CANDIDATE'S NAME = REFERENCE'S NAME; {{i}} stands for a number. If it
             does not exist, Concord writes it, with names proposed from the tensors' values.
         declare (NAME): An intended deviation of the candidate: {values}; may be repeated.
         seed (S): The seed of every run. Without a seed, Concord refuses a reference that draws random
             numbers.
-        listing (--list): Print a stub of a port, with the shape, dtype and source of every activation
-            of the reference; judge nothing.
-        prove: Plant bugs in the reference, and report which of them this comparison would find.
+        listing (--list): Print a stub of a port; judge nothing. The stub names every activation of
+            the reference, with its shape, dtype and source.
+        prove: Plant bugs in the reference; report which of them this comparison would find.
         alone_and_batched: Judge each sample of a batch against the same sample run alone, without
             padding.
         python (PATH): The Python interpreter that calls the candidate's function.

@@ -90,7 +90,7 @@ def fuzz(
     """Run random cases on every backend.
 
     Args:
-        scheduler (ADDRESS): Run on the Dask cluster at this address, for example tcp://host:8786.
+        scheduler (ADDRESS): Run on a Dask cluster; for example tcp://host:8786.
         out (DIR): The folder for cases that fail.
 
     Examples: concord fuzz --cases 50 --backend torch --dtype float64

@@ -66,10 +66,10 @@ def report(
     Args:
         file: A file that --json wrote.
         html (--html, -o): Where to write the page.
-        markdown: Replace the table between its begin and end markers in a Markdown file (check,
-            compare or speed).
-        runs: Write each run's result, its largest error and the place of that error, as
-            tab-separated lines.
+        markdown: Replace the table in a Markdown file; it stands between begin and end markers
+            (check, compare or speed).
+        runs: Write a line for each run; its fields, separated by tabs, are its result, its largest
+            error and the place of that error.
 
     Examples: concord show report check.json --html check.html
     """

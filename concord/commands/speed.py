@@ -75,7 +75,7 @@ class Models(options.OptionGroup):
     """Options for the workloads to measure.
 
     Attributes:
-        preset (P): nndl, tf1, minilm, bert-base or bert-large, a variant, or a model of your own
+        preset (P): nndl, tf1, minilm, bert-base or bert-large; a variant; a model of your own
             as a TOML file ('concord show variants NAME' prints one); may be repeated. Default:
             minilm and bert-base; on a GPU bert-base and bert-large.
         batch: Samples in a batch. Default: the preset's, else 8.
@@ -125,7 +125,7 @@ class Modes(options.OptionGroup):
     Attributes:
         implementation (I): explicit, library, or a backend's own; may be repeated.
         execution (E): eager, compiled, unpadded or unpadded-compiled; may be repeated.
-        quick: Measure only library layers, in two turns, without timing a large matrix product.
+        quick: Measure only library layers, in two turns; time no large matrix product.
         budget (SECONDS): Start no new measurement after this many seconds. Default: {BUDGET:g} if no
             option is given, else no limit.
     """

@@ -23,6 +23,7 @@ from concord.conformance.explain.search import Effort
 from concord.conformance.judging.expectation import is_gradient
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.verdict import MERGED, Row, Verdict
+from concord.conformance.progress import say
 from concord.spec.deviations import UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError
 from concord.spec.text import first_of
@@ -53,6 +54,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
     assert first is not None
     end, effort, undeclared = first.tensor, Effort(LONGEST), ""
     explanation: Explanation | None = None
+    say(f"looking for the cause of {end}, at most {LONGEST:.0f} s of CPU time")
     # Gradients are computed backwards, so their stretch begins at the outputs.
     beginning = "the outputs" if is_gradient(end) else "the inputs"
     agreeing = [
