@@ -21,10 +21,13 @@ def junit_xml(report: Report, title: str) -> str:
     )
     for result in report.results:
         attributes = {"classname": f"{result.group}.{result.backend}", "name": _name(result)}
-        test = ElementTree.SubElement(suite, "testcase", attributes, time=f"{result.seconds:.3f}")
+        if result.seconds:  # a candidate's is not measured
+            attributes["time"] = f"{result.seconds:.3f}"
+        test = ElementTree.SubElement(suite, "testcase", attributes)
         if outcome := OUTCOMES.get(result.status):
-            lines = _lines(result)
-            ElementTree.SubElement(test, outcome, message=lines[0]).text = "\n".join(lines)
+            lines, verdict = _lines(result), result.verdict
+            message = verdict.headline if verdict and result.status != ACCEPTED else lines[0]
+            ElementTree.SubElement(test, outcome, message=message).text = "\n".join(lines)
     outcomes = [OUTCOMES.get(result.status) for result in report.results]
     for outcome, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         suite.set(count, str(outcomes.count(outcome)))

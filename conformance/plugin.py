@@ -141,7 +141,11 @@ class Suite:
         if result.status == "unsupported":
             pytest.skip(f"unsupported: {result.detail}")
         if result.status != "agrees":
-            pytest.fail("\n".join(result_lines(result)), pytrace=False)
+            verdict = result.verdict and result.verdict.explained()
+            # Pytest's summary shows only the first line.
+            first_line = [f"{backend} {verdict.headline}"] if verdict else []
+            lines = result_lines(dataclasses.replace(result, verdict=verdict))
+            pytest.fail("\n".join([*first_line, *lines]), pytrace=False)
 
 
 @pytest.fixture(scope="session")

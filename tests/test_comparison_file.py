@@ -1,4 +1,5 @@
 import importlib.metadata
+import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -84,6 +85,9 @@ def test_a_command_without_arguments_judges_what_is_kept_in_git_and_reports_to_c
         "kept_in_git:build.absent": ["error"],
         "kept_in_git:build.unknown": ["failure"],
     }
+    assert {test.get("time") for test in suite} == {None}, "nobody measured it"
+    message = suite.find(".//failure").get("message")
+    assert re.match("diverges at .* by .* tolerances: .*approximate` is tanh instead of none", message)
     counts = [suite.get(key) for key in ("tests", "failures", "errors", "skipped")]
     assert counts == ["5", "1", "1", "1"]
     entered("show report all.json --runs runs.tsv", ends=3)

@@ -227,7 +227,10 @@ def assert_same(reference: Any, candidate: Any = ITSELF, inputs: Any = None, **o
     """
     __tracebackhide__ = True  # so that pytest shows only the caller's line
     verdict = compare(reference, candidate, inputs, **options)
-    assert verdict.passed, str(verdict)
+    if not verdict.passed:
+        verdict = verdict.explained()
+        # Pytest's summary shows only the first line.
+        raise AssertionError(f"{verdict.headline}\n{verdict}")
 
 
 __all__ = ["DECLARATIONS", "assert_same", "compare", "prepare"]

@@ -65,6 +65,15 @@ class Comparisons(Mapping[str, Verdict]):
         """Whether every candidate was judged and agrees."""
         return not self.failures and all(verdict.passed for verdict in self.verdicts.values())
 
+    @property
+    def headline(self) -> str:
+        """The candidates that do not agree, in one line."""
+        return "; ".join(
+            f"{result.backend} {result.verdict.headline if result.verdict else result.status}"
+            for result in self.results()
+            if result.status != "agrees"
+        )
+
     def explained(self) -> Comparisons:
         """Add an explanation to each divergence."""
         return replace(self, verdicts={name: verdict.explained() for name, verdict in self.verdicts.items()})

@@ -281,6 +281,22 @@ class Verdict:
         return (explanation.clause if explanation else "") or (divergence.clause if divergence else "")
 
     @property
+    def reason(self) -> str:
+        """Why the run does not agree: its cause, if known."""
+        if self.cause:
+            return self.cause.text
+        if self.first:
+            return f"`{self.first}`: {self.alone[0] or 'no cause is known'}"
+        return "; ".join(unjudged_lines(self)) if self.status != "agrees" else ""
+
+    @property
+    def headline(self) -> str:
+        """The status, the first divergence and its cause in one line."""
+        row = self.first_divergence
+        ratio = f" by {number(row.ratio)} tolerances" if row and row.ratio <= MEASURABLE else ""
+        return f"{self.status}{f' at {row.tensor}' if row else ''}{ratio}: {self.reason}"
+
+    @property
     def beyond(self) -> str:
         """Count of divergent tensors, in words."""
         delivered = [row.status for row in self.table if row.note != NOT_EXPOSED]

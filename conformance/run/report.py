@@ -162,13 +162,8 @@ def table(report: Report, group: str = "variant") -> Table:
 
 def reason(result: Result) -> str:
     """Why a result does not agree, and what is known about that."""
-    verdict, why = result.verdict, result.detail
-    if verdict and verdict.first:
-        why = f"`{verdict.first}`: {verdict.alone[0] or 'no cause is known'}"
-        why = verdict.cause.text if verdict.cause else why
-    elif verdict and verdict.status != "agrees":
-        why = "; ".join(unjudged_lines(verdict))
-    return "; ".join(filter(None, (why, result.attribution)))
+    why = result.verdict.reason if result.verdict else ""
+    return "; ".join(filter(None, (why or result.detail, result.attribution)))
 
 
 def candidates_table(results: Sequence[Result], reference: float = 0.0) -> Table:
