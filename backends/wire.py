@@ -123,7 +123,7 @@ def returned(run: Any) -> Run:
         TypeError: naming the wrong and the expected type.
     """
     if not isinstance(run, Run):
-        raise TypeError(f"run() returned a {type(run).__name__} but must return a Run")
+        raise TypeError(f"run() returned type {type(run).__name__} but must return a Run")
     sections = {name: {} if getattr(run, name) is None else getattr(run, name) for name in NAMED}
     if isinstance(run.tap_gradients, Mapping):
         sections["tap_gradients"] = {
@@ -155,7 +155,7 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
         TypeError: listing all values other than arrays of numbers.
     """
     if not isinstance(tensors, Mapping):
-        raise TypeError(f"{what} is a {type(tensors).__name__} but must be a dict of named arrays")
+        raise TypeError(f"{what} has type {type(tensors).__name__} but must be a dict of named arrays")
     arrays, problems = {}, []
     for name, value in tensors.items():
         try:
@@ -167,7 +167,7 @@ def arrays_of(what: str, tensors: Any) -> Arrays:
         elif arrays[name].dtype.kind not in NUMBERS:
             dtype = "" if arrays[name].dtype == object else f" of dtype {arrays[name].dtype}"
             problems.append(
-                f"{what}[{name!r}] is a {type(value).__name__}{dtype} but must be an array of numbers"
+                f"{what}[{name!r}] has type {type(value).__name__}{dtype} but must be an array of numbers"
             )
     if problems:
         raise TypeError("; ".join(problems))
@@ -247,11 +247,11 @@ def check_info(info: Any) -> None:
 def check_description(described: Any) -> dict[str, Any]:
     """Return a backend's description, or refuse a malformed one."""
     if not isinstance(described, dict):
-        raise SpecError(f"describe() returned a {type(described).__name__} but must return a dict")
+        raise SpecError(f"describe() returned type {type(described).__name__} but must return a dict")
     further = described.get("implementation_deviations", {})
     if not isinstance(further, dict):
         raise SpecError(
-            f"describe(): 'implementation_deviations' is a {type(further).__name__} but must be a dict "
+            f"describe(): 'implementation_deviations' has type {type(further).__name__} but must be a dict "
             "[clause=PRC-4]"
         )
     for declarations in (described.get("deviations", []), *further.values()):

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from concord.conformance.compare import prepare
+from concord.conformance.compare.activation_names import PlacedName
 from concord.conformance.judging.verdict import ACCEPTED, Result
 from concord.conformance.run.campaign import Report
 from concord.conformance.wording import gather
@@ -57,6 +58,13 @@ class KeptCandidate(StrictTable):
     python: str | None = None
     dtype: Literal["bfloat16", "float16"] | None = None
     accepted: list[AcceptedFinding] = []
+
+    @field_validator("inputs", "names", mode="before")
+    @classmethod
+    def _check_path(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            raise ValueError("must be the path of a file")
+        return value
 
     def options(self, names_exist: bool = True) -> dict[str, Any]:
         """Its own options, as arguments of :func:`concord.conformance.compare.prepare`."""
@@ -215,7 +223,9 @@ def read_names(path: Path) -> dict[str, str]:
         if theirs.startswith("#") or not line.strip():
             continue
         if equals and "=" not in ours:
-            reference_names[theirs] = ours
+            name = PlacedName(theirs)
+            name.place = f"{path}:{number}: "
+            reference_names[name] = ours
         else:
             problems.append(f"{path}:{number}: the line must be CANDIDATE'S NAME = REFERENCE'S NAME")
     refuse(problems)

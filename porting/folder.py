@@ -87,7 +87,7 @@ def stated(folder: Path, required: str) -> tuple[Path, dict[str, Any]]:
 def json_object(content: Any, where: Path | str) -> dict[str, Any]:
     """Return a JSON file's content, and refuse anything but an object."""
     if not isinstance(content, dict):
-        raise SpecError(f"{where} holds a {type(content).__name__} but must hold a JSON object")
+        raise SpecError(f"{where} holds a value of type {type(content).__name__} but must hold a JSON object")
     return content
 
 

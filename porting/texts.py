@@ -73,7 +73,7 @@ def _of_line(line: str) -> Text:
 def _of_json(line: str) -> Text:
     fields = parse_json(line, "")
     if not isinstance(fields, dict):
-        raise SpecError(f"holds a {type(fields).__name__} but must hold a JSON object")
+        raise SpecError(f"holds a value of type {type(fields).__name__} but must hold a JSON object")
     texts: dict[str, Any] = {
         "text_a": fields.get("text_a", fields.get("text")),
         "text_b": fields.get("text_b"),

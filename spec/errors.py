@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from concord import installation
+from concord.spec.text import first_of
 
 
 class SpecError(ValueError):
@@ -43,7 +44,7 @@ class UnknownNameError(SpecError):
 # Common names of the frameworks, since string distance does not lead from "keras" to "tf".
 USUAL = {"tensorflow": "tf", "keras": "tf", "pytorch": "torch", "paddlepaddle": "paddle", "flax": "jax"}
 
-# Longest list of names in a message. If there are more, it gives the nearest ones, however distant.
+# Longest list of names in a message.
 MOST_NAMES = 12
 
 # Commands that list all names of a kind.
@@ -64,16 +65,11 @@ def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
     # Imported here because only an error needs it.
     import difflib
 
-    near = (
-        [USUAL[name.lower()]]
-        if USUAL.get(name.lower()) in known
-        else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    )
-    if not near and len(known) > MOST_NAMES:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
-    hint = f"did you mean {_choice(near)}?" if near else f"it must be one of {', '.join(known)}"
-    if near and kind in LISTING:
-        hint += f" '{LISTING[kind]}' lists all"
+    usual = USUAL.get(name.lower())
+    near = [usual] if usual in known else difflib.get_close_matches(name, known)
+    hint = f"did you mean {_choice(near)}?" if near else f"it must be one of {first_of(known, MOST_NAMES)}"
+    if kind in LISTING:
+        hint += f" ('{LISTING[kind]}' lists all)"
     return UnknownNameError(f"unknown {kind} {name!r}: {hint}")
 
 

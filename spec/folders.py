@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from concord.spec.errors import SpecError
 from concord.spec.files import new_beside, refusing
 
 
@@ -41,7 +42,10 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
         temporary = new_beside(path)
         temporary.mkdir()
     try:
-        yield temporary
+        try:
+            yield temporary
+        except SpecError as error:  # the caller knows only this name
+            raise SpecError(str(error).replace(str(temporary), str(path)).splitlines()) from None
         with refusing(path):
             if replace and path.is_dir() and not path.is_symlink():
                 _exchange(temporary, path)

@@ -65,8 +65,8 @@ REFUSED = {
         "--cases is 0 but must be at least 1",
     ),
     "demo --backend tests.toys.numpy_backend:Right": ("unknown backend 'tests.toys.numpy_backend:Right'",),
-    "check --case nosuch": ("unknown case 'nosuch': did you mean 'bert-",),
-    "speed --preset nosuch": ("unknown preset 'nosuch': did you mean 'bert-",),
+    "check --case nosuch": ("unknown case 'nosuch': it must be one of",),
+    "speed --preset nosuch": ("unknown preset 'nosuch': it must be one of",),
     "port none -o new --to jaxx": ("unknown format 'jaxx': did you mean 'jax'",),  # before SRC is read
     "port none -o docs --to jax": ("docs has neither config.toml nor config.json nor",),
     "port /none -o . --to jax": (". is the current folder, which cannot be replaced",),
@@ -207,6 +207,8 @@ def test_a_backend_that_is_absent_is_missing_only_if_it_was_asked_for(entered):
     assert "ghost absent (not requested): No module named 'no_such_package'" in output
     assert "torch absent (not requested): No module named 'torch'" in output
     assert "1 agrees, 5 absent" in output
+    output, _ = entered(f"check --backend torch {ONE}", ends=3)
+    assert "torch missing: No module named 'torch'; install it with: pip install" in output
 
 
 @pytest.mark.usefixtures("without_frameworks")

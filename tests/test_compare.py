@@ -321,7 +321,7 @@ def beside(candidate, **options):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: compare(3), "the reference is a int but must be a torch.nn.Module"),
+        (lambda: compare(3), "the reference has type int but must be a torch.nn.Module"),
         (lambda: compare(encoder(), way="fast"), "unknown way 'fast'"),
         (lambda: compare(encoder(), way="bfloat16+onnx"), "'onnx' cannot be joined with others"),
         (lambda: compare(layers(), inputs=X, way="cached"), "way 'cached' needs a transformers decoder"),
@@ -376,3 +376,5 @@ def test_the_command_judges_writes_and_exits(entered, tmp_path):
     assert (tmp_path / "names.txt").read_text() == "first = inner\n"
     (tmp_path / "names.txt").write_text("# first\n\nfirst : inner\n")
     assert "names.txt:3: the line must be CANDIDATE'S NAME" in entered(line, *named, ends=2)[1][0]
+    (tmp_path / "names.txt").write_text("# first\nfrist = inner\n")
+    assert "names.txt:2: no tensor of the candidate matches 'frist'" in entered(line, *named, ends=2)[1][-1]

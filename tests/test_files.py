@@ -1,4 +1,5 @@
 import os
+import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+from concord.spec.errors import SpecError
 from concord.spec.files import (
     LARGEST,
     find,
@@ -16,6 +18,7 @@ from concord.spec.files import (
     read_text,
     write_text,
 )
+from concord.spec.folders import new_folder
 from tests.toys import surroundings
 
 
@@ -149,3 +152,9 @@ def test_a_pipe_and_a_device_are_written_straight_into(tmp_path):
     assert texts == ["through"]
     write_text(Path(os.devnull), "nothing")
     assert Path(os.devnull).is_char_device()
+
+
+def test_an_error_within_a_new_folder_names_it_as_the_caller_does(tmp_path):
+    path = tmp_path / "new"
+    with pytest.raises(SpecError, match=f"^{re.escape(str(path))}/file: full$"), new_folder(path) as folder:
+        raise SpecError(f"{folder}/file: full")

@@ -214,7 +214,7 @@ def test_what_follows_from_numbers_out_of_range_is_undetermined(name, value):
 NONSENSE = {
     "Right": ("agrees", 2, ""),
     "Loading": ("error", 1, "ArithmeticError: no state fits"),
-    "Returning": ("error", 0, "TypeError: step() is a NoneType but must be a dict of named arrays"),
+    "Returning": ("error", 0, "TypeError: step() has type NoneType but must be a dict of named arrays"),
     "ReturningUnknown": (
         "broken",
         0,

@@ -84,7 +84,7 @@ SLIPS = {
         lambda m, x: F.pad(m.a(x)[:, :-1], (0, 0, 1, 0)), TEXT, "shift by one along axis 1"),
     "a border": (
         lambda m, x: m.c(x), mirrored, IMAGE, "mirrored at its border"),
-    "a step skipped": (recur, lambda m, x: recur(m, x, 2), TEXT, "select with index 3 in place of 2"),
+    "a step skipped": (recur, lambda m, x: recur(m, x, 2), TEXT, "index 3 in place of 2 in select"),
     "n - 1": (
         lambda m, x: m.a(x) / (x * x).mean(-1, keepdim=True),
         lambda m, x: m.a(x) / ((x * x).sum(-1, keepdim=True) / (WIDTH - 1)), TEXT, "n - 1 instead of n"),
@@ -167,7 +167,7 @@ LAYER_SLIPS = {
         "interleaved parts"),
     "a shift": (
         lambda m, x: m.c(x.roll((2, 1), (2, 3))), lambda m, x: m.c(x.roll((-2, -1), (2, 3))), IMAGE,
-        r"roll with shifts \[-2, -1\]"),
+        r"shifts \[-2, -1\] in place of .* in roll"),
     "a cut": (
         lambda m, x: m.up(x),
         lambda m, x: F.conv_transpose2d(x, m.up.weight, m.up.bias, 2)[..., :-1, :-1], IMAGE,
@@ -207,7 +207,7 @@ OPENED = {
     "a stretch": (
         lambda m, x: torch.softmax(x[0] @ x[0].T, -1) @ x[0],
         lambda m, x: (powers := torch.exp(x[0] @ x[0].T)) / powers.sum(0) @ x[0],
-        r"differ: _softmax \(.*\) in the reference, exp \(.*\) to mm \(.*\) in the candidate"),
+        r"the reference computes _softmax \(.*\), and the candidate exp \(.*\) to mm \(.*\)"),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from concord import DISTRIBUTION, porting, spec
+from concord.conformance.compare import DECLARATIONS
 from tests.toys import surroundings
 
 ROOT = Path(__file__).parent.parent
@@ -103,6 +104,13 @@ def test_examples_run_and_pass(capsys):
     assert {"port": "agrees", "half": "agrees"}.items() <= dict(rows).items(), "ONNX Runtime may be missing"
     assert namespace["verdict"].passed, namespace["verdict"].first_divergence
     assert len(namespace["verdict"].table) > 50
+
+
+def test_every_declaration_is_in_the_guide():
+    table = ANY_MODEL.partition("| declaration | meaning |")[2].partition("\n\n")[0]
+    assert {*re.findall(r"`(\w+)`[,| ]", table)} - {"output", "scaled_dot_product_attention"} == {
+        *DECLARATIONS
+    }
 
 
 def test_every_command_is_named():

@@ -41,7 +41,7 @@ def test_lines_that_are_no_texts_are_listed_together(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('[1]\n{"text": 3, "label": 1}\n{"label": "a"}\n')
     assert refusal(read_texts, path) == [
-        f"{path}:1 holds a list but must hold a JSON object",
+        f"{path}:1 holds a value of type list but must hold a JSON object",
         f"{path}:2: 'text_a' is 3 but must be a string",
         f"{path}:2: 'label' is 1 but must be a string",
         f"{path}:3: 'text_a' is null but must be a string",
@@ -95,7 +95,10 @@ def test_a_batch_is_as_wide_as_its_longest_text_and_rounded_up():
         ({}, "has no tokenizer: it lacks tokenizer.json and vocab.txt"),
         ({"tokenizer.json": Tokenizer(models.BPE()).to_str().encode()}, "tokenizer.json has no 'post_proc"),
         ({"vocab.txt": b"[PAD]\n[UNK]\na\n"}, "vocab.txt is not a valid tokenizer: sep_token not found"),
-        ({**FILES, "tokenizer_config.json": b"[]"}, "tokenizer_config.json holds a list but must"),
+        (
+            {**FILES, "tokenizer_config.json": b"[]"},
+            "tokenizer_config.json holds a value of type list but must",
+        ),
         (
             {**FILES, "config_sentence_transformers.json": json.dumps({"default_prompt_name": "q"}).encode()},
             "config_sentence_transformers.json: 'default_prompt_name' is \"q\" but must be the name of one",

@@ -88,13 +88,13 @@ ARRAY = np.ones((2, 3), np.float32)
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (None, "run() returned a NoneType but must return a Run"),
-        (Run(ARRAY, None, [ARRAY]), "run().taps is a list but must be a dict of named arrays"),
+        (None, "run() returned type NoneType but must return a Run"),
+        (Run(ARRAY, None, [ARRAY]), "run().taps has type list but must be a dict of named arrays"),
         (
             Run(ARRAY, None, {}, {"x": [[1], [1, 2]]}),
-            "run().gradients['x'] is a list but must be an array of numbers",
+            "run().gradients['x'] has type list but must be an array of numbers",
         ),
-        (Run(None, None, {}), "run()['output'] is a NoneType but must be an array of numbers"),
+        (Run(None, None, {}), "run()['output'] has type NoneType but must be an array of numbers"),
         # Safetensors has this type, but NumPy does not.
         (Run(ARRAY.astype(bfloat16), None, {}), "dtype bfloat16 but must be an array of numbers"),
     ],

@@ -32,8 +32,8 @@ def port(
     Args:
         source (SRC): A folder with a checkpoint, or the weight file in it.
         output (DST, --output, -o): The folder to write.
-        to (FORMAT): The format to write, or jax, tf, paddle, pytorch, hf. Without it, the command
-            lists all formats.
+        to (FORMAT): The format to write; jax, tf, paddle, pytorch and hf are short for one each.
+            Without it, the command lists all formats.
         taps: Make every activation an output of the ONNX graph.
         force: Replace an existing checkpoint.
 
@@ -45,7 +45,7 @@ def port(
     if to is None:
         raise SpecError(f"--to is not given but must be one of {', '.join(porting.formats())}")
     output_files.check_apart(output)
-    porting.writable(output, to, force, taps)  # before a long read
+    form_written = porting.writable(output, to, force, taps)  # before a long read
     if form == "auto" and table is None:
         recognition = porting.recognise(source)
         console.tell(f"{source}: {recognition.format}: {recognition.why}")
@@ -53,7 +53,7 @@ def port(
     checkpoint.checked()  # NaN is refused before anything is written
     _show(checkpoint, console)
     porting.write(checkpoint, output, to, force, taps)
-    console.tell(f"{output}: {to}, written")
+    console.tell(f"{output}: {form_written.name}, written")
     if lines := porting.loading(checkpoint, output, to):
         console.tell("load it with")
     for line in lines:

@@ -46,7 +46,8 @@ def compare(
             the reference itself. A mapping of names compares several candidates, including
             :data:`concord.conformance.compare.ways.WAYS`.
         inputs: tensors or arrays by parameter name, a tensor, or a tuple. By default, standard text
-            (``input_ids``), images (``pixel_values``) or audio (``input_features``, ``input_values``).
+            (``input_ids``), audio (``input_values``), or images (``pixel_values``) and audio
+            (``input_features``) in the sizes of the module's ``config``.
         options: keyword arguments of :func:`prepare`.
 
     Returns:

@@ -22,6 +22,12 @@ NEAREST = 0.5
 OUTLINE = 257
 
 
+class PlacedName(str):
+    """A name in a file, with its line."""
+
+    place = ""
+
+
 def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
     """Permute axes to an order such as ``0 2 1 3``."""
     return array.transpose([int(axis) for axis in layout.split()]).reshape(shape) if layout else array
@@ -44,7 +50,8 @@ def renamed(
         pattern = re.compile(re.escape(own).replace(r"\{i\}", r"(\d+)"))
         template, _, layout = (part.strip() for part in theirs.partition(":"))
         matches = [match for match in map(pattern.fullmatch, given) if match]
-        problems += [] if matches else [f"no tensor of the candidate matches {own!r}"]
+        where = getattr(own, "place", "")
+        problems += [] if matches else [f"{where}no tensor of the candidate matches {own!r}"]
         for match in matches:
             name = reduce(lambda text, number: text.replace("{i}", number, 1), match.groups(), template)
             array = given[match[0]]
@@ -54,7 +61,8 @@ def renamed(
                 arrays[name], own_names[name] = laid_out(array, layout, shape), match[0]
             except (ValueError, IndexError):
                 problems.append(
-                    f"{match[0]!r} has shape {array.shape}, which {layout!r} does not turn into {shape}"
+                    f"{where}{match[0]!r} has shape {array.shape}, which {layout!r} does not "
+                    f"turn into {shape}"
                 )
     refuse(problems)
     for own in [name for name in given if name in arrays and name not in plain]:

@@ -146,7 +146,7 @@ def reference_of(reference: Any, log_probabilities: bool) -> Any:
     if not isinstance(reference, (nn.Module, Written)):
         kind = type(reference).__name__
         raise SpecError(
-            f"the reference is a {kind} but must be a torch.nn.Module, an ONNX path, or a Written"
+            f"the reference has type {kind} but must be a torch.nn.Module, an ONNX path, or a Written"
         )
     return reference
 
@@ -207,11 +207,12 @@ def standard(model: Any) -> dict[str, Any]:
         for parameter in named
         if parameter.name not in inputs and (parameter.default is parameter.empty or not inputs)
     ]
+    owner = type(model).__name__
     if isinstance(model, ConvertedGraph):
-        missing = [*model.input_names]
+        missing, owner = [*model.input_names], str(model.path)
     if missing:
         raise SpecError(
-            f"inputs are missing but required: {first_of(missing, 5)} of {type(model).__name__}; "
+            f"inputs are missing but required: {first_of(missing, 5)} of {owner}; "
             "give them with --inputs FILE.safetensors, or as inputs={...}"
         )
     return inputs
@@ -383,7 +384,7 @@ def run(reference: ModelReference, candidate: Any, python: str | None) -> Delive
         return Delivered(arrays, unsteady="" if states() == before else again(call, arrays, "float32"))
     if not isinstance(candidate, Mapping):
         kind = type(candidate).__name__
-        raise SpecError(f"the candidate is a {kind} but must be a module, arrays, a file, or a function")
+        raise SpecError(f"the candidate has type {kind} but must be a module, arrays, a file, or a function")
     return Delivered(by_name(reference, candidate))
 
 

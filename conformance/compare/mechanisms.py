@@ -120,7 +120,7 @@ def of_numbers(it: Operation) -> Found:
                     name == "index" and other == it.operands["self"].shape[it.operands["dim"]] - 1
                 )
                 actual, right = distinct(other, value) if isinstance(value, float) else (other, value)
-                text = f"{it.name.strip('_')} with {word} {actual}{last} in place of {right}"
+                text = f"{word} {actual}{last} in place of {right} in {it.name.strip('_')}"
                 kind = "softmax_axis" if softmax else OF_NUMBERS.get(name, "another_number")
                 yield kind, text, partial(it.having, **{name: other})
     if it.name == "slice" and isinstance(it.operands["start"], int):

@@ -126,7 +126,9 @@ class ModelComparison(Judge):
                     "state"
                 )
         if self.lines:
-            notes["proposed names, from equal values; save them with --names FILE"] = first_of(self.lines, 5)
+            notes["proposed names, from similar values; save them with --names FILE"] = first_of(
+                self.lines, 5
+            )
         if self.ops_without_rule:
             notes["operations that Concord has no rule for"] = (
                 f"{', '.join(sorted(self.ops_without_rule))}: the tolerance allows {FOREIGN} unit roundoffs "

@@ -63,7 +63,7 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
         if row.status == "agrees" and is_gradient(row.tensor) == is_gradient(end)
     ]
     start = agreeing[-1] if agreeing else beginning
-    notes = [APART if end in comparison.whole else f"in the code from {start} to {end}"]
+    notes = [APART if end in comparison.whole else f"the error begins in the code from {start} to {end}"]
     if comparison.theirs and not is_gradient(end):
         with effort.attempt("naming the kernels"):
             notes += kernels(comparison.theirs, comparison.own.get(end, end), agreeing)
@@ -79,7 +79,8 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
             if isinstance(reference, ModuleReference) and end not in comparison.whole:
                 forward = dataclasses.replace(reference.on_host(), cotangents=None)
                 right = Stretch(forward, end, comparison.tensors, comparison.pin, effort.check)
-                notes[0] = f"in the code from {first_of(right.starts[::-1] or [beginning], 3)} to {end}"
+                start = first_of(right.starts[::-1] or [beginning], 3)
+                notes[0] = f"the error begins in the code from {start} to {end}"
                 notes += [f"the reference computes it at {right.lines}"] if right.lines else []
             undeclared = find_declaration(comparison, end, right, effort, notes)
             if right and end in comparison.local_expected and not undeclared:

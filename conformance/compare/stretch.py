@@ -331,9 +331,7 @@ def opened(right: Stretch, theirs: Stretch) -> list[str]:
             f"the first operation that differs is {there}; the candidate computes it at {computing[0].line}"
         ]
     steps = f"{first}" if first is last else f"{first} to {last}"
-    return [
-        f"the operations differ: {there} in the reference, {steps} in the candidate, given the same values"
-    ]
+    return [f"given the same values, the reference computes {there}, and the candidate {steps}"]
 
 
 def outline(array: Array) -> Array:

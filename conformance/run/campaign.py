@@ -13,7 +13,7 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from concord import backends
+from concord import backends, installation
 from concord.backends.cores import available_cores
 from concord.backends.interface import Run, Settings, Unsupported, variety
 from concord.backends.pool import Pool
@@ -152,17 +152,22 @@ class Setup:
 
     def open(self, name: str, opened: Callable[[Worker], None] = lambda worker: None, **more: Any) -> Worker:
         """Start a backend's worker (:class:`concord.backends.worker.Worker`)."""
-        return backends.open(
-            name,
-            self.device,
-            python=self.python.get(name),
-            time_limit=self.time_limit,
-            memory_limit=self.memory_limit,
-            threads=self.threads,
-            opened=opened,
-            deterministic=self.deterministic,
-            **more,
-        )
+        try:
+            return backends.open(
+                name,
+                self.device,
+                python=self.python.get(name),
+                time_limit=self.time_limit,
+                memory_limit=self.memory_limit,
+                threads=self.threads,
+                opened=opened,
+                deterministic=self.deterministic,
+                **more,
+            )
+        except WorkerFailure as failure:
+            if failure.status == "absent" and name in backends.BUILT_IN:
+                failure.detail += f"; install it with: {installation(name)}"
+            raise
 
 
 @dataclass

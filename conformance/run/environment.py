@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from concord import installation
-from concord.backends import BUILT_IN
 from concord.backends import machine as here
 from concord.backends.cores import available_cores
 from concord.backends.wire import WorkerFailure
@@ -44,7 +42,8 @@ def diagnose(names: Sequence[str], settings: Setup) -> list[Installed]:
                 facts = {**worker.description, "import_seconds": round(worker.import_seconds, 1)}
             return Installed(name, "ready", facts, _advice(facts, settings))
         except WorkerFailure as failure:
-            return Installed(name, failure.status, {"message": failure.detail}, [_remedy(name, failure)])
+            advice = ["see the message; --python NAME=PATH gives the interpreter of another environment"]
+            return Installed(name, failure.status, {"message": failure.detail}, advice)
 
     with ThreadPoolExecutor(max_workers=available_cores()) as pool:
         return list(pool.map(ask, names))
@@ -82,12 +81,6 @@ def _differing(ready: Sequence[Installed], kind: str) -> str | None:
         f"on {kind}, float32 products differ by default ({listing}), the most common cause of false alarms; "
         "--precision strict, the default of concord check, uses full float32 everywhere"
     )
-
-
-def _remedy(name: str, failure: WorkerFailure) -> str:
-    if failure.status == "absent" and name in BUILT_IN:
-        return f"install it with: {installation(name)}"
-    return "see the message; --python NAME=PATH gives the interpreter of another environment"
 
 
 def _advice(facts: dict[str, Any], settings: Setup) -> list[str]:

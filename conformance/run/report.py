@@ -369,7 +369,8 @@ def show(report: Report, console: Console, title: str, group: str = "variant") -
     console.print(meaning, style="dim")
     for result in report.results if group == "reference" else ():
         for note in result.verdict.notes if result.verdict else ():
-            console.print(f"{result.backend}: {note}", style="dim")
+            case = f", {result.case}" * (len({other.case for other in report.results}) > 1)
+            console.print(f"{result.backend}{case}: {note}", style="dim")
     console.print(failures(report, why=group != "reference"))
     for line in [*repetitions(report), *declarations(report)]:
         console.print(line, style="dim")
