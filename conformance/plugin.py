@@ -143,9 +143,9 @@ class Suite:
         if result.status != "agrees":
             verdict = result.verdict and result.verdict.explained()
             # Pytest's summary shows only the first line.
-            first_line = [f"{backend} {verdict.headline}"] if verdict else []
-            lines = result_lines(dataclasses.replace(result, verdict=verdict))
-            pytest.fail("\n".join([*first_line, *lines]), pytrace=False)
+            lines = [f"{backend} {verdict.headline}"] if verdict else []
+            lines += result_lines(dataclasses.replace(result, verdict=verdict))
+            pytest.fail("\n".join(lines), pytrace=False)
 
 
 @pytest.fixture(scope="session")

@@ -141,19 +141,13 @@ class Judgement:
     @property
     def ratio(self) -> float:
         """Error in tolerances: up to 1 is rounding."""
-        return max(self.z / Z, self._rms_ratio)
-
-    @property
-    def _rms_ratio(self) -> float:
-        return self.rms / rms_limit(self.independent or self.size)
+        return max(self.z / Z, self.rms / rms_limit(self.independent or self.size))
 
     @property
     def sizes(self) -> str:
         """The largest error of an element in tolerances, and the RMS error if it decides."""
-        if self.note.startswith(NO_ELEMENT) or self.z / Z >= self._rms_ratio:
-            return f"{number(self.ratio)} tolerances"
-        rms = f"{number(self._rms_ratio)} by the RMS of all {counted(self.size, 'element')}"
-        return f"{number(self.z / Z)} tolerances; {rms}"
+        largest, rms = self.z / Z, f"; {number(self.ratio)} by the RMS of all {counted(self.size, 'element')}"
+        return f"{number(largest)} tolerances{rms * (largest < self.ratio)}"
 
     @property
     def tolerance(self) -> float:
@@ -507,11 +501,8 @@ def _divergence(verdict: Verdict, name: str, attribution: str = "") -> list[str]
 
 def _only_gradients(verdict: Verdict) -> bool:
     sections = {(section_of(row.tensor), row.status) for row in verdict.table}
-    return (
-        ("gradients", "diverges") in sections
-        and ("forward", "agrees") in sections
-        and ("forward", "diverges") not in sections
-    )
+    needed = {("gradients", "diverges"), ("forward", "agrees")}
+    return needed <= sections and ("forward", "diverges") not in sections
 
 
 def _of_family(verdict: Verdict) -> bool:
@@ -560,7 +551,7 @@ def _where(row: Row, backend: str) -> str:
         return f": {row.note}"
     kind = "local error" if row.local else "end to end"
     if row.note.startswith(NO_ELEMENT):
-        return f": {row.note} ({deciding.sizes}; {kind})"
+        return f": {row.note} ({number(row.ratio)} tolerances; {kind})"
     element = f"element ({', '.join(map(str, deciding.element))})" if deciding.element else "the scalar"
     actual, expected = distinct(deciding.actual, deciding.expected, digits=9)
     # Beyond what is measurable, the tolerance is that of an exactly zero value.
