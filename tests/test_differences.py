@@ -1,9 +1,10 @@
 import re
 
 import pytest
+import torch
 from torch import nn
 
-from concord.conformance.compare import compare
+from concord.conformance.compare import compare, module_explanation
 from concord.conformance.compare.differences import differences
 from concord.conformance.explain.search import Effort, Spent
 from tests.toys.kinds import Of, drawn, linear
@@ -78,3 +79,16 @@ def test_the_search_has_one_budget_and_the_verdict_does_without_it(monkeypatch):
     assert verdict.explained().cause is None
     with pytest.raises(Spent, match="s of CPU time is reached"):
         Effort(-1.0).check()
+
+
+def test_the_search_uses_one_thread_because_it_counts_the_time_of_one(monkeypatch):
+    threads, before = [], torch.get_num_threads()
+    monkeypatch.setattr(
+        module_explanation, "find_cause", lambda *arguments: threads.append(torch.get_num_threads())
+    )
+    try:
+        torch.set_num_threads(2)
+        compare(model(), model(exchanged), (TEXT,)).explained()
+        assert (threads, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)

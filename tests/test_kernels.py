@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from concord.conformance.compare import compare, prepare
+from concord.conformance.compare import compare, module_explanation, prepare
 from concord.conformance.compare.kernels import CUDNN_RECURRENT, CUDNN_WINOGRAD_9X9, FAST_CONVOLUTION, KERNELS
 from concord.spec.precision import round_to_bits
 from tests.toys.kinds import Of, drawn
@@ -230,7 +230,7 @@ def test_a_small_bug_in_arrays_is_not_taken_for_a_kernel():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_arrays_of_a_half_precision_are_told_from_a_bug_of_its_size(dtype):
+def test_arrays_of_a_half_precision_are_told_from_a_bug_of_its_size(dtype, monkeypatch):
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(13, 31), nn.LayerNorm(31), nn.GELU(), nn.Linear(31, 7)).eval()
     x, lower, wrong = drawn(11, 13), copy.deepcopy(model).to(dtype), copy.deepcopy(model)
@@ -240,3 +240,18 @@ def test_arrays_of_a_half_precision_are_told_from_a_bug_of_its_size(dtype):
         verdict = compare(model, arrays, x).explained()
         assert verdict.status == "diverges"
         assert (f"may be explained by arithmetic in {str(dtype)[6:]}" in str(verdict)) == named
+    for limit in ("LONGEST", "LATER"):  # judging in another precision also has a limit
+        monkeypatch.setattr(module_explanation, limit, 0.0)
+    arrays = {"output": lower(x.to(dtype)).float().detach().numpy()}
+    assert "the search for a cause was cut short" in str(verdict := compare(model, arrays, x).explained())
+    assert verdict.cause is None
+
+
+@pytest.mark.parametrize("truly", [True, False])
+def test_arrays_are_said_to_be_of_tf32_only_if_its_factors_reproduce_them(truly):
+    right, inputs = network(direct), image()
+    # An error that TF32 would cover at the output.
+    wrong = network(tf32) if truly else Of(lambda m, input: (y := right(input)) * (1 + 1e-4 * y.sin()), {})
+    verdict = compare(right, {"output": wrong(**inputs).detach().numpy()}, inputs).explained()
+    assert verdict.status == "diverges"
+    assert ("TF32" in str(verdict)) is truly, verdict

@@ -310,7 +310,7 @@ class ModelComparison(Judge):
         if pin is None:
             self.accuracy = self.errors_against(expected)
             self.own_faults = dict(self.find_own_faults(judgements, expected))
-        judgements |= self.by_kernel(FAST_CONVOLUTION, judgements, pin is not None)
+        judgements |= self.by_kernel(FAST_CONVOLUTION, judgements, pin is not None, self.check)
         # Other pins come from passed_by, which tests whether the model skips an activation.
         if pin == self.pin:
             self.local_expected = {
@@ -338,7 +338,9 @@ class ModelComparison(Judge):
             descriptions.append((ratio, f"largest error of {name} against exact values: {words}"))
         return [words for _, words in sorted(descriptions)[-1:]]
 
-    def by_kernel(self, kernel: str, judged: Mapping[str, Judgement], pinned: bool) -> dict[str, Judgement]:
+    def by_kernel(
+        self, kernel: str, judged: Mapping[str, Judgement], pinned: bool, check: Callable[[], None]
+    ) -> dict[str, Judgement]:
         """Tensors that agree within a kernel's errors."""
         wrong = {
             name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
@@ -348,7 +350,7 @@ class ModelComparison(Judge):
         if not wrong or not is_undeclared or self.occurred.isdisjoint(KERNELS[kernel].concerns):
             return {}
         reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])
-        judgements = self.judged_by(reference, pinned)
+        judgements = self.judged_by(reference, pinned, check)
         # New random draws may already move a tensor at its limit below it, so the kernel must halve the
         # error.
         return {
@@ -357,9 +359,13 @@ class ModelComparison(Judge):
             if judgements[name].status == "agrees" and judgements[name].ratio < ratio / 2
         }
 
-    def judged_by(self, reference: ModelReference, local: bool) -> dict[str, Judgement]:
+    def judged_by(
+        self, reference: ModelReference, local: bool, check: Callable[[], None]
+    ) -> dict[str, Judgement]:
         """Judge by another reference."""
-        comparison = ModelComparison(reference, self.tensors, allow_same_bits=False, whole=self.whole)
+        comparison = ModelComparison(
+            reference, self.tensors, allow_same_bits=False, whole=self.whole, check=check
+        )
         return comparison.judge_steps() if local else comparison.judge_whole()
 
     def settle(

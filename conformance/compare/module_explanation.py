@@ -14,12 +14,12 @@ from concord.conformance.compare.blind import blind, places
 from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.differences import Difference, differences
 from concord.conformance.compare.kernel_names import kernels
-from concord.conformance.compare.kernels import KERNELS
+from concord.conformance.compare.kernels import KERNELS, TF32
 from concord.conformance.compare.module_reference import HALF, ModuleReference, dtype_name, numbers, spread
 from concord.conformance.compare.stretch import Stretch, opened
 from concord.conformance.explain.description import wrong_elements
 from concord.conformance.explain.family_explanation import elsewhere
-from concord.conformance.explain.search import Effort
+from concord.conformance.explain.search import Effort, one_thread
 from concord.conformance.judging.expectation import is_gradient
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.verdict import MERGED, Row, Verdict
@@ -31,8 +31,8 @@ from concord.spec.text import first_of
 if TYPE_CHECKING:
     from concord.conformance.compare.model_comparison import ModelComparison
 
-# CPU seconds for the whole explanation.
-LONGEST = 40.0
+# CPU seconds for the search, and for what follows it: matching operations, precisions and kernels.
+LONGEST, LATER = 40.0, 10.0
 
 # Maximum number of listed module differences.
 FEW_TOLD = 3
@@ -48,6 +48,7 @@ APART = (
 )
 
 
+@one_thread()
 def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
     """Explain the first divergence."""
     first, reference = verdict.first_divergence, comparison.reference
@@ -89,17 +90,18 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
     exact = explanation.hypothesis if explanation else ""
     if not exact and not undeclared:
         with effort.attempt("trying half precisions"):
-            explanation = explanation or explain_by_precision(comparison, first)
+            explanation = explanation or explain_by_precision(comparison, first, effort)
             exact = explanation.hypothesis if explanation else ""
     if (not exact or "tf32" in exact) and not undeclared:
-        by_kernel, switch = explain_by_kernel(comparison, first, bool(exact))
-        explanation, notes = by_kernel or explanation, [*switch, *notes]
+        with effort.attempt("trying kernels"):
+            by_kernel, switch = explain_by_kernel(comparison, first, bool(exact), effort)
+            explanation, notes = by_kernel or explanation, [*switch, *notes]
     statuses = {row.tensor: row.status for row in verdict.table if row.tensor not in comparison.whole}
     notes += [*effort.notes, *elsewhere(end, statuses)]
     return dataclasses.replace(explanation or Explanation(end), notes=tuple(notes), undeclared=undeclared)
 
 
-def explain_by_precision(comparison: ModelComparison, row: Row) -> Explanation | None:
+def explain_by_precision(comparison: ModelComparison, row: Row, effort: Effort) -> Explanation | None:
     """The half precision that explains arrays, whose dtype says nothing about their arithmetic."""
     reference = comparison.reference
     if comparison.theirs or not isinstance(reference, ModuleReference) or reference.precision != "float32":
@@ -109,7 +111,10 @@ def explain_by_precision(comparison: ModelComparison, row: Row) -> Explanation |
         own, other = (apart(run.arrays[row.tensor], actual) for run in (lower, reference))
         # The tolerance of a half precision hides small bugs, but these are not nearer to a run in it.
         nearer = own <= NEARER * other
-        if nearer and comparison.judged_by(lower, row.local is not None)[row.tensor].status == "agrees":
+        if not nearer:
+            continue
+        judgements = comparison.judged_by(lower, row.local is not None, effort.check)
+        if judgements[row.tensor].status == "agrees":
             name = dtype_name(dtype)
             text = f"`{row.tensor}` may be explained by arithmetic in {name}"
             return Explanation(row.tensor, hypothesis=f"computed_in_{name}", text=text)
@@ -117,7 +122,7 @@ def explain_by_precision(comparison: ModelComparison, row: Row) -> Explanation |
 
 
 def explain_by_kernel(
-    comparison: ModelComparison, row: Row, is_exact: bool
+    comparison: ModelComparison, row: Row, is_exact: bool, effort: Effort
 ) -> tuple[Explanation | None, tuple[str, ...]]:
     """The kernel that explains a tensor, and its switch."""
     candidate = comparison.theirs
@@ -126,9 +131,14 @@ def explain_by_kernel(
         return None, ()
     assert row.deciding is not None
     for key, kernel in KERNELS.items():
-        if kernel.switch and comparison.by_kernel(key, {row.tensor: row.deciding}, row.local is not None):
+        # TF32 allows thousands of times the error of float32, which hides most bugs: without a device, only a
+        # search that reproduces its factors shows it.
+        is_shown = is_exact or key != TF32
+        if not (kernel.switch and (is_shown or candidate)):
+            continue
+        if comparison.by_kernel(key, {row.tensor: row.deciding}, row.local is not None, effort.check):
             # The device that computed arrays is unknown.
-            is_sure = is_exact or candidate is not None
+            is_sure = is_exact or (is_shown and candidate is not None)
             text = f"`{row.tensor}` {'is' if is_sure else 'may be'} explained by {kernel.text}"
             cause = Explanation(row.tensor, hypothesis=key, text=text, confident=is_sure)
             return cause, (f"to switch it off: {kernel.switch}; if it is intended, declare `{key}`",)
@@ -173,6 +183,7 @@ def find_cause(
         all_differences = differences(right.module.model, theirs.model, comparison.path)
         differing = [difference for difference in all_differences if difference.within(right.active)]
     explanation = cause(right, divergence, comparison.unmatched, differing, effort)
+    effort.seconds += LATER
     if explanation and explanation.confident and explanation.hypothesis == "modules_differ":
         return explanation
     texts = [
@@ -181,7 +192,9 @@ def find_cause(
         if not (explanation and difference.text in explanation.text)
     ]
     notes += [f"the two modules differ there: {text}" for text in texts[:FEW_TOLD]]
-    if theirs is not None:
+    if theirs is None:
+        return explanation
+    with effort.attempt("matching operations"):  # a cause that was found is kept
         eager = dataclasses.replace(theirs, cotangents=None, compiled=False)
         starts = [own[name] for name in comparison.tensors if name in own]
         stretch = Stretch(eager, own[right.end], starts, check=effort.check)

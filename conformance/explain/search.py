@@ -202,10 +202,10 @@ _searches: list[threadpool_limits] = []
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    # BLAS threads wait for one another, which takes twenty times as long on a busy core. The limit applies to
-    # the process: the first of several searches sets it, and the last lifts it.
+    # Threads wait for one another, which takes twenty times as long on a busy core, and an effort counts the
+    # time of one. The limit applies to the process: the first of several searches sets it, the last lifts it.
     with _guard:
-        _searches.append(_searches[-1] if _searches else threadpool_limits(1, user_api="blas"))
+        _searches.append(_searches[-1] if _searches else threadpool_limits(1))
     try:
         yield
     finally:
