@@ -22,6 +22,7 @@ LAYERS = {
     "table": lambda: nn.Embedding(13, WIDTH),
     "gru": lambda: nn.GRU(WIDTH, WIDTH, batch_first=True),
     "batch": lambda: nn.BatchNorm2d(4),
+    "twelve": lambda: nn.BatchNorm2d(12),
     "depthwise": lambda: nn.Conv2d(3, 6, 3, groups=3),
     "wide": lambda: nn.Conv2d(3, 12, 3),
     "up": lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1),
@@ -57,13 +58,15 @@ def recur(m, x, skipped=None):
     return torch.stack(states, 1)
 
 
-def gated(m, x, function=torch.tanh, update=lambda z: z):
+def gated(m, x, function=torch.tanh, update=lambda z: z, early=False):
     h, states = torch.zeros_like(x[:, 0]), []
     for t in range(x.shape[1]):
         reset, gate, new = F.linear(x[:, t], m.gru.weight_ih_l0, m.gru.bias_ih_l0).chunk(3, -1)
         by_h = F.linear(h, m.gru.weight_hh_l0, m.gru.bias_hh_l0).chunk(3, -1)
         z = update(torch.sigmoid(gate + by_h[1]))
-        h = z * h + (1 - z) * function(new + torch.sigmoid(reset + by_h[0]) * by_h[2])
+        r = torch.sigmoid(reset + by_h[0])
+        of_h = F.linear(r * h, *(w[2 * WIDTH :] for w in (m.gru.weight_hh_l0, m.gru.bias_hh_l0)))
+        h = z * h + (1 - z) * function(new + (of_h if early else r * by_h[2]))
         states.append(h)
     return torch.stack(states, 1)
 
@@ -144,7 +147,76 @@ def by_heads(m, x):
     return m.a(x).view(2, TOKENS, 2, 3, 1).permute(3, 0, 1, 2, 4).flatten(3)
 
 
+def modulated(m, x, order=range(6)):
+    parts = torch.cat([m.a(x), m.norm(x)], -1).chunk(6, -1)
+    return sum(parts[place].sin() * n for n, place in enumerate(order, 2))
+
+
+def pooled(m, x, counted=True, summed=True):
+    visible = (torch.arange(TOKENS) < torch.tensor([[TOKENS], [3]])).float()[..., None]
+    x = torch.tanh(m.a(x))
+    return (x * visible if summed else x).sum(1) / (visible.sum(1) if counted else TOKENS)
+
+
+def turned(m, x, alternating):
+    angles = torch.arange(TOKENS)[:, None] / torch.tensor([1.0, 7.0, 13.0])
+    cos, sin = angles.cos(), angles.sin()
+    query, key = (
+        torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+        for y in (m.a(x), m.norm(x))
+        for a, b in [(y[..., ::2], y[..., 1::2]) if alternating else (y[..., :3], y[..., 3:])]
+    )
+    return torch.softmax(query @ key.transpose(1, 2), -1) @ x
+
+
+def biased(m, x, slopes):
+    distances = (torch.arange(TOKENS) - torch.arange(TOKENS)[:, None]).float()
+    return torch.softmax(m.a(x) @ m.a(x).mT + torch.tensor(slopes).view(-1, 1, 1, 1) * distances, -1) @ x
+
+
+def by_groups(m, x, crossed=True, own=False):
+    y = m.wide(x).unflatten(1, (4, 3) if crossed else (3, 4))
+    if not own and not crossed:
+        return F.group_norm(m.wide(x), 3, m.twelve.weight, m.twelve.bias)
+    axes = (1 if crossed else 2, 3, 4)
+    y = (y - y.mean(axes, keepdim=True)) / (y.var(axes, correction=0, keepdim=True) + 1e-5).sqrt()
+    return m.twelve.weight[:, None, None] * y.flatten(1, 2) + m.twelve.bias[:, None, None]
+
+
 LAYER_SLIPS = {
+    "blocks of parts": (
+        modulated, partial(modulated, order=[1, 0, 2, 4, 3, 5]), TEXT, "order 1, 0, 2, 4, 3, 5"),
+    "a mean over padding": (
+        pooled, partial(pooled, counted=False, summed=False), TEXT, "is explained by leaving out the mask"),
+    "a count of padding": (
+        pooled, partial(pooled, counted=False), TEXT, "is explained by leaving out the mask"),
+    "pairs of halves": (
+        partial(turned, alternating=False), partial(turned, alternating=True), TEXT,
+        "interleaved parts instead of into contiguous blocks"),
+    "pairs of neighbours": (
+        partial(turned, alternating=True), partial(turned, alternating=False), TEXT,
+        "contiguous blocks instead of into interleaved parts"),
+    "a reset before the product": (
+        lambda m, x: m.gru(x[:, :4])[0], lambda m, x: gated(m, x[:, :4], early=True), TEXT,
+        r"is explained by mul \(.*\) before addmm \(.*\) instead of after it"),
+    "a reset after the product": (
+        lambda m, x: gated(m, x[:, :4], early=True), lambda m, x: m.gru(x[:, :4])[0], TEXT,
+        r"is explained by addmm \(.*\) before mul \(.*\) instead of after it"),
+    "slopes": (
+        partial(biased, slopes=[2**-4, 2**-8, 2**-2]),
+        partial(biased, slopes=[2 ** (-8 / 3), 2 ** (-16 / 3), 2**-8]), TEXT,
+        "the slopes of 3 heads instead of the slopes of 3 heads, of which 2"),
+    "interleaved groups": (
+        partial(by_groups, crossed=False), by_groups, IMAGE, "groups of interleaved channels"),
+    "groups that are written out": (
+        partial(by_groups, crossed=False, own=True), by_groups, IMAGE,
+        "axis 1 in the order of 4 x 3, transposed, instead of 3 x 4"),
+    "a number that no code contains": (
+        lambda m, x: m.a(x).sin(), lambda m, x: m.a(x).sin() * 0.999505, TEXT,
+        "may be explained by values multiplied by 0.999505"),
+    "few values moved": (
+        lambda m, x: m.a(x) * x[:, :1, :1].exp(), lambda m, x: m.a(x) * x[:1, :1, :1].exp(), TEXT,
+        "may be explained by .* first sample repeated"),
     "batch statistics": (
         lambda m, x: F.relu(m.batch(m.c(x))),
         lambda m, x: F.relu(normalized(m, x, running_mean=None, running_var=None, training=True)), IMAGE,

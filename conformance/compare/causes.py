@@ -6,14 +6,15 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, combinations, islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from concord.conformance.bugs.context import Flags
 from concord.conformance.compare import module_reference as modules
@@ -124,6 +125,7 @@ def cause(
         with_bugs((EVERYWHERE, BY_OPERATION), lambda bug: bug.name not in COUNTED),
         crossed(stretch, asked.right),
         with_bugs((BY_PLACE,), lambda bug: bug.name not in COUNTED),
+        swapped(stretch, asked.right),
         fitted(stretch, asked),
         scaled(stretch, asked),
         with_bugs((ONCE,)),
@@ -221,7 +223,7 @@ def place_of(steps: Sequence[Recorded], stretch: Stretch, once: bool) -> str:
     inner = {path for step in steps for path in stretch.within(step)[:1]}
     if len(lines) == 1:
         return f" ({lines.pop()}{', once' * once})"
-    return f" in `{inner.pop()}`" if len(inner) == 1 else ""
+    return f" in `{inner.pop()}`" if len(inner - {""}) == len(inner) == 1 else ""
 
 
 def sigma_of(stretch: Stretch, make: Make, others: Mapping[int, Tensor] | None = None) -> Array:
@@ -289,6 +291,56 @@ def rerun(stretch: Stretch, right: Prediction, reference: Any, pin: Pin | None) 
     return Prediction(numbers(run.result).astype(np.float64), right.sigma)
 
 
+def swapped(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
+    """Yield two successive steps in the opposite order, such as a gate before a product."""
+    steps, pairs = stretch.steps, defaultdict[tuple[Any, ...], dict[int, Swap]](dict)
+    paths: dict[int, tuple[tuple[int, int], ...]] = {}
+    for number, step in enumerate(steps):
+        for place, x in step.operation.floats.items() if step.computes else ():
+            path = paths.get(id(x), ())
+            for operand, y in steps[path[0][0]].operation.floats.items() if path else ():
+                if y.shape == x.shape:
+                    key = (stretch.places[number], stretch.places[path[0][0]], place, operand)
+                    pairs[key][number] = Swap(place, operand, path)
+        moved = () if step.computes else step.operation.args[:1]
+        before = next((paths.get(id(x), ()) for x in moved), ())
+        if step.computes or before:
+            paths |= {id(x): (*before, (number, leaf)) for leaf, x in enumerate(tree_leaves(step.result))}
+    for swaps in pairs.values():
+        number, swap = next(iter(swaps.items()))
+        text = f"{steps[number]} before {steps[swap.path[0][0]]} instead of after it"
+        predict = partial(replay, stretch, right, _swapping(steps, swaps), swaps)
+        own_sigma = partial(sigma_of, stretch, _swapping(steps, swaps))
+        yield Predicted("steps_swapped", text, "", predict=predict, own_sigma=own_sigma)
+
+
+class Swap(NamedTuple):
+    """A step's operand, that of the earlier step which computes it, and the results from there on."""
+
+    place: str
+    operand: str
+    path: Sequence[tuple[int, int]]
+
+
+def _swapping(steps: Sequence[Recorded], swaps: Mapping[int, Swap]) -> Make:
+    seen: dict[int, Operation] = {}
+
+    def make(operation: Operation) -> Any:
+        seen[operation.number] = operation
+        if (swap := swaps.get(operation.number)) is None:
+            return operation()
+        # Operations that do not depend on the change are not computed again.
+        path = [(seen.get(number, steps[number].operation), leaf) for number, leaf in swap.path]
+        earlier, leaf = path[0]
+        x = first(operation.having(**{swap.place: earlier.operands[swap.operand].clone()}))
+        x = tree_leaves(earlier.having(**{swap.operand: x}))[leaf]
+        for moved, leaf in path[1:]:
+            x = tree_leaves(replace(moved, args=(x, *moved.args[1:]))())[leaf]
+        return operation.giving(x)
+
+    return make
+
+
 # Numeric operands, and factors or summands that change results.
 
 NumberChange = Callable[[Tensor, float], Tensor]
@@ -305,7 +357,7 @@ def fitted(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
     for (name, line, place, value), group in groups.items():
         for other, predict in fit(stretch, computation, group, partial(_having, place), value):
             text = f"{name} with {instead_of(other, value)} ({line})"
-            yield Predicted("another_number", text, "", predict=predict)
+            yield Predicted("another_number", text, "", predict=predict, rare=not is_plain(other))
 
 
 def _having(place: str, operation: Operation, number: float) -> Any:
@@ -324,7 +376,7 @@ def offset(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
     for ((name, (line, _)), group), (how, (change, neutral)) in product(groups.items(), CHANGES.items()):
         for other, predict in fit(stretch, computation, group, partial(_giving, change), neutral):
             text = f"the result of {name}, {how} {other:.6g} ({line})"
-            yield Predicted("result_changed", text, "", predict=predict)
+            yield Predicted("result_changed", text, "", predict=predict, rare=not is_plain(other))
 
 
 def _giving(change: NumberChange, operation: Operation, number: float) -> Any:
@@ -376,16 +428,29 @@ def fit(
             break
     if not float(np.linalg.norm(error)) <= before / 5:
         return
-    best, sigma = predict(number(u)), computation.right.sigma
-    if computation.judged(computation.actual, best).status != "agrees":  # other values have other errors
-        sigma = sigma_of(stretch, partial(make, other=number(u)))
-    for digits in (2, 3, 4, 6):  # the shortest value that explains the error
-        candidate = float(f"{number(u):.{digits}g}")
-        prediction = partial(Prediction, predict(candidate).value, sigma)
-        if candidate != value and computation.explains(prediction()):
-            yield candidate, prediction
-            return
-    yield number(u), partial(Prediction, best.value, sigma)
+    sigma = computation.right.sigma
+    if computation.judged(computation.actual, predict(number(u))).status != "agrees":
+        sigma = sigma_of(stretch, partial(make, other=number(u)))  # other values have other errors
+
+    def prediction(other: float) -> Prediction:
+        return Prediction(predict(other).value, sigma)
+
+    best = shortest(computation, number(u), prediction)
+    yield best, partial(prediction, best)
+
+
+def shortest(computation: StretchComputation, number: float, predict: Callable[[float], Prediction]) -> float:
+    """Round a number to the fewest digits that explain the result, if any do."""
+    candidates = (float(f"{number:.{digits}g}") for digits in (2, 3, 4, 6))
+    return next((other for other in candidates if computation.explains(predict(other))), number)
+
+
+def is_plain(number: float) -> bool:
+    """Whether a number, its square or the inverse of either has few digits."""
+    # Code contains such numbers. Others follow from several: 0.999505 from the epsilons of a folded norm.
+    forms = np.float64(abs(number)) ** np.array([1.0, 2.0, -1.0, -2.0])
+    # A square of six digits is known to five; what is near 1 has the digits of its distance from it.
+    return any(abs(float(f"{form:.3g}") - form) <= 1e-5 * abs(form - 1) for form in forms)
 
 
 def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predicted]:
@@ -394,11 +459,15 @@ def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
     for under, bias in biases(stretch):
         base, actual = (np.where(is_finite, x - bias, 0.0) for x in (right.value, computation.actual))
         factor = float((base * actual).sum() / max((base * base).sum(), 1e-300))
-        text = f"values multiplied by {factor:.6g}{under}"
         sigma = right.sigma * max(abs(factor), 1.0)
-        yield Predicted(
-            "multiplied", text, "", predict=partial(Prediction, (right.value - bias) * factor + bias, sigma)
-        )
+        predict = partial(_scaled, right, bias, sigma)
+        factor = shortest(computation, factor, predict)
+        text, rare = f"values multiplied by {factor:.6g}{under}", not is_plain(factor)
+        yield Predicted("multiplied", text, "", predict=partial(predict, factor), rare=rare)
+
+
+def _scaled(right: Prediction, bias: Array, sigma: Array, factor: float) -> Prediction:
+    return Prediction((right.value - bias) * factor + bias, sigma)
 
 
 def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
@@ -420,8 +489,10 @@ def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
                 * (0 in axes)
             ),
         ]
-        for text, other in changes:
-            others = {id(x): other(x)} if is_float(x) else {}
+        # A slice of few distinct values, such as a count of tokens, is not recognized by them.
+        few_values = is_float(x) and len(np.unique(numbers(x[:1] if 0 in axes else x))) < LEAST_MOVED
+        for text, other in changes if is_float(x) else ():
+            others = {id(x): other(x)}
             make = Operation.__call__
             yield Predicted(
                 "another_input",
@@ -429,6 +500,7 @@ def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
                 "",
                 predict=partial(replay, stretch, right, make, (), others),
                 own_sigma=partial(sigma_of, stretch, make, others),
+                rare=few_values,
             )
 
 

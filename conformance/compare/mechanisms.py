@@ -61,6 +61,8 @@ LEFT_OUT = {
 
 def left_out(it: Operation) -> Found:
     """Yield omitted or repeated steps, and omitted operands."""
+    if it.name in ("sum", "cumsum") and _is_mask(it.operands["self"]):
+        yield "step_left_out", "leaving out the mask", partial(it.changed, "self", torch.ones_like)
     if _moves(it) or mask_of(it) or not it.floats:
         return
     for name, x in it.floats.items():
@@ -86,6 +88,8 @@ def left_out(it: Operation) -> Found:
 
 def _besides(it: Operation, kept: str) -> str:
     other = it.operands.get("self" if kept == "other" else "other")
+    if it.name == "masked_fill" or (it.name == "mul" and _is_mask(other)):
+        return "mask"
     if it.name in ("mul", "div", "sub"):
         words = {"mul": "factor", "div": "division", "sub": "subtraction"}
         return words[it.name] if isinstance(other, Tensor) else "scale"
@@ -96,6 +100,15 @@ def _besides(it: Operation, kept: str) -> str:
     if other.ndim == 1 < it.operands[kept].ndim:
         return "bias"
     return "second term" if kept == "self" else "first term"
+
+
+def _is_mask(x: Any) -> bool:
+    if not isinstance(x, Tensor) or not x.numel():
+        return False
+    with _disable_current_modes():
+        value = value_of(x)
+        hidden, seen = value == 0, value == 1
+        return bool((hidden | seen).all() and hidden.any() and seen.any())
 
 
 # Other values.
@@ -187,8 +200,9 @@ IN_PLACE_OF: dict[str, Callable[..., Any]] = {
     "max_pool2d_with_indices": aten.avg_pool2d,
 }
 
-# Maximum number of a result's parts that are exchanged, and of heads into which parts may be grouped.
-PARTS, MOST_HEADS = 4, 33
+# Maximum number of a result's parts that are tried in all orders, of exchanged parts, and of heads into which
+# parts may be grouped.
+PARTS, MOST_PARTS, MOST_HEADS = 4, 8, 33
 
 
 def of_factors(it: Operation) -> Found:
@@ -256,9 +270,9 @@ def of_splits(it: Operation) -> Found:
         halves = partial(torch.roll, shifts=x.shape[axis] // 2, dims=axis)
         yield "parts_exchanged", "the halves of glu swapped", partial(it.changed, "self", halves)
     parts: Any = it.result if it.name in ("split", "split_with_sizes", "unbind", "unsafe_split") else ()
-    if not 1 < len(parts) <= PARTS or len({part.shape for part in parts}) > 1:
+    if not 1 < len(parts) <= MOST_PARTS or len({part.shape for part in parts}) > 1:
         return
-    for order in list(itertools.permutations(range(len(parts))))[1:]:
+    for order in _orders(len(parts)):
         moved = [place for place, part in enumerate(order) if place != part]
         text = f"the parts of a split in the order {', '.join(map(str, order))}"
         if len(moved) == 2:
@@ -268,12 +282,47 @@ def of_splits(it: Operation) -> Found:
     size = x.shape[axis] // len(parts)
     for heads in range(2, size + 1):
         if size % heads == 0 and (heads <= MOST_HEADS or heads == size):
-            kind = (
-                "interleaved parts" if heads == size else f"parts that are grouped by head ({heads} heads),"
-            )
-            text = f"a split into {kind} instead of into contiguous blocks"
+            text = f"a split into parts that are grouped by head ({heads} heads), instead of into {BLOCKS}"
+            if heads == size:
+                text = INTERLEAVED
             sizes = (heads, len(parts), size // heads)
             yield "fused_weight", text, partial(_of_heads, it, axis, sizes)
+
+
+BLOCKS, ALTERNATING = "contiguous blocks", "interleaved parts"
+INTERLEAVED = f"a split into {ALTERNATING} instead of into {BLOCKS}"
+
+
+def _orders(count: int) -> Iterator[tuple[int, ...]]:
+    """Yield wrong orders of parts: exchanged pairs, and all orders of each block of few parts."""
+    places = range(count)
+    blocks = [size for size in range(2, min(count, PARTS) + 1) if count % size == 0]
+    exchanged = (
+        tuple({one: other, other: one}.get(place, place) for place in places)
+        for one, other in itertools.combinations(places, 2)
+    )
+    ordered = (
+        tuple(place - place % size + order[place % size] for place in places)
+        for size in blocks
+        for order in itertools.permutations(range(size))
+    )
+    orders = dict.fromkeys(itertools.chain(exchanged, ordered))
+    yield from (order for order in orders if order != tuple(places))
+
+
+def of_halves(it: Operation) -> Found:
+    """Yield halves of an axis that are interleaved instead of contiguous, or the opposite."""
+    if it.name == "slice" and is_float(x := it.operands["self"]):
+        size, start, step = x.shape[it.operands["dim"]], it.operands["start"] or 0, it.operands["step"]
+        half, length = size // 2, min(size, it.operands["end"] or size) - start
+        if size < FEWEST or size % 2:
+            return
+        if step == 1 and start in (0, half) and length == half:
+            yield "fused_weight", INTERLEAVED, partial(it.having, start=start // half, end=size, step=2)
+        if step == 2 and start + length == size:
+            text = f"a split into {BLOCKS} instead of into {ALTERNATING}"
+            begin = start * half
+            yield "fused_weight", text, partial(it.having, start=begin, end=begin + half, step=1)
 
 
 def _in_order(it: Operation, order: Iterable[int]) -> Any:
@@ -296,6 +345,9 @@ def of_layers(it: Operation) -> Found:
     if it.name == "native_batch_norm" and not it.operands["training"]:
         of_batch = partial(it.having, training=True, running_mean=None, running_var=None)
         yield "batch_statistics", "batch statistics instead of running statistics", of_batch
+    if it.name == "native_group_norm":
+        text = "groups of interleaved channels instead of contiguous ones"
+        yield "channels_interleaved", text, partial(_of_channels, it)
     channels = {"pixel_shuffle": ("self", 1), "convolution": ("weight", 0)}
     if it.name in channels:
         name, axis = channels[it.name]
@@ -305,6 +357,14 @@ def of_layers(it: Operation) -> Found:
             text = f"channels that are split as {sizes[0]} x {sizes[1]} and transposed"
             crossed = partial(it.changed, name, partial(_crossed, axis=axis, sizes=sizes))
             yield "channels_interleaved", text, crossed
+
+
+def _of_channels(it: Operation) -> Any:
+    groups, channels = it.operands["group"], it.operands["C"]
+    sizes = (channels // groups, groups)
+    names = {"input": 1, **dict.fromkeys(it.optional, 0)}
+    crossed = {name: _crossed(it.operands[name], axis, sizes) for name, axis in names.items()}
+    return it.giving(_crossed(first(it.having(**crossed)), 1, sizes[::-1]))
 
 
 def _crossed(x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
@@ -401,6 +461,40 @@ def _exponents(x: Tensor) -> tuple[float, Tensor] | None:
             if is_straight and abs(slope) > STRAIGHT and (value == line).all():
                 return float(slope.abs().exp()), (steps * slope.sign()).reshape(line.shape)
     return None
+
+
+def of_slopes(it: Operation) -> Found:
+    """Yield slopes of linear biases (ALiBi) for another number of heads."""
+    for name, x in it.floats.items() if it.name == "mul" else ():
+        count = x.numel()
+        if not 1 < count <= MOST_HEADS or count not in x.shape:
+            continue
+        below = 1 << count.bit_length() - 1
+        heads = dict.fromkeys((count, below, 2 * below, 2 * count, 4 * below))
+        slopes = {
+            text: values[:count].reshape(x.shape)
+            for number in heads
+            for text, values in _slopes(number)
+            if len(values) >= count
+        }
+        with _disable_current_modes():
+            errors = {text: (values / value_of(x) - 1).abs().max() for text, values in slopes.items()}
+        own = [text for text, error in errors.items() if error < STRAIGHT]
+        for text, values in slopes.items() if own else ():
+            if text not in own:
+                times = partial(_times, values / slopes[own[0]])
+                yield "other_slopes", f"{text} instead of {own[0]}", partial(it.changed, name, times)
+
+
+def _slopes(heads: int) -> Iterator[tuple[str, Tensor]]:
+    def sequence(count: int) -> Tensor:
+        return 2 ** (-8 * torch.arange(1, count + 1, dtype=torch.float64) / count)
+
+    below = 1 << heads.bit_length() - 1
+    yield f"the slopes of {heads} heads", sequence(heads)
+    if heads > below:  # the published code continues the slopes of a power of two
+        joined = torch.cat([sequence(below), sequence(2 * below)[::2][: heads - below]])
+        yield f"the slopes of {heads} heads, of which {below} are a power of two", joined
 
 
 # Other masks.
@@ -555,11 +649,11 @@ def of_layouts(it: Operation) -> Found:
         sizes = shape[axis : axis + 2]
         if min(sizes) > 1 and [*x.shape, 0][axis] == sizes[0] * sizes[-1]:
             other = partial(it.changed, "self", partial(_crossed, axis=axis, sizes=sizes[::-1]))
-            text = f"split as {sizes[1]} x {sizes[0]} and transposed, instead of {sizes[0]} x {sizes[1]}"
             if axis == x.ndim - 1:
-                yield "heads_interleaved", f"heads {text}", other
-            else:
-                yield "axes_split", f"axis {axis} {text}", other
+                noun = "pairs of features" if sizes[1] == 2 else "heads"
+                text = f"split as {sizes[1]} x {sizes[0]} and transposed, instead of {sizes[0]} x {sizes[1]}"
+                yield "heads_interleaved", f"{noun} {text}", other
+            yield "axes_ordered", _ordered(axis, sizes), other
     joined = x.ndim - len(shape) + 1
     for axis in range(len(shape)) if 1 < joined <= MOST_JOINED and x.ndim > 2 else ():
         merged = x.shape[axis : axis + joined]
@@ -568,7 +662,16 @@ def of_layouts(it: Operation) -> Found:
                 for order in list(itertools.permutations(range(start, start + joined)))[1:]:
                     axes = [*range(start), *order, *range(start + joined, x.ndim)]
                     text = f"axes permuted to {axes} before they are joined, as when heads are joined"
-                    yield "axes_joined", text, partial(_permuted, x, axes, shape)
+                    yield "axes_ordered", text, partial(_permuted, x, axes, shape)
+            if joined == 2:
+                crossed = partial(_crossed, result, axis=axis, sizes=merged)
+                yield "axes_ordered", _ordered(axis, merged), crossed
+
+
+def _ordered(axis: int, sizes: Sequence[int]) -> str:
+    """The bug of a split and of the join that reverts it."""
+    first, second = sizes
+    return f"axis {axis} in the order of {second} x {first}, transposed, instead of {first} x {second}"
 
 
 def _permuted(x: Tensor, axes: list[int], result: list[int]) -> Tensor:
@@ -625,7 +728,7 @@ def _bordered(it: Operation, pads: list[int], mode: str) -> Any:
 
 MECHANISMS = (
     *(left_out, of_numbers, of_factors, of_indices, of_operations, of_splits, of_layers),
-    *(of_rotary, of_frequencies),
+    *(of_rotary, of_halves, of_frequencies, of_slopes),
     *(of_masks, of_statistics, of_formats, of_layouts, of_borders),
 )
 
