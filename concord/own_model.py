@@ -60,7 +60,7 @@ class OwnModel(OptionGroup):
     """The user's checkpoint, and its inputs.
 
     Attributes:
-        checkpoint ([CHECKPOINT]): A checkpoint in place of the standard cases; in any format.
+        checkpoint ([CHECKPOINT]): A checkpoint in any format, in place of the standard cases.
         inputs: Arrays to run the model on, as safetensors: input_ids, and segment_ids, labels and
             cotangent if you have them.
     """
@@ -230,7 +230,7 @@ def _renamed(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 def _check_mask(mask: NDArray[Any], ids: NDArray[Any], pad_id: int) -> None:
     # The family masks by id, so any other mask would be silently ignored.
     if mask.shape != ids.shape:
-        raise SpecError(f"the mask has shape {mask.shape} but must be {ids.shape}, as 'input_ids' is")
+        raise SpecError(f"the mask has shape {mask.shape} but must be {ids.shape}, the shape of 'input_ids'")
     differences = np.argwhere(mask.astype(bool) != (ids != pad_id))
     if len(differences):
         at = tuple(differences[0].tolist())

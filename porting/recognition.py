@@ -50,7 +50,7 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
     """Recognise a path's format without reading tensor values.
 
     Args:
-        table: the user's names and layouts, with which only the file type matters.
+        table: the user's names and layouts; with them, only the file type matters.
 
     Raises:
         SpecError: if no known format is found.

@@ -33,7 +33,9 @@ def test_names_are_proposed_by_what_tensors_hold():
     with pytest.raises(SpecError, match=r"such as q = 0 : 0 2 1 3, last = 4"):
         comparison.verdict()
     assert compare(MODEL, foreign, X, names=comparison.proposed).first == "4"
-    with pytest.raises(SpecError, match=r"'q' has shape .* which '0 1' does not turn into \(3, 7, 12\)"):
+    with pytest.raises(
+        SpecError, match=r"'q' has shape .* which axis order '0 1' does not turn into \(3, 7, 12\)"
+    ):
         prepare(MODEL, foreign, X, names={"q": "0 : 0 1"})
 
 

@@ -48,14 +48,14 @@ def explained(right, other, inputs, **options):
 
 @pytest.mark.parametrize(
     ("right", "other", "real", "rows"),
-    [("zero", "uniform", True, "1 (4 to 6)"), ("uniform", "zero", False, "1 (0 to 2)")],
+    [("zero", "uniform", True, "4 to 6"), ("uniform", "zero", False, "0 to 2")],
 )
 def test_rows_are_named_and_may_be_declared_in_either_direction(right, other, real, rows):
     inputs, declared = given(real), [f"blind_rows_{other}"]
     verdict = explained(right, other, inputs)
     assert [verdict.undeclared] == declared
     text = str(verdict)
-    assert f"only rows that see no key are wrong (3 rows), in sample (positions): {rows}; the" in text
+    assert f"only rows that see no key are wrong (3 rows): {rows} in sample 1; the" in text
     assert f"reference has {right} weights" in text
     assert f"the candidate {other} weights" in text
     assert f"declared={declared}" in text
@@ -72,7 +72,7 @@ def test_garbage_is_told_and_only_padding_declares_it(other, words):
     verdict = explained("zero", other, given())
     assert verdict.undeclared == "uncomputed_padding"
     assert words in str(verdict)
-    assert "only padding rows are wrong, in sample (positions): 1 (4 to 6)" in str(verdict)
+    assert "only padding rows are wrong: 4 to 6 in sample 1" in str(verdict)
     assert explained("zero", other, given(), declared=[verdict.undeclared]).passed
 
 

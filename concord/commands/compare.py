@@ -204,7 +204,7 @@ def compare(
         if not report.results:
             raise
         report = report.with_verdicts(Verdict.unexplained)
-        report.notes["interrupted"] = "the search for causes, and what follows it, did not finish"
+        report.notes["interrupted"] = "the search for causes, or a later step, did not finish"
     report.seconds = time.perf_counter() - started
     label = counted(len(versions), "candidate") if len(versions) > 1 else ", ".join(versions)
     title = f"{label}, compared with {kept.reference}"

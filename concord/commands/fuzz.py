@@ -41,7 +41,8 @@ class Drawn(options.OptionGroup):
     Attributes:
         cases: Number of cases to run. Default: {CASES}; with --time: no limit.
         seconds (SECONDS, --time): Stop after this many seconds.
-        part (P): A part of the model; may be repeated. Default: all parts, most often model.
+        part (P): A part of the model; may be repeated. Default: all parts; about half of the
+            cases run model.
         dtype (D): {values}; may be repeated.
         shapes: Number of size tuples that the cases share.
     """

@@ -45,7 +45,7 @@ def lockstep(
 
     Args:
         checkpoint ([CHECKPOINT]): A checkpoint in any format, whose weights are trained.
-        variant (V): A variant, or a model of your own as a TOML file. Without --variant and CHECKPOINT: the
+        variant (V): A variant, or a model of your own as a TOML file. Without --variant or CHECKPOINT: the
             standard case, with its own batches and recipe.
         recipe (R): A known recipe, or a TOML file. Default: adamw.
         steps: Training steps. Default: {STEPS}; {training_cases.STEPS} in the standard case.

@@ -32,7 +32,7 @@ def port(
     Args:
         source (SRC): A folder with a checkpoint, or the weight file in it.
         output (DST, --output, -o): The folder to write.
-        to (FORMAT): The format to write; jax, tf, paddle, pytorch and hf are short for one each.
+        to (FORMAT): The format to write; jax, tf, paddle, pytorch and hf are short names.
             Without it, the command lists all formats.
         taps: Make every activation an output of the ONNX graph.
         force: Replace an existing checkpoint.

@@ -27,7 +27,7 @@ def predict(
     """Classify or embed texts, and print one line of JSON for each.
 
     Args:
-        checkpoint (CHECKPOINT): A classifier or sentence encoder; in any format, with its
+        checkpoint (CHECKPOINT): A classifier or sentence encoder in any format, with its
             tokenizer.
         text ([TEXT]...): Texts; with --pair, pairs of texts.
         pair: Take the texts in pairs.

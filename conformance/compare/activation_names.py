@@ -61,8 +61,8 @@ def renamed(
                 arrays[name], own_names[name] = laid_out(array, layout, shape), match[0]
             except (ValueError, IndexError):
                 problems.append(
-                    f"{where}{match[0]!r} has shape {array.shape}, which {layout!r} does not "
-                    f"turn into {shape}"
+                    f"{where}{match[0]!r} has shape {array.shape}, which axis order {layout!r} "
+                    f"does not turn into {shape}"
                 )
     refuse(problems)
     for own in [name for name in given if name in arrays and name not in plain]:

@@ -243,9 +243,7 @@ def _numbers_of(x: Any) -> Any:
 
 def _dense(x: Any) -> Any:
     if isinstance(x, Tensor) and x.is_nested:
-        raise SpecError(
-            "Concord has no rule for nested tensors: use a tensor with one shape, such as a padded one"
-        )
+        raise SpecError("Concord has no rule for nested tensors: use a regular tensor, such as a padded one")
     sparse = isinstance(x, Tensor) and x.layout != torch.strided and x.dtype in ROUNDOFF
     return x.to_dense() if sparse else x
 

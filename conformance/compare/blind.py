@@ -45,8 +45,8 @@ class BlindRows:
         """Describe the rows and both sides' values."""
         expected, actual = (HELD.get(kind, kind) for kind in (self.expected, self.actual))
         text = (
-            f"only rows that see no key are wrong ({counted(int(self.rows.sum()), 'row')}), in sample "
-            f"(positions): {places(self.rows)}; the reference has {expected} there, the candidate {actual}"
+            f"only rows that see no key are wrong ({counted(int(self.rows.sum()), 'row')}): "
+            f"{places(self.rows)}; the reference has {expected} there, the candidate {actual}"
         )
         if self.actual == OTHER:
             text += "; a gradient that reaches them corrupts the key and value gradients of other tokens"
@@ -54,8 +54,8 @@ class BlindRows:
 
 
 def places(rows: Flags) -> str:
-    """Describe samples and positions of rows."""
-    return few(f"{b} ({listed(np.flatnonzero(row))})" for b, row in enumerate(rows) if row.any())
+    """Describe positions and samples of rows."""
+    return few(f"{listed(np.flatnonzero(row))} in sample {b}" for b, row in enumerate(rows) if row.any())
 
 
 OTHER = "neither zero nor uniform weights"

@@ -140,7 +140,7 @@ def tokens(folder: Path, texts: list[str]) -> dict[str, Any]:
 
 
 def reference_of(reference: Any, log_probabilities: bool) -> Any:
-    """Load a reference that is a path, and refuse what cannot be one."""
+    """Load a reference from its path; refuse objects of other types."""
     if isinstance(reference, (str, Path)):
         reference = load(str(reference), log_probabilities)
     if not isinstance(reference, (nn.Module, Written)):
@@ -312,7 +312,7 @@ def weights_kept(reference: ModelReference) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """Report an exception of the candidate's code as that of a worker."""
+    """Report an exception of the candidate's code as a worker's failure."""
     try:
         yield
     except ModelError as error:

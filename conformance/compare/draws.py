@@ -101,7 +101,7 @@ def refuse_changes(reference: ModelReference) -> str:
     if isinstance(reference, ModuleReference) and (operations := drawn(reference)):
         raise SpecError(
             f"the reference draws random numbers, so there is no correct answer: {first_of(operations, 3)}; "
-            f"switch that off{seed}"
+            f"switch the draws off{seed}"
         )
     if not name:  # random draws had no effect
         return ""

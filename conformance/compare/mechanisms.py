@@ -230,7 +230,7 @@ def of_indices(it: Operation) -> Found:
         far = f"{'one' if abs(by) == 1 else 'two'} too {'high' if by > 0 else 'low'}"
         rows = (it.operands[indices] + by).clamp(0, it.operands[table].shape[it.operands.get("dim", 0)] - 1)
         kind = "other_rows" if abs(by) == 1 else "rows_off"
-        yield kind, f"lookups of rows {far}", partial(it.having, **{indices: rows})
+        yield kind, f"lookups that are {far}", partial(it.having, **{indices: rows})
     for by in (1, -1, 2) if it.name == "arange" else ():
         text = f"positions that are {abs(by)} too {'high' if by > 0 else 'low'}"
         yield "other_positions", text, partial(torch.add, it.result, by)
@@ -447,11 +447,11 @@ def _times(factors: Tensor, x: Tensor) -> Tensor:
 
 
 def _exponents(x: Tensor) -> tuple[float, Tensor] | None:
-    """The base of a geometric sequence along an axis, and the exponents of its elements, if it is one."""
+    """Base and exponents, if the tensor is a geometric sequence along an axis."""
     with _disable_current_modes():
         value = value_of(x)
         for axis, size in enumerate(x.shape if x.numel() else ()):
-            # One line mostly shows that it is none, and a large factor is not compared.
+            # A single line usually rules out a sequence, without a comparison of the whole tensor.
             line = value[tuple(slice(None) if place == axis else slice(1) for place in range(x.ndim))]
             if size < FEWEST or not (line > 0).all():
                 continue

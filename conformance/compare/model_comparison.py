@@ -35,7 +35,7 @@ from concord.spec.arrays import Array
 from concord.spec.errors import SpecError
 from concord.spec.text import first_of
 
-# Half-precision runs of one activation are this much nearer than two activations.
+# In half precision, two runs of one activation are this many times nearer than two activations.
 MUCH = 30
 
 SAME_BITS = "the same bits as the reference's own run"
@@ -77,8 +77,8 @@ class ModelComparison(Judge):
             for name, array in matches.items()
             if array.shape != (shape := tuple(self.plain[name].shape))
         }
-        # An output with a different shape is refused. Such an activation is skipped, since a port may use a
-        # different layout, unless none fits.
+        # An output with a different shape is refused. An activation is skipped, since a port may use a
+        # different layout; if none fits, all are refused.
         outputs = [words for name, words in self.misshapen.items() if is_output(name)]
         if problems := outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(matches)):
             raise WorkerFailure("broken", "; ".join(problems))
@@ -93,7 +93,7 @@ class ModelComparison(Judge):
         super().__init__(reference, tensors, () if alone else whole)
 
     def unjudgeable(self, name: str) -> tuple[str, str] | None:
-        """Also handle misshapen tensors."""
+        """As in the base class; misshapen tensors are not exposed."""
         if name in self.misshapen:
             return "not exposed", self.misshapen[name]
         return super().unjudgeable(name)
@@ -114,9 +114,7 @@ class ModelComparison(Judge):
                 f"bits; {worst} differs most from the original, by {apart[worst]:.2%} of its norm"
             )
         if self.unmatched:
-            notes["not compared"] = (
-                f"{first_of([*self.unmatched], 3)}: the reference has no activation of that name"
-            )
+            notes["not compared"] = f"{first_of([*self.unmatched], 3)}: no such activation in the reference"
         if self.misshapen:
             notes["left out"] = first_of([*self.misshapen.values()], 3, "; ")
         for run in (self.reference, self.theirs):
@@ -143,7 +141,7 @@ class ModelComparison(Judge):
         return proposed(self.unmatched, rest)
 
     def held_by(self, name: str) -> str:
-        """The later activation whose values a tensor holds, as where a norm is folded into a convolution."""
+        """The later activation whose values a tensor holds, as when a norm is folded into a convolution."""
         if name not in self.tensors or is_gradient(name) or is_output(name):
             return ""
         order, array = list(self.plain), self.tensors[name]

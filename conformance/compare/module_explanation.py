@@ -42,10 +42,7 @@ FEW_TOLD = 3
 NEARER = 0.7
 
 # Note on an output of a separate run, if the hooked run's activations agree.
-APART = (
-    "no activation diverges in the run with hooks: the error occurs only without them, for example where "
-    "steps are fused"
-)
+APART = "no activation diverges with hooks: the error occurs only without them, as when steps are fused"
 
 
 @one_thread()
@@ -63,15 +60,15 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
         for row in verdict.table[: list(comparison.plain).index(end)]
         if row.status == "agrees" and is_gradient(row.tensor) == is_gradient(end)
     ]
-    start = agreeing[-1] if agreeing else beginning
-    notes = [APART if end in comparison.whole else f"the error begins in the code from {start} to {end}"]
+    start = f"`{agreeing[-1]}`" if agreeing else beginning
+    notes = [APART if end in comparison.whole else f"the error begins in the code from {start} to `{end}`"]
     if comparison.theirs and not is_gradient(end):
         with effort.attempt("naming the kernels"):
             notes += kernels(comparison.theirs, comparison.own.get(end, end), agreeing)
     if later := comparison.held_by(end):
         wrong = (row.tensor for row in verdict.table if row.status == "diverges")
         names = [f"{name} = {held}" for name in wrong if (held := comparison.held_by(name))]
-        notes.append(f"merged layers, as names={{…}} or --names takes them: {first_of(names, 5)}")
+        notes.append(f"merged layers; give their names with names={{…}} or --names: {first_of(names, 5)}")
         text = f"`{end}` holds the values of `{later}`"
         return Explanation(end, hypothesis=MERGED, text=text, notes=tuple(notes))
     with effort.attempt("the search for a cause"):
@@ -80,8 +77,8 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
             if isinstance(reference, ModuleReference) and end not in comparison.whole:
                 forward = dataclasses.replace(reference.on_host(), cotangents=None)
                 right = Stretch(forward, end, comparison.tensors, comparison.pin, effort.check)
-                start = first_of(right.starts[::-1] or [beginning], 3)
-                notes[0] = f"the error begins in the code from {start} to {end}"
+                start = first_of([f"`{name}`" for name in right.starts[::-1]] or [beginning], 3)
+                notes[0] = f"the error begins in the code from {start} to `{end}`"
                 notes += [f"the reference computes it at {right.lines}"] if right.lines else []
             undeclared = find_declaration(comparison, end, right, effort, notes)
             if right and end in comparison.local_expected and not undeclared:
@@ -160,7 +157,7 @@ def find_declaration(
                 names.remove(UNCOMPUTED_PADDING)
             elif wrong.shape[:2] == padded.shape:
                 there = places(np.asarray(wrong.reshape(*padded.shape, -1).any(-1)))
-                notes.append(f"only padding rows are wrong, in sample (positions): {there}")
+                notes.append(f"only padding rows are wrong: {there}")
         rows = blind(stretch, divergence)
         declarations = {UNCOMPUTED_PADDING, *([rows.declaration] if rows else [])}
         names = [name for name in names if name in declarations]

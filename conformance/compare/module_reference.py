@@ -260,7 +260,7 @@ class ModelReference:
                 continue  # more samples may reveal more open decisions
             ties = {name: Ties(value, sigmas[name]) for name, value in estimate.values.items()}
             for place, branch in enumerate(branches):
-                say(f"trying each result that rounding may decide, {where}: {place + 1} of {len(branches)}")
+                say(f"trying each result that rounding allows, {where}: {place + 1} of {len(branches)}")
                 _take(ties, partial(self.compute, pin=pin or nothing), branch)
             for name, why in self.lost(truth).items():
                 ties[name].lost = why
@@ -367,7 +367,7 @@ class ModuleReference(ModelReference):
         """The reference in another dtype, except float64."""
         if dtype in (dtype_of(self.model), torch.float64):
             return self
-        role = f"{self.role} (in {dtype_name(dtype)}, as the candidate)"
+        role = f"{self.role} (in {dtype_name(dtype)}, like the candidate)"
         with running(role, "cannot be copied"):
             return replace(self, model=copy_of(self.model).to(dtype), role=role, **self.inputs_in(dtype))
 
@@ -791,9 +791,7 @@ def named(result: Any, stem: str) -> dict[str, Tensor]:
             name += "'"
         if tensor.is_nested or tensor.dtype not in ROUNDOFF:
             kind = "a nested tensor" if tensor.is_nested else f"of {tensor.dtype}"
-            raise SpecError(
-                f"{name} is {kind} but must be a tensor of one shape, in float32 or a half precision"
-            )
+            raise SpecError(f"{name} is {kind} but must be a regular tensor in float32 or a half precision")
         tensors_by_name[name] = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return tensors_by_name
 

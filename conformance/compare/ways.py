@@ -87,7 +87,7 @@ def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
         if name in ("eager", "sdpa"):
             what = f"{type(model).__name__} cannot run as {name!r}"
             if not hasattr(model, "set_attn_implementation"):
-                raise SpecError(f"{what}: only models of transformers let their attention be chosen")
+                raise SpecError(f"{what}: only transformers models allow a choice of attention")
             try:
                 model.set_attn_implementation(name)
             except ValueError as error:

@@ -282,7 +282,9 @@ class GoldenFile:
         table = self.table.training
         if table is None:
             source = self.about.source
-            raise SpecError(f"it holds a training run, but the table of {source} does not say how it trains")
+            raise SpecError(
+                f"it holds a training run, but the table of {source} does not say how this source trains"
+            )
         stated = dict(self.stated)
         for key, value in self.stated.items():
             stated.update(

@@ -204,7 +204,9 @@ class Hunt:
                 return None
             row, cause, expected = divergence.row, divergence.cause, shown(mutant.name, dtype)
             right = (divergence.step, row.tensor.split(".")[2]) == (expected.step, expected.section)
-            detail = "" if right else f"shows first in step {expected.step + 1}, in its {expected.section}"
+            detail = (
+                "" if right else f"should show first in step {expected.step + 1}, in its {expected.section}"
+            )
             clauses = cause.clauses if cause else (row.clause,)
         else:
             try:
