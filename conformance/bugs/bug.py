@@ -136,7 +136,7 @@ class Bug:
 
     def diagnosed(self, said: str) -> str:
         """Whether a diagnosis (names joined by "or") names this bug: ``"right"``, ``"none"`` or ``"wrong"``;
-        empty if none can.
+        empty if no diagnosis can.
         """
         if not self.cause or not said:
             return "none" if self.cause else ""

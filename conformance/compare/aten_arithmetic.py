@@ -122,7 +122,7 @@ Runner = Decisions | Followed | Branch
 
 
 class Uncomputable(SpecError, RuntimeError):
-    """An operation that cannot be computed, an error that a module's own code may catch as PyTorch's."""
+    """An operation that cannot be computed; a module's own code may catch this like PyTorch's errors."""
 
 
 class Computed(Tensor):
@@ -502,7 +502,7 @@ class Perturbed(ExactMode):
         self.weights: dict[int, tuple[Tensor, Tensor]] = {}  # weights and scores by storage
         # The last two matrix products with their factors; two, because a product has two gradients.
         self.products: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=2)
-        self.generator = np.random.Generator(np.random.SFC64(seed))  # PyTorch's takes nine times as long
+        self.generator = np.random.Generator(np.random.SFC64(seed))  # nine times as fast as PyTorch's
         self.seed, self.generators = seed, dict[torch.device, torch.Generator]()  # by device
 
     def noise(self, y: Tensor) -> Tensor:
@@ -1037,7 +1037,7 @@ def _resized(y: Tensor, x: Tensor, *_: Any) -> Tensor:
 
 
 def _sampled(y: Tensor, x: Tensor, grid: Tensor, _: int, padding: int, aligned: bool) -> Tensor:
-    # Padding with zeros, values fall to zero within one place beyond the border.
+    # With zero padding, values fall to zero within one place beyond the border.
     by, beyond = (("border", 0.0), ("border", -math.inf), ("reflection", -math.inf))[padding]
     apart = _largest(x, beyond) + _largest(-x, beyond)
     return max(x.shape[2:]) * torch.nn.functional.grid_sample(apart, grid, "nearest", by, aligned)

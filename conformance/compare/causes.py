@@ -134,7 +134,7 @@ def cause(
         offset(stretch, asked),
         of_differences(stretch, asked.right, [[difference] for difference in layers]),
     ]
-    # Other values of settings explain a constant better; the search for bugs would only take long.
+    # Other values of settings explain a constant better; the search for bugs would only waste time.
     return Search(asked, effort).explain(stages[: 2 if one_value else None], [*one_value, *active])
 
 

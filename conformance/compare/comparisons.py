@@ -147,7 +147,7 @@ def compare_several(
             continue
         so_far.dtypes[name], verdicts[name] = comparison.reference.precision, verdict
         so_far.notes.update({f"{name}, {topic}": text for topic, text in comparison.notes.items()})
-        other_batches = in_way and candidate in BATCHES  # these take longer, without information about speed
+        other_batches = in_way and candidate in BATCHES  # their times say nothing about speed
         if verdict.passed and comparison.call and not other_batches:
             calls[name] = comparison.call
             modules += [comparison.theirs] if comparison.theirs else []

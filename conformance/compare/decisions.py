@@ -524,7 +524,7 @@ class Branch(Beside):
     wholly: bool  # whether rounding determines nearly all elements
     because: str  # describes the decisions
     spoils: bool = False  # whether it replaces linear algebra results with NaN
-    parted = False  # one that leaves the sequence, as past an expert without tokens, is still correct
+    parted = False  # leaving the sequence, as when an expert gets no tokens, is still correct
 
     def lose(self, name: str) -> None:
         """Ignore the loss, since branches may lack tensors."""
@@ -639,7 +639,7 @@ class Ties:
     def __init__(self, value: Array, sigma: Array) -> None:
         self.value, self.sigma = value, sigma
         self.allowed = list[Array]()
-        # Arrays once a branch differs: of a large model nearly all tensors have no alternative.
+        # Full-size only once a branch differs: nearly all tensors of a large model have no alternative.
         self.together, self.halves = np.zeros(()), np.zeros(())
         self.wholly: NDArray[np.bool_] = np.zeros((), bool)
         self.affected, self.spoilt = self.wholly, self.wholly
@@ -668,7 +668,7 @@ class Ties:
         self.because[branch.because] = None
         if branch.share > 1:
             self.halves = np.maximum(self.halves, branch.share * distance)
-        else:  # of a gradient that overflows, any value is allowed
+        else:  # if a gradient overflows, any value is allowed
             self.together = self.together + distance
 
     def settle(self, actual: Array) -> tuple[Array, Array]:

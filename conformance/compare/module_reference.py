@@ -74,8 +74,8 @@ SEED = 0xC0
 
 HALF = (torch.bfloat16, torch.float16)
 
-# Counts of samples after which a look may confirm agreement; only the last may find a divergence. Of 589,824
-# gradients one erred by 0.52 of its tolerance with six samples: three more decide such a case, not ten.
+# Counts of samples after which a look may confirm agreement; only the last may find a divergence. One of
+# 589,824 gradients erred by 0.52 of its tolerance with six samples: three more samples decide such a case.
 LOOKS = (6, 9, SAMPLES)
 
 
@@ -127,7 +127,7 @@ class Finished(Exception):
 
 
 class ConvertedGraph:
-    """What a module that was converted from an ONNX graph knows of it.
+    """A converted module's knowledge of its ONNX graph.
 
     Attributes:
         path: the graph's file.
@@ -831,7 +831,7 @@ def discrete(result: Any) -> dict[str, Tensor]:
 def objects(result: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Public attributes of returned objects, such as caches and distributions, by place.
 
-    They are no outputs, because an engine or a port cannot return them.
+    They are not outputs, because an engine or a port cannot return them.
     """
     for place, leaf in _leaves(result):
         if hasattr(leaf, "__dict__") and id(leaf) not in seen and not isinstance(leaf, (Tensor, *FIXED)):

@@ -27,7 +27,7 @@ class _Absent(ModuleType):
             raise AttributeError(name)
 
 
-# onnx2pytorch imports torchvision for boxes and regions of images, but its wheel does not load beside every
+# onnx2pytorch imports torchvision for boxes and regions of images, but its wheel does not load with every
 # PyTorch.
 try:
     import torchvision
@@ -76,7 +76,7 @@ class OnnxGraph(ConvertModel, ConvertedGraph):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the outputs by name."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of doubts that the verified conversion does not leave
+            warnings.simplefilter("ignore")  # about doubts that the conversion check settles
             outputs = super().forward(*args, **kwargs)
         return dict(zip(self.output_names, outputs if len(self.output_names) > 1 else [outputs], strict=True))
 

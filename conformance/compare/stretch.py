@@ -235,7 +235,7 @@ class Stretch:
     def lines(self) -> str:
         """Source lines of its operations, in the ``forward`` that computes the last one."""
         # Functions that this forward calls belong to a library as often as to the model. Steps outside it,
-        # such as the construction of a mask, tell nothing about this activation.
+        # such as the construction of a mask, say nothing about this activation.
         owners = self.steps[-1].owners if self.steps and not self.module.graph else {}
         for owner, (file, _) in owners.items():
             if not file.startswith(TORCH):

@@ -73,7 +73,7 @@ def explain(
                 cause = _in_its_place(question, cause, delivered, statuses)
         with effort.attempt("describing the error"):
             description, region, kind = describe(question)
-            # Not for a region of zeros: many bugs cause some, so a hypothesis about them is weak.
+            # Not for a region of zeros: many bugs cause zeros, so a hypothesis about them is weak.
             if (
                 cause is None
                 and description

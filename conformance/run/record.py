@@ -20,7 +20,7 @@ from concord.spec.files import LARGEST, parse_json, read_bytes, typed, write_tex
 
 SCHEMA: Final = "concord.report/6"
 
-# Exit codes above it are of commands that a signal stopped.
+# Exit codes above it belong to commands that a signal stopped.
 SIGNALLED = 128
 
 # Outcome classes by kind.

@@ -252,7 +252,7 @@ def around(path: Path, name: str) -> tuple[str, str]:
 
 
 def failures(report: Report, details: int = 4, why: bool = True) -> RenderableType:
-    """Describe first divergences, and backends without a result; ``why``: no table has said the reasons."""
+    """Describe first divergences, and backends without a result; ``why``: with reasons."""
     lines: list[RenderableType] = []
     by_backend = gather(findings_of(report), lambda finding: finding.result.backend)
     for name, results in gather(report.results, lambda result: result.backend).items():
