@@ -472,8 +472,7 @@ class ModuleReference(ModelReference):
 
     def compute_on_device(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
         """Compute every tensor on its device."""
-        read = numbers if self.in_host_memory else wide
-        self._compute(arithmetic, handing(observer, arithmetic, self.plain, read), pin)
+        self._compute(arithmetic, handing(observer, arithmetic, self.plain, wide), pin)
 
     def _compute(self, arithmetic: ExactMode, take: Callable[[str, Tensor | None], None], pin: Pin) -> None:
         self.observe(take, arithmetic, pin=pin)
