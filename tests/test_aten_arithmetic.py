@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from concord.conformance.compare import aten_arithmetic, compare, prepare
 from concord.conformance.compare.aten_arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
 from concord.conformance.compare.module_reference import ModuleReference
+from concord.conformance.judging.expectation import is_gradient
 from tests.toys.kinds import Of, drawn, linear, reordered
 
 
@@ -135,7 +136,7 @@ def test_an_error_that_all_elements_share_is_one_error(units, agrees):
 def own_errors(row, function, *x, **layers):
     """Errors of a module's own run in a row of the verdict, as a multiple of sigma."""
     model = Of(function, layers).eval()
-    comparison = prepare(model, model, x, gradients=True)
+    comparison = prepare(model, model, x, gradients=is_gradient(row))
     comparison.allow_same_bits = False
     return comparison.verdict().row(row).deciding.rms
 
@@ -237,7 +238,7 @@ def test_samples_share_the_deviations_of_sums(monkeypatch):
     # Deviations take as long as the sums themselves, and sixteen samples would each derive them.
     calls, deviation = [], aten_arithmetic._deviation
     monkeypatch.setattr(aten_arithmetic, "_deviation", lambda *sums: calls.append(sums) or deviation(*sums))
-    own_errors("output", lambda m, x: m.a(x), drawn(3, 67), a=linear(67, 5))
+    own_errors("gradients.a.weight", lambda m, x: m.a(x), drawn(3, 67), a=linear(67, 5))
     assert len(calls) == 6, "of a product and two gradients, end to end and from the candidate's own tensors"
 
 
