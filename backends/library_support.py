@@ -140,7 +140,7 @@ def padding_reasons(request: Request) -> list[str]:
             "(MSK-2)"
         )
     if sees_nothing(config, request.batch):
-        reasons.append("a sample has no real token: its weights are those of padded keys (MSK-5)")
+        reasons.append("a sample has no real token, so all its attention weight falls on padded keys (MSK-5)")
     return reasons
 
 

@@ -110,7 +110,7 @@ def _not_finite(pair: _Both) -> Iterator[Finding]:
             continue
         place = tuple(places[0].tolist())
         value, other_value = array[place], float(other[place])
-        more = f", and {len(places) - 1} more that are not finite" if len(places) > 1 else ""
+        more = f"; {len(places) - 1} more not finite" if len(places) > 1 else ""
         narrow = np.isinf(value) and abs(other_value) > np.finfo(array.dtype).max
         yield (
             "not finite",

@@ -73,8 +73,8 @@ def _graph(checkpoint: Checkpoint, every_tap: bool) -> dict[str, Any]:
     }
     if len(dtypes) != 1 or dtypes - {*onnx.DTYPES}:
         raise SpecError(
-            f"the parameters are {' and '.join(sorted(dtypes))} but an ONNX graph must have one dtype of "
-            f"{', '.join(onnx.DTYPES)}"
+            f"the parameters are {' and '.join(sorted(dtypes))} but an ONNX graph must have one dtype: "
+            f"{' or '.join(onnx.DTYPES)}"
         )
     return {
         "config": checkpoint.config.as_dict(),

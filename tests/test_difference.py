@@ -107,7 +107,7 @@ def test_numbers_that_are_not_finite_are_named_with_their_place_before_all_else(
         assert difference.words.startswith(
             f"{which} is {value} at (3, 5), where the other is {RIGHT[3, 5]:g}"
         )
-        assert ("more that are not finite" in difference.words) == (count > 1)
+        assert ("more not finite" in difference.words) == (count > 1)
         assert (difference.kind, difference.cause) == ("not finite", "")
 
 

@@ -65,7 +65,7 @@ def test_aliases_and_other_layouts_are_no_difference():
     assert len(difference.values) == 2  # swapped into both places
     own.b = model().a
     texts = [difference.text for difference in differences(tied, own, str)]
-    assert any("(in the reference it is `b.weight`)" in text for text in texts)
+    assert any("(in the reference, the same tensor as `b.weight`)" in text for text in texts)
     tied.kind, own.kind = None, "inter"
     assert "`kind` is inter instead of None" in [
         difference.text for difference in differences(tied, own, str)

@@ -90,7 +90,7 @@ MADE = {
     "a long header": (
         "hugging-face",
         lambda: (1 << 25).to_bytes(8, "little") + b" " * (1 << 25),
-        "its header says",
+        "its header's length",
     ),
 }
 

@@ -290,7 +290,7 @@ def test_section_that_no_step_judges_keeps_training_from_agreeing():
         )
     session = Stepping(replace(problem, training=replace(problem.training, reported=(0, 1))))
     reported = [session.step(batches, report=True) for batches in problem.training.steps]
-    with pytest.raises(SpecError, match="no step of this training was judged in its parameters"):
+    with pytest.raises(SpecError, match="no step judged the parameters of this training"):
         first_divergence(session.case, reported)
 
 

@@ -210,7 +210,7 @@ LAYER_SLIPS = {
         partial(by_groups, crossed=False), by_groups, IMAGE, "groups of interleaved channels"),
     "groups that are written out": (
         partial(by_groups, crossed=False, own=True), by_groups, IMAGE,
-        "axis 1 in the order of 4 x 3, transposed, instead of 3 x 4"),
+        "axis 1 ordered as 4 x 3 and transposed, instead of 3 x 4"),
     "a number that no code contains": (
         lambda m, x: m.a(x).sin(), lambda m, x: m.a(x).sin() * 0.999505, TEXT,
         "may be explained by values multiplied by 0.999505"),

@@ -62,7 +62,7 @@ def test_without_a_mask_the_first_axis_holds_samples(share):
     assert [*verdicts] == [f"sample {sample}" for sample in range(3)]
     assert all(verdict.passed == (not share) for verdict in verdicts.values())
     several = Of(lambda m, x, y: m.a(x) + y.mean(), {"a": linear(7, 5)}).eval()
-    with pytest.raises(SpecError, match="first axes of the inputs"):
+    with pytest.raises(SpecError, match="first axis of all inputs"):
         [*batched(prepare(several, None, (drawn(3, 7), drawn(5))).reference)]
 
 

@@ -119,7 +119,7 @@ def compare(
         + ["--list is given but applies only to the reference"] * (listing and len(selection) == 1)
         + ["--repro is given but applies to a candidate, not to --alone-and-batched"]
         * bool(repro and alone_and_batched)
-        + [f"--names: {names} does not exist, but names are proposed only for a single candidate"]
+        + [f"--names: {names} does not exist; Concord proposes names only for a single candidate"]
         * (proposing and several)
     )
     silence_libraries()

@@ -128,7 +128,7 @@ def _of_tensor(model: nn.Module, places: Sequence[tuple[str, str, Tensor, Tensor
         full, here = ".".join(filter(None, (path, name))), {(path, name) for path, name, _, _ in places}
         parameters = model.named_parameters(remove_duplicate=False)
         others = (own for own, x in parameters if x is right and tuple(own.rpartition(".")[::2]) not in here)
-        tied = next((f" (in the reference it is `{own}`)" for own in others), "")
+        tied = next((f" (in the reference, the same tensor as `{own}`)" for own in others), "")
         value = nn.Parameter(cast, requires_grad=False) if isinstance(right, nn.Parameter) else cast
         text = f"`{full}` {_told(model, right, *arrays)}{tied}"
         yield Difference(text, {(path, "", name): value for path, name in here})

@@ -1,4 +1,4 @@
-"""Kernels with larger errors than their operations; :mod:`~.aten_arithmetic` defines the sizes."""
+"""Kernels whose errors exceed those of their operations; :mod:`~.aten_arithmetic` defines the sizes."""
 
 from __future__ import annotations
 

@@ -671,7 +671,7 @@ def of_layouts(it: Operation) -> Found:
 def _ordered(axis: int, sizes: Sequence[int]) -> str:
     """The bug of a split and of the join that reverts it."""
     first, second = sizes
-    return f"axis {axis} in the order of {second} x {first}, transposed, instead of {first} x {second}"
+    return f"axis {axis} ordered as {second} x {first} and transposed, instead of {first} x {second}"
 
 
 def _permuted(x: Tensor, axes: list[int], result: list[int]) -> Tensor:

@@ -185,8 +185,8 @@ class ModelComparison(Judge):
         if verdict.first in self.own_faults:
             raise SpecError(
                 f"{verdict.first} of the reference itself differs from its exact value by "
-                f"{self.own_faults[verdict.first]:.3g} tolerances: its code may depend on the types or "
-                "addresses of tensors, which differ in exact arithmetic"
+                f"{self.own_faults[verdict.first]:.3g} tolerances: the reference's code may depend on the "
+                "types or addresses of tensors, which differ in exact arithmetic"
             )
         return dataclasses.replace(verdict, judge=self)
 

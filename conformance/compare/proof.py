@@ -137,5 +137,7 @@ def samples_of(reference: ModelReference) -> int:
     """Number of samples."""
     sizes = {name: len(array) for name, array in reference.inputs.items() if array.ndim}
     if len({*sizes.values()}) != 1:
-        raise SpecError(f"the first axes of the inputs must be samples, but have lengths {sizes}")
+        raise SpecError(
+            f"the first axis of all inputs must have the same length, but the lengths are {sizes}"
+        )
     return next(iter(sizes.values()))

@@ -355,9 +355,7 @@ def judged_steps(
     status, unjudged = conclude(statuses)
     if status == "undetermined":
         sections = ", ".join(unjudged) or "tensors"
-        raise SpecError(
-            f"no step of this training was judged in its {sections}: the training neither agrees nor diverges"
-        )
+        raise SpecError(f"no step judged the {sections} of this training: it neither agrees nor diverges")
 
 
 def first_divergence(

@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, StoredTensor]:
         try:
             length = int.from_bytes(file.read(8), "little")
             if total < 8 or length > min(LONGEST_HEADER, total - 8):
-                raise SafetensorError(f"its header says {length} bytes")
+                raise SafetensorError(f"it gives its header's length as {length} bytes")
             with safe_open(path, "numpy"):  # validates every offset, on which the views below rely
                 header = json.loads(file.read(length))
             header.pop("__metadata__", None)
@@ -51,7 +51,7 @@ def read(path: Path) -> dict[str, StoredTensor]:
         except (SafetensorError, ValueError, RecursionError, OSError) as error:
             reason = " ".join(str(error).split())[:300]
             raise SpecError(
-                f"{path}: not a complete safetensors file: {reason}; it has {total} bytes"
+                f"{path}: not a complete safetensors file: {reason}; the file has {total} bytes"
             ) from None
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     tensors = {}

@@ -216,8 +216,8 @@ def _value_problems(recipe: Recipe) -> list[str]:
         )
     require(
         not r.nesterov or (r.momentum > 0 and r.dampening == 0),
-        f"'nesterov' is true but requires a positive 'momentum', which is {r.momentum}, and "
-        f"a 'dampening' of 0, which is {r.dampening} [clause=OPT-2]",
+        f"'nesterov' is true, so 'momentum' must be positive (it is {r.momentum}) and 'dampening' 0 "
+        f"(it is {r.dampening}) [clause=OPT-2]",
     )
     require(
         r.momentum_form == "velocity" or r.dampening == 0,
