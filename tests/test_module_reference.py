@@ -1,5 +1,6 @@
 import copy
 import gc
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -56,6 +57,10 @@ REFUSED = {
     "NumPy": (
         lambda: layer(lambda m, x: m.a(torch.from_numpy(np.sin(x.numpy())))),
         r"passed to NumPy, .* \(test_module_reference\.py:\d+\)$",
+    ),
+    "Python": (
+        lambda: layer(lambda m, x: m.a(x).detach().apply_(math.sin)),
+        r"passed to Python, .* \(test_module_reference\.py:\d+\)$",
     ),
     "raises": (
         lambda: layer(lambda m, x: m.a(x[:, ["\x1b[31m" + 9000 * "n"]])),

@@ -125,6 +125,9 @@ class Uncomputable(SpecError, RuntimeError):
     """An operation that cannot be computed; a module's own code may catch this like PyTorch's errors."""
 
 
+UNFOLLOWED = "where its arithmetic cannot be followed: use PyTorch, or pass the result as an input"
+
+
 class Computed(Tensor):
     """A tensor of any dtype with a float64 value."""
 
@@ -178,10 +181,13 @@ class Computed(Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         """Refuse conversion: no arithmetic can follow NumPy."""
-        raise TypeError(
-            "a tensor is passed to NumPy, where its arithmetic cannot be followed: use PyTorch, or pass the "
-            "result as an input"
-        )
+        raise TypeError(f"a tensor is passed to NumPy, {UNFOLLOWED}")
+
+    def apply_(self, *_: Any) -> Any:
+        """Refuse Python functions of elements: PyTorch would crash, since a wrapper has no data."""
+        raise TypeError(f"elements of a tensor are passed to Python, {UNFOLLOWED}")
+
+    map_: Any = apply_
 
     @property
     def data(self) -> Tensor:
