@@ -499,8 +499,9 @@ def arguments_of(reference: ModelReference, function: Callable[..., Any]) -> dic
     if len(reference.args) <= len(positional):
         entries = {str(place): entry for place, entry in enumerate(reference.args)}
     entries |= {name: entry for name, entry in reference.kwargs.items() if name in parameters}
-    arrays = tree_map(lambda x: numbers(x).copy() if isinstance(x, Tensor) else x, entries)
-    return arrays | reference.inputs
+    others = {name: entry for name, entry in entries.items() if not isinstance(entry, Tensor)}
+    within = tree_map(lambda x: numbers(x).copy() if isinstance(x, Tensor) else x, others)
+    return within | reference.inputs
 
 
 def run_alone(reference: ModelReference, target: str, python: str | None = None) -> Arrays:

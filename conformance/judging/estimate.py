@@ -240,16 +240,16 @@ class Sigma:
                 else:
                     self.turned, self.jump = None, abs(self.turned - error)
         else:
-            errors = self.namespace.square(values - self.value)
+            xp = self.namespace
+            errors = xp.square(values - self.value)
             # A single run has random errors in each element, so its squared error is averaged over the row.
             rows = errors.ndim and all(errors.shape)
-            mean_square = self.namespace.mean(errors, axis=-1, keepdims=True) if rows else errors
-            overflown = ~self.namespace.isfinite(errors)
-            if rows and overflown.any():  # says nothing of the other elements of its row
-                counted = self.namespace.where(overflown, 0.0, errors)
-                count = self.namespace.sum(~overflown, axis=-1, keepdims=True)
-                mean_square = self.namespace.sum(counted, axis=-1, keepdims=True) / count
-                mean_square = self.namespace.where(overflown, errors, mean_square)
+            mean_square = xp.mean(errors, axis=-1, keepdims=True) if rows else errors
+            if rows and not xp.isfinite(mean_square).all():
+                # An overflow says nothing of the other elements of its row.
+                finite = xp.isfinite(errors)
+                total = xp.sum(xp.where(finite, errors, 0.0), axis=-1, keepdims=True)
+                mean_square = xp.where(finite, total / xp.sum(finite, axis=-1, keepdims=True), errors)
             with self.busy:
                 self.rounded += 1
                 self.bias = mean_square if self.bias is None else self.bias + mean_square

@@ -229,10 +229,10 @@ class Judge:
             sigma = finite_alone(sigma, value)
         independent = expected.independent.get(name, np.inf)
         judgement = judge_tensor(actual, value, sigma, activation.dtype, why, independent)
-        # If half of a tensor is not judged, almost any value agrees.
-        unjudged = np.isnan(sigma) & np.logical_not(excused)
-        if judgement.status == "agrees" and mostly(unjudged, value, activation.dtype):
-            return Judgement("undetermined", size=value.size, note=judgement.note)
+        if judgement.status == "agrees" and judgement.note:  # some elements are not judged
+            unjudged = np.isnan(sigma) & np.logical_not(excused)
+            if mostly(unjudged, value, activation.dtype):  # then almost any value agrees
+                return Judgement("undetermined", size=value.size, note=judgement.note)
         if judgement.status == "agrees" and expected.coherent:
             judgement = expected.coherent.judge(name, actual - value, sigma, judgement)
         if deciding and judgement.status == "diverges" and activation.axes is not None:
