@@ -113,9 +113,14 @@ def gpus() -> list[str]:
 
 
 def processor() -> str | None:
-    """The processor's name, if the system provides one."""
+    """The processor's name with family and model, if the system provides them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+    first = lines[: lines.index("")] if "" in lines else lines
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
+    # Names of virtual machines, such as "AMD EPYC", are shared by generations of different speed.
+    numbers = [f"{key.split()[-1]} {facts[key]}" for key in ("cpu family", "model") if key in facts]
+    name = facts.get("model name")
+    return f"{name} ({', '.join(numbers)})" if name and numbers else name
