@@ -366,6 +366,27 @@ def test_rotary_positions_of_another_layout_or_base_are_named(right, wrong, word
     assert words in verdict.cause.text, verdict
 
 
+def turn_in_place(m, x, base=1e4, sign=1):
+    frequencies = torch.tensor([base ** (-2 * i / WIDTH) for i in range(WIDTH // 2)])
+    angles = torch.arange(TOKENS).float()[:, None] * frequencies
+    query, key = m.a(x), m.norm(x)
+    for y in (query, key):
+        first, second = y.clone().chunk(2, -1)
+        y[..., : WIDTH // 2] = first * angles.cos() - sign * second * angles.sin()
+        y[..., WIDTH // 2 :] = second * angles.cos() + first * angles.sin()
+    return torch.softmax(query @ key.transpose(1, 2), -1) @ x
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"base": 5e5}, "frequencies of base 500000 instead of 10000"), ({"sign": -1}, "sub")],
+)
+@pytest.mark.parametrize("arrays", [False, True])
+def test_steps_in_place_of_a_part_of_a_tensor_are_searched(wrong, words, arrays):
+    verdict = explained(turn_in_place, partial(turn_in_place, **wrong), TEXT, arrays)
+    assert words in verdict.cause.text, verdict
+
+
 def deep(m, x):
     for _ in range(13):
         x = m.norm(torch.tanh(m.a(x)) * x.cos() + x)

@@ -60,13 +60,16 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
     if first is None or first.deciding is None:
         raise SpecError("no tensor diverges, so there is nothing to reproduce")
     end = first.tensor
-    if is_gradient(end) or not isinstance(reference, ModuleReference) or end in comparison.whole:
+    right = None
+    if not is_gradient(end) and isinstance(reference, ModuleReference) and end not in comparison.whole:
+        forward = dataclasses.replace(reference.on_host(), cotangents=None)
+        right = Stretch(forward, end, comparison.tensors, comparison.pin)
+    if not (right and right.steps):
         raise SpecError(f"no sequence of forward operations that a script could contain computes {end}")
-    forward = dataclasses.replace(reference.on_host(), cotangents=None)
-    lines, inputs = steps(Stretch(forward, end, comparison.tensors, comparison.pin))
+    lines, inputs = steps(right)
     contents: dict[str, Any] = {"reference": inputs, "candidate": torch.from_numpy(comparison.tensors[end])}
     candidate = again = ""
-    if comparison.theirs:
+    if comparison.theirs and own[end] in comparison.theirs.plain:
         eager = dataclasses.replace(comparison.theirs.on_host(), cotangents=None, compiled=False)
         starts = [own[name] for name in comparison.tensors if name in own]
         theirs, contents["its tensors"] = steps(Stretch(eager, own[end], starts))

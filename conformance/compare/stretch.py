@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ class Recorded:
         line: ``file:line``.
         tensors: copies, because later operations may be in-place.
         owners: the file and line that each calling module has reached, by identity, innermost first.
+        written: identities of the tensors that an in-place operation changes, with all views of one memory.
     """
 
     operation: Operation
@@ -51,6 +53,7 @@ class Recorded:
     result: Any
     tensors: Mapping[str, Tensor]
     owners: Mapping[int, tuple[str, int]]
+    written: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.operation.name} ({self.line})"
@@ -60,6 +63,11 @@ class Recorded:
         """Identities of operand tensors."""
         leaves = tree_leaves((self.operation.args, self.operation.kwargs))
         return frozenset(id(x) for x in leaves if isinstance(x, Tensor))
+
+    @functools.cached_property
+    def results(self) -> frozenset[int]:
+        """Identities of computed tensors."""
+        return self.written | frozenset(map(id, tree_leaves(self.result)))
 
     @property
     def computes(self) -> bool:
@@ -96,6 +104,7 @@ class Stretch:
             int, tuple[int, str, Tensor]
         ] = {}  # activations, with the number of operations before each
         self.starts: list[str] = []
+        self.views = defaultdict[int, dict[int, Tensor]](dict)  # known tensors by memory and identity
         self.size = 0
         modes = [*([module.exact()] if pin else []), Watched(self.record)]
         module.observe(self.take, *modes, pin=pin or modules.nothing)
@@ -114,6 +123,7 @@ class Stretch:
 
     def take(self, name: str, tensor: Tensor) -> None:
         """Record an activation; stop at the last one."""
+        self.know(tensor)
         if name == self.end:
             self.result = tensor
             raise Finished
@@ -126,11 +136,16 @@ class Stretch:
         line = source_line()
         if line is None:  # called by a hook
             return operation()
+        self.know(operation.args, operation.kwargs)
+        written = dict[int, Tensor]()
         if operation.func._schema.is_mutable:  # noqa: SLF001 – no public API has it
-            self.before.setdefault(id(operation.args[0]), operation.args[0].clone())
+            written = dict(self.views[memory(operation.args[0])])
+            new = written.keys() - self.before.keys()
+            self.before |= {key: written[key].clone() for key in new}
         result = operation()
+        self.know(result)
         copies = {name: tensor.detach().clone() for name, tensor in named(result, "").items()}
-        self.steps.append(Recorded(operation, line, result, copies, callers()))
+        self.steps.append(Recorded(operation, line, result, copies, callers(), frozenset(written)))
         self.size += sum(tensor.nbytes for tensor in copies.values())
         if self.size > MOST_BYTES:  # drops the earlier half of a large model
             far = len(self.steps) // 2
@@ -139,16 +154,24 @@ class Stretch:
                 key: (max(n - far, 0), name, tensor) for key, (n, name, tensor) in self.taken.items()
             }
             self.size //= 2
+            self.views.clear()
+            self.know([(x.operation.args, x.operation.kwargs, x.result) for x in self.steps], self.taken)
         return result
+
+    def know(self, *tensors: Any) -> None:
+        """Remember tensors by their memory."""
+        for x in tree_leaves(tensors):
+            if isinstance(x, Tensor):
+                self.views[memory(x)][id(x)] = x
 
     def between(self) -> list[Recorded]:
         """Operations since the preceding activations."""
         steps, sources = list[Recorded](), {id(self.result)}
         for place, step in reversed([*enumerate(self.steps)]):
-            hit = sources & set(map(id, tree_leaves(step.result)))
+            hit = sources & step.results
             activations = {key for key in hit if self.taken.get(key, (-1,))[0] > place}
             self.starts += [self.taken[key][1] for key in activations]
-            sources -= hit
+            sources -= activations | (hit - step.written)  # only a part may have been written
             if hit - activations:
                 steps.append(step)
                 sources |= step.operands
@@ -207,7 +230,7 @@ class Stretch:
     @functools.cached_property
     def last(self) -> Recorded | None:
         """The operation that returns the last activation."""
-        candidates = [step for step in self.steps if id(self.result) in map(id, tree_leaves(step.result))]
+        candidates = [step for step in self.steps if id(self.result) in step.results]
         return candidates[-1] if candidates else None
 
     def before_end(self, ends: Callable[[Recorded], bool]) -> list[Recorded]:
@@ -217,9 +240,8 @@ class Stretch:
         steps, sources = list[Recorded](), set(self.last.operands)
         steps.append(self.last)
         for step in reversed(self.steps[: self.steps.index(self.last)]):
-            own = set(map(id, tree_leaves(step.result)))
-            if own & sources:
-                sources -= own
+            if step.results & sources:
+                sources -= step.results - step.written
                 if not ends(step):
                     steps.append(step)
                     sources |= step.operands
@@ -242,6 +264,11 @@ class Stretch:
                 lines = sorted({step.owners[owner][1] for step in self.steps if owner in step.owners})
                 return f"{Path(file).name}:{lines[0]}" + (f"-{lines[-1]}" if len(lines) > 1 else "")
         return ""
+
+
+def memory(x: Tensor) -> int:
+    """Identity of the memory that a tensor shares with its views."""
+    return x.untyped_storage()._cdata if x.layout == torch.strided else id(x)  # noqa: SLF001 – as above
 
 
 def loop_positions(names: Sequence[str]) -> list[int]:
