@@ -307,6 +307,33 @@ def test_a_module_may_differentiate_forwards(derivative):
     assert verdict.passed, verdict
 
 
+def branched(limit, count=3):
+    def function(m, x):
+        y = m.a(x)
+        y = torch.cond(y.sum() < limit, torch.tanh, torch.exp, (y,))
+        if not count:  # PyTorch computes no gradient of a loop
+            return y
+        return torch.while_loop(lambda n, y: n < count, lambda n, y: (n + 1, m.a(y)), (torch.tensor(0), y))[1]
+
+    return Of(function, {"a": linear(7, 7)}).eval()
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_control_flow_as_operations_runs_the_branch_that_is_taken(count):
+    def by_python(m, x):
+        y = m.a(x).tanh()
+        for _ in range(count):
+            y = m.a(y)
+        return y
+
+    right, port = branched(1e3, count), Of(by_python, {"a": linear(7, 7)}).eval()
+    verdict = compare(right, port, drawn(3, 7), gradients=not count)
+    assert verdict.passed, verdict
+    text = str(compare(right, branched(-1e3, count), drawn(3, 7)))
+    assert "first at output" in text
+    assert ("hooks: the candidate cannot run with them" in text) == bool(count)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 def test_flex_attention_is_computed_step_by_step():
     def attending(slope):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -112,6 +113,18 @@ def within(
     """Run the steps of a higher-order operation, such as flex_attention, within a mode."""
     with mode:
         return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs or {})
+
+
+@contextlib.contextmanager
+def choosing() -> Iterator[None]:
+    """Run ``torch.cond`` as the branch that is taken: its own kernels refuse modes, and eager gradients."""
+    kind: Any = type(torch.ops.higher_order.cond)
+    original = kind.__call__
+    kind.__call__ = lambda _, condition, *branches: branches[not condition](*branches[2])
+    try:
+        yield
+    finally:
+        kind.__call__ = original
 
 
 class Watched(TorchDispatchMode):

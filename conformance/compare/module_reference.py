@@ -46,6 +46,7 @@ from concord.conformance.compare.aten_arithmetic import (
     value_of,
     without_fast_paths,
 )
+from concord.conformance.compare.aten_operations import choosing
 from concord.conformance.compare.coherent import Coherent
 from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed, Ties
 from concord.conformance.compare.kernels import KERNELS
@@ -394,17 +395,27 @@ class ModuleReference(ModelReference):
 
     @functools.cached_property
     def _as_it_is(self) -> tuple[dict[str, Tensor], list[str]]:
-        return self._watched()
+        was_loaded = DYNAMO in sys.modules
+        try:
+            return self._watched()
+        except ModelError:
+            if self.compiled or was_loaded or DYNAMO not in sys.modules:
+                raise
+            return self._watched()  # a loop that PyTorch could not compile with hooks now runs eagerly
 
     @property
     def plain(self) -> dict[str, Tensor]:
         """The tensors of an ordinary run."""
         return self._as_it_is[0]
 
-    @property
+    @functools.cached_property
     def state(self) -> list[str]:
-        """State that a forward pass changes."""
-        return self._as_it_is[1]
+        """State that a run changes."""
+        try:
+            changed = self._as_it_is[1]
+        except SpecError:  # a candidate may run only without hooks
+            changed = self._watched(hooked=False)[1]
+        return [*map(without_wrappers, changed)]
 
     def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> dict[str, Tensor]:
         """Tensors computed in dispatch modes."""
@@ -516,12 +527,9 @@ class ModuleReference(ModelReference):
             stack.callback(outputs.clear)
             if hooked:
                 stack.enter_context(self._hooked(self._hook(take, pin, arithmetic, outputs)))
-            if not self.compiled and DYNAMO in sys.modules:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.set_grad_enabled(self.cotangents is not None))
-            if self.cotangents is not None and not self.compiled:
-                # cuDNN's recurrent kernels have no backward pass in evaluation mode.
-                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            if not self.compiled:
+                stack.enter_context(self._eagerly())
             if arithmetic:
                 stack.callback(arithmetic.finish)
                 arithmetic.blind_rows = self.blind_rows
@@ -558,6 +566,16 @@ class ModuleReference(ModelReference):
                 hook = torch.compiler.disable(hook)  # otherwise it is recompiled for each name
             for path, module in submodules(self.model).items():
                 stack.callback(module.register_forward_hook(partial(hook, path)).remove)
+            yield
+
+    @contextlib.contextmanager
+    def _eagerly(self) -> Iterator[None]:
+        with choosing(), contextlib.ExitStack() as stack:
+            if DYNAMO in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if self.cotangents is not None:
+                # cuDNN's recurrent kernels have no backward pass in evaluation mode.
+                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             yield
 
     def _hook(
