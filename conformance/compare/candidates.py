@@ -45,6 +45,7 @@ from concord.conformance.compare.module_reference import (
     ModelReference,
     ModuleReference,
     are_tokens,
+    buffers,
     dtype_name,
     dtype_of,
     is_output,
@@ -348,15 +349,16 @@ def run_module(candidate: ModuleReference) -> Delivered:
     except SpecError as error:
         notes[HOOKS] = f"the candidate cannot run with them, so only outputs are judged: {error}"
     same = not change(arrays, hooked)[0]
+    unchanged = {name: numbers(x) for name, x in buffers(candidate.model).items()}
     steady = same and states() == before
     unsteady = "" if steady else again(unhooked, arrays, dtype_name(dtype_of(candidate.model)))
     if same or notes:
-        return Delivered(hooked or arrays, notes=notes, unsteady=unsteady)
+        return Delivered(unchanged | (hooked or arrays), notes=notes, unsteady=unsteady)
     notes[HOOKS] = (
         "activations come from a run with hooks, and outputs from a run without; the two runs are not "
         "bitwise identical"
     )
-    return Delivered(hooked | arrays, frozenset(arrays), notes, unsteady)
+    return Delivered(unchanged | hooked | arrays, frozenset(arrays), notes, unsteady)
 
 
 def run(reference: ModelReference, candidate: Any, python: str | None) -> Delivered:

@@ -463,6 +463,7 @@ def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
         predict = partial(_scaled, right, bias, sigma)
         factor = shortest(computation, factor, predict)
         text, rare = f"values multiplied by {factor:.6g}{under}", not is_plain(factor)
+        text = text if factor or under != UPDATED else "a missing update"
         yield Predicted("multiplied", text, "", predict=partial(predict, factor), rare=rare)
 
 
@@ -579,9 +580,18 @@ def rotary_width(order: list[int]) -> int:
     return 0
 
 
+# Words for a buffer's value before the run.
+UPDATED = ", measured from those before the run"
+
+
 def biases(stretch: Stretch) -> Iterator[tuple[str, Array]]:
-    """Yield no bias, then the last operation's in a broadcastable shape, each with its words."""
+    """Yield no bias, a buffer's value before the run, and the last operation's bias, in a broadcastable shape
+    and with words.
+    """
     yield "", np.zeros(())
+    before = modules.buffers(stretch.module.model).get(stretch.end)
+    if before is not None and before.shape == stretch.result.shape:
+        yield UPDATED, numbers(before).astype(np.float64)
     computing = [step for step in stretch.steps if step.computes]
     last = computing[-1].operation if computing else None
     shape = tuple(stretch.result.shape)

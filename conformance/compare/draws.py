@@ -84,7 +84,7 @@ def change(
         if np.array_equal(array, other, equal_nan=True):
             continue
         with np.errstate(invalid="ignore"):  # a value that is finite in only one run differs infinitely
-            off = np.nan_to_num(abs(array.astype(np.float64) - other), nan=np.inf)
+            off = np.asarray(np.nan_to_num(abs(array.astype(np.float64) - other), nan=np.inf))
         off[np.isnan(array) & np.isnan(other) | (array == other)] = 0.0
         size = float(np.max(abs(sizes[name]), initial=0.0, where=np.isfinite(sizes[name]))) or 1.0
         first, largest = first or name, max(largest, float(off.max()) / size)

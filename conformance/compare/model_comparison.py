@@ -24,7 +24,7 @@ from concord.conformance.compare.module_reference import ModelReference, ModuleR
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.exemptions import CONSTANT, is_decided_by_rounding
-from concord.conformance.judging.expectation import Expectation, is_gradient
+from concord.conformance.judging.expectation import BUFFERS, Expectation, is_buffer, is_gradient
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.judge import Judge
 from concord.conformance.judging.protocol import Pin
@@ -82,7 +82,12 @@ class ModelComparison(Judge):
         outputs = [words for name, words in self.misshapen.items() if is_output(name)]
         if problems := outputs or [*self.misshapen.values()] * (len(self.misshapen) == len(matches)):
             raise WorkerFailure("broken", "; ".join(problems))
-        self.unmatched = {name: array for name, array in given.items() if name not in self.plain}
+        self.unmatched = {
+            name: array
+            for name, array in given.items()
+            # Of a module's buffers, only those that the reference changes are compared.
+            if name not in self.plain and not (theirs and is_buffer(name))
+        }
         tensors = {name: array for name, array in matches.items() if name not in self.misshapen}
         alone = tensors.keys() <= {*whole}  # then there are no other activations
         self.ops_without_rule: set[str] = set()
@@ -117,11 +122,13 @@ class ModelComparison(Judge):
             notes["not compared"] = f"{first_of([*self.unmatched], 3)}: no such activation in the reference"
         if self.misshapen:
             notes["left out"] = first_of([*self.misshapen.values()], 3, "; ")
-        for run in (self.reference, self.theirs):
+        own_names = [self.own.get(name, name) for name in self.tensors]
+        for run, names in ((self.reference, self.tensors), (self.theirs, own_names)):
             if isinstance(run, ModuleReference) and run.state:
+                unjudged = [name for name in run.state if f"{BUFFERS}{name}" not in names]
                 notes[f"state of {run.role}"] = (
                     f"its forward pass changes {first_of(run.state, 5)}: each run starts from the original "
-                    "state"
+                    f"state{f'; not judged: {first_of(unjudged, 5)}' if unjudged else ''}"
                 )
         if self.lines:
             notes["proposed names, from similar values; save them with --names FILE"] = first_of(
@@ -142,7 +149,7 @@ class ModelComparison(Judge):
 
     def held_by(self, name: str) -> str:
         """The later activation whose values a tensor holds, as when a norm is folded into a convolution."""
-        if name not in self.tensors or is_gradient(name) or is_output(name):
+        if name not in self.tensors or is_gradient(name) or is_output(name) or is_buffer(name):
             return ""
         order, array = list(self.plain), self.tensors[name]
         distances = {

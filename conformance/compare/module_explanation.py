@@ -20,7 +20,7 @@ from concord.conformance.compare.stretch import Stretch, opened
 from concord.conformance.explain.description import wrong_elements
 from concord.conformance.explain.family_explanation import elsewhere
 from concord.conformance.explain.search import Effort, one_thread
-from concord.conformance.judging.expectation import is_gradient
+from concord.conformance.judging.expectation import is_buffer, is_gradient
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.verdict import MERGED, Row, Verdict
 from concord.conformance.progress import say
@@ -79,6 +79,8 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
                 right = Stretch(forward, end, comparison.tensors, comparison.pin, effort.check)
                 start = first_of([f"`{name}`" for name in right.starts[::-1]] or [beginning], 3)
                 notes[0] = f"the error begins in the code from {start} to `{end}`"
+                if is_buffer(end) and not right.steps:
+                    notes.pop(0)  # a fused kernel updates it, whose operations are not visible
                 notes += [f"the reference computes it at {right.lines}"] if right.lines else []
             undeclared = find_declaration(comparison, end, right, effort, notes)
             if right and end in comparison.local_expected and not undeclared:
@@ -195,10 +197,14 @@ def find_cause(
         eager = dataclasses.replace(theirs, cotangents=None, compiled=False)
         starts = [own[name] for name in comparison.tensors if name in own]
         stretch = Stretch(eager, own[right.end], starts, check=effort.check)
+        if stretch.result is None:  # the candidate leaves this buffer unchanged
+            return explanation
         versions = np.stack([numbers(stretch.result), divergence.actual, divergence.right.value])
         eagerly, actual, value = versions[:, np.isfinite(versions).all(0)]  # exact values never overflow
         if apart(eagerly, actual) <= apart(value, actual) / 2:
             notes += opened(right, stretch)
+        elif is_buffer(right.end) and theirs.cotangents is not None:  # a checkpoint runs steps again
+            notes.append("without a backward pass, the candidate does not diverge here")
         else:  # compiled code has no visible operations
             notes.append("run eagerly, the candidate does not diverge here: its compiler causes the error")
     return explanation

@@ -50,10 +50,10 @@ from concord.conformance.compare.aten_operations import choosing
 from concord.conformance.compare.coherent import Coherent
 from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed, Ties
 from concord.conformance.compare.kernels import KERNELS
-from concord.conformance.compare.state import FIXED, Copies, copy_of, kept, untouched
+from concord.conformance.compare.state import FIXED, Copies, copy_of, equal, kept, untouched
 from concord.conformance.judging.estimate import SAMPLES, Estimate, Observer, namespace_of
 from concord.conformance.judging.exemptions import ABSENT, NOT_EXPOSED
-from concord.conformance.judging.expectation import Expectation, is_gradient
+from concord.conformance.judging.expectation import BUFFERS, Expectation, is_buffer, is_gradient
 from concord.conformance.judging.protocol import Activation, Pin
 from concord.conformance.progress import say
 from concord.spec.arrays import Array
@@ -93,7 +93,9 @@ def is_output(name: str) -> bool:
 
 
 def submodule_of(name: str) -> str:
-    """Path of an activation's submodule; empty for the whole module."""
+    """Path of an activation's or buffer's submodule; empty for the whole module."""
+    if is_buffer(name):
+        return name.removeprefix(BUFFERS).rpartition(".")[0]
     return "" if is_output(name) else re.split(r"[#\[]", name)[0]
 
 
@@ -211,6 +213,7 @@ class ModelReference:
                 axes=tuple(f"axis {place}" for place in range(tensor.ndim)),
                 absent=ABSENT if name in self.absent else NOT_EXPOSED,
                 wider=True,
+                pinned=not is_buffer(name),
             )
             for name, tensor in self.plain.items()
         }
@@ -321,7 +324,7 @@ class ModelReference:
     @property
     def values(self) -> dict[str, Tensor]:
         """Activations and outputs of a correct run."""
-        return {name: tensor for name, tensor in self.plain.items() if not is_gradient(name)}
+        return {name: x for name, x in self.plain.items() if not (is_gradient(name) or is_buffer(name))}
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -511,10 +514,12 @@ class ModuleReference(ModelReference):
         trained = {name: used[name] for name, _ in self.model.named_parameters() if used[name].requires_grad}
         # Copied outside the modes, since an arithmetic would also compute the copies.
         copied = self._copies(used, computed if arithmetic else lambda x: x)
+        written = self.state if arithmetic else []
         for name, weight in used.items() if arithmetic else ():
             if isinstance(weight, Weight):
-                weight.restore(name in self.state)
+                weight.restore(name in written)
         why = ["runs, but cannot be computed in exact arithmetic"] if arithmetic else []
+        before = buffers(self.model)
         outputs = dict[str, Tensor]()
         with running(self.role, *why), contextlib.ExitStack() as stack:
             state = kept(self.model, copied) if arithmetic else self.untouched(copied)
@@ -555,7 +560,18 @@ class ModuleReference(ModelReference):
             if arithmetic:
                 arithmetic.backward = self.cotangents is not None
             self._differentiate(outputs, trained, take)
+            for name, tensor in self._changed(before, arithmetic is not None).items():
+                take(name, tensor)
         return changed or []
+
+    def _changed(self, before: Mapping[str, Tensor], known: bool) -> dict[str, Tensor]:
+        # Integers are compared in float64, like other discrete results.
+        with _disable_current_modes():
+            return {
+                name: x if is_continuous(x) else x.double()
+                for name, x in buffers(self.model).items()
+                if (name in self.plain if known else not equal(x, before.get(name)))
+            }
 
     @contextlib.contextmanager
     def _hooked(self, hook: Callable[..., None]) -> Iterator[None]:
@@ -843,6 +859,16 @@ def discrete(result: Any) -> dict[str, Tensor]:
             for place, leaf in _leaves(result)
             if place and isinstance(leaf, (Tensor, bool, int, float)) and not is_continuous(leaf)
         }
+
+
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that can be compared, by name."""
+    return {
+        f"{BUFFERS}{without_wrappers(path)}": x
+        for path, x in model.named_buffers(remove_duplicate=False)
+        if type(x.detach()) in (Tensor, Computed) and x.layout == torch.strided
+        if x.dtype in ROUNDOFF or not (x.is_floating_point() or x.is_quantized or x.is_nested)
+    }
 
 
 def objects(result: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:

@@ -49,7 +49,7 @@ def prove(comparison: ModelComparison) -> Proof:
             say(f"planting {bug.text}")
             try:
                 results = reference.watched(Watched(injected(bug, selection, bugs)))
-                every = {name: numbers(tensor) for name, tensor in results.items()}
+                every = {name: numbers(x) for name, x in results.items() if name in reference.plain}
                 tensors = {name: every[name] for name in names if name in every}
                 mutant, whole = (
                     ModelComparison(reference, given, allow_same_bits=False) for given in (tensors, every)

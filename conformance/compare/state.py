@@ -97,7 +97,7 @@ def untouched(model: nn.Module, copied: Copies, fixed: Mapping[str, Tensor]) -> 
             }
             changed.extend(sorted(".".join(filter(None, (path, name))) for *_, name in keys))
         for name, tensor in fixed.items():
-            if not _equal(tensor, values[name]):
+            if not equal(tensor, values[name]):
                 changed.append(name)
                 tensor.detach().copy_(values[name])
 
@@ -137,23 +137,23 @@ def _replace(module: nn.Module, attributes: Mapping[tuple[str, ...], Any]) -> No
 def _same(value: Any, other: Any) -> bool:
     (leaves, form), (others, its) = tree_flatten(value), tree_flatten(other)
     with contextlib.suppress(RecursionError):  # reference cycles count as unchanged
-        return form == its and all(map(_equal, leaves, others))
+        return form == its and all(map(equal, leaves, others))
     return True
 
 
-def _equal(value: Any, other: Any) -> bool:
+def equal(value: Any, other: Any) -> bool:
+    """Whether two values have the same content; NaN equals itself."""
     if value is other:
         return True
     if type(value) is not type(other) and not isinstance(value, Tensor):
         return False
     if isinstance(value, Tensor):
-        alike = isinstance(other, Tensor) and (value.shape, value.dtype) == (other.shape, other.dtype)
+        if not isinstance(other, Tensor) or (value.shape, value.dtype) != (other.shape, other.dtype):
+            return False
         with contextlib.suppress(RuntimeError, TypeError):  # meta tensors cannot be compared
             value, other = value.detach(), other.detach()
-            return alike and (
-                torch.equal(value, other) or torch.equal(value.nan_to_num(), other.nan_to_num())
-            )
-        return alike
+            return torch.equal(value, other) or torch.equal(value.nan_to_num(), other.nan_to_num())
+        return True
     compares: Any = type(value).__eq__
     if compares is object.__eq__:
         return not hasattr(value, "__dict__") or _same(vars(value), vars(other))

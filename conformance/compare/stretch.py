@@ -23,6 +23,7 @@ from concord.conformance.compare.aten_operations import Make, Operation, Watched
 from concord.conformance.compare.decisions import TORCH, source_line
 from concord.conformance.compare.module_reference import Finished, ModuleReference, dtype_name, named, numbers
 from concord.conformance.judging.estimate import SAMPLES, Observer, Z, estimate
+from concord.conformance.judging.expectation import is_buffer
 from concord.conformance.judging.protocol import Pin
 from concord.conformance.judging.scoring import judge_tensor
 from concord.spec.arrays import Array
@@ -116,6 +117,7 @@ class Stretch:
             self.before = {}
         self.paths = {id(inner): path for path, inner in module.model.named_modules()}
         self.active = {path for step in self.steps for path in self.within(step)}
+        self.active |= {modules.submodule_of(end)} if is_buffer(end) else set()
 
     def within(self, step: Recorded) -> list[str]:
         """Paths of an operation's modules, innermost first."""

@@ -38,6 +38,9 @@ from concord.spec.training.trajectory import Training, Trajectory
 UNDECIDED = 0.1
 
 
+# Prefix of a buffer after the run. No submodule can have this name, which is that of a method.
+BUFFERS = "buffers."
+
 # A gradient below this share of its sigma is zero apart from the reference's own rounding, and not a lost
 # digit.
 ZERO = 2.0**-24
@@ -367,6 +370,11 @@ def digest(whole: Any) -> str:
 def is_gradient(name: str) -> bool:
     """Whether this names a gradient."""
     return name.startswith("gradients.")
+
+
+def is_buffer(name: str) -> bool:
+    """Whether this names a module's buffer after its run."""
+    return name.startswith(BUFFERS)
 
 
 def is_tap_gradient(name: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from concord.conformance.judging.breakdown import Breakdown
 from concord.conformance.judging.estimate import Z, rms_limit
 from concord.conformance.judging.exemptions import ABSENT, CONSTANT, DECLARED, NOT_EXPOSED, UNUSED
-from concord.conformance.judging.expectation import is_gradient, is_tap_gradient
+from concord.conformance.judging.expectation import is_buffer, is_gradient, is_tap_gradient
 from concord.conformance.judging.explanation import DECLARABLE, Explanation
 from concord.conformance.record_fields import Count, Field, Number, Unwritten, also, among, short
 from concord.conformance.wording import counted, distinct, gather
@@ -71,6 +71,8 @@ BINS = len(Z_BINS) + 1
 def _kind_of(tensor: str) -> str:
     if is_tap_gradient(tensor):
         return "gradients with respect to activations"
+    if is_buffer(tensor):
+        return "buffers"
     return "gradients" if is_gradient(tensor) else "activations"
 
 
