@@ -165,3 +165,31 @@ def test_a_buffer_under_another_name_is_mapped():
     assert verdict.row("buffers.a.running_mean").status == "agrees"
     assert verdict.row("buffers.a.running_var").status == "not exposed"
 
+
+KEPT, LAST = {}, None
+
+
+class Remembering(nn.Module):
+    """Remembers a table in places that every module of this class shares."""
+
+    base, place = 10.0, "dict"
+
+    def forward(self, x):
+        global LAST  # noqa: PLW0603 – as some models do
+        if self.place == "global":
+            LAST = self.table(x) if LAST is None else LAST
+            return x * LAST
+        return x * KEPT.setdefault(len(x), self.table(x))
+
+    def table(self, x):
+        return torch.cos(torch.arange(5) * self.base + x.new_ones(5))
+
+
+@pytest.mark.parametrize("place", ["dict", "global"])
+def test_what_the_reference_leaves_in_a_global_cache_is_not_the_candidates(place):
+    right, wrong = Remembering().eval(), Remembering().eval()
+    right.place = wrong.place = place
+    wrong.base = 11.0
+    assert compare(right, reordered(right), X).passed
+    assert compare(right, wrong, X).first == "output"
+    assert (KEPT, LAST) == ({}, None)

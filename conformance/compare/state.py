@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import operator
+import sys
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +20,9 @@ REGISTERED = ("_parameters", "_buffers", "_modules")
 
 # Attributes of every module, including its hooks.
 OWN = frozenset(vars(nn.Module()))
+
+# Containers whose entries are restored after a run, and their maximum size: a larger one holds data.
+CONTAINERS, LONGEST = (dict, list, set, OrderedDict, defaultdict), 1000
 
 FIXED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
@@ -66,9 +72,10 @@ def copy_of(model: nn.Module, known: Mapping[int, Any] = types.MappingProxyType(
 
 @contextlib.contextmanager
 def kept(model: nn.Module, copied: Copies) -> Iterator[None]:
-    """Make a module use copies within a block."""
+    """Make a module use copies within a block, and undo its changes of what its code shares."""
     modules = modules_of(model)
     before = {path: _attributes(module) for path, module in modules.items()}
+    restore_shared = _shared(model)
     try:
         for path, module in modules.items():
             _replace(module, {key: copied(value) for key, value in before[path].items()})
@@ -76,6 +83,7 @@ def kept(model: nn.Module, copied: Copies) -> Iterator[None]:
     finally:
         for path, module in modules.items():
             _replace(module, before[path])
+        restore_shared()
 
 
 @contextlib.contextmanager
@@ -106,6 +114,40 @@ def untouched(model: nn.Module, copied: Copies, fixed: Mapping[str, Tensor]) -> 
             yield changed
         finally:
             compare()
+
+
+def _shared(model: nn.Module) -> Callable[[], None]:
+    """Return a function that restores global values and containers of a module's code.
+
+    Otherwise a candidate of the same code would read results that the reference left in a global cache.
+    """
+    bases = {base for module in model.modules() for base in type(module).__mro__}
+    classes = [base for base in bases if base.__module__.split(".")[0] not in ("torch", "builtins")]
+    modules = {base.__module__: sys.modules.get(base.__module__) for base in classes}
+    spaces: list[Any] = [vars(module) for module in modules.values() if module]
+    values = [dict(space) for space in spaces]
+    containers = [
+        x
+        for space in (*values, *map(vars, classes))
+        for name, x in space.items()
+        if type(x) in CONTAINERS and len(x) <= LONGEST and not name.startswith("__")
+    ]
+    copies = [*map(copy.copy, containers)]
+
+    def restore() -> None:
+        for space, before in zip(spaces, values, strict=True):  # PyTorch's compiler may have added names
+            space.update(before)
+        for x, before in zip(containers, copies, strict=True):
+            if not _holds(x, before):
+                x.clear()
+                (x.extend if isinstance(x, list) else x.update)(before)
+
+    return restore
+
+
+def _holds(container: Any, entries: Any) -> bool:
+    one, other = ([*x, *(x.values() if isinstance(x, dict) else ())] for x in (container, entries))
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
