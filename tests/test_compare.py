@@ -237,6 +237,21 @@ def test_outputs_of_whole_numbers_truth_values_and_numbers_of_python_are_judged(
     assert {*prepare(right, by_place, X).tensors} == {"output", "output[ids]", "output[mask]"}
 
 
+class Counted(nn.Module):
+    """Returns integers that float64 cannot tell from their neighbours."""
+
+    def forward(self, x):
+        return {"y": x + 1.0, "ids": 2**60 + torch.arange(len(x))}
+
+
+def test_integers_that_float64_rounds_never_agree():
+    right = Counted().eval()
+    ids = right(X)["ids"].numpy()
+    for off, status in ((0, "undetermined"), (1, "undetermined"), (2**20, "diverges")):
+        port = {"output[y]": X.numpy() + 1, "output[ids]": ids + off}
+        assert compare(right, port, X).row("output[ids]").status == status
+
+
 # Models and inputs that leave nothing to judge.
 
 

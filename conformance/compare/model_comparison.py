@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from concord.backends import heaps
@@ -39,6 +40,11 @@ from concord.spec.text import first_of
 MUCH = 30
 
 SAME_BITS = "the same bits as the reference's own run"
+
+# Integers up to here are exact in float64.
+COUNTABLE = 2.0**53
+
+UNCOUNTED = "it holds integers beyond 2**53, which float64 rounds"
 
 
 class ModelComparison(Judge):
@@ -242,7 +248,14 @@ class ModelComparison(Judge):
             return dataclasses.replace(row, status="undetermined", note=note)
         if self.unsteady:
             return dataclasses.replace(row, status="undetermined", note=self.unsteady)
+        if self.is_beyond_counting(row.tensor):
+            return dataclasses.replace(row, status="undetermined", note=UNCOUNTED)
         return dataclasses.replace(row, note=CONSTANT) if row.tensor in self.constants else row
+
+    def is_beyond_counting(self, name: str) -> bool:
+        """Whether a tensor holds integers that float64 may have rounded."""
+        tensor = self.plain[name]
+        return tensor.dtype == torch.float64 and bool((tensor.abs() >= COUNTABLE).any())
 
     @functools.cached_property
     def constants(self) -> set[str]:
