@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -55,3 +57,19 @@ def test_a_module_that_keeps_a_computed_tensor_is_copied():
     model = nn.Sequential(layer, nn.Linear(5, 3)).eval()
     layer.seen = [layer(torch.randn(2, 7))]
     assert compare(model, inputs=torch.randn(3, 7), way="bfloat16").passed
+
+
+class Undisturbed(nn.Linear):
+    """Is never compiled."""
+
+    forward = torch.compiler.disable(nn.Linear.forward)
+
+
+@pytest.mark.parametrize(
+    ("way", "layer"), [("math", nn.Linear), ("flash", nn.Linear), ("compile", Undisturbed)]
+)
+def test_a_way_that_changes_no_kernel_proves_nothing(way, layer, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    verdict = compare(layer(7, 5).eval(), inputs=torch.randn(3, 7), way=way)
+    assert verdict.status == "undetermined"
+    assert f"the way {way} changes nothing" in str(verdict)

@@ -176,6 +176,7 @@ def prepare(
         module = isinstance(candidate, nn.Module)
         if module:
             candidates.refuse_values(candidate, "the candidate")
+        original = right
         if module or dtype:
             right = right.cast(ways.DTYPES[dtype] if dtype else dtype_of(candidate))
         right = right.differentiated() if gradients else right
@@ -195,7 +196,7 @@ def prepare(
         outputs = [name for name in right.plain if is_output(name)]
         refuse(unknowns("output", [name for name in absent if name != OUTPUT], outputs))
         say("running the candidate")
-        theirs = None
+        theirs, captured = None, ways.captured()
         if module:
             wide = dtype_of(candidate) == torch.float64  # the reference itself is never in float64
             theirs = ModuleReference(
@@ -209,15 +210,14 @@ def prepare(
             )
         with candidates.failing(), candidates.weights_kept(right):
             run = candidates.run_module(theirs) if theirs else candidates.run(right, candidate, python)
+            unsteady = run.unsteady or ways.without_effect(way, original, theirs, right, run.arrays, captured)
         call = candidates.call_of(right, theirs or candidate) if known is not None else None
     arrays, own = renamed(run.arrays, names or {}, right.plain)
     if log_probabilities:
         candidates.add_log_probabilities(right, arrays, own)
     separate_names = [name for name in arrays if own[name] in run.whole]
     notes = {**({"the reference": repeat_note} if repeat_note else {}), **run.notes}
-    return ModelComparison(
-        right, arrays, not way, separate_names, theirs, own, notes, run.unsteady, call=call
-    )
+    return ModelComparison(right, arrays, not way, separate_names, theirs, own, notes, unsteady, call=call)
 
 
 def assert_same(reference: Any, candidate: Any = ITSELF, inputs: Any = None, **options: Any) -> None:

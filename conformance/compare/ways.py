@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
 
+from concord.conformance.compare.aten_operations import Operation, Watched
+from concord.conformance.compare.draws import change
 from concord.conformance.compare.module_reference import (
+    DYNAMO,
     OUTPUT,
+    ModelReference,
     ModuleReference,
     described,
     is_output,
@@ -24,6 +31,7 @@ from concord.conformance.compare.module_reference import (
     unwrapped,
 )
 from concord.conformance.compare.state import copy_of
+from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError, optional, refuse, unknown
 from concord.spec.text import first_line
 
@@ -109,6 +117,54 @@ def module_of(reference: nn.Module, names: list[str], way: str) -> nn.Module:
         if name == "compile":
             model = torch.compile(unwrapped(model), dynamic=False)
     return model
+
+
+def captured() -> int:
+    """Number of operations that PyTorch's compiler has captured so far."""
+    utilities: Any = sys.modules.get(f"{DYNAMO}.utils")
+    return utilities.counters["stats"]["calls_captured"] if utilities else 0
+
+
+def without_effect(
+    way: str,
+    original: Any,
+    candidate: ModuleReference | None,
+    reference: ModelReference,
+    arrays: Arrays,
+    captured_before: int,
+) -> str:
+    """Say so if the way's module computes what the reference computes, by the same kernels.
+
+    Args:
+        original: the reference before a cast to the candidate's dtype.
+        arrays: the candidate's tensors.
+        captured_before: :func:`captured` before the candidate ran.
+    """
+    names = way.split("+")
+    if not way or candidate is None or ("compile" in names and captured() > captured_before):
+        return ""
+    if change(reference.arrays, arrays)[0]:
+        return ""
+    kernels = _kernels(original)
+    differ = _kernels(replace(candidate, compiled=False)) != kernels
+    if not differ and {"eager", "sdpa", *ATTENTION}.intersection(names):
+        # The reference itself may already run the requested kernel, which is judged then.
+        with sdpa_kernel(SDPBackend.MATH):
+            differ = _kernels(original) != kernels
+    return "" if differ else f"the way {way} changes nothing: the reference runs the same kernels without it"
+
+
+def _kernels(run: ModuleReference) -> list[tuple[Any, ...]]:
+    kernels = list[tuple[Any, ...]]()
+
+    def watch(operation: Operation) -> Any:
+        operands = tree_leaves((operation.args, operation.kwargs))
+        tensors = [x for x in operands if isinstance(x, Tensor)]
+        kernels.append((operation.func, *((type(x), x.dtype, x.device) for x in tensors)))
+        return operation()
+
+    run.watched(Watched(watch), hooked=False)
+    return kernels
 
 
 def _attending(kernel: SDPBackend, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
