@@ -432,9 +432,10 @@ def divergence_lines(result: Result) -> list[str]:
 
 
 def _alone(verdict: Verdict) -> str:
-    alone = verdict.alone[0] or (
-        "the forward pass agrees; only the gradients diverge" if _only_gradients(verdict) else ""
-    )
+    only = "only buffers diverge" if is_buffer(verdict.first) else ""  # they come last
+    if _only_gradients(verdict):
+        only = "the forward pass agrees; only the gradients diverge"
+    alone = verdict.alone[0] or only
     return f": {alone}" if alone else ""
 
 
