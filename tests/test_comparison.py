@@ -12,6 +12,8 @@ from tests.toys.checkpoints import CONFIG, WEIGHTS
 from tests.toys.ready import headed
 from tests.toys.surroundings import state
 
+pytestmark = pytest.mark.xdist_group("files")  # a process for each library reads them all
+
 QUERY = "layers.0.attention.query.weight"
 A = porting.from_weights(CONFIG, WEIGHTS)
 

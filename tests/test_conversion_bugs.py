@@ -20,6 +20,8 @@ from concord.porting.folder import LENGTHS, PROMPTS
 from tests.toys.checkpoints import CONFIG, SECOND, WEIGHTS, shards
 from tests.toys.surroundings import refusal, state
 
+pytestmark = pytest.mark.xdist_group("files")  # a process for each library reads them all
+
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "", *(f"t{number}" for number in range(5, 29)))
 BESIDE = {
     "vocab.txt": "\n".join((*TOKENS, "")).encode(),

@@ -12,6 +12,8 @@ from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
 from tests.toys.ready import hugging_face
 from tests.toys.surroundings import needs, python, sample_of
 
+pytestmark = pytest.mark.xdist_group("files")  # a process for each library reads them all
+
 NATIVE = [name for name, form in registry.FORMATS.items() if not form.source and name != registry.ONNX]
 SOURCES = [
     (name, part)

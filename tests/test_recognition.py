@@ -13,6 +13,8 @@ from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes
 from tests.toys.ready import hugging_face
 from tests.toys.surroundings import state
 
+pytestmark = pytest.mark.xdist_group("files")  # a process for each library reads them all
+
 
 def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path):
     order = ["hugging-face", "hugging-face-bin", "hugging-face-tf", "hugging-face-flax"]

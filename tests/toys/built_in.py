@@ -55,9 +55,7 @@ def __getattr__(name):
             def recording(model, inputs, record):
                 def recorded(tap, tensor):
                     goes_on = record(tap, changed(tap, tensor) if disturbance == f"edit {tap}" else tensor)
-                    return (
-                        tensor if disturbance == "aside" and tap.endswith("attention.weights") else goes_on
-                    )
+                    return tensor if disturbance == "aside" and tap.endswith("attention.weights") else goes_on
 
                 return recorded
 
