@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from concord import backends
-from concord.backends.interface import Request, Unsupported
+from concord.backends.interface import Unsupported
 from concord.backends.wire import WorkerFailure
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.fuzz.plan import Plan, sample
@@ -162,9 +162,8 @@ def of_alternatives(cases=CASES, seed=SEED):
     turns = itertools.cycle(standard), itertools.cycle(random_jobs("float32", 2 * cases, seed + 1))
     for alternative in alternatives.ALTERNATIVES.values():
         for job in itertools.chain.from_iterable(itertools.islice(turn, cases) for turn in turns):
-            request = Request(job.config, job.weights, job.batch, job.part, job.dtype)
             try:
-                run = alternatives.run(alternative.change, request)
+                run = alternatives.run(alternative.change, job)
             except Unsupported:
                 continue
             yield RIGHT, f"{alternative.name} {job.name}", flags_of(job, run)

@@ -19,7 +19,7 @@ from concord.cli import main
 from concord.conformance.judging import family
 from concord.spec.cases import OWN, SCENARIOS
 from tests.toys.shared_cache import SharedCache
-from tests.toys.surroundings import EACH_BACKEND, errors
+from tests.toys.surroundings import EACH_BACKEND, errors, toy
 
 # Each axis has a size of its own, prime wherever the model allows it.
 SIZES = {
@@ -163,6 +163,12 @@ def open_worker(concord_workers):
 @pytest.fixture(params=EACH_BACKEND)
 def worker(request, open_worker):
     return open_worker(request.param)
+
+
+@pytest.fixture(params=EACH_BACKEND)
+def altered(request, open_worker):
+    """The worker of a backend that changes its runs on request."""
+    return open_worker(toy(request.param, "built_in"))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from concord.conformance.compare import compare, prepare
 from concord.spec.errors import SpecError
-from tests.toys.kinds import drawn
+from tests.toys.kinds import Of, drawn, linear
 from tests.toys.modules import activations
 
 X = drawn(3, 7, 12)
@@ -39,21 +39,19 @@ def test_names_are_proposed_by_what_tensors_hold():
         prepare(MODEL, foreign, X, names={"q": "0 : 0 1"})
 
 
-class Attention(nn.Module):
-    def __init__(self, weights):
-        super().__init__()
-        torch.manual_seed(1)
-        self.layer, self.weights = nn.Linear(12, 12), weights
+def attention(weights):
+    def forward(m, x):
+        y = m.layer(x) if weights else m.layer.double()(x.double()).float()
+        return y, (y.softmax(-1) if weights else None)
 
-    def forward(self, x):
-        y = self.layer(x) if self.weights else self.layer.double()(x.double()).float()
-        return y, (y.softmax(-1) if self.weights else None)
+    return nn.Sequential(Of(forward, {"layer": linear(12, 12)})).eval()
 
 
 @pytest.mark.parametrize("weights", [True, False])
 def test_a_pair_has_the_names_of_a_pair_whose_second_is_none(weights):
-    one, other = (nn.Sequential(Attention(given)).eval() for given in (weights, not weights))
-    verdict = compare(one, other, X, declared=["output[1]"] if weights else [])
+    verdict = compare(
+        attention(weights), attention(not weights), X, declared=["output[1]"] if weights else []
+    )
     assert verdict.row("output[0]" if weights else "output").status == "agrees"
 
 

@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from concord.conformance.compare import aten_arithmetic, compare, prepare
+from concord.conformance.compare import assert_same, aten_arithmetic, compare, prepare
 from concord.conformance.compare.aten_arithmetic import ExactMode, Perturbed, Rounded, computed, value_of
 from concord.conformance.compare.module_reference import ModuleReference
 from concord.conformance.judging.expectation import is_gradient
-from tests.toys.kinds import Of, drawn, linear, reordered
+from tests.toys.kinds import Of, conv, drawn, linear, parameter, reordered
 
 
 def one_by_one(terms):
@@ -46,7 +46,7 @@ def attention(function):
         q, k, v = (layer(x).unflatten(-1, (3, 61)).transpose(1, 2) for layer in (m.q, m.k, m.v))
         return function(q, k, v).transpose(1, 2).flatten(2)
 
-    return Of(forward, dict.fromkeys("qkv", lambda: nn.Linear(7, 183))).eval()
+    return Of(forward, dict.fromkeys("qkv", linear(7, 183)))
 
 
 def causal(q, k, v):
@@ -78,8 +78,8 @@ class Rows(torch.autograd.Function):
 
 
 def projected(product):
-    layers = {"norm": lambda: nn.LayerNorm(11), "weight": lambda: nn.Parameter(torch.randn(11, 13))}
-    return Of(lambda m, x: product(m.norm(x), m.weight).sum(1), layers).eval()
+    layers = {"norm": lambda: nn.LayerNorm(11), "weight": parameter(11, 13)}
+    return Of(lambda m, x: product(m.norm(x), m.weight).sum(1), layers)
 
 
 def test_equal_rows_are_rounded_alike():
@@ -107,7 +107,7 @@ def test_functions_may_err_by_what_a_gpu_makes_of_them(name):
     def port(x, units=MEASURED[name]):
         return (function(torch.from_numpy(x).double()) * (1 + units * 2**-24)).float().numpy()
 
-    model = Of(lambda m, x: function(x), {}).eval()
+    model = Of(lambda m, x: function(x), {})
     verdict = compare(model, port, {"x": x})
     assert verdict.status == "agrees"
     assert verdict.worst < 0.6
@@ -128,14 +128,14 @@ def test_an_error_that_all_elements_share_is_one_error(units, agrees):
         mean = wide.mean(1, keepdims=True) * (1 + units * 2.0**-24 * math.sqrt(1009 / 9))
         return {"output": (wide - mean).astype(np.float32)}
 
-    verdict = compare(Of(lambda m, x: x - x.mean(1, keepdim=True), {}).eval(), port, {"x": x})
+    verdict = compare(Of(lambda m, x: x - x.mean(1, keepdim=True), {}), port, {"x": x})
     assert (verdict.status == "agrees") is agrees
     assert verdict.table[0].local.rms > 4
 
 
 def own_errors(row, function, *x, **layers):
     """Errors of a module's own run in a row of the verdict, as a multiple of sigma."""
-    model = Of(function, layers).eval()
+    model = Of(function, layers)
     comparison = prepare(model, model, x, gradients=is_gradient(row))
     comparison.allow_same_bits = False
     return comparison.verdict().row(row).deciding.rms
@@ -229,7 +229,7 @@ def test_a_long_sum_may_be_added_up_in_the_order_of_its_terms(monkeypatch, follo
     signs = torch.where(torch.arange(509) < 254, 1.0, -1.0)
     right = linear(509, 13)().eval()
     right.weight.data = (1 + drawn(13, 509) / 8) * signs
-    port = Of(lambda m, x: one_by_one(x[:, None] * m.a.weight) + m.a.bias, {"a": lambda: right}).eval()
+    port = Of(lambda m, x: one_by_one(x[:, None] * m.a.weight) + m.a.bias, {"a": lambda: right})
     verdict = compare(right, {"output": port(x).detach().numpy()}, x)
     assert verdict.passed == followed, str(verdict)
 
@@ -260,9 +260,8 @@ def test_rounding_leaves_an_infinite_score_infinite(scores):
 
     mask = torch.zeros(3, 7, 7).masked_fill(torch.arange(7) > 4, -math.inf)
     inputs = {"x": drawn(3, 7, 5), "mask": mask}
-    right, wrong = (Of(forward, {"a": linear(5, 5)}).eval() for forward in (attending, blind))
-    verdict = compare(right, reordered(right), inputs)
-    assert verdict.passed, verdict
+    right, wrong = (Of(forward, {"a": linear(5, 5)}) for forward in (attending, blind))
+    assert_same(right, reordered(right), inputs)
     assert compare(right, wrong, inputs).first == "output"
 
 
@@ -286,25 +285,22 @@ def test_scattered_terms_are_reduced_in_any_order(kind):
     def port(x, sign=1):
         return {"output": np.stack([REDUCED[kind](sign * x[group::3][::-1]) for group in range(3)])}
 
-    model = Of(reduced, {"gain": lambda: nn.Parameter(torch.ones(()))}).eval()
+    model = Of(reduced, {"gain": lambda: nn.Parameter(torch.ones(()))})
     model.gain.data.fill_(1)
-    verdict = compare(model, port, x)
-    assert verdict.passed, verdict
+    assert_same(model, port, x)
     assert compare(model, lambda x: port(x, -1), x).first == "output"
 
 
 def test_a_module_may_copy_a_tensor_deeply():
-    model = Of(lambda m, x: m.a(copy.deepcopy({"cache": [x]})["cache"][0]), {"a": linear(7, 5)}).eval()
-    verdict = compare(model, reordered(model), drawn(3, 7), gradients=True)
-    assert verdict.passed, verdict
+    model = Of(lambda m, x: m.a(copy.deepcopy({"cache": [x]})["cache"][0]), {"a": linear(7, 5)})
+    assert_same(model, reordered(model), drawn(3, 7), gradients=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # raised within PyTorch
 @pytest.mark.parametrize("derivative", [torch.func.jacfwd, torch.func.hessian])
 def test_a_module_may_differentiate_forwards(derivative):
-    model = Of(lambda m, x: derivative(lambda row: m.a(row).tanh().sum())(x[0]), {"a": linear(7, 5)}).eval()
-    verdict = compare(model, reordered(model), drawn(3, 7))
-    assert verdict.passed, verdict
+    model = Of(lambda m, x: derivative(lambda row: m.a(row).tanh().sum())(x[0]), {"a": linear(7, 5)})
+    assert_same(model, reordered(model), drawn(3, 7))
 
 
 def branched(limit, count=3):
@@ -349,8 +345,7 @@ def test_flex_attention_is_computed_step_by_step():
         return function, by_hand
 
     (right, by_hand), (wrong, _) = attending(0.5), attending(0.25)
-    verdict = compare(attention(right), attention(by_hand), drawn(5, 7, 7))
-    assert verdict.passed, verdict
+    assert_same(attention(right), attention(by_hand), drawn(5, 7, 7))
     assert compare(attention(right), attention(wrong), drawn(5, 7, 7)).first == "output"
 
 
@@ -364,9 +359,9 @@ def sampled_by_hand(m, x, grid):
 
 
 def test_places_just_beyond_the_border_are_rounded_too():
-    layers, grid = {"a": lambda: nn.Conv2d(2, 3, 1)}, 1.3 * torch.tanh(drawn(2, 17, 19, 2))
-    right = Of(lambda m, x, grid: F.grid_sample(m.a(x), grid, align_corners=False), layers).eval()
-    corners = Of(lambda m, x, grid: F.grid_sample(m.a(x), grid, align_corners=True), layers).eval()
+    layers, grid = {"a": conv(2, 3, 1)}, 1.3 * torch.tanh(drawn(2, 17, 19, 2))
+    right = Of(lambda m, x, grid: F.grid_sample(m.a(x), grid, align_corners=False), layers)
+    corners = Of(lambda m, x, grid: F.grid_sample(m.a(x), grid, align_corners=True), layers)
     inputs = drawn(2, 2, 11, 13), grid
-    assert compare(right, Of(sampled_by_hand, layers).eval(), inputs).passed
+    assert compare(right, Of(sampled_by_hand, layers), inputs).passed
     assert compare(right, corners, inputs).first == "output"

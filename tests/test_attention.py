@@ -63,10 +63,11 @@ def test_maps_are_the_activations_of_the_run():
         np.testing.assert_array_equal(weights, truth.taps[f"layers.{layer}.attention.masked_weights"][0])
 
 
-def test_a_checkpoint_of_others_is_shown(entered, tmp_path):
-    path, html = hugging_face(tmp_path / "encoder", "encoder"), tmp_path / "page.html"
-    entered(f"show attention {path} --backend {RIGHT} --html {html}", "The cats sat")
-    assert '"cat", "##s", "sat"' in html.read_text()
+def test_a_checkpoint_of_others_is_shown_and_its_page_may_be_made_anew(entered, tmp_path):
+    folder = hugging_face(tmp_path / "encoder", "encoder")
+    for _ in range(2):
+        entered(f"show attention {folder} --backend {RIGHT} --html {folder / 'page.html'}", "The cats sat")
+    assert '"cat", "##s", "sat"' in (folder / "page.html").read_text()
 
 
 def test_a_library_that_keeps_its_weights_to_itself_is_said(entered, tmp_path):

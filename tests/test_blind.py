@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from concord.conformance.compare import compare
 from concord.conformance.compare.module_reference import spread
+from tests.toys.kinds import Of, drawn, linear
 
 TOKENS, WIDTH, HEADS = 7, 6, 2
 
@@ -13,37 +13,33 @@ TOKENS, WIDTH, HEADS = 7, 6, 2
 HELD = {"other": 1.39, "nothing": float("nan")}
 
 
-class Attention(nn.Module):
-    """(B, T, D) and a mask (B, T) to (B, T, D)."""
+def attention(blind):
+    """A module of (B, T, D) and a mask (B, T) to (B, T, D)."""
 
-    def __init__(self, blind):
-        super().__init__()
-        torch.manual_seed(3)
-        self.qkv, self.out, self.blind = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), blind
-
-    def forward(self, x, attention_mask):
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+    def forward(m, x, attention_mask):
+        q, k, v = m.qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         near = torch.ones(TOKENS, TOKENS).tril(1).triu(-1).bool()
         visible = (near & attention_mask[:, None].bool())[:, None]  # (B, 1, T, T)
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         y = torch.softmax(scores.masked_fill(~visible, -1e9), -1) @ v
-        if self.blind == "zero":
+        if blind == "zero":
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-        elif self.blind in HELD:
-            y = y.masked_fill(~visible.any(-1, keepdim=True), HELD[self.blind])
-        return self.out(y.transpose(1, 2).reshape(x.shape))
+        elif blind in HELD:
+            y = y.masked_fill(~visible.any(-1, keepdim=True), HELD[blind])
+        return m.out(y.transpose(1, 2).reshape(x.shape))
+
+    return Of(forward, {"qkv": linear(WIDTH, 3 * WIDTH), "out": linear(WIDTH, WIDTH)})
 
 
 def given(real=True):
     # Two samples. The rows that see no key are either real tokens or padding.
     mask = torch.ones(2, TOKENS, dtype=torch.long)
     mask[1, 3:] = 0
-    x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(5))
-    return {"x": x, "attention_mask": mask.flip(1) if not real else mask}
+    return {"x": drawn(2, TOKENS, WIDTH, seed=5), "attention_mask": mask.flip(1) if not real else mask}
 
 
 def explained(right, other, inputs, **options):
-    return compare(Attention(right).eval(), Attention(other).eval(), inputs, **options).explained()
+    return compare(attention(right), attention(other), inputs, **options).explained()
 
 
 @pytest.mark.parametrize(
@@ -60,9 +56,9 @@ def test_rows_are_named_and_may_be_declared_in_either_direction(right, other, re
     assert f"the candidate {other} weights" in text
     assert f"declared={declared}" in text
     assert explained(right, other, inputs, declared=declared).passed
-    wrong = Attention(other).eval()
+    wrong = attention(other)
     wrong.qkv.weight.data[0, 0] += 0.01  # the declaration excuses nothing else
-    assert compare(Attention(right).eval(), wrong, inputs, declared=declared).status == "diverges"
+    assert compare(attention(right), wrong, inputs, declared=declared).status == "diverges"
 
 
 @pytest.mark.parametrize(

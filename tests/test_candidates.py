@@ -19,7 +19,7 @@ from concord.conformance.run import record
 from concord.spec.errors import SpecError
 from concord.spec.precision import cut_to_bits, round_to_bits
 from tests.toys import called
-from tests.toys.kinds import Of
+from tests.toys.kinds import Of, linear
 from tests.toys.modules import activations
 from tests.toys.surroundings import sample_of
 
@@ -134,6 +134,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.inner, self.norm, self.outer = nn.Linear(5, 11), nn.LayerNorm(11), nn.Linear(11, 3)
+        self.eval()
 
     def body(self, x):
         return self.outer(F.gelu(self.norm(self.inner(x))))
@@ -171,13 +172,13 @@ COMPILED = {
 
 @pytest.mark.parametrize("way", sample_of(COMPILED, lambda place, _: place in (0, 3)))
 def test_a_program_is_judged_as_its_compiler_made_it(way):
-    reference, inputs = nn.Sequential(Net()).eval() if "part" in way else Net().eval(), {"x": X}
+    reference, inputs = nn.Sequential(Net()).eval() if "part" in way else Net(), {"x": X}
     if "part" in way:
         inputs = {"input": X}
-    agrees = compare(reference, COMPILED[way](Net().eval(), backend=right).eval(), inputs, gradients=True)
+    agrees = compare(reference, COMPILED[way](Net(), backend=right).eval(), inputs, gradients=True)
     assert agrees.passed
     assert not agrees.unchecked
-    wrong = COMPILED[way](Net().eval(), backend=wrong_where_it_fuses).eval()
+    wrong = COMPILED[way](Net(), backend=wrong_where_it_fuses).eval()
     comparison = prepare(reference, wrong, inputs, gradients=True)
     verdict = comparison.verdict()
     assert (verdict.status, verdict.first) == ("diverges", "output")
@@ -190,19 +191,19 @@ def test_a_program_is_judged_as_its_compiler_made_it(way):
 
 
 def scripted_part():
-    net = Net().eval()
+    net = Net()
     net.norm = torch.jit.script(net.norm)
     return net
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize("make", [lambda: torch.jit.trace(Net().eval(), X), scripted_part])
+@pytest.mark.parametrize("make", [lambda: torch.jit.trace(Net(), X), scripted_part])
 def test_a_scripted_module_is_judged_as_it_is(make):
-    assert compare(Net().eval(), make(), {"x": X}).passed
+    assert compare(Net(), make(), {"x": X}).passed
     wrong = make()
     with torch.no_grad():
         wrong.outer.bias += 0.01
-    assert compare(Net().eval(), wrong, {"x": X}).first in ("outer", "output")
+    assert compare(Net(), wrong, {"x": X}).first in ("outer", "output")
 
 
 class Shy(Net):
@@ -220,11 +221,11 @@ class Branching(Net):
 
 
 def test_a_module_that_computes_otherwise_under_hooks_or_compiled_is_judged_as_it_runs(monkeypatch):
-    assert compare(Net().eval(), Shy().eval(), {"x": X}).first == "output"
+    assert compare(Net(), Shy(), {"x": X}).first == "output"
     # The default compiler takes long; this one returns the graph unchanged.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    assert compare(Branching().eval(), way="compile", inputs={"x": X}).first == "output"
-    assert compare(Net().eval(), way="compile", inputs={"x": X}).passed
+    assert compare(Branching(), way="compile", inputs={"x": X}).first == "output"
+    assert compare(Net(), way="compile", inputs={"x": X}).passed
 
 
 # What PyTorch does outside of modules.
@@ -242,7 +243,7 @@ class CutOff(Net):
 
 @pytest.mark.parametrize("turn", [1, -1])
 def test_a_branch_whose_gradient_is_cut_off_diverges(turn):
-    intact, cut = CutOff().eval(), CutOff().eval()
+    intact, cut = CutOff(), CutOff()
     cut.cut_off = True
     verdict = compare(*(intact, cut)[::turn], {"x": X}, gradients=True)
     assert verdict.first.startswith("gradients.")
@@ -255,6 +256,7 @@ class Padded(nn.Module):
         torch.manual_seed(1)
         layer = nn.TransformerEncoderLayer(12, 2, 19, batch_first=True)
         self.encoder, self.outer = nn.TransformerEncoder(layer, 1), nn.Linear(12, 3)
+        self.eval()
 
     def forward(self, x, padding):
         return self.outer(self.encoder(x, src_key_padding_mask=padding))
@@ -263,7 +265,7 @@ class Padded(nn.Module):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_the_fast_path_of_an_encoder_is_judged_where_it_is_taken():
     inputs = {"x": torch.randn(3, 7, 12), "padding": torch.arange(7) >= torch.tensor([[7], [3], [5]])}
-    right, port = Padded().eval(), Padded().eval()
+    right, port = Padded(), Padded()
     with torch.no_grad():
         port.encoder.layers[0].linear1.bias += 1e-8  # changes the bits
     comparison = prepare(right, port, inputs)
@@ -278,7 +280,7 @@ def test_the_fast_path_of_an_encoder_is_judged_where_it_is_taken():
 
 @pytest.mark.parametrize("way", ["bfloat16", "float16"])
 def test_a_lower_precision_agrees_by_its_own_rules(way):
-    assert 0 < compare(Net().eval(), inputs={"x": X}, way=way).worst <= 1
+    assert 0 < compare(Net(), inputs={"x": X}, way=way).worst <= 1
 
 
 def normed(m, x):
@@ -288,8 +290,8 @@ def normed(m, x):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_module_is_judged_in_the_precision_of_most_of_its_parameters(dtype):
-    layers = {"norm": lambda: nn.LayerNorm(5), "product": lambda: nn.Linear(5, 3)}
-    right, port = (Of(normed, layers).eval() for _ in range(2))
+    layers = {"norm": lambda: nn.LayerNorm(5), "product": linear(5, 3)}
+    right, port = (Of(normed, layers) for _ in range(2))
     port.product.to(dtype)
     comparison = prepare(right, port, X)
     assert comparison.verdict().passed
@@ -322,10 +324,10 @@ def test_a_product_of_tf32_agrees_by_its_own_rules_alone(shorten):
 
 def test_weights_of_8_bits_are_judged_by_what_they_say():
     pytest.importorskip("torchao")
-    comparison = prepare(Net().eval(), inputs={"x": X}, way="int8")
+    comparison = prepare(Net(), inputs={"x": X}, way="int8")
     assert comparison.verdict().passed
     assert re.search(r"uses the 2 .* differs most from .* by 0\.\d\d% ", comparison.notes["8-bit weights"])
-    assert compare(Net().eval(), comparison.theirs.model, {"x": X}).first == "inner"
+    assert compare(Net(), comparison.theirs.model, {"x": X}).first == "inner"
     with pytest.raises(SpecError, match=r"ReLU has no nn\.Linear"):
         prepare(nn.ReLU().eval(), way="int8", inputs=X)
 
@@ -334,7 +336,7 @@ def test_weights_of_8_bits_are_judged_by_what_they_say():
 
 
 def test_arrays_a_file_and_functions_are_candidates(tmp_path):
-    model, arrays = Net().eval(), activations(Net().eval(), {"x": X})
+    model, arrays = Net(), activations(Net(), {"x": X})
     arrays["inner"] *= np.float32(1 + 2**-23)
     save_file(arrays, tmp_path / "made.safetensors")
     assert_same(model, tmp_path / "made.safetensors", {"x": X})
@@ -345,7 +347,7 @@ def test_arrays_a_file_and_functions_are_candidates(tmp_path):
 
     assert_same(model, function, {"x": X}, declared=["output"])
     # Another process returns its three results by position, in an order that no name has.
-    model = Of(lambda m, input: [input * place for place in (2, 0, 1)], {}).eval()
+    model = Of(lambda m, input: [input * place for place in (2, 0, 1)], {})
     assert_same(model, "tests.toys.called:backwards", X)
 
 
@@ -356,7 +358,7 @@ def stepped(m, x, steps, others, unused=None):
 
 
 def test_a_function_gets_what_it_takes_and_may_return_a_tuple_and_complex_numbers():
-    model = Of(stepped, {"a": lambda: nn.Linear(5, 5)}).eval()
+    model = Of(stepped, {"a": linear(5, 5)})
 
     def port(x, steps, others):
         results = stepped(model, torch.tensor(x), steps, [torch.tensor(array) for array in others])
@@ -368,7 +370,7 @@ def test_a_function_gets_what_it_takes_and_may_return_a_tuple_and_complex_number
 
 
 def test_a_function_gets_more_than_ten_inputs_in_their_order():
-    model = Of(lambda m, *inputs: torch.stack(inputs), {}).eval()
+    model = Of(lambda m, *inputs: torch.stack(inputs), {})
     assert_same(model, lambda *inputs: np.stack(inputs), tuple(X[:1] * place for place in range(11)))
 
 

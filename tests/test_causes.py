@@ -1,5 +1,5 @@
-import dataclasses
 import re
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -87,7 +87,7 @@ def test_an_unknown_bug_is_given_no_name(met):
     tensor, kind = met
     case, random = build_case("bert", "ragged"), np.random.default_rng(3)
     run = other(run_with(Change(), case), tensor, lambda x: UNKNOWN[kind](x, random).astype(np.float32))
-    verdict = explained(case, dataclasses.replace(run, output=run.taps["logits"]))
+    verdict = explained(case, replace(run, output=run.taps["logits"]))
     assert verdict.first_divergence.tensor == tensor
     assert verdict.cause is None
 
@@ -122,7 +122,7 @@ def test_the_cause_is_named_in_a_part():
     bug = BUGS["norm_variance_detached"]
     case = build_case("bert", bug.scenario, "stack")
     of_the_part = tuple(f"*{pattern.rpartition('.')[2]}" for pattern in bug.change.taps)
-    run = run_with(dataclasses.replace(bug.change, taps=of_the_part), case)
+    run = run_with(replace(bug.change, taps=of_the_part), case)
     assert bug.diagnosed(explained(case, run).cause.hypothesis) == "right"
 
 
@@ -171,7 +171,7 @@ def test_a_search_that_is_cut_short_says_what_it_found_by_then(monkeypatch, tanh
     monkeypatch.setattr(search.time, "thread_time", partial(next, seconds))  # one more second per call
     monkeypatch.setattr(family_explanation, "LONGEST", 60.0)
     # With the outputs alone, every step is a suspect.
-    explanation = explained(case, dataclasses.replace(run, taps={})).explanation
+    explanation = explained(case, replace(run, taps={})).explanation
     assert "activation" in explanation.hypothesis
     assert not explanation.confident
     (note,) = (note for note in explanation.notes if "cut short" in note)

@@ -1,4 +1,4 @@
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +15,9 @@ from tests.toys.surroundings import PATIENCE, ROOT, concord, errors, refusal, to
 
 QUERY = "layers.0.attention.query.weight"
 RIGHT = toy("NumpyBackend")
+
+# The command takes long, so one process runs it for all tests.
+pytestmark = pytest.mark.xdist_group("certificate")
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +57,8 @@ def test_a_right_port_agrees_on_every_input_and_bugs_in_it_are_found(right):
     assert all(bug.found and bug.difference for bug in right.bugs)
     words = " ".join(bug.bug for bug in right.bugs)
     assert all(kind in words for kind in ("transposed", "rounded", "left out", "with heads in the order"))
-    blind = [dataclasses.replace(bug, status="agrees") for bug in right.bugs]
-    problems = dataclasses.replace(right, bugs=tuple(blind)).problems
+    blind = [replace(bug, status="agrees") for bug in right.bugs]
+    problems = replace(right, bugs=tuple(blind)).problems
     assert problems == ["the judge finds none of the bugs planted in the target's weights"]
 
 
@@ -91,9 +94,9 @@ def test_what_is_computed_wrongly_or_not_at_all_is_not_right(tmp_path, backend, 
 
 @pytest.mark.parametrize(("form", "exit_code"), [("torch-safetensors", 1), ("nndl-paddle-api", 0)])
 def test_a_tokenizer_has_to_come_along_where_the_format_has_a_place_for_it(right, form, exit_code):
-    target = dataclasses.replace(right.target, format=form)
-    comparison = dataclasses.replace(right.comparison, alone=(("sentence_bert_config.json",), ()))
-    certificate = dataclasses.replace(right, target=target, comparison=comparison)
+    target = replace(right.target, format=form)
+    comparison = replace(right.comparison, alone=(("sentence_bert_config.json",), ()))
+    certificate = replace(right, target=target, comparison=comparison)
     assert (certificate.exit_code, "is missing in the target" in certificate.summary) == (
         exit_code,
         bool(exit_code),
@@ -130,7 +133,7 @@ def test_certificates_among_the_documents_have_their_pages():
 def test_verifying_makes_it_again_and_names_what_comes_out_otherwise(right):
     assert "give --backend tests.toys" in refusal(certificates.verify, right)[0]
     first, *rest = right.bugs
-    missed = dataclasses.replace(right, bugs=(dataclasses.replace(first, status="agrees"), *rest))
+    missed = replace(right, bugs=(replace(first, status="agrees"), *rest))
     problems, again = certificates.verify(missed, settings=Setup(), named=(RIGHT,))
     assert problems == [f"bug: {first.bug}: missed before, found now"]
     assert again.summary == right.summary
@@ -139,9 +142,9 @@ def test_verifying_makes_it_again_and_names_what_comes_out_otherwise(right):
 def test_verifying_names_files_that_were_altered(right, tmp_path, entered):
     source = saved(tmp_path / "a", "concord")
     target = saved(tmp_path / "b", "torch-safetensors", files=CARRIED)
-    side = dataclasses.replace(right.target, path=str(target), files=hashes(target))
+    side = replace(right.target, path=str(target), files=hashes(target))
     path = target / "certificate.json"
-    stated = dataclasses.replace(right, target=side, backends=())
+    stated = replace(right, target=side, backends=())
     record.write(path, record.make_record(stated, certificates.KIND))
     assert "certificate.json" not in hashes(target)
     weights = target / "model.safetensors"

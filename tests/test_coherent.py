@@ -8,7 +8,7 @@ from tests.toys.kinds import Of, drawn, parameter
 
 
 def judged(right, port, x, dtype):
-    modules = (Of(lambda m, x, f=f: f(x), {"w": parameter(3)}).eval().to(dtype) for f in (right, port))
+    modules = (Of(lambda m, x, f=f: f(x), {"w": parameter(3)}).to(dtype) for f in (right, port))
     return compare(*modules, {"x": x.to(dtype)})
 
 

@@ -18,13 +18,14 @@ ONE = "--case bert-single --dtype float32"
 
 def test_a_check_takes_precision_and_repetition(entered, tmp_path):
     path, name = tmp_path / "out.json", toy("MultipliesInTf32")
-    asked = f"--backend {name} --precision tf32 --repeat 2 --threads 1 --json {path}"
+    asked = f"--backend {name} --precision tf32 --repeat 2 --threads 1 --time-limit 59 --json {path}"
     output, errors = entered(f"check {ONE} {asked}")
     assert not errors
     assert "Conformance: model, explicit, eager, cpu, precision tf32" in " ".join(output.split())
     assert f"{name}: 2 runs of 1 job: the same bits" in output
     settings = record.read(path).outcome.settings
-    assert (settings.precision, settings.repeat, settings.threads, settings.asked) == ("tf32", 2, 1, (name,))
+    assert (settings.precision, settings.repeat, settings.threads, settings.time_limit) == ("tf32", 2, 1, 59)
+    assert settings.asked == (name,)
 
 
 def test_the_installed_entrance_gives_the_same_exit_code():

@@ -10,31 +10,28 @@ from concord.conformance.compare import assert_same, compare, prepare
 from concord.conformance.judging.exemptions import ABSENT, CONSTANT
 from concord.conformance.judging.verdict import Judgement, Row, Verdict, verdict_lines
 from concord.spec.errors import SpecError
-from tests.toys.kinds import Of, drawn
-from tests.toys.module_bugs import setting, weight
+from tests.toys.kinds import Of, drawn, linear, parameter
 from tests.toys.modules import WIDTH, Attention, Fused, Layer, activations, encoder, texts
 
+TABLE = {
+    "scale": parameter(5),
+    "inner": linear(3, 5),
+    "position": lambda: nn.Embedding(7, 5),
+    "act": nn.ReLU,
+}
 
-class Table(nn.Module):
-    """Returns a parameter, and the sum of an activation and a table that does not depend on the input."""
 
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.scale, self.inner = nn.Parameter(torch.randn(5)), nn.Linear(3, 5)
-        self.position, self.act = nn.Embedding(7, 5), nn.ReLU()
-
-    def forward(self, x):
-        inner = self.inner(x)
-        places = self.position(torch.arange(len(x)))
-        return {"scale": self.scale * 1.0, "y": self.act(inner) + 0.1 * places}
+def looked_up(m, x):
+    # Returns a parameter, and the sum of an activation and a table that does not depend on the input.
+    places = m.position(torch.arange(len(x)))
+    return {"scale": m.scale * 1.0, "y": m.act(m.inner(x)) + 0.1 * places}
 
 
 X = torch.linspace(-1, 1, 21).reshape(7, 3)
 
 
 def table():
-    return Table().eval()
+    return Of(looked_up, TABLE)
 
 
 def arrays(names, factor=1 + 2**-23, model=None, inputs=X):
@@ -73,16 +70,19 @@ def test_a_model_beside_itself_has_the_same_bits_at_once():
 
 
 BUGS = {
-    "norm_epsilon": (setting("norm1", "eps", 1e-3), "norm1"),
-    "transposed_weight": (weight("attention.value.weight", torch.t), "attention.value"),
-    "score_scale_missing": (setting("attention", "scaling", 1.0), "attention.output"),
+    "norm_epsilon": ("norm1", lambda model: setattr(model.norm1, "eps", 1e-3)),
+    "transposed_weight": (
+        "attention.value",
+        lambda model: setattr(model.attention.value.weight, "data", model.attention.value.weight.data.T),
+    ),
+    "score_scale_missing": ("attention.output", lambda model: setattr(model.attention, "scaling", 1.0)),
 }
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_found_where_it_is_and_named(bug):
     wrong = layer()
-    edit, first = BUGS[bug]
+    first, edit = BUGS[bug]
     edit(wrong)
     judged = compare(layer(), activations(wrong, HIDDEN), HIDDEN).explained()
     assert (judged.first, judged.cause.hypothesis) == (first, bug)
@@ -107,7 +107,7 @@ class Scaled(torch.autograd.Function):
 
 
 def test_gradients_of_inputs_are_judged_and_gradients_of_nothing_are_refused():
-    right, wrong = Of(lambda m, x: 2 * x, {}).eval(), Of(lambda m, x: Scaled.apply(x), {}).eval()
+    right, wrong = Of(lambda m, x: 2 * x, {}), Of(lambda m, x: Scaled.apply(x), {})
     inputs = X.clone().requires_grad_()
     assert compare(right, right, inputs, gradients=True).row("gradients.inputs.0").status == "agrees"
     assert compare(right, wrong, inputs, gradients=True).first == "gradients.inputs.0"
@@ -191,11 +191,11 @@ def test_what_follows_a_layer_of_zeros_is_judged_end_to_end():
     def forward(m, x):
         return m.last(x + m.added(x))
 
-    layers = {"added": lambda: nn.Linear(5, 5), "last": lambda: nn.Linear(5, 3)}
-    model = Of(forward, layers).eval()
+    layers = {"added": linear(5, 5), "last": linear(5, 3)}
+    model = Of(forward, layers)
     nn.init.zeros_(model.added.weight)
     nn.init.zeros_(model.added.bias)
-    in_parts = Of(lambda m, x: torch.cat([forward(m, x[:2]), forward(m, x[2:]) * (1 + 2**-23)]), {}).eval()
+    in_parts = Of(lambda m, x: torch.cat([forward(m, x[:2]), forward(m, x[2:]) * (1 + 2**-23)]), {})
     in_parts.added, in_parts.last = model.added, model.last
     row = compare(model, in_parts, drawn(7, 5)).row("output")
     assert (row.end_to_end.status, row.status) == ("agrees", "agrees")
@@ -207,21 +207,17 @@ def test_what_depends_on_no_input_says_nothing_of_the_forward_pass():
     assert f"forward not judged: {CONSTANT}" in text
 
 
-class Chosen(nn.Module):
-    """Returns outputs of several types, and has a layer named `output`."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.output, self.last = nn.Linear(3, 5), nn.Linear(5, 5)
-
-    def forward(self, x):
-        y = self.last(torch.relu(self.output(x)))
+def chosen():
+    # It returns outputs of several types, and has a layer named `output`.
+    def forward(m, x):
+        y = m.last(torch.relu(m.output(x)))
         return {"y": y, "ids": y.argmax(-1), "mask": y > 0, "sum": y.sum().item(), "count": len(x)}
+
+    return Of(forward, {"output": linear(3, 5), "last": linear(5, 5)})
 
 
 def test_outputs_of_whole_numbers_truth_values_and_numbers_of_python_are_judged():
-    right, port = Chosen().eval(), Chosen().eval()
+    right, port = chosen(), chosen()
     with torch.no_grad():
         port.output.bias += 1e-8  # changes the bits
     comparison = prepare(right, port, X)
@@ -258,8 +254,8 @@ def test_integers_that_float64_rounds_never_agree():
 def layers(name="", value=0.0):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).eval()
-    for parameter in [model.get_parameter(name)] if name else []:
-        nn.init.constant_(parameter, value)
+    if name:
+        nn.init.constant_(model.get_parameter(name), value)
     return model
 
 
@@ -294,17 +290,8 @@ def test_numbers_where_one_side_alone_has_none_diverge():
     assert compare(layers(), port, X).first == "output"
 
 
-class Spectrum(nn.Module):
-    conjugate = False
-
-    def forward(self, x):
-        spectrum = torch.fft.rfft(x)
-        return spectrum.conj() if self.conjugate else spectrum
-
-
 def test_complex_numbers_that_are_conjugated_are_judged():
-    right, other = Spectrum().eval(), Spectrum().eval()
-    other.conjugate = True
+    right, other = Of(lambda m, x: torch.fft.rfft(x), {}), Of(lambda m, x: torch.fft.rfft(x).conj(), {})
     assert compare(right, other, X).first == compare(other, right, X).first == "output"
     assert "search for a cause failed" not in str(compare(right, other, X))
 
@@ -317,11 +304,6 @@ def twice(x: torch.Tensor) -> torch.Tensor:
     if x.dtype is torch.float64:
         raise TypeError("no float64")
     return 2 * x
-
-
-class Custom(nn.Module):
-    def forward(self, x):
-        return twice(x)
 
 
 class Uncopyable(nn.Linear):
@@ -348,7 +330,7 @@ def beside(candidate, **options):
         (beside(encoder(), input_ids=X), "unknown option 'input_ids'; inputs go into a dictionary"),
         (beside({"a": encoder()}, mask=X), "unknown option 'mask'; inputs go into a dictionary"),
         (lambda: compare(encoder(), encoder(), texts()["input_ids"]), "reference cannot .* 'attention_mask'"),
-        (lambda: compare(Custom().eval(), nn.ReLU().eval(), torch.ones(3)), "twice.* in float64: no float64"),
+        (lambda: compare(Of(lambda m, x: twice(x), {}), nn.ReLU(), X), "twice.* in float64: no float64"),
         (lambda: verdict(["inner"], "output[z]"), r"unknown output 'output\[z\]'"),
         (beside(encoder(), way="sdpa"), "a candidate is given too"),
         (beside(encoder(), declared=["speed"]), "unknown declaration 'speed'"),

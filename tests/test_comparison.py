@@ -1,5 +1,5 @@
-import dataclasses
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,9 @@ from concord.porting.comparison import compare
 from concord.spec.precision import precision
 from tests.toys.checkpoints import CONFIG, WEIGHTS
 from tests.toys.ready import headed
+from tests.toys.surroundings import state
+
+pytestmark = pytest.mark.xdist_group("files")  # a process for each library reads them all
 
 QUERY = "layers.0.attention.query.weight"
 A = porting.from_weights(CONFIG, WEIGHTS)
@@ -27,7 +30,7 @@ A = porting.from_weights(CONFIG, WEIGHTS)
     ],
 )
 def test_files_beside_the_weights_that_cannot_be_understood_are_told_in_a_line(mine, other, words):
-    first, second = (dataclasses.replace(A, files={"tokenizer.json": content}) for content in (mine, other))
+    first, second = (replace(A, files={"tokenizer.json": content}) for content in (mine, other))
     text = compare(first, second).files["tokenizer.json"]
     assert text.endswith(words)
     assert "\n" not in text
@@ -76,11 +79,9 @@ def test_what_cannot_be_compared_is_named_and_never_the_same(entered, tmp_path):
     assert "cls.strange: only in A; not part of this model, so not compared\n  likewise 7 more" in output
     assert "8 not compared" in output
     source = porting.read(path)
-    porting.write(dataclasses.replace(source, source="", others={}), tmp_path / "flax", "hugging-face-flax")
-    moved = dataclasses.replace(source.others["cls.strange"], bits=lambda: np.arange(7)[::-1])
-    comparison = compare(
-        source, dataclasses.replace(porting.read(tmp_path / "flax"), others={"cls.strange": moved})
-    )
+    porting.write(replace(source, source="", others={}), tmp_path / "flax", "hugging-face-flax")
+    moved = replace(source.others["cls.strange"], bits=lambda: np.arange(7)[::-1])
+    comparison = compare(source, replace(porting.read(tmp_path / "flax"), others={"cls.strange": moved}))
     assert comparison.others.apart["cls.strange"] == "no table gives its layout in both kinds of file"
 
 
@@ -92,9 +93,7 @@ def with_head(folder, tied, output):
     tensors = load_file(path)
     tied_to = tensors.pop(OUTPUT)
     save_file({**tensors, OUTPUT: tied_to[::-1].copy()} if output else tensors, path)
-    if tied is not None:
-        stated = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(stated | {"tie_word_embeddings": tied}))
+    state(folder / "config.json", tie_word_embeddings=tied)
     return folder
 
 

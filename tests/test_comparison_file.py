@@ -90,7 +90,9 @@ def test_a_command_without_arguments_judges_what_is_kept_in_git_and_reports_to_c
     assert re.match("diverges at .* by .* tolerances: .*approximate` is tanh instead of none", message)
     counts = [suite.get(key) for key in ("tests", "failures", "errors", "skipped")]
     assert counts == ["5", "1", "1", "1"]
-    entered("show report all.json --runs runs.tsv", ends=3)
+    (tmp_path / "page.md").write_text("<!-- begin compare -->\n<!-- end compare -->\n")
+    entered("show report all.json --runs runs.tsv --markdown page.md", ends=3)
+    assert "\n| half | agrees | 0." in (tmp_path / "page.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from concord.conformance.compare import prepare
 from concord.conformance.compare.candidates import stub
 from concord.spec.errors import SpecError
 from tests.toys import called
+from tests.toys.kinds import Of, linear
 
 INPUTS = (torch.randn(3, 7, generator=torch.Generator().manual_seed(0)),)
 
@@ -95,20 +96,13 @@ def test_a_source_line_is_of_the_forward_and_not_of_what_it_calls(tmp_path, monk
     assert "Attention (masked.py:5)" in stub(prepare(right, inputs=INPUTS).reference)
 
 
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(7, 3)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        return self.layer(x)
+def counting(m, x):
+    m.calls += 1
+    return m.layer(x)
 
 
 def test_what_a_pass_changes_of_a_module_is_put_back_after_it_was_timed():
-    torch.manual_seed(0)
-    right, port = Counting().eval(), Counting().eval()
-    port.load_state_dict(right.state_dict())
+    layers = {"layer": linear(7, 3), "calls": lambda: nn.Buffer(torch.zeros(()))}
+    right, port = Of(counting, layers), Of(counting, layers)
     assert compare(right, {"port": port, "half": "bfloat16"}, INPUTS).milliseconds.keys() >= {"port", "half"}
     assert (float(right.calls), float(port.calls)) == (0, 0)

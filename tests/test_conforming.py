@@ -13,6 +13,7 @@ from concord.backends.interface import Unsupported
 from concord.spec.cases import build_case
 from tests.toys.rounded import verdict_of
 from tests.toys.small import run_case
+from tests.toys.surroundings import toy
 
 BOTH = ("float64", "float32")
 HALVES = ("bfloat16", "float16")
@@ -192,7 +193,7 @@ def each(table):
 
 def run_of(entry, backend, dtype, open_worker):
     implementation = entry.settings.get("implementation", "explicit")
-    worker = open_worker(f"tests.toys.built_in:{backend}" if "stepped" in implementation else backend)
+    worker = open_worker(toy(backend, "built_in") if "stepped" in implementation else backend)
     case = entry.changed(build_case(entry.variant, entry.scenario, entry.part, entry.options))
     return case, functools.partial(run_case, worker, case, dtype, **entry.settings)
 

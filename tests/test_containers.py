@@ -14,6 +14,8 @@ from concord.spec.errors import SpecError
 from tests.toys.checkpoints import RunsCode, written
 from tests.toys.surroundings import python
 
+pytestmark = pytest.mark.xdist_group("files")  # a process for each library reads them all
+
 # The name of a file by container.
 WRITTEN = {
     SAFETENSORS: "a.safetensors",

@@ -18,7 +18,9 @@ from concord.porting.containers.container import INDEX
 from concord.porting.file_tensors import in_memory
 from concord.porting.folder import LENGTHS, PROMPTS
 from tests.toys.checkpoints import CONFIG, SECOND, WEIGHTS, shards
-from tests.toys.surroundings import refusal
+from tests.toys.surroundings import refusal, state
+
+pytestmark = pytest.mark.xdist_group("files")  # a process for each library reads them all
 
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "", *(f"t{number}" for number in range(5, 29)))
 BESIDE = {
@@ -63,12 +65,7 @@ def layers(*numbers):
 
 
 def entries(name, **changes):
-    # None removes an entry.
-    def edit(folder, form):
-        settings = {**json.loads((folder / name).read_bytes()), **changes}
-        (folder / name).write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
-
-    return edit
+    return lambda folder, form: state(folder / name, **changes)
 
 
 def config(**changes):

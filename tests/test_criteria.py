@@ -3,7 +3,6 @@ import runpy
 
 import numpy as np
 
-from concord.backends.interface import Request
 from concord.conformance.run.standard_jobs import job_of
 from concord.spec.cases import build_case
 from tests.toys.alternatives import ALTERNATIVES, run
@@ -15,8 +14,7 @@ CRITERIA, OURS = PROGRAM["CRITERIA"], PROGRAM["OURS"]
 
 def test_right_run_is_not_flagged_and_a_wrong_one_is_by_those_that_see_it():
     job = job_of(build_case("bert", "full"), "float32")
-    request = Request(job.config, job.weights, job.batch, job.part, job.dtype)
-    right = run(ALTERNATIVES["softmax_running"].change, request)
+    right = run(ALTERNATIVES["softmax_running"].change, job)
     flags = PROGRAM["flags_of"](job, right)
     assert flags[OURS] == (False, False)
     assert flags["KL 1e-3"] == (False, None)

@@ -30,7 +30,7 @@ class Kind:
     def verdict(self, candidate, alone=False, x=None):
         # `alone`: judged by its output only.
         x = self.tied if x is None else x
-        model, port = (Of(function, self.layers).eval() for function in (self.right, candidate))
+        model, port = (Of(function, self.layers) for function in (self.right, candidate))
         if not alone:
             return compare(model, port, {"x": x}, gradients=self.gradients)
         with torch.no_grad():
@@ -304,10 +304,10 @@ def test_an_error_that_a_module_catches_changes_nothing():
             y = m.inner(x).relu()
         return y * y.round()
 
-    model, x = Of(forward, {"inner": lambda: nn.Linear(3, 5)}).eval(), drawn(7, 11, 3)
+    model, x = Of(forward, {"inner": linear(3, 5)}), drawn(7, 11, 3)
     weight, bias = model.inner.weight.double(), model.inner.bias.double()
     wider = Of(lambda _, x: F.linear(x.double(), weight, bias).float(), {})
-    row = compare(model, Of(forward, {"inner": lambda: wider}).eval(), x).row("output")
+    row = compare(model, Of(forward, {"inner": lambda: wider}), x).row("output")
     assert (row.status, row.end_to_end.status) == ("agrees", "agrees")
 
 

@@ -1,4 +1,4 @@
-import dataclasses
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -50,7 +50,7 @@ def declared(case, computing, dtype="float32", given=None):
     # Judged the way a campaign does. `given` replaces the weights of the case.
     job = Job(case.variant, case.name, dtype, case.part, case.config, case.weights, case.batch)
     judgeable = job.judgeable(declaring(computing(case, dtype), UNCOMPUTED_PADDING))
-    computed = dataclasses.replace(case, batch=judgeable.batch, weights=given or case.weights)
+    computed = replace(case, batch=judgeable.batch, weights=given or case.weights)
     return judgeable.judge(declaring(computing(computed, dtype), UNCOMPUTED_PADDING)).explained()
 
 
@@ -84,7 +84,7 @@ def test_padding_alone_is_recognised_and_said_first_and_a_bug_beside_it_is_not_e
     assert any(UNCOMPUTED_PADDING in line and "joining.md" in line for line in rest)
     declared_verdict = declared(case, computing, given=wrong)
     assert declared_verdict.first_divergence.tensor == "layers.1.feed_forward.outer"
-    undeclared = explained(case, computing(dataclasses.replace(case, weights=wrong)))
+    undeclared = explained(case, computing(replace(case, weights=wrong)))
     assert (undeclared.status, undeclared.undeclared) == ("diverges", "")
 
 
@@ -92,9 +92,9 @@ def test_wrong_results_alone_are_excused_by_no_padding():
     case = build_case("bert", "ragged")
     ids = case.batch.required("input_ids").copy()
     ids[:, 0] = case.config.pad_id  # pooling takes this token, so without padding no tensor could be judged
-    case = dataclasses.replace(case, batch=dataclasses.replace(case.batch, input_ids=ids))
+    case = replace(case, batch=replace(case.batch, input_ids=ids))
     right = run_with(Change(), case)
-    undeclared = explained(case, dataclasses.replace(right, taps={}, output=1.01 * right.output))
+    undeclared = explained(case, replace(right, taps={}, output=1.01 * right.output))
     assert (undeclared.status, undeclared.undeclared) == ("diverges", "")
 
 
@@ -126,9 +126,7 @@ def test_an_output_wider_than_its_run_agrees():
     outputs = {
         name: head[name].astype(np.float32) for name in ("logits", "log_probabilities", "losses", "loss")
     }
-    wide = dataclasses.replace(
-        run, output=outputs["logits"], loss=outputs["loss"], taps={**run.taps, **outputs}
-    )
+    wide = replace(run, output=outputs["logits"], loss=outputs["loss"], taps={**run.taps, **outputs})
     assert verdict_of(case, wide).passed
 
 
@@ -136,7 +134,7 @@ def test_an_output_wider_than_its_run_agrees():
 def test_an_output_that_alone_shows_the_precision_is_wider_only_if_that_is_declared():
     case = build_case("bert", "ragged")
     exact = run_with(Change(), case)
-    run = dataclasses.replace(exact, dtype="bfloat16", taps={}, gradients={}, requested=("taps",))
+    run = replace(exact, dtype="bfloat16", taps={}, gradients={}, requested=("taps",))
     verdict = explained(case, run)
     assert verdict.first_divergence.tensor == "logits"
     assert verdict.undeclared == WIDER_OUTPUT

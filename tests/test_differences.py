@@ -15,7 +15,7 @@ TEXT = drawn(2, 7, 6)
 
 def model(change=lambda model: None):
     layers = {"a": linear(6, 6), "norm": lambda: nn.LayerNorm(6)}
-    model = Of(lambda m, x: m.norm(m.a(x)), layers).eval()
+    model = Of(lambda m, x: m.norm(m.a(x)), layers)
     change(model)
     return model
 

@@ -21,7 +21,7 @@ DRAWING = {
 
 def drawing(function, bias=0.0):
     layers = {"inner": linear(5, 11), "norm": lambda: nn.LayerNorm(11), "outer": linear(11, 3)}
-    model = Of(lambda m, x: m.outer(function(m.norm(m.inner(x)))), layers).eval()
+    model = Of(lambda m, x: m.outer(function(m.norm(m.inner(x)))), layers)
     with torch.no_grad():
         model.outer.bias += bias
     return model

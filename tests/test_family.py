@@ -1,4 +1,4 @@
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,19 +103,19 @@ EVERYTHING = {"info": {"not_exposed": ["*"]}}
 SPOILT = {
     "no number": (lambda run: other(run, BIAS, put(1, np.nan)), {BIAS: "not finite"}),
     "a gradient that is declared away": (
-        lambda run: dataclasses.replace(without(run, "gradients.pooler.bias"), **EVERYTHING),
+        lambda run: replace(without(run, "gradients.pooler.bias"), **EVERYTHING),
         {"gradients.pooler.bias": "missing"},
     ),
     "an output that is not its tap": (
-        lambda run: dataclasses.replace(run, output=2 * run.output),
+        lambda run: replace(run, output=2 * run.output),
         {"logits": "the run's output differs from the tap of the same name"},
     ),
     "a loss without its tap": (
-        lambda run: dataclasses.replace(without(run, "loss"), loss=2 * run.loss, **EVERYTHING),
+        lambda run: replace(without(run, "loss"), loss=2 * run.loss, **EVERYTHING),
         {"loss": ""},
     ),
     "an output without its tap": (
-        lambda run: dataclasses.replace(without(run, "logits"), output=run.output * np.float32(1.001)),
+        lambda run: replace(without(run, "logits"), output=run.output * np.float32(1.001)),
         {"logits": ""},
     ),
 }
@@ -133,7 +133,7 @@ def test_what_is_spoilt_diverges_where_it_is(case, run, kind):
 
 
 def test_what_nothing_was_said_of_is_not_checked(case, run):
-    bare = dataclasses.replace(without(run, WEIGHTS), gradients={}, info={})
+    bare = replace(without(run, WEIGHTS), gradients={}, info={})
     verdict = verdict_of(case, bare)
     assert (verdict.status, verdict.unjudged) == ("undetermined", ("gradients",))
     assert verdict.row(WEIGHTS).status == "not exposed"
@@ -144,13 +144,13 @@ def test_what_nothing_was_said_of_is_not_checked(case, run):
 def test_what_was_not_requested_or_is_declared_not_to_be_exposed_is_not_judged(case, run):
     verdict = verdict_of(case, Run(run.output, run.loss, {}, {}, "numpy", "float32", requested=()))
     assert (verdict.passed, [row.tensor for row in verdict.table]) == (True, ["logits", "loss"])
-    wrong = dataclasses.replace(run, output=run.output * np.float32(1.001), taps={}, requested=("gradients",))
+    wrong = replace(run, output=run.output * np.float32(1.001), taps={}, requested=("gradients",))
     first = verdict_of(case, wrong).first_divergence
     assert (first.tensor, first.local) == ("logits", None), "without taps it is judged end to end"
     assert first.end_to_end.breakdown
     hidden = [name for name in run.taps if ".attention." in name and not name.endswith("output")]
     run = without(run, *hidden, "logits", "loss")
-    verdict = verdict_of(case, dataclasses.replace(run, info={"not_exposed": ["layers.*.attention.*"]}))
+    verdict = verdict_of(case, replace(run, info={"not_exposed": ["layers.*.attention.*"]}))
     assert verdict.passed, verdict.first_divergence
     assert verdict.row("layers.1.attention.scores").note == DECLARED
     assert {verdict.row(name).status for name in ("logits", "loss")} == {"agrees"}

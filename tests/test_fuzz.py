@@ -1,10 +1,10 @@
 import contextlib
-import dataclasses
 import functools
 import json
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from concord.spec.parameters import validate_weights
 from tests.test_wire import assert_same_bits
 from tests.toys.disturbed import name_of
 from tests.toys.running import Running, noted, until
+from tests.toys.small import run_case
 from tests.toys.surroundings import errors, toy
 
 RIGHT, WRONG, HANGS = toy("NumpyBackend"), toy("WrongAfterTheFirstLayer"), name_of("hangs")
@@ -204,7 +205,7 @@ def test_an_interrupt_keeps_what_was_found(tmp_path):
 def assert_agrees(worker, case):
     job = case.job("random")
     with contextlib.suppress(Unsupported):
-        run = worker.run(job.config, job.weights, job.batch, job.part, job.dtype, tap_gradients=True)
+        run = run_case(worker, job, job.dtype, tap_gradients=True)
         verdict = job.judge(run)
         assert verdict.status != "diverges", f"{case}: {verdict}"
 
@@ -287,7 +288,7 @@ def texts_of(padding, batch, tokens, **sizes):
         **dict.fromkeys(none),
         **sizes,
     )
-    case = dataclasses.replace(usual, config=config, batch=batch, tokens=tokens, padding=padding)
+    case = replace(usual, config=config, batch=batch, tokens=tokens, padding=padding)
     return case.build()[2].required("input_ids")
 
 
@@ -307,8 +308,8 @@ def test_a_large_table_is_used_to_its_end_and_often():
 def test_a_case_follows_from_seed_and_number_alone():
     plan = Plan(names=(), seed=4)
     _, first, second = sample(plan, range(3))
-    assert sample(dataclasses.replace(plan, chunk=3, cases=7, names=("x",)), [2, 1]) == [second, first]
-    assert sample(dataclasses.replace(plan, seed=5), [2]) != [second]
+    assert sample(replace(plan, chunk=3, cases=7, names=("x",)), [2, 1]) == [second, first]
+    assert sample(replace(plan, seed=5), [2]) != [second]
     (_, weights, batch), (_, expected, inputs) = (
         case.build() for case in (typed(FuzzCase, json.dumps(record.plain(second))), second)
     )

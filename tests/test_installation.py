@@ -15,6 +15,9 @@ from tests.toys.surroundings import ROOT, hide
 PARTS = ("spec", "backends", "conformance", "porting", "speed")
 TAKEN = (*PARTS, "tests")
 
+# One process builds the wheel and the environment.
+pytestmark = pytest.mark.xdist_group("wheel")
+
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):

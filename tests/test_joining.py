@@ -1,12 +1,11 @@
 """Joining by the path of a class, by an installed package, or by files only."""
 
-import json
-
 import pytest
 
+from concord import backends
 from concord.conformance import Setup, check_jobs, conduct
 from tests.toys.dumps import answer, exported, leave
-from tests.toys.surroundings import ROOT, concord, errors, offer, python, suite, toy
+from tests.toys.surroundings import ROOT, offer, python, state, suite, toy
 
 # A class.
 
@@ -61,49 +60,44 @@ def test_what_a_backend_returns_has_its_verdict(verdicts, name, case, dtype):
 # A package.
 
 
-def test_an_installed_package_offers_backends_but_cannot_take_the_place_of_a_framework(tmp_path):
+def test_an_installed_package_offers_backends_but_cannot_take_the_place_of_a_framework(tmp_path, monkeypatch):
     right = toy("NumpyBackend")
-    packages = str(offer(tmp_path, torch=toy("ReturnsNaN"), numpy=right, alpha=right))
-    done = concord("check --backend numpy --case bert-single", PYTHONPATH=packages)
-    assert (done.returncode, errors(done.stderr)) == (0, "")
-    assert "2 agree" in done.stdout
-    program = "from concord import backends; print(backends.names(), backends.resolve('torch'))"
-    output = python("-c", program, PYTHONPATH=packages).stdout
-    names = ["torch", "tf", "paddle", "jax", "alpha", "numpy"]
-    assert output.strip() == f"{names} concord.backends.torch.backend:Adapter"
+    monkeypatch.syspath_prepend(offer(tmp_path, torch=toy("ReturnsNaN"), numpy=right, alpha=right))
+    assert backends.names() == ["torch", "tf", "paddle", "jax", "alpha", "numpy"]
+    assert backends.resolve("torch") == "concord.backends.torch.backend:Adapter"
 
 
 # The guide, whose plug-in is a module in the current folder.
 
 
 @pytest.fixture
-def guide(tmp_path):
-    # Holds the programs of the guide.
+def guide(tmp_path, monkeypatch):
+    # The current folder, with the programs of the guide.
     text = (ROOT / "docs" / "guides" / "joining.md").read_text()
     programs = [block.partition("```")[0] for block in text.split("```python\n")[1:]]
     names = ("numpy_attention.py", "numpy_backend.py", "run_cases.py")
     for name, program in zip(names, programs, strict=True):
         (tmp_path / name).write_text(program)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_the_plugin_of_the_guide_agrees_with_golden_files_and_under_pytest(guide):
-    done = concord("golden --backend numpy_backend:Backend", folder=guide)
-    assert (done.returncode, errors(done.stderr)) == (0, "")
-    assert "runs: 4 agree, " in done.stdout
+def test_the_plugin_of_the_guide_agrees_with_golden_files_and_under_pytest(guide, entered):
+    output, errors = entered("golden --backend numpy_backend:Backend")
+    assert not errors
+    assert "runs: 4 agree, " in output
     words = "--concord-backend numpy_backend:Backend --concord-part dot_product --concord-variant"
     ran = suite(f"{words} keras-attention", guide)
     assert ran.returncode == 0, ran.stdout
     assert " failed" not in ran.stdout
 
 
-def test_the_program_of_the_guide_that_has_only_files_agrees(guide):
-    export = "case export cases --part dot_product --variant vanilla-encoder"
-    assert concord(export, folder=guide).returncode == 0
+def test_the_program_of_the_guide_that_has_only_files_agrees(guide, entered):
+    entered("case export cases --part dot_product --variant vanilla-encoder")
     assert python("run_cases.py", "cases", folder=guide).returncode == 0
-    done = concord("check --from-dump cases", folder=guide)
-    assert (done.returncode, errors(done.stderr)) == (0, "")
-    assert f"{len(list(guide.rglob('case.json')))} agree" in done.stdout
+    output, errors = entered("check --from-dump cases")
+    assert not errors
+    assert f"{len(list(guide.rglob('case.json')))} agree" in output
 
 
 # Files.
@@ -133,21 +127,13 @@ def test_a_wrong_dump_diverges_at_the_wrong_tensor(entered, cases, tensor):
     assert ("  1 of " in output) == ("context" not in tensor)
 
 
-def edit(**fields):
-    def change(path):
-        data = {**json.loads(path.read_text()), **fields}
-        path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("name", "spoil", "message"),
     [
         ("run.safetensors", lambda path: leave(path, "output"), "lacks 'loss'"),
         (
             "case.json",
-            edit(format="concord.case/9"),
+            lambda path: state(path, format="concord.case/9"),
             "'format' is 'concord.case/9' but must be 'concord.case/1'",
         ),
     ],
@@ -171,7 +157,7 @@ def test_what_lacks_in_a_dump_is_said_and_the_others_are_judged(entered, dumps):
     checked(4, "dump")
     leave(dumps / ONE / "run.safetensors", "output", "loss")
     checked(3, "not checked: the run does not return ", ends=3)
-    edit(gradients=False)(dumps / ONE / "case.json")  # without gradients, taps alone need no loss
+    state(dumps / ONE / "case.json", gradients=False)  # without gradients, taps alone need no loss
     checked(4, "")
     (dumps / ONE / "run.safetensors").unlink()
     checked(3, "run.safetensors: no such file", ends=3)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from concord.conformance.compare import compare, module_explanation, prepare
 from concord.conformance.compare.kernels import CUDNN_RECURRENT, CUDNN_WINOGRAD_9X9, FAST_CONVOLUTION, KERNELS
 from concord.spec.precision import round_to_bits
-from tests.toys.kinds import Of, drawn
+from tests.toys.kinds import Of, conv, drawn, linear
 
 H200 = Path(__file__).parent / "h200"
 FAST = f"computed by {KERNELS[FAST_CONVOLUTION].text}"
@@ -141,7 +141,7 @@ def test_an_lstm_of_cudnn_agrees_where_it_is_declared():
 
 
 def lstm(forward=lambda m, x: m.lstm(x)[0]):
-    return Of(forward, {"lstm": lambda: nn.LSTM(5, 7, batch_first=True)}).eval()
+    return Of(forward, {"lstm": lambda: nn.LSTM(5, 7, batch_first=True)})
 
 
 def rough(function, share):
@@ -200,8 +200,8 @@ def test_a_module_on_the_cpu_ran_no_kernel_of_cudnn():
 @pytest.mark.parametrize(
     ("file", "layer", "fast"),
     [
-        ("convolution", lambda: nn.Conv2d(11, 13, 3, padding=1, bias=False), True),
-        ("product", lambda: nn.Linear(64, 64, bias=False), False),
+        ("convolution", conv(11, 13, 3, padding=1, bias=False), True),
+        ("product", linear(64, 64, bias=False), False),
     ],
 )
 def test_a_gradient_of_weights_of_a_gpu_agrees(file, layer, fast):

@@ -12,9 +12,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch warns 
 
 QUICK = ("convolutions", "sampling", "linear_attention", "derivatives")
 
-# No token is routed to these experts, so there is nothing to judge.
-WITHOUT_TOKENS = {f"{of}experts.{number}" for of in ("", "gradients.taps.") for number in (1, 4)}
-
 
 @pytest.mark.parametrize("name", sample_of(KINDS, lambda _, name: name in QUICK))
 def test_another_order_agrees_and_weights_that_are_off_diverge_in_every_output(name):
@@ -26,7 +23,7 @@ def test_another_order_agrees_and_weights_that_are_off_diverge_in_every_output(n
     assert verdict.status == "agrees", str(verdict)
     assert verdict.worst < 0.7
     assert bits([*model.named_parameters()], [*model.named_buffers()], inputs, [*vars(model)]) == before
-    assert {row.tensor for row in verdict.table if row.status == "undetermined"} <= WITHOUT_TOKENS
+    assert all(row.status != "undetermined" for row in verdict.table)
     wrong = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in wrong.parameters():  # every other element, since norms hide a common factor

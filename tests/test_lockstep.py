@@ -33,9 +33,10 @@ from concord.conformance.run.campaign import Setup
 from concord.output_files import page
 from concord.spec.errors import SpecError
 from concord.spec.montecarlo import MonteCarlo
-from concord.spec.training.recipe import Recipe, rounded_hyperparameters
+from concord.spec.training.recipe import RATES, Recipe, rounded_hyperparameters
 from concord.spec.training.reference_optimizer import ReferenceOptimizer
 from concord.spec.training.trajectory import Training
+from tests.test_training import RECIPES
 from tests.toys import stepping
 from tests.toys.ready import hugging_face
 from tests.toys.stepping import Bugged, Stepping
@@ -44,21 +45,16 @@ from tests.toys.surroundings import options, toy
 CONFIG = spec.variant(
     "nndl-paddle", d_model=6, num_heads=2, d_ff=5, num_layers=1, vocab_size=17, max_positions=7, num_classes=3
 )
-SITES = ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")
 ADAMW = {
-    "algorithm": "adam",
+    **RECIPES["adamw"],
     "learning_rate": 0.01,
-    "weight_decay": 0.1,
-    "decay_form": "times_rate",
-    "undecayed": ("bias", "gamma", "beta"),
-    "clipping": "global_norm",
     "clip_at": 1.0,
     "schedule": "linear",
     "warmup_steps": 2,
     "total_steps": 7,
     "accumulation": 2,
     "accumulation_mean": "samples",
-    **{f"dropout_{site}": 0.1 for site in SITES},
+    **dict.fromkeys(RATES, 0.1),
 }
 
 
@@ -346,18 +342,13 @@ def test_decay_that_is_rounded_alike_in_every_step_stays_in_the_envelope():
 IN_WORKERS = CONFIG.replace(d_ff=11)
 
 
-class OneWorker(Setup):
-    def __init__(self, worker):
-        super().__init__(asked=(worker.name,), threads=1)
-        object.__setattr__(self, "open", lambda name, opened=None: nullcontext(worker))
-
-
 @pytest.mark.clause("DRP-2")
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
-def test_backend_agrees_in_lockstep(worker, dtype):
+def test_backend_agrees_in_lockstep(worker, dtype, monkeypatch):
+    monkeypatch.setattr(Setup, "open", lambda *_, **__: nullcontext(worker))
     problem = example(IN_WORKERS, Recipe(**ADAMW), 4, batch=2, tokens=5, seed=1, dtype=dtype)
-    report = conduct(problem, [worker.name], OneWorker(worker))
+    report = conduct(problem, [worker.name], Setup(asked=(worker.name,), threads=1))
     (track,) = report.tracks
     assert (track.status, track.steps, track.detail) == ("agrees", 4, ""), track.first
     sections = "losses gradients norm clipped rate moments parameters"

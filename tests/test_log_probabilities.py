@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from concord import compare
 from concord.backends.wire import WorkerFailure
@@ -14,10 +13,14 @@ from concord.conformance.compare.candidates import load
 from concord.conformance.compare.proof import batched
 from concord.spec.errors import SpecError
 from tests.toys.architectures import GROUPED, inputs_of
+from tests.toys.kinds import Of
 
 ROW, NO_LOGITS = "output[log_probabilities]", ["output[logits]"]
 
 INPUTS = inputs_of("llama")
+
+# The library takes long to import, so one process runs all tests that need it.
+pytestmark = pytest.mark.xdist_group("transformers")
 
 
 @pytest.fixture(scope="module")
@@ -107,21 +110,17 @@ def test_each_text_alone_has_those_of_its_batch(decoder, side):
     assert [verdict.row(ROW).size for verdict in verdicts] == [10, 6, 0]
 
 
-class Scores(nn.Module):
-    def forward(self, input_ids):
-        return {"logits": input_ids[..., None] * torch.ones(7)}
-
-
 def test_what_is_missing_is_named(decoder):
     with pytest.raises(
         SpecError, match=r"^output\[logits\] \(B, T, vocabulary\) of a torch.nn.Module is missing"
     ):
         judged(decoder.model)
+    scores = Of(lambda m, input_ids: {"logits": input_ids[..., None] * torch.ones(7)}, {})
     for ids in (torch.ones(3, 5), torch.ones(5, dtype=torch.long)):
         with pytest.raises(
             SpecError, match=r"^an integer input 'input_ids' \(B, T\) is missing but required"
         ):
-            judged(Scores().eval(), inputs={"input_ids": ids})
+            judged(scores, inputs={"input_ids": ids})
 
 
 def test_a_folder_gives_the_head_if_they_are_requested(decoder, entered, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from torch import nn
 from concord.conformance.compare import causes, compare
 from concord.conformance.compare.module_reference import ModuleReference
 from concord.conformance.compare.stretch import loop_positions
-from tests.toys.kinds import Of, drawn, linear
+from tests.toys.kinds import Of, conv, drawn, linear
 from tests.toys.surroundings import sample_of
 
 WIDTH, TOKENS = 6, 7
@@ -18,13 +18,13 @@ WIDTH, TOKENS = 6, 7
 LAYERS = {
     "a": linear(WIDTH, WIDTH),
     "norm": lambda: nn.LayerNorm(WIDTH),
-    "c": lambda: nn.Conv2d(3, 4, 3, padding=1),
+    "c": conv(3, 4, 3, padding=1),
     "table": lambda: nn.Embedding(13, WIDTH),
     "gru": lambda: nn.GRU(WIDTH, WIDTH, batch_first=True),
     "batch": lambda: nn.BatchNorm2d(4),
     "twelve": lambda: nn.BatchNorm2d(12),
-    "depthwise": lambda: nn.Conv2d(3, 6, 3, groups=3),
-    "wide": lambda: nn.Conv2d(3, 12, 3),
+    "depthwise": conv(3, 6, 3, groups=3),
+    "wide": conv(3, 12, 3),
     "up": lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1),
 }
 IMAGE, TEXT = drawn(2, 3, 5, 7), drawn(2, TOKENS, WIDTH)
@@ -32,7 +32,7 @@ IMAGE, TEXT = drawn(2, 3, 5, 7), drawn(2, TOKENS, WIDTH)
 
 def explained(right, wrong, x, arrays):
     # The candidate is the module itself, or only its arrays.
-    reference, candidate = (Of(function, LAYERS).eval() for function in (right, wrong))
+    reference, candidate = (Of(function, LAYERS) for function in (right, wrong))
     return compare(
         reference, ModuleReference(candidate, args=(x,)).arrays if arrays else candidate, (x,)
     ).explained()
@@ -405,4 +405,4 @@ def deep(m, x):
 def test_a_constant_and_a_copy_of_another_tensor_are_read_off_before_any_search(monkeypatch, wrong, words):
     monkeypatch.setattr(causes, "sites", lambda *arguments: pytest.fail("it searches among bugs"))
     port = {"output": wrong(None, TEXT).numpy()}
-    assert words in compare(Of(deep, LAYERS).eval(), port, (TEXT,)).explained().cause.text
+    assert words in compare(Of(deep, LAYERS), port, (TEXT,)).explained().cause.text

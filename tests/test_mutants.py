@@ -7,13 +7,13 @@ from concord.backends.interface import Unsupported
 from concord.backends.wire import WorkerFailure
 from concord.conformance.bugs.catalogue import BUGS, KNOWN
 from concord.conformance.bugs.rounding import EMULATIONS
-from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, plugin, select_mutants, turns
+from concord.conformance.mutants.matrix import Finding, Hunt, Matrix, select_mutants, turns
 from concord.spec.cases import build_case
 from concord.spec.errors import SpecError
 from tests.test_wire import arrays_of, assert_same_bits
 from tests.toys.rounded import verdict_of
 from tests.toys.small import run_case
-from tests.toys.surroundings import EACH_BACKEND, sample_of
+from tests.toys.surroundings import needs, sample_of, toy
 
 # The quick ones: the first bug of each operation, and the first that breaks each clause.
 FIRST = {
@@ -23,27 +23,24 @@ FIRST = {
 }
 
 
-@pytest.fixture(params=EACH_BACKEND)
-def mutated(request, open_worker):
-    return request.param, open_worker(plugin(request.param))
+ALTERED = toy("torch", "built_in")
 
 
 def case_of(mutant):
     return build_case(mutant.variant, mutant.scenario, options=mutant.options)
 
 
-def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated):
-    _, worker = mutated
+def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(altered):
     case, single = build_case("bert", "ragged"), build_case("bert", "single")
 
-    before = arrays_of(run_case(worker, case))
+    before = arrays_of(run_case(altered, case))
     for name in ("mutant:outer_in_tf32_last", "mutant:norm_missing"):
-        changed = arrays_of(run_case(worker, case, implementation=name))
+        changed = arrays_of(run_case(altered, case, implementation=name))
         assert changed.keys() == before.keys()
         assert not all(np.array_equal(changed[name], before[name]) for name in before)
     with pytest.raises(WorkerFailure):
-        run_case(worker, single, implementation="mutant:pooling_squeezed")
-    assert_same_bits(arrays_of(run_case(worker, case)), before)
+        run_case(altered, single, implementation="mutant:pooling_squeezed")
+    assert_same_bits(arrays_of(run_case(altered, case)), before)
 
 
 @pytest.mark.in_turn(command="mutants --every")
@@ -52,9 +49,8 @@ def test_clean_run_after_mutated_ones_is_the_same_bit_for_bit(mutated):
     sample_of([*BUGS.values()], lambda _, mutant: mutant.name in FIRST),
     ids=lambda mutant: mutant.name,
 )
-def test_mutant_is_found_at_the_right_tensor(mutated, mutant):
-    name, worker = mutated
-    finding = Hunt(name, worker=worker, diagnosing=False).find(mutant)
+def test_mutant_is_found_at_the_right_tensor(altered, mutant):
+    finding = Hunt(altered.name, worker=altered, diagnosing=False).find(mutant)
     assert finding.status == "found", finding
 
 
@@ -63,18 +59,18 @@ def test_mutant_is_found_at_the_right_tensor(mutated, mutant):
     ("name", "implementation", "execution"),
     [("norm_gain_missing", "@library", "eager"), ("mask_causal_too", "", "compiled")],
 )
-def test_mutant_is_found_in_other_implementations_and_executions(mutated, name, implementation, execution):
+def test_mutant_is_found_in_other_implementations_and_executions(altered, name, implementation, execution):
     case, mutant = case_of(BUGS[name]), f"mutant:{name}{implementation}"
-    run = run_case(mutated[1], case, implementation=mutant, execution=execution)
+    run = run_case(altered, case, implementation=mutant, execution=execution)
     row = verdict_of(case, run).first_divergence
     assert BUGS[name].rightly_first(row.tensor)
 
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("emulation", [*EMULATIONS, "tf32@library"])
-def test_products_in_tf32_conform_to_tf32_and_not_to_float32(mutated, emulation):
+def test_products_in_tf32_conform_to_tf32_and_not_to_float32(altered, emulation):
     case = build_case("bert", "ragged")
-    run = run_case(mutated[1], case, implementation=f"emulate:{emulation}")
+    run = run_case(altered, case, implementation=f"emulate:{emulation}")
     assert verdict_of(case, run, dtype="tf32").passed
     assert not verdict_of(case, run).passed
 
@@ -83,9 +79,9 @@ def test_products_in_tf32_conform_to_tf32_and_not_to_float32(mutated, emulation)
 @pytest.mark.parametrize(
     ("backend", "implementation", "error", "message"),
     [
-        (plugin("torch"), "mutant:mask_mising", SpecError, "unknown mutant .*: did you mean 'mask_missing'"),
-        (plugin("torch"), "mutent:mask_missing", SpecError, "unknown kind .*: did you mean 'mutant'"),
-        (plugin("torch"), "mutant:mask_missing@library", Unsupported, "computes none of layers"),
+        (ALTERED, "mutant:mask_mising", SpecError, "unknown mutant .*: did you mean 'mask_missing'"),
+        (ALTERED, "mutent:mask_missing", SpecError, "unknown kind .*: did you mean 'mutant'"),
+        (ALTERED, "mutant:mask_missing@library", Unsupported, "computes none of layers"),
         ("torch", "mutant:mask_missing", Unsupported, "torch has no implementation 'mutant:mask_missing'"),
     ],
 )
@@ -145,8 +141,8 @@ def test_each_mutant_has_one_backend_in_turn_or_all():
 
 
 @pytest.mark.xdist_group("torch")
-def test_command_shows_the_matrix(entered, open_worker, tmp_path):
-    open_worker(plugin("torch"))  # or skip
+def test_command_shows_the_matrix(entered, tmp_path):
+    needs("torch")
     file, html = tmp_path / "matrix.json", tmp_path / "matrix.html"
     line = "mutants --backend torch --mutant norm_gain_missing --mutant last_batch_dropped --threads 1"
     printed, _ = entered(f"{line} --json {file} --html {html}")

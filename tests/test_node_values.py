@@ -11,7 +11,7 @@ from tests.toys.kinds import Of, drawn, linear
 
 def test_each_module_has_the_error_of_its_last_node(tmp_path):
     right, wrong = (
-        Of(lambda m, x, act=act: m.b(act(m.a(x))), {"a": linear(7, 5), "b": linear(5, 3)}).eval()
+        Of(lambda m, x, act=act: m.b(act(m.a(x))), {"a": linear(7, 5), "b": linear(5, 3)})
         for act in (torch.relu, torch.sigmoid)
     )
     comparison = prepare(right, wrong, drawn(2, 7))
@@ -27,7 +27,7 @@ def test_each_module_has_the_error_of_its_last_node(tmp_path):
 
 
 def test_a_module_that_cannot_be_exported_is_refused(tmp_path):
-    branching = Of(lambda m, x: m.a(x) if x.sum() > 0 else x, {"a": linear(7, 7)}).eval()
+    branching = Of(lambda m, x: m.a(x) if x.sum() > 0 else x, {"a": linear(7, 7)})
     comparison = prepare(branching, branching, drawn(2, 7))
     with pytest.raises(SpecError, match="cannot be exported"):
         write_node_values(comparison, comparison.verdict(), tmp_path / "values.json")

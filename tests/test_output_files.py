@@ -18,7 +18,7 @@ from concord.conformance.run.campaign import Setup
 from tests.toys.checkpoints import shards
 from tests.toys.dumps import answer, exported
 from tests.toys.ready import hugging_face, texts
-from tests.toys.surroundings import commands, contents, program, toy
+from tests.toys.surroundings import commands, contents, program
 
 
 @pytest.fixture(scope="module")
@@ -164,12 +164,6 @@ def test_a_file_that_is_read_is_not_replaced(tmp_path, command, what, link, refu
     words = "which the command reads" if command == "port" else "is an input of this command"
     assert any(words in line for line in lines), lines
     assert contents(tmp_path) == before
-
-
-def test_what_a_command_made_of_a_folder_may_be_made_anew(tmp_path, entered):
-    source = hugging_face(tmp_path / "source")
-    for _ in range(2):
-        entered(f"show attention {source} cat --backend {toy('NumpyBackend')} --html {source / 'page.html'}")
 
 
 WRITTEN = {

@@ -23,20 +23,27 @@ def conducted(name, monkeypatch, notes, **settings):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "expected", "started"),
+    ("name", "expected", "started"),
     [
         # Cases run in their own order, in which the batch of one is fourth.
-        (name_of("SIGKILL", "alone"), {}, ["agrees"] * 3 + ["crashed", "agrees"], 2),
-        (name_of("SIGKILL"), {}, ["crashed"] * 5, 1 + RESTARTS),
-        (name_of("hangs"), {"time_limit": 8.0}, ["timed out"] * 5, 1),
-        (name_of("lacks a library", "found"), {}, ["broken"] * 5, 0),
+        (name_of("SIGKILL", "alone"), ["agrees"] * 3 + ["crashed", "agrees"], 2),
+        (name_of("SIGKILL"), ["crashed"] * 5, 1 + RESTARTS),
+        (name_of("lacks a library", "found"), ["broken"] * 5, 0),
     ],
 )
 def test_a_worker_that_died_is_started_again_unless_that_is_hopeless(
-    tmp_path, monkeypatch, name, settings, expected, started
+    tmp_path, monkeypatch, name, expected, started
 ):
-    statuses, report, count = conducted(name, monkeypatch, tmp_path, **settings)
+    statuses, report, count = conducted(name, monkeypatch, tmp_path)
     assert (statuses, count, report.exit_code) == (expected, started, 3)
+
+
+def test_a_worker_that_hangs_ends_with_what_it_started_and_is_not_started_again(tmp_path, monkeypatch):
+    statuses, report, count = conducted(name_of("forks and hangs"), monkeypatch, tmp_path, time_limit=8.0)
+    assert (statuses, count, report.exit_code) == (["timed out"] * 5, 1, 3)
+    assert report.results[0].detail == "no answer within 8 s; it was stopped"
+    assert report.results[0].stderr.endswith("waiting for a lock")
+    assert until(lambda: not any(map(alive, noted(tmp_path, "hanging"))), 5.0)
 
 
 def test_a_worker_that_has_grown_is_followed_by_another(tmp_path, monkeypatch):

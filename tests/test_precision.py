@@ -17,7 +17,7 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
 from tests.test_page import said
-from tests.toys.small import request_for
+from tests.toys.small import request_for, run_case
 from tests.toys.surroundings import EACH_BACKEND, toy
 
 
@@ -55,10 +55,9 @@ def watched(request, open_worker, monkeypatch):
     return worker
 
 
-def small_run(worker, small, implementation="::explicit", **settings):
+def small_run(worker, small, implementation="explicit", **settings):
     request = request_for(small("bert"), "dot_product")
-    problem = (request.config, request.weights, request.batch, request.part)
-    return worker.run(*problem, implementation=implementation, **settings)
+    return run_case(worker, request, implementation=implementation, **settings)
 
 
 @pytest.mark.clause("PRC-3")

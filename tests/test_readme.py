@@ -7,11 +7,12 @@ import re
 import runpy
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from concord import DISTRIBUTION, porting, spec
+from concord import DISTRIBUTION, backends, porting, spec
 from concord.conformance.compare import DECLARATIONS
 from tests.toys import surroundings
 
@@ -90,8 +91,10 @@ def test_names_and_counts_are_those_of_today(page):
         assert name in surroundings.commands() or name in ("case", "show")
 
 
-def test_examples_run_and_pass(capsys):
-    surroundings.needs("paddle")
+@pytest.mark.xdist_group("paddle")
+def test_examples_run_and_pass(capsys, monkeypatch, open_worker):
+    worker = open_worker("paddle")
+    monkeypatch.setattr(backends, "open", lambda name, device: nullcontext(worker))
     modules = pytest.importorskip("tests.toys.modules")
     namespace = {
         "model": modules.encoder(),

@@ -11,6 +11,9 @@ from concord.spec.errors import SpecError
 from concord.spec.sources import source_tables
 from tests.toys.checkpoints import CONFIG, SIZES, WEIGHTS, bits, drawn, in_bytes, saved
 from tests.toys.ready import hugging_face
+from tests.toys.surroundings import state
+
+pytestmark = pytest.mark.xdist_group("files")  # a process for each library reads them all
 
 
 def test_of_the_files_of_a_folder_of_the_hub_the_first_is_read_as_by_transformers(tmp_path):
@@ -63,8 +66,7 @@ def bare(folder, config, format, **others):
 def test_bare_models_of_the_same_names_are_told_apart_by_their_kind(tmp_path, kind, format):
     config = CONFIG if kind == "bert" else spec.variant("roberta", **SIZES)
     bare(tmp_path, config, format)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": kind}))
+    state(tmp_path / "config.json", model_type=kind)
     assert porting.recognise(tmp_path).format == format
     read = porting.read(tmp_path)
     assert (read.part, read.config.position_start) == ("encoder", 0 if kind == "bert" else 2)

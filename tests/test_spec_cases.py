@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import numpy as np
@@ -7,6 +6,7 @@ import pytest
 from concord import spec
 from concord.spec.cases import LONG, OWN, build_case, standard_cases
 from concord.spec.cases.case_files import FOLDER, drift
+from tests.toys.surroundings import state
 
 
 def test_case_files_are_what_this_code_would_write():
@@ -20,15 +20,11 @@ def digit(path):
     arrays.write_bytes(data)
 
 
-def said(**fields):
-    return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **fields})) and None
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (digit, "bert-single.json: 'sha256' differs"),
-        (said(config={}), "bert-single.json: 'config' differs"),
+        (lambda path: state(path, config={}), "bert-single.json: 'config' differs"),
         (lambda path: path.with_suffix(".safetensors").unlink(), "bert-single.safetensors: no such file"),
     ],
 )

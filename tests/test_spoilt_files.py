@@ -28,6 +28,8 @@ from tests.toys.ready import VOCABULARY
 from tests.toys.spoiling import campaign, other_lengths
 from tests.toys.surroundings import ROOT
 
+pytestmark = pytest.mark.xdist_group("files")  # a process for each library reads them all
+
 # One format of checkpoints for each kind of file; any file in it is spoilt.
 NATIVE = "concord torch-safetensors torch paddle keras-h5 keras tensorflow jax-msgpack jax-orbax"
 CHECKPOINTS = ("hugging-face", SHARDS, SENTENCES, *NATIVE.split())

@@ -16,7 +16,6 @@ from concord.spec.errors import SpecError
 from tests.toys.built_in import changed
 from tests.toys.rounded import as_run, truth_of, verdict_of
 from tests.toys.small import run_case
-from tests.toys.surroundings import EACH_BACKEND
 
 
 def case_of(name, part="model", **options):
@@ -32,24 +31,19 @@ def reference(case, pinned=None):
 # The model continues with what a tap returns.
 
 
-@pytest.fixture(params=EACH_BACKEND)
-def editing(request, open_worker):
-    return open_worker(f"tests.toys.built_in:{request.param}")
-
-
 @pytest.mark.in_turn
 @pytest.mark.clause("PRT-2", "ATT-7")
 @pytest.mark.parametrize(
     ("name", "options"),
     [("tf1-text-classifier", {"head_computation": "looped"}), ("bert-pytorch", {}), ("bert", {})],
 )
-def test_model_goes_on_with_every_tap(editing, name, options):
+def test_model_goes_on_with_every_tap(altered, name, options):
     # Changing a tap in the backend and in the reference must change the same tensors.
     case = case_of(name, **options)
 
     def run(tap=""):
-        edited = f"edit:{tap}:explicit"
-        return run_case(editing, case, "float64", implementation=edited, gradients=False).taps
+        edited = f"edit {tap}::explicit"
+        return run_case(altered, case, "float64", implementation=edited, gradients=False).taps
 
     plain, expected = run(), reference(case)
     for tap in spec.taps(case.config):
@@ -68,11 +62,11 @@ def test_model_goes_on_with_every_tap(editing, name, options):
         ("bert", "pooler.dense", "library", "unpadded"),
     ],
 )
-def test_model_goes_on_with_taps_however_it_is_run(editing, name, tap, implementation, execution):
+def test_model_goes_on_with_taps_however_it_is_run(altered, name, tap, implementation, execution):
     # Each step is judged from the run's own taps, so only the changed tap is wrong.
     case = case_of(name)
-    edited = f"edit:{tap}:{implementation}"
-    run = run_case(editing, case, implementation=edited, execution=execution, gradients=False)
+    edited = f"edit {tap}::{implementation}"
+    run = run_case(altered, case, implementation=edited, execution=execution, gradients=False)
     verdict = verdict_of(case, run)
     assert [row.tensor for row in verdict.table if row.status == "diverges"] == [tap]
 
@@ -90,11 +84,9 @@ def test_gradients_of_taps_change_nothing_else(worker):
 
 
 @pytest.mark.clause("GRD-6")
-@pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_weights_that_are_an_output_alone_have_no_gradient_that_could_be_wrong(open_worker, backend):
+def test_weights_that_are_an_output_alone_have_no_gradient_that_could_be_wrong(altered):
     case = case_of("bert")
-    worker = open_worker(f"tests.toys.built_in:{backend}")
-    run = run_case(worker, case, implementation="aside::explicit", tap_gradients=True)
+    run = run_case(altered, case, implementation="aside::explicit", tap_gradients=True)
     verdict = verdict_of(case, run)
     assert verdict.status == "agrees", verdict.first_divergence
     weights = [

@@ -7,7 +7,7 @@ from concord.backends.interface import Unsupported
 from concord.conformance.explain.family_judge import judge
 from concord.conformance.judging.expectation import JudgedTraining
 from concord.conformance.lockstep.envelope import of_training
-from concord.spec.training.recipe import Recipe
+from concord.spec.training.recipe import RATES, Recipe
 from concord.spec.training.trajectory import Training
 from tests.toys.surroundings import EACH_BACKEND
 
@@ -171,14 +171,12 @@ def test_what_library_layers_keep_to_themselves_is_not_trained_silently(
         trained(open_worker, "torch", plan, config=LIBRARY, implementation=implementation)
 
 
-SITES = ("embeddings", "weights", "attention", "activation", "feed_forward", "output", "head")
-RATES = {f"dropout_{site}": 0.1 + 0.03 * place for place, site in enumerate(SITES)}
-
-
-@pytest.mark.parametrize("execution", ["eager", pytest.param("compiled", marks=pytest.mark.in_turn)])
+@pytest.mark.parametrize("sooner", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", EACH_BACKEND)
-def test_every_framework_drops_the_same_elements(open_worker, backend, execution):
-    plan = training("adamw", **RATES)
+def test_every_framework_drops_the_same_elements(open_worker, backend, sooner):
+    # JAX compiles a whole step sooner than each of its operations.
+    execution = "compiled" if (backend == "jax") == sooner else "eager"
+    plan = training("adamw", **{name: 0.1 + 0.03 * place for place, name in enumerate(RATES)})
     plan = dataclasses.replace(plan, seed=2**40 + 11, steps=plan.steps[:2], reported=(0, 1))
     verdict = verdict_of(trained(open_worker, backend, plan, execution=execution), plan)
     assert verdict.passed, verdict.first_divergence

@@ -5,17 +5,17 @@ from functools import partial
 
 import pytest
 
-from concord import backends
 from concord.conformance.bugs.bug import Change, recipe
 from concord.conformance.bugs.catalogue import TRAINING
 from concord.conformance.bugs.training.edits import of_other_step
 from concord.conformance.bugs.training.runs import RUNS, model, training_of
 from concord.conformance.judging.expectation import JudgedTraining
 from concord.conformance.lockstep.running import Candidate, resynchronised
-from concord.conformance.mutants.matrix import Hunt, plugin
+from concord.conformance.mutants.matrix import Hunt
 from concord.conformance.mutants.training_detection import divergence_of, shown
 from concord.spec.training.recipe import RATES
 from tests.toys.stepping import Bugged
+from tests.toys.surroundings import sample_of
 
 # One bug of each operation. Tests look for these in all frameworks, the command looks for the others.
 SAMPLE = (
@@ -33,19 +33,6 @@ SAMPLE = (
 CLEARLY = 4.0
 
 
-def on_each_backend(entries, quick):
-    # Slow, unless the entry is among the quick ones.
-    return [
-        pytest.param(
-            name,
-            entry,
-            marks=[pytest.mark.xdist_group(name), *([] if str(entry) in quick else [pytest.mark.slow])],
-        )
-        for entry in entries
-        for name in sorted(backends.BUILT_IN)
-    ]
-
-
 def test_sample_has_every_operation():
     assert {TRAINING[name].operation for name in SAMPLE} == {bug.operation for bug in TRAINING.values()}
 
@@ -61,19 +48,19 @@ def test_bugs_show_on_the_reference_in_their_runs(run):
 
 
 @pytest.mark.in_turn(command="mutants --every")
-@pytest.mark.parametrize(("name", "bug"), on_each_backend(TRAINING, SAMPLE))
-def test_bug_is_found_at_the_first_step_that_shows_it(open_worker, name, bug):
-    finding = Hunt(name, worker=open_worker(plugin(name))).find(TRAINING[bug])
+@pytest.mark.parametrize("bug", sample_of(TRAINING, lambda _, name: name in SAMPLE))
+def test_bug_is_found_at_the_first_step_that_shows_it(altered, bug):
+    finding = Hunt(altered.name, worker=altered).find(TRAINING[bug])
     assert finding.status == "found", finding
     assert finding.clause == "right", finding
     assert finding.cause != "wrong", finding
 
 
 @pytest.mark.in_turn
-@pytest.mark.parametrize(("name", "run"), on_each_backend(RUNS, ("resumed", "lazy-adam")))
-def test_right_training_has_no_cause(open_worker, name, run):
+@pytest.mark.parametrize("run", sample_of(RUNS, lambda _, name: name in ("resumed", "lazy-adam")))
+def test_right_training_has_no_cause(altered, run):
     bug = dataclasses.replace(next(iter(TRAINING.values())), scenario=run, options={})
-    assert divergence_of(open_worker(plugin(name)), bug, "float32", right=True) is None
+    assert divergence_of(altered, bug, "float32", right=True) is None
 
 
 # Explanations of a step.

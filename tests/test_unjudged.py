@@ -30,11 +30,9 @@ def case(tmp_path):
 @pytest.mark.parametrize(
     ("line", "backend"),
     [
-        (f"check --backend {{backend}} {ONE} --html {{page}}", NOTHING),
         (f"check --backend {{backend}} {ONE} --html {{page}}", A_SECTION),
         ("check --from-dump {case} --html {page}", A_SECTION),
         (f"golden {GOLDEN} --backend {{backend}} --html {{page}}", NOTHING),
-        ("fuzz --backend {backend} --cases 2 --part dot_product --out {out} --html {page}", NOTHING),
         ("fuzz --backend {backend} --cases 2 --part dot_product --out {out} --html {page}", A_SECTION),
         ("case run {case} --backend {backend}", A_SECTION),
     ],

@@ -1,7 +1,7 @@
-import dataclasses
 import importlib.util
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,7 +159,7 @@ def test_an_interpreter_that_is_none_is_told(tmp_path, program, status, words):
 
 def test_a_run_had_weights_in_the_order_of_the_specification_and_says_who_made_it():
     request = request_for(small_config(), dtype="bfloat16")
-    shuffled = dataclasses.replace(request, weights=dict(reversed(request.weights.items())))
+    shuffled = replace(request, weights=dict(reversed(request.weights.items())))
     with backends.open(toy("SaysTheOrder"), threads=1) as worker:
         for variant in (request, shuffled):
             run = run_of(worker, variant)
@@ -191,12 +191,12 @@ def test_bad_input_is_refused_and_the_worker_lives_on(open_worker, small):
     del weights["layers.1.feed_forward.inner.bias"]
     for change, message in (
         (
-            {"batch": dataclasses.replace(request.batch, input_ids=ids)},
+            {"batch": replace(request.batch, input_ids=ids)},
             "'input_ids' is 23 at (2, 4) but must",
         ),
         ({"weights": weights}, "'layers.1.feed_forward.inner.bias' is missing but is required"),
     ):
-        (line,) = refusal(run_of, worker, dataclasses.replace(request, **change))
+        (line,) = refusal(run_of, worker, replace(request, **change))
         assert message in line
         assert "backend=torch" in line
     assert run_of(worker, request).output.shape == (3, 3)
@@ -212,7 +212,7 @@ def test_weights_that_go_into_a_model_come_back_bit_for_bit(worker, variant_conf
     for dtype in spec.PRECISIONS:
         weights = awkward(variant_config, dtype)
         try:
-            with worker.train(dataclasses.replace(request, weights=weights, dtype=dtype)) as session:
+            with worker.train(replace(request, weights=weights, dtype=dtype)) as session:
                 state = session.state()
         except Unsupported:
             assert (worker.name, dtype) in (("paddle", "bfloat16"), ("paddle", "float16"))

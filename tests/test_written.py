@@ -7,6 +7,7 @@ from concord.spec.errors import SpecError
 from examples.modernbert.port import built, of_transformers
 
 
+@pytest.mark.xdist_group("transformers")
 @pytest.mark.parametrize("made", [built, of_transformers])
 def test_modernbert_agrees_with_the_model_in_numpy(made):
     if made is of_transformers:

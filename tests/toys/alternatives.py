@@ -7,7 +7,6 @@ Shapes: B batch, T tokens, Q queries, S keys, D d_model, H heads, K head_dim.
 """
 
 import functools
-import importlib
 import math
 import tomllib
 from dataclasses import dataclass
@@ -15,14 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from concord.backends import BUILT_IN
 from concord.backends.interface import Run
 from concord.conformance.bugs import bug
 from concord.conformance.bugs.attention import CONTEXT
 from concord.conformance.bugs.bug import Bug, Change, where, with_constants
 from concord.conformance.bugs.edited_model import Edited, Value, with_edits
 from concord.conformance.bugs.gradients import norm_slope, of_softmax
-from concord.conformance.mutants.mutant_backend import CHANGES
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.encoder import Model
 from concord.spec.reference import compute
@@ -358,21 +355,14 @@ class OneStep(Edited):
         return self.a._record(self.a.settle(result.value), *operands)
 
 
-def run(algorithm, request):
-    dtype = request.dtype
-    truth = compute(
-        request.config,
-        request.weights,
-        request.batch,
-        algorithm.arithmetic(dtype),
-        request.gradients,
-        request.part,
-        dtype,
-        model=algorithm.model or with_edits(algorithm.at, OneStep, request.part),
-    )
+def run(algorithm, job):
+    dtype, arithmetic = job.dtype, algorithm.arithmetic(job.dtype)
+    model = algorithm.model or with_edits(algorithm.at, OneStep, job.part)
+    problem = (job.config, job.weights, job.batch)
+    truth = compute(*problem, arithmetic, job.gradients, job.part, dtype, model=model)
     # The weights inside of a context that is computed differently are not exposed (SPEC ALG-2, ALG-3).
     hidden = "attention.weights" if algorithm.taps == (CONTEXT,) else "nothing"
-    taps = {name: tap for name, tap in truth.taps.items() if request.taps and not name.endswith(hidden)}
+    taps = {name: tap for name, tap in truth.taps.items() if not name.endswith(hidden)}
     gradients = {name: tap for name, tap in truth.tap_gradients.items() if not name.endswith(hidden)}
     info = {"device": "cpu", "not_exposed": [f"*{hidden}"]}
     return Run(
@@ -401,13 +391,3 @@ def _entries():
 
 
 ALTERNATIVES = {alternative.name: alternative for alternative in _entries()}
-
-
-def __getattr__(backend):
-    """An adapter that computes by any alternative on request."""
-    if backend not in BUILT_IN:
-        raise AttributeError(backend)
-    CHANGES["alternative"] = {
-        name: alternative.change for name, alternative in ALTERNATIVES.items() if alternative.change.edit
-    }
-    return importlib.import_module(f"concord.conformance.mutants.plugins.{backend}").Mutated

@@ -25,6 +25,8 @@ def whole(rows, *shape, seed=0):
 
 
 class Of(nn.Module):
+    """A function with layers, in evaluation mode."""
+
     def __init__(self, function, layers):
         super().__init__()
         torch.manual_seed(1)
@@ -34,6 +36,7 @@ class Of(nn.Module):
         with torch.no_grad():  # a fresh initialization would hide biases and gains
             for weight in self.parameters():
                 weight.add_(0.1 * torch.randn(weight.shape).to(weight.dtype))
+        self.eval()
 
     def forward(self, *args, **kwargs):
         return self.function(self, *args, **kwargs)
@@ -44,7 +47,7 @@ def kind(*inputs, **layers):
 
     def register(function):
         arguments = tuple(drawn(*x, seed=i) if isinstance(x, tuple) else x for i, x in enumerate(inputs))
-        KINDS[function.__name__] = lambda: (Of(function, layers).eval(), arguments)
+        KINDS[function.__name__] = lambda: (Of(function, layers), arguments)
         return function
 
     return register
@@ -117,7 +120,7 @@ def reordered(model):
     return twin
 
 
-# Perceptrons, gates, mixtures; one layer under two names.
+# Gates; one layer under two names.
 
 
 @kind(
@@ -134,16 +137,6 @@ def gates(m, x, y):
     a, b = m.inner(x).chunk(2, -1)
     functions = {"re": F.relu, "ge": F.gelu, "mish": F.mish, "hard": F.hardswish}
     return {name: m.pair(function(a) * b, y) for name, function in functions.items()}
-
-
-@kind((5, 12), gate=linear(12, 7), experts=lambda: nn.ModuleList(nn.Linear(12, 12) for _ in range(7)))
-def mixture_of_experts(m, x):
-    weights, indices = m.gate(x).softmax(-1).topk(2, -1)
-    y = torch.zeros_like(x)
-    for number, expert in enumerate(m.experts):
-        rows, place = torch.where(indices == number)
-        y.index_add_(0, rows, expert(x[rows]) * weights[rows, place, None])
-    return y
 
 
 class Tied(nn.Module):
@@ -259,11 +252,6 @@ def linear_attention(m, x):
     k, v, q = F.elu(m.key(x)) + 1, m.value(x), F.elu(m.query(x)) + 1
     memory = torch.cumsum(torch.einsum("btk,btv->btkv", k, v), 1)
     return torch.einsum("btk,btkv->btv", q, memory) / (q * k.cumsum(1)).sum(-1, keepdim=True)
-
-
-@kind((7, 2, 12), (5, 2, 12), layer=lambda: nn.Transformer(12, 3, 1, 1, 17))
-def transformer(m, x, y):
-    return m.layer(x, y, tgt_mask=nn.Transformer.generate_square_subsequent_mask(5))
 
 
 @kind((2, 7, 12), qk=linear(12, 24))
@@ -401,7 +389,7 @@ def derivatives(m, x):
     }
 
 
-# In-place changes, state, and decisions of Python.
+# In-place changes, and two precisions.
 
 
 @kind((5, 12), inner=linear(12, 12), outer=linear(12, 3))
@@ -417,27 +405,6 @@ def slices_set(m, x):
     y.index_fill_(1, torch.tensor([7]), 0.125)
     y.t()[11].sub_(0.75).mul_(1.5)
     return m.outer(y)
-
-
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        self.register_buffer("mean", torch.zeros(12))
-
-    def forward(self, x):
-        self.steps += 1
-        self.mean.mul_(0.9).add_(0.1 * x.mean(0))
-        return (x - self.mean) / self.steps
-
-
-@kind((5, 12), count=Counting, inner=linear(12, 3))
-def state(m, x):
-    x -= x.mean(0)
-    x[:, 0] = x[:, 1].exp()
-    y = m.inner(m.count(x.div_(x.std(0) + 1e-3)))
-    positive = int((x[:, 0] > 0).sum().item())
-    return y, y[:positive] * float(x.abs().max().item() > 1)
 
 
 @kind((5, 12), inner=linear(12, 12))

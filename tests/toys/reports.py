@@ -1,6 +1,6 @@
 """A report with every outcome of a run, made without a worker."""
 
-import dataclasses
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -23,17 +23,17 @@ def verdicts():
     """Verdicts: right, with a known bug, with NaN, with a hidden tap, and with nothing that can be judged."""
     case = build_case("bert", "ragged")
     right = rounded.run_of(case)
-    few = dataclasses.replace(rounded.run_of(build_case("bert", "peaked"), "bfloat16"), taps={}, info={})
+    few = replace(rounded.run_of(build_case("bert", "peaked"), "bfloat16"), taps={}, info={})
     runs = {
         "right": right,
         "bug": rounded.run_with(rounded.option(activation="gelu_tanh"), case),
         "no number": rounded.other(right, "layers.1.norm1", rounded.put((2, 3, 5), np.nan)),
-        "hidden": dataclasses.replace(
+        "hidden": replace(
             rounded.without(right, "layers.0.attention.scores"), info={"not_exposed": ["*.scores"]}
         ),
     }
     by_name = {name: rounded.verdict_of(case, run).explained() for name, run in runs.items()}
-    few = dataclasses.replace(few, gradients={}, requested=("taps",))
+    few = replace(few, gradients={}, requested=("taps",))
     return by_name | {"undetermined": rounded.verdict_of(build_case("bert", "peaked"), few)}
 
 

@@ -1,6 +1,6 @@
 """Runs of the reference in rounded arithmetic, right or with a bug."""
 
-import dataclasses
+from dataclasses import replace
 
 from concord.backends.interface import Request, Run
 from concord.conformance.bugs.bug import Change
@@ -21,7 +21,7 @@ def truth_with(change, case, dtype="float32", arithmetic=None, memory=None):
     model = with_edits(change.at)
     model.memory = {} if memory is None else memory
     request = change.request(Request(case.config, case.weights, case.batch, case.part, dtype))
-    problem = dataclasses.replace(case, config=request.config, weights=request.weights, batch=request.batch)
+    problem = replace(case, config=request.config, weights=request.weights, batch=request.batch)
     return truth_of(problem, dtype, arithmetic, model=model)
 
 
@@ -40,15 +40,11 @@ def run_with(change, case, dtype="float32"):
 
 
 def declaring(run, name, value=1):
-    return dataclasses.replace(
-        run, info={"deviations": [{"name": name, "value": value, "reason": "made so"}]}
-    )
+    return replace(run, info={"deviations": [{"name": name, "value": value, "reason": "made so"}]})
 
 
 def option(**fields):
-    return Change(
-        request=lambda request: dataclasses.replace(request, config=request.config.replace(**fields))
-    )
+    return Change(request=lambda request: replace(request, config=request.config.replace(**fields)))
 
 
 def verdict_of(case, run, **more):
@@ -66,11 +62,11 @@ def other(run, name, change):
     if (tap := name.removeprefix("taps.")) != name:
         field, name = "tap_gradients", tap
     tensors = getattr(run, field)
-    return dataclasses.replace(run, **{field: {**tensors, name: change(tensors[name].copy())}})
+    return replace(run, **{field: {**tensors, name: change(tensors[name].copy())}})
 
 
 def without(run, *names):
-    return dataclasses.replace(
+    return replace(
         run,
         taps={name: tap for name, tap in run.taps.items() if name not in names},
         gradients={

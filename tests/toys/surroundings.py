@@ -1,5 +1,6 @@
 """Surroundings of a run: command line, packages, interpreters and hosts."""
 
+import json
 import os
 import re
 import shlex
@@ -99,6 +100,12 @@ def suite(line, folder=ROOT):
 def errors(output):
     # Without progress.
     return "".join(line for line in output.splitlines(keepends=True) if not PROGRESS.match(line))
+
+
+def state(path, **entries):
+    """Change entries of a JSON file; None removes one."""
+    data = {**json.loads(path.read_text()), **entries}
+    path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
 
 
 def contents(folder):
