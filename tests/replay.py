@@ -10,6 +10,7 @@ import argparse
 import copy
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -24,13 +25,11 @@ from safetensors.numpy import load_file
 
 from concord import backends, compare, conformance, porting, spec
 from concord.backends.interface import Request
-from concord.conformance.compare import prepare
-from concord.conformance.compare.proof import prove
 from concord.conformance.fuzz.plan import Plan, sample
 from concord.spec.cases import build_case, standard_cases
-from tests import test_mechanisms as mechanisms
 from tests.toys.architectures import ARCHITECTURES, architecture, inputs_of
 from tests.toys.checkpoints import CONFIG, WEIGHTS
+from tests.toys.module_bugs import BUGS, instead
 
 FRAMEWORKS = ("torch", "tf", "paddle", "jax")
 
@@ -164,13 +163,11 @@ def of_comparison(verdict):
 
 def in_double(model):
     # A right run with other bits, for any module.
-    class Wide(type(model)):
-        def forward(self, **inputs):
-            wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
-            return super().forward(**wide)
+    def forward(self, own, *args, **kwargs):
+        return own(*args, **{name: x.double() if x.is_floating_point() else x for name, x in kwargs.items()})
 
     wide = copy.deepcopy(model).double()
-    wide.__class__ = Wide
+    instead("", forward)(wide)
     return wide
 
 
@@ -185,18 +182,24 @@ def architectures():
             yield f"{name} float64{' gradients' * gradients}", result
 
 
-def slips():
-    """Wrong modules of the tests, and the causes that are named."""
-    for name, (right, wrong, x, _) in (mechanisms.SLIPS | mechanisms.LAYER_SLIPS).items():
-        yield name, of_comparison(mechanisms.explained(right, wrong, x, True))
+def module_bugs():
+    for name, entries in BUGS.items():
+        model, inputs = architecture(name), inputs_of(name)
+        for bug in entries:
+            wrong = copy.deepcopy(model)
+            bug.edit(wrong)
+            yield f"{name} {bug.name}", scored(bug, compared(model, wrong, inputs))
 
 
-def planted():
-    """Bugs that a proof plants in a model, and which of them are found."""
-    for name in ("bert", "llama", "vit"):
-        comparison = prepare(architecture(name), inputs=inputs_of(name), way="sdpa")
-        for bug, counts in prove(comparison).items():
-            yield f"{name} {bug.text}", dict(counts)
+def scored(bug, result):
+    words = result.get("words")
+    named = "none" if not words else "right" if re.search(bug.cause, words) else "wrong"
+    scores = {
+        "found": result["status"] == "diverges",
+        "place": result.get("first") in bug.first,
+        "named": named,
+    }
+    return {**result, **scores}
 
 
 def h200():
@@ -223,7 +226,7 @@ def cases():
 PARTS = {
     part.__name__: part
     for part in (
-        *(architectures, slips, planted, h200, cases),
+        *(architectures, module_bugs, h200, cases),
         *(check, golden, alternatives, lockstep, conversions, fuzz, mutants),
     )
 }
