@@ -108,7 +108,7 @@ class Keeping(nn.Module):
 
 def stage(norm=nn.BatchNorm1d, **settings):
     layers = {"inner": linear(5, 7), "norm": lambda: norm(7), "keep": Keeping, "outer": linear(7, 3)}
-    model = Of(lambda m, x: m.outer(m.keep(m.norm(m.inner(x)))), layers)
+    model = Of(lambda m, x: m.outer(m.keep(m.norm(m.inner(x)))), layers).train()
     for name, value in settings.items():
         setattr(model.norm if name == "momentum" else model.keep, name, value)
     return model
@@ -160,7 +160,8 @@ def test_buffers_of_a_function_are_judged_if_it_returns_them():
 
 def test_a_buffer_under_another_name_is_mapped():
     right, port = (
-        Of(lambda m, x, name=name: getattr(m, name)(x), {name: lambda: nn.BatchNorm1d(5)}) for name in "ab"
+        Of(lambda m, x, name=name: getattr(m, name)(x), {name: lambda: nn.BatchNorm1d(5)}).train()
+        for name in "ab"
     )
     names = {"b": "a", "buffers.b.running_mean": "buffers.a.running_mean"}
     verdict = compare(right, port, X, seed=0, names=names)
