@@ -72,12 +72,16 @@ wild: $(VENV)/installed ## write the table of docs/guides/found-in-the-wild.md a
 	$(RUN)/concord show report examples/wild/build/compare.json --markdown docs/guides/found-in-the-wild.md
 
 SPEED := speed --preset minilm --implementation library
-RECORD = --json conformance/results/$1.json && $(RUN)/concord show report conformance/results/$1.json --markdown docs/guides/$1.md
+MACHINE ?= amd-epyc-26-2
+MEASURED = conformance/results/speed/$(MACHINE)
+RECORD = --json $(MEASURED)/$1.json && $(RUN)/concord show report $(MEASURED)/$1.json --markdown docs/guides/speed-$1.md
 
-speed-measured: $(VENV)/installed ## write the records of speed and their guides anew, on a quiet machine
-	$(RUN)/concord $(SPEED) --preset bert-base --implementation library:onednn --execution compiled --execution unpadded-compiled --lengths full --lengths ragged $(call RECORD,speed-forward)
-	$(RUN)/concord $(SPEED) --preset bert-base --execution compiled --execution unpadded-compiled --lengths full --lengths ragged --dtype bfloat16 $(call RECORD,speed-bfloat16)
-	$(RUN)/concord $(SPEED) --kind training --preset nndl --execution compiled --execution eager $(call RECORD,speed-training)
+speed-measured: $(VENV)/installed ## write a machine's records of speed and their guides anew, while it is idle
+	mkdir -p $(MEASURED)
+	$(RUN)/concord $(SPEED) --preset bert-base --implementation library:onednn --execution compiled --execution unpadded-compiled --lengths full --lengths ragged $(call RECORD,forward)
+	$(RUN)/concord $(SPEED) --preset bert-base --execution compiled --execution unpadded-compiled --lengths full --lengths ragged --dtype bfloat16 $(call RECORD,bfloat16)
+	$(RUN)/concord $(SPEED) --kind training --preset nndl --implementation explicit --execution compiled --execution eager $(call RECORD,training)
+	$(RUN)/python docs/fastest_modes.py
 
 speed: $(VENV)/installed ## measure the frameworks side by side, into speed.json and speed.html
 	$(RUN)/concord speed --json speed.json --html speed.html
@@ -112,12 +116,11 @@ GPU_default = check --precision default --dtype float32
 GPU_golden = golden
 GPU_fuzz = fuzz --cases $(GPU_FUZZ) --shapes 4 --out $(GPU)/failures
 GPU_lockstep = lockstep --steps $(GPU_STEPS)
-GPU_speed-float32 = speed --dtype float32 --preset bert-base --lengths full --budget 100
-GPU_speed-bfloat16 = speed --dtype bfloat16 --preset bert-base --lengths full --budget 100
+GPU_speed = speed --budget 100 --backend jax --backend hf
 halves = $(foreach record,$1,$(foreach half,1 2,$(GPU_BACKENDS:%=$(record).$(half).%)))
 whole = $(foreach record,$1,$(GPU_BACKENDS:%=$(record).%))
 GPU_RECORDS = $(call halves,strict-float32 strict-float64 tf32 bfloat16 float16) $(call whole,golden fuzz) \
-	$(call halves,repeat deterministic) $(call whole,lockstep) $(call halves,default) $(call whole,speed-float32 speed-bfloat16)
+	$(call halves,repeat deterministic) $(call whole,lockstep) $(call halves,default) speed.torch
 
 gpu-records: $(GPU)/doctor.txt $(GPU_RECORDS:%=$(GPU)/%.json) ## on a machine with a GPU: all its records, into build/gpu, two minutes each at most
 

@@ -287,9 +287,6 @@ class Product:
         self.adapter, self.left, self.right = adapter, left, right
         self.product: Tensor | None = None
 
-    def compile(self) -> None:
-        """Do nothing."""
-
     def step(self) -> None:
         """Start one product."""
         self.product = self.adapter.multiply(self.left, self.right)
@@ -297,7 +294,3 @@ class Product:
     def synchronize(self) -> None:
         """Wait for the device."""
         self.adapter.synchronize(self.product)
-
-    def results(self) -> Arrays:
-        """The last product."""
-        return {"product": self.adapter.to_numpy(self.product)}

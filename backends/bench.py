@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import threading
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,9 @@ from concord.backends.interface import Measurable, Request, Session, Steps, Unsu
 from concord.backends.wire import in_order
 from concord.spec.arrays import Array, Arrays
 from concord.spec.batch import round_inputs
-from concord.spec.parameters import initialize, trainable
+from concord.spec.config import EncoderConfig
+from concord.spec.files import section
+from concord.spec.parameters import Weights, initialize, trainable
 
 # Number of random directions along which updates are reported.
 VECTORS = 4
@@ -28,9 +30,11 @@ VECTORS = 4
 # Arrays up to this size are reported whole.
 WHOLE = 16
 
-MOMENT = "first_moment."
-Answer = tuple[dict[str, Any], Arrays]
-"""JSON data, and named arrays."""
+# Steps of a turn.
+MOST = 1000
+
+# Seconds for a process to become idle after its work.
+REST = 0.5
 
 
 class Bench:
@@ -41,7 +45,7 @@ class Bench:
         self.steps: Steps | None = None
         self.device = "cpu"
 
-    def prepare(self, request: Request, weights: str | None = None) -> Answer:
+    def prepare(self, request: Request, weights: str | None = None) -> tuple[dict[str, Any], Arrays]:
         """Build a model and run it once.
 
         Args:
@@ -58,11 +62,23 @@ class Bench:
         request = replace(request, weights=round_inputs(canonical, request.batch, request.dtype)[0])
         request.validate(where=f"backend={self.measured.name}")
         self.device = request.device
-        self._reset_peak_memory()
+        self._peak_memory(reset=True)
         started = time.perf_counter()
         session = self.steps = self.measured.session(request)
-        seconds, results = self._begin(time.perf_counter() - started)
-        return seconds, self._trained(session, request, results) if request.training else results
+        built = time.perf_counter()
+        session.compile()
+        compiled = time.perf_counter()
+        session.step()
+        session.synchronize()
+        about = {
+            "build_seconds": built - started,
+            "compile_seconds": compiled - built,
+            "first_seconds": time.perf_counter() - compiled,
+            "peak_memory_bytes": self._peak_memory(),
+        }
+        results = {name: np.asarray(array) for name, array in session.results().items()}
+        rest()
+        return about, self._trained(session, request, results) if request.training else results
 
     def _trained(self, session: Session, request: Request, results: Mapping[str, NDArray[Any]]) -> Arrays:
         if not hasattr(session, "state"):
@@ -70,59 +86,42 @@ class Bench:
                 f"{self.measured.name} cannot be measured in training: its session has no method 'state'"
             )
         assert request.training is not None
-        losses = [results.get("loss", np.asarray(np.nan))]
+        losses = [results.get("loss", np.nan)]
         for (batch,) in request.training.steps[1:]:
             session.feed(batch)
             session.step()
             session.synchronize()
-            losses.append(session.results().get("loss", np.asarray(np.nan)))
+            losses.append(session.results().get("loss", np.nan))
         # All measured steps use the first batch.
         session.feed(request.batch)
-        after = session.state()
-        changes = (
-            (name, np.subtract(after[f"parameters.{name}"], request.weights[name], dtype=np.float64))
-            for name in trainable(request.config)
-            if f"parameters.{name}" in after
-        )
-        return {"loss": np.array(losses)} | moved(changes, after.items())
+        return {"loss": np.array(losses)} | moved(request.config, request.weights, session.state())
 
-    def product(self, sizes: Sequence[int], dtype: str, device: str, precision: str) -> Answer:
-        """Prepare a product of random matrices (M, K) and (K, N)."""
+    def product(self, sizes: Sequence[int], dtype: str, device: str, precision: str) -> float:
+        """Prepare a product of random matrices (M, K) and (K, N), and return the first one's seconds."""
         self.release()
         if not hasattr(self.measured, "product"):
             raise Unsupported(f"{self.measured.name} cannot be measured: it has no method 'product'")
         m, k, n = sizes
         generator = np.random.default_rng(sizes)
-        left, right = (generator.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
-        started = time.perf_counter()
+        left, right = (generator.standard_normal(shape, np.float32) for shape in ((m, k), (k, n)))
         self.device = device
-        self.steps = self.measured.product(left, right, dtype, device, precision)
-        return self._begin(time.perf_counter() - started)[0], {}
-
-    def _begin(self, build_seconds: float) -> Answer:
-        assert self.steps is not None
+        steps = self.steps = self.measured.product(left, right, dtype, device, precision)
         started = time.perf_counter()
-        self.steps.compile()
-        compiled = time.perf_counter()
-        self.steps.step()
-        self.steps.synchronize()
-        ended = time.perf_counter()
-        peak = self._peak_memory()
-        results = {name: np.asarray(array) for name, array in self.steps.results().items()}
-        seconds = {
-            "build_seconds": build_seconds,
-            "compile_seconds": compiled - started,
-            "first_seconds": ended - compiled,
-            "peak_memory_bytes": peak,
-        }
-        return seconds, results
+        steps.step()
+        steps.synchronize()
+        seconds = time.perf_counter() - started
+        rest()
+        return seconds
 
-    def repeat(self, count: int, seconds: float) -> Answer:
+    def repeat(self, seconds: float, count: int = MOST) -> dict[str, Any]:
         """Run at least one step, until time or count is up; return each step's seconds."""
         assert self.steps is not None, "nothing is prepared"
-        self._reset_peak_memory()
+        self._peak_memory(reset=True)
+        before, started = time.process_time(), time.perf_counter()
         durations = (self._on_cpu if self.device == "cpu" else self._on_device)(self.steps, count, seconds)
-        return {"seconds": durations, "peak_memory_bytes": self._peak_memory()}, {}
+        busy = (time.process_time() - before) / (time.perf_counter() - started)
+        rest()
+        return {"seconds": durations, "peak_memory_bytes": self._peak_memory(), "busy_cores": busy}
 
     def _on_cpu(self, steps: Steps, count: int, seconds: float) -> list[float]:
         durations: list[float] = []
@@ -133,29 +132,30 @@ class Bench:
     def _on_device(self, steps: Steps, count: int, seconds: float) -> list[float]:
         # Start steps without waiting, as in real use. The device's clock times each step; without events,
         # return the mean.
-        single = mean_seconds(steps, 1)
-        count = max(1, min(count, int(seconds / max(single, 1e-6))))
-        events = (
-            [self.measured.event() for _ in range(count + 1)] if hasattr(self.measured, "event") else [None]
+        count = max(1, min(count, int(seconds / max(mean_seconds(steps, 1), 1e-6))))
+        new_event = getattr(self.measured, "event", lambda: None)
+        events: list[Any] = [new_event() for _ in range(count + 1)]
+        if None in events:
+            return [mean_seconds(steps, count)]
+        steps.synchronize()
+        events[0].record()
+        for event in events[1:]:
+            steps.step()
+            event.record()
+        steps.synchronize()
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
+
+    def _peak_memory(self, reset: bool = False) -> int | None:
+        if self.device == "cpu":
+            return peak_memory(reset)
+        return (
+            self.measured.peak_memory(self.device, reset) if hasattr(self.measured, "peak_memory") else None
         )
-        return [mean_seconds(steps, count)] if None in events else seconds_by_events(steps, events)
 
-    def _peak_memory(self) -> int | None:
-        if self.device == "cpu":
-            return peak_memory()
-        return self.measured.peak_memory(self.device) if hasattr(self.measured, "peak_memory") else None
-
-    def _reset_peak_memory(self) -> None:
-        if self.device == "cpu":
-            reset_peak_memory()
-        elif hasattr(self.measured, "peak_memory"):
-            self.measured.peak_memory(self.device, reset=True)
-
-    def release(self) -> Answer:
+    def release(self) -> None:
         """Free the session."""
         self.steps = None
         gc.collect()
-        return {}, {}
 
 
 def mean_seconds(steps: Steps, count: int) -> float:
@@ -168,36 +168,24 @@ def mean_seconds(steps: Steps, count: int) -> float:
     return (time.perf_counter() - started) / count
 
 
-def seconds_by_events(steps: Steps, events: Sequence[Any]) -> list[float]:
-    """Seconds of consecutive steps between device events (one more than steps)."""
-    steps.synchronize()
-    events[0].record()
-    for event in events[1:]:
-        steps.step()
-        event.record()
-    steps.synchronize()
-    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
-
-
 def moved(
-    changes: Iterable[tuple[str, NDArray[Any]]], kept: Iterable[tuple[str, NDArray[Any]]]
+    config: EncoderConfig, before: Weights, state: Mapping[str, Array]
 ) -> dict[str, NDArray[np.float64]]:
-    """Project parameter changes and first moments.
-
-    Args:
-        kept: optimizer state by ``<moment>.<name>``.
+    """Project parameter changes and first moments of a training's state.
 
     Returns:
         ``updates/<name>`` and ``moments/<name>``.
     """
     # A few values represent millions. Gradient errors appear proportionally in first moments; errors of
     # second moments appear in the changes.
-    projections = {f"updates/{name}": project(name, array) for name, array in changes}
-    return projections | {
-        f"moments/{name.removeprefix(MOMENT)}": project(name.removeprefix(MOMENT), array)
-        for name, array in kept
-        if name.startswith(MOMENT)
+    after = section(state, "parameters.")
+    changes = {
+        f"updates/{name}": project(name, np.subtract(after[name], before[name], dtype=np.float64))
+        for name in trainable(config)
+        if name in after
     }
+    moments = section(state, "first_moment.").items()
+    return changes | {f"moments/{name}": project(name, array) for name, array in moments}
 
 
 def project(name: str, change: Array) -> NDArray[np.float64]:
@@ -215,15 +203,29 @@ def project(name: str, change: Array) -> NDArray[np.float64]:
     return projected
 
 
-def reset_peak_memory() -> None:
-    """Reset this process's peak resident size, if possible."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+def rest() -> None:
+    """Wait until all other threads of this process are idle, or for half a second."""
+    # Thread pools spin for a while before they sleep, which would slow down the next measurement:
+    # PaddlePaddle's MKL keeps a core busy for 0.2 s after each step (decision 0012).
+    end, resting, own = time.perf_counter() + REST, 0, f"{threading.get_native_id()}"
+    while resting < 2 and time.perf_counter() < end:  # twice: a thread may just be waiting for another
+        time.sleep(0.005)
+        others = (task for task in Path("/proc/self/task").glob("*/stat") if task.parent.name != own)
+        resting = resting + 1 if not any(map(_runs, others)) else 0
 
 
-def peak_memory() -> int | None:
-    """Peak resident bytes since the last reset, if available."""
+def _runs(task: Path) -> bool:
     try:
+        return task.read_text().rpartition(")")[2].split()[0] == "R"
+    except (OSError, IndexError):
+        return False
+
+
+def peak_memory(reset: bool = False) -> int | None:
+    """Peak resident bytes of this process since the last reset, if available."""
+    try:
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5")
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return None

@@ -185,17 +185,11 @@ class Run:
 class Steps(Protocol):
     """A repeatable computation with asynchronous steps."""
 
-    def compile(self) -> None:
-        """Compile before the first step, if possible."""
-
     def step(self) -> None:
         """Start one step."""
 
     def synchronize(self) -> None:
         """Wait for the device."""
-
-    def results(self) -> Arrays:
-        """The last step's ``logits`` (B, C), ``loss`` before the update, or ``product``."""
 
 
 class Session(Steps, Protocol):
@@ -204,6 +198,12 @@ class Session(Steps, Protocol):
     Steps train if the request has ``training``, and otherwise are forward passes. Inputs come from the
     request's batch or :meth:`feed`.
     """
+
+    def compile(self) -> None:
+        """Compile before the first step, if possible."""
+
+    def results(self) -> Arrays:
+        """The last step's ``logits`` (B, C), or ``loss`` before the update."""
 
     def feed(self, batch: Batch) -> None:
         """Set inputs of the same shapes, already rounded to the precision (SPEC PRC-2)."""

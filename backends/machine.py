@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import time
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,22 @@ from concord.spec.errors import SpecError
 
 def describe() -> dict[str, Any]:
     """Describe the machine and this process as JSON data."""
-    try:
-        installed = version(DISTRIBUTION)
-    except PackageNotFoundError:  # a checkout that is not installed
-        installed = None
     return {
-        "concord": installed,
+        "concord": installed(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "system": platform.platform(),
         "processor": processor(),
         "cores": available_cores(),
     }
+
+
+def installed() -> str | None:
+    """Concord's version; None for a checkout that is not installed."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return None
 
 
 def memory() -> tuple[int, int]:
@@ -61,50 +65,17 @@ def resident(pid: int) -> int:
         return 0
 
 
-def processor_seconds(pid: int) -> float | None:
-    """A process's CPU time; None if it has ended."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return None
-    return float(times.user + times.system)
-
-
-# Seconds for a process to become idle after its work.
-REST = 0.5
-
-
-def cores_busy(seconds: float = 0.5) -> float:
+def cores_busy() -> float:
     """Count busy cores while this process waits."""
-    return float(psutil.cpu_percent(interval=seconds)) / 100 * (os.cpu_count() or 1)
-
-
-def wait_for_rest(pid: int, longest: float = REST) -> None:
-    """Wait until all threads of a process are idle."""
-    # Thread pools spin for a while before they sleep, which would slow down the next measurement.
-    tasks, end, resting = Path(f"/proc/{pid}/task"), time.perf_counter() + longest, 0
-    while resting < 2 and time.perf_counter() < end:  # twice: a thread may just be waiting for another
-        time.sleep(0.005)
-        resting = resting + 1 if not any(_runs(task) for task in tasks.glob("*/stat")) else 0
-
-
-def _runs(task: Path) -> bool:
-    try:
-        return task.read_text().rpartition(")")[2].split()[0] == "R"
-    except (OSError, IndexError):
-        return False
+    return float(psutil.cpu_percent(interval=0.5)) / 100 * (os.cpu_count() or 1)
 
 
 def gpus() -> list[str]:
     """Names of all NVIDIA GPUs, including those that no framework sees."""
-    descriptions = [
-        path.read_text() for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    ]
     models = [
-        line.partition(":")[2].strip()
-        for text in descriptions
-        for line in text.splitlines()
-        if line.startswith("Model:")
+        model
+        for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        for model in re.findall(r"^Model:\s*(.*\S)", path.read_text(), re.M)
     ]
     return models or [
         f"NVIDIA device {path.name.removeprefix('nvidia')}"
@@ -115,12 +86,11 @@ def gpus() -> list[str]:
 def processor() -> str | None:
     """The processor's name with family and model, if the system provides them."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return platform.processor() or None
-    first = lines[: lines.index("")] if "" in lines else lines
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
+    facts = dict(re.findall(r"^(cpu family|model|model name)\s*: (.*)$", first, re.M))
+    if len(facts) < 3:
+        return facts.get("model name")
     # Names of virtual machines, such as "AMD EPYC", are shared by generations of different speed.
-    numbers = [f"{key.split()[-1]} {facts[key]}" for key in ("cpu family", "model") if key in facts]
-    name = facts.get("model name")
-    return f"{name} ({', '.join(numbers)})" if name and numbers else name
+    return "{2} (family {0}, model {1})".format(*facts.values())

@@ -178,8 +178,8 @@ def split_gradients(
     arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[Arrays, Arrays]:
     """Separate gradients by parameters and inputs from those by taps."""
-    by_taps = section(arrays, "taps.")
-    return {name: array for name, array in arrays.items() if not name.startswith("taps.")}, by_taps
+    own = {name: array for name, array in arrays.items() if not name.startswith("taps.")}
+    return own, section(arrays, "taps.")
 
 
 def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[str]:
@@ -193,14 +193,11 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
         for name, parameter in parameters(config, part).items()
     }
     shapes |= {f"gradients.inputs.{name}": array.shape for name, array in inputs.items()}
-    gradients = {
-        **run.gradients,
-        **{f"taps.{name}": array for name, array in run.tap_gradients.items() if array is not None},
-    }
     delivered = [
         *run.taps.items(),
         *run.results(output_name(config, part)).items(),
-        *((f"gradients.{name}", array) for name, array in gradients.items()),
+        *((f"gradients.{name}", array) for name, array in run.gradients.items()),
+        *((f"gradients.taps.{name}", array) for name, array in run.tap_gradients.items()),
     ]
     storage, problems = precision(run.dtype).storage, dict[str, list[str]]()
     # A model in half precision may return float32 logits (SPEC PRC-2).

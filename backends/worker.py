@@ -15,7 +15,6 @@ from concord.backends.cores import available_cores
 from concord.backends.interface import Request, Run, Unsupported
 from concord.backends.process import Process
 from concord.backends.wire import WorkerFailure, check_info
-from concord.spec.arrays import Arrays
 from concord.spec.batch import Batch, round_inputs
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -26,9 +25,6 @@ TIME_LIMIT = 300.0
 
 # A worker counts as large from this share of its memory limit, or from this many bytes.
 SHARE, MUCH = 8, 1 << 31
-
-PROFILES = ("plain", "tuned")
-"""Environments of a worker; ``tuned`` adds vendors' documented speed switches."""
 
 # The effective variables: OMP for PyTorch and Paddle, two specific ones for TensorFlow, NPROC for JAX,
 # OpenBLAS for NumPy.
@@ -47,8 +43,12 @@ DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 # XLA reads its flags once, when JAX starts; the user may have set further flags.
 XLA = "--xla_gpu_deterministic_ops=true"
 
-# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2.
-SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
+# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2. XLA uses
+# half of AVX512's registers by default (decision 0034).
+SWITCHES = {
+    "MKL_DEBUG_CPU_TYPE": "5",
+    "XLA_FLAGS": f"--xla_cpu_prefer_vector_width=512 {os.environ.get('XLA_FLAGS', '')}".strip(),
+}
 
 
 def environment(
@@ -57,9 +57,6 @@ def environment(
     """A worker's environment variables for threads (default: one per core), device and logging."""
     # All variables are set explicitly: importing Paddle, for example, sets OMP_NUM_THREADS=1 for all children
     # (decision 0001).
-    count = str(threads or available_cores())
-    explicit = dict.fromkeys(THREADS, count)
-    tuned = SWITCHES if profile == "tuned" else {}
     on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     on_gpu = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     quiet = {
@@ -69,8 +66,8 @@ def environment(
         "JAX_ENABLE_X64": "1",
     }
     return {
-        **explicit,
-        **tuned,
+        **dict.fromkeys(THREADS, str(threads or available_cores())),
+        **(SWITCHES if profile == "tuned" else {}),
         **(on_cpu if device == "cpu" else on_gpu),
         **(DETERMINISM | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {XLA}"} if deterministic else {}),
         **quiet,
@@ -84,6 +81,7 @@ class Worker(Process):
         target: ``"package.module:Class"``.
         python: another environment's interpreter, with numpy, scipy, safetensors and the framework.
         opened: called once the process exists, to allow closing while it starts.
+        profile: ``"plain"``, or ``"tuned"`` with vendors' documented speed switches.
 
     Raises:
         WorkerFailure: if the process does not start or the framework cannot be imported.
@@ -103,8 +101,7 @@ class Worker(Process):
         deterministic: bool = False,
     ) -> None:
         super().__init__(time_limit, memory_limit)
-        self.profile, self.deterministic = profile, deterministic
-        self.name, self.device, self.settled = name, device, 0
+        self.name, self.device, self.deterministic, self.settled = name, device, deterministic, 0
         self.start(
             "concord.backends.remote:Service",
             environment(device, threads, profile, deterministic),
@@ -177,7 +174,7 @@ class Worker(Process):
                     f"{name!r}"
                 )
 
-    def bench(self, operation: str, **asked: Any) -> tuple[dict[str, Any], Arrays]:
+    def bench(self, operation: str, **asked: Any) -> Any:
         """Call an operation of :class:`concord.backends.bench.Bench`.
 
         Raises:
@@ -185,8 +182,7 @@ class Worker(Process):
             SpecError: for an invalid configuration or size.
             WorkerFailure: if the worker does not answer.
         """
-        answer, arrays = self.call(0, f"bench.{operation}", **asked)
-        return answer, arrays
+        return self.call(0, f"bench.{operation}", **asked)
 
     def train(self, request: Request) -> Remote:
         """Open a training session.

@@ -6,6 +6,7 @@ a framework, PyTorch.
 """
 
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 # The name ``concord`` belongs to another distribution.
@@ -28,18 +29,16 @@ def installation(extra: str) -> str:
     )
 
 
+# Imported on request, since refusing a command or printing its help needs no judge.
+PUBLIC = {
+    "compare": "concord.conformance.compare:compare",
+    "assert_same": "concord.conformance.compare:assert_same",
+    "load": "concord.porting.prediction:load",
+    "show": "concord.notebook:show",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # Imported on request, since refusing a command or printing its help needs no judge.
-    if name in ("compare", "assert_same"):
-        from concord.conformance import compare
-
-        return getattr(compare, name)
-    if name == "load":
-        from concord.porting.prediction import load
-
-        return load
-    if name == "show":
-        from concord.notebook import show
-
-        return show
+    if name in PUBLIC:
+        return resolve_name(PUBLIC[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,12 +7,12 @@ interrupted.
 from __future__ import annotations
 
 from functools import partial
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
-from concord import DISTRIBUTION, output_files
+from concord import output_files
+from concord.backends import machine
 from concord.commands import case, show
 from concord.commands.certify import certify
 from concord.commands.check import check
@@ -63,13 +63,9 @@ app = new(pretty_exceptions_enable=False, epilog=EXAMPLES)
 
 
 def _version(value: bool) -> None:
-    if not value:
-        return
-    try:
-        print(f"concord {metadata.version(DISTRIBUTION)}")
-    except metadata.PackageNotFoundError:
-        print("concord, from a checkout that is not installed")
-    raise typer.Exit(0)
+    if value:
+        print(f"concord {machine.installed() or 'from a checkout that is not installed'}")
+        raise typer.Exit
 
 
 @app.callback()

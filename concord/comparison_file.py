@@ -104,14 +104,6 @@ class ComparisonFile(StrictTable):
         """Name of the inputs in a report."""
         return inputs or ("texts" if self.texts else "standard inputs")
 
-    def check_ways(self) -> None:
-        """Refuse unknown ways."""
-        from concord.conformance.compare.ways import parts_of
-
-        for entry in self.candidates.values():
-            if entry.way:
-                parts_of(entry.way)
-
 
 def read_comparison_file() -> ComparisonFile:
     """Read the file of the current folder.

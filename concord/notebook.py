@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
 
 from concord.conformance.judging.verdict import Result, Verdict
 from concord.conformance.run import record
@@ -22,12 +21,16 @@ class Page(str):
 
 def show(*verdicts: Verdict, title: str = "Verdict") -> Page:
     """Page of verdicts."""
-
-    def results() -> Iterator[Result]:
-        for number, verdict in enumerate(verdicts, start=1):
-            explained = verdict.explained()
-            case = f"verdict {number}" if len(verdicts) > 1 else "verdict"
-            yield Result("the run", title, case, "its own precision", explained.status, verdict=explained)
-
-    report = Report([*results()], {"the run": {}}, Setup())
+    results = [
+        Result(
+            "the run",
+            title,
+            f"verdict {number}" if len(verdicts) > 1 else "verdict",
+            "its own precision",
+            verdict.status,
+            verdict=verdict,
+        )
+        for number, verdict in enumerate(verdicts, start=1)
+    ]
+    report = Report(results, {"the run": {}}, Setup())
     return Page(results_page(record.make_record(report, "compare", title)))

@@ -23,7 +23,7 @@ from concord.conformance.run import record, report
 from concord.conformance.run.campaign import Report, Setup
 from concord.exit_codes import Halt
 from concord.help_screen import print_all
-from concord.spec.errors import SpecError, collecting, refuse, unknowns
+from concord.spec.errors import collecting, refuse, unknowns
 from concord.terminal import Terminal
 
 T = TypeVar("T")
@@ -241,12 +241,6 @@ class Workers(OptionGroup):
                     )
         refuse(problems)
         return names
-
-    def one(self, why: str) -> str:
-        """The single backend to run; ``why`` explains a refusal of several."""
-        if (count := len(self.backend or ())) != 1:
-            raise SpecError(f"--backend is given {count} times but must be given once: {why}")
-        return self.names()[0]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ class Own:
     part: str  # one of PARTS
     weights: Weights
     batches: Mapping[str, Batch]  # by the name of the case
-    remarks: list[str] = field(default_factory=list)  # for the user
+    remarks: list[str]  # for the user
 
 
 @dataclass(frozen=True)

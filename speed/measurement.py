@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from concord.backends import machine
-from concord.backends.interface import Unsupported
 from concord.backends.pool import Pool
 from concord.backends.wire import WorkerFailure
-from concord.conformance.run.campaign import Setup
+from concord.conformance.run.campaign import Setup, failure_of
 from concord.spec.arrays import Array
-from concord.spec.errors import SpecError
 from concord.spec.parameters import initialize
 from concord.speed import truth
-from concord.speed.peers import PEER_EXECUTIONS, PEERS
+from concord.speed.peers import PEERS
 from concord.speed.presets import SEED, Workload
 from concord.speed.statistics import median, settled
+from concord.speed.table import seconds
 from concord.speed.work import product_sizes
 
 # Sizes at which every framework reaches its best rate, by kind of device.
@@ -39,7 +37,7 @@ Tell = Callable[[str], None]
 
 Sizes = tuple[int, int, int]
 
-Rates = dict[tuple[str, Sizes, str], float]  # GFLOP/s by backend, sizes and precision
+Keep = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,10 @@ class Mode:
 class SpeedPlan:
     """Workloads to measure in each mode on each backend and peer."""
 
-    names: tuple[str, ...]
+    names: Sequence[str]
     workloads: tuple[Workload, ...]
-    modes: tuple[Mode, ...]
-    settings: Setup = field(default_factory=Setup)
+    modes: tuple[tuple[Mode, ...], ...]  # the programs of a group of modes are all built before their turns
+    settings: Setup
     turns: int = 3  # minimum; up to ``patience`` times as many if a measurement is unsteady
     patience: int = 3
     budget: float | None = None  # seconds after which no workload or turn starts
@@ -70,60 +68,35 @@ class SpeedPlan:
     slice: float = 0.3  # seconds per turn, or one step if that is longer
 
 
-def measure(
-    plan: SpeedPlan,
-    keep: Callable[[dict[str, Any]], None] = lambda entry: None,
-    tell: Tell = lambda text: None,
-) -> bool:
-    """Measure a plan, and return whether the budget sufficed."""
-    deadline = math.inf if plan.budget is None else time.perf_counter() + plan.budget
-    offered: dict[str, list[str]] = {}
-    rates: Rates = {}
+def measure(plan: SpeedPlan, keep: Keep = lambda entry: None, tell: Tell = lambda text: None) -> bool:
+    """Measure a plan, and return whether the budget sufficed.
+
+    Args:
+        keep: takes each entry, as soon as it has a figure and whenever it has more.
+    """
     with tempfile.TemporaryDirectory(prefix="concord-", ignore_cleanup_errors=True) as folder:
-        for mode in plan.modes:
-            names = [name for name in plan.names if takes_part(name, mode, offered)]
-            with Pool(len(names) or 1) as pool:
-                tell(f"{mode.name}: starting {', '.join(names)}")
-                members = [Member(name, plan.settings, pool) for name in names]
-                pool.map(Member.start, members)
-                for member in members:
-                    if member.description:
-                        offered[member.name] = member.description.get("implementations", [])
-                team = Team(plan, mode, members, rates, Path(folder), tell)
-                for work in plan.workloads:
-                    if time.perf_counter() > deadline:
-                        return False
-                    for entry in team.measure(work, deadline):
-                        keep(entry)
-    return True
+        measurement = Measurement(plan, keep, tell, Path(folder))
+        return all(map(measurement.measure_group, plan.modes))
 
 
 def takes_part(name: str, mode: Mode, offered: Mapping[str, Sequence[str]]) -> bool:
     """Whether a backend supports a mode; ``offered`` are known implementations."""
     if name in PEERS:
-        return mode.implementation == "library" and mode.execution in PEER_EXECUTIONS[name]
+        return mode.name in PEERS[name].modes
     # A name with a colon is a backend's own implementation, such as library:onednn.
     return ":" not in mode.implementation or mode.implementation in offered.get(name, [mode.implementation])
-
-
-def rules_of(work: Workload, settings: Setup, description: Mapping[str, Any]) -> str | None:
-    """The precision whose rounding is allowed, if different from the workload's: TF32 on a GPU."""
-    if work.dtype != "float32" or settings.device == "cpu":
-        return None
-    products = description.get("precision_defaults", {}).get("products", {}).get("cuda")
-    return "tf32" if "tf32" in (settings.precision, settings.precision == "default" and products) else None
 
 
 class Member:
     """A backend in one mode, in its own process."""
 
-    def __init__(self, name: str, settings: Setup, pool: Pool) -> None:
-        self.name, self.settings = name, settings
+    def __init__(self, name: str, mode: Mode, settings: Setup, pool: Pool) -> None:
+        self.name, self.mode, self.settings = name, mode, settings
         self.description: dict[str, Any] = {}  # remains empty if it does not start
         self.entry: dict[str, Any] = {}  # entry of the current workload
         # No restarts: between turns, a new process would have to build, compile and be checked.
         self.supervisor = pool.supervise(
-            partial(settings.open, PEERS.get(name, name), profile="tuned"), restarts=0
+            partial(settings.open, PEERS[name].plugin if name in PEERS else name, profile="tuned"), restarts=0
         )
 
     def start(self) -> None:
@@ -131,126 +104,135 @@ class Member:
         with contextlib.suppress(WorkerFailure):
             self.description = {**self.supervisor.get().description}
 
-    def ask(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], dict[str, Array]] | None:
-        """Call an operation of :class:`concord.backends.bench.Bench`; the entry records a failure."""
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        """Call an operation of :class:`concord.backends.bench.Bench`; None: the entry records its failure."""
         try:
             return self.supervisor.do(lambda worker: worker.bench(operation, **arguments))
-        except Unsupported as reason:
-            failure = "unsupported", str(reason)
-        except SpecError as error:
-            failure = "refused", error.problems[0]
-        except WorkerFailure as error:
-            failure = self.settings.status_of(self.name, error.status), error.detail
-        self.entry["status"], self.entry["detail"] = failure
-        return None
-
-    def repeat(self, seconds: float) -> dict[str, Any] | None:
-        """Run steps for one turn."""
-        before, started = self._processor_seconds(), time.perf_counter()
-        answer = self.ask("repeat", count=1000, seconds=seconds)
-        busy = busy_cores(before, self._processor_seconds(), time.perf_counter() - started)
-        self.rest()
-        return {**answer[0], "busy_cores": busy} if answer else None
-
-    def rest(self) -> None:
-        """Wait until the process is idle."""
-        # PaddlePaddle's MKL keeps a core busy for 0.2 s after each step, which slows down the next backend
-        # (decision 0012).
-        worker = self.supervisor.worker
-        if worker and worker.pid is not None:
-            machine.wait_for_rest(worker.pid)
-
-    def _processor_seconds(self) -> float | None:
-        worker = self.supervisor.worker
-        return machine.processor_seconds(worker.pid) if worker and worker.pid is not None else None
+        except Exception as error:
+            if not (failure := failure_of(error)):
+                raise
+            status, detail, _ = failure
+            self.entry |= {"status": self.settings.status_of(self.name, status), "detail": detail}
+            return None
 
 
-def busy_cores(before: float | None, after: float | None, elapsed: float) -> float | None:
-    """Number of busy cores of a process, from CPU times."""
-    return None if before is None or after is None or elapsed <= 0 else (after - before) / elapsed
+class Measurement:
+    """All backends and peers on all workloads."""
 
+    def __init__(self, plan: SpeedPlan, keep: Keep, tell: Tell, folder: Path) -> None:
+        self.plan, self.keep, self.tell = plan, keep, tell
+        self.folder = folder  # of the weights
+        self.deadline = math.inf if plan.budget is None else time.perf_counter() + plan.budget
+        self.device = plan.settings.device
+        self.once = Lock()  # weights and expectations are computed by one thread, for all
+        self.offered: dict[str, list[str]] = {}
+        # GFLOP/s by backend, sizes and dtype: a bare product has no mode.
+        self.rates: dict[tuple[str, Sizes, str], float] = {}
 
-@dataclass
-class Team:
-    """All backends in one mode."""
+    def measure_group(self, modes: Sequence[Mode]) -> bool:
+        """Measure each workload in a group of modes, and return whether the budget sufficed."""
+        names, self.label = self.plan.names, ", ".join(mode.name for mode in modes)
+        with Pool(len(names) * len(modes)) as self.pool:
+            self.members = [
+                Member(name, mode, self.plan.settings, self.pool)
+                for mode in modes
+                for name in names
+                if takes_part(name, mode, self.offered)
+            ]
+            self.tell(f"{self.label}: starting {len(self.members)} processes")
+            self.pool.map(Member.start, self.members)
+            self.offered |= {
+                member.name: member.description.get("implementations", [])
+                for member in self.members
+                if member.description
+            }
+            self.members = [
+                member for member in self.members if takes_part(member.name, member.mode, self.offered)
+            ]
+            for work in self.plan.workloads:
+                if time.perf_counter() > self.deadline:
+                    return False
+                self._measure(work)
+        return True
 
-    plan: SpeedPlan
-    mode: Mode
-    members: list[Member]
-    rates: Rates  # shared by all modes, since a bare product has no mode
-    folder: Path  # of the weights
-    tell: Tell
-
-    def measure(self, work: Workload, deadline: float) -> list[dict[str, Any]]:
-        """Measure a workload on every backend; return their entries."""
-        device = self.plan.settings.device.partition(":")[0]
-        # A share of this machine's measured rate is more informative than a share of a data sheet's rate
-        # (decision 0012).
-        sizes = [product_sizes(work), *([SQUARE[device]] if self.plan.square else [])]
-        for size in sizes:
-            self._measure_product(size, work.dtype)
+    def _measure(self, work: Workload) -> None:
         for member in self.members:
             member.entry = {
                 "backend": member.name,
-                "mode": self.mode.name,
+                "mode": member.mode.name,
                 "workload": work.name,
-                **asdict(self.mode),
+                **asdict(member.mode),
                 "status": "measured",
                 "detail": "",
                 "turns": [],
                 "backend_info": member.description,
-                "product_gflops": max(self.rates[member.name, size, work.dtype] for size in sizes),
             }
-        for member in self.members:
-            self._prepare(member, work)
-        self._take_turns(work, deadline)
+        prepare = partial(self._prepare, work)
+        if self.device == "cpu":  # there, programs that compile at once would share the cores
+            for member in self.members:
+                prepare(member)
+        else:
+            self.pool.map(prepare, self.members)
+        self._take_turns(work)
         entries = [member.entry for member in self.members]
         for member in self.members:
-            member.entry = {}
+            member.entry = {}  # what happens from here on changes no result
+        # A share of this machine's measured rate is more informative than a share of a data sheet's rate
+        # (decision 0012).
+        sizes = [product_sizes(work)]
+        if self.plan.square and time.perf_counter() < self.deadline:
+            sizes.append(SQUARE[self.device.partition(":")[0]])
+        for size in sizes:
+            self._measure_product(size, work)
+        for entry in entries:
+            rates = (self.rates.get((entry["backend"], size, work.dtype), 0.0) for size in sizes)
+            self.keep({**entry, "product_gflops": max(rates)})
+            if turns := [turn["seconds"] for turn in entry["turns"]]:
+                self.tell(f"{work.name}, {entry['mode']}: {entry['backend']} takes {seconds(median(turns))}")
+        for member in self.members:
             member.ask("release")
-        return entries
 
-    def _measure_product(self, sizes: Sizes, dtype: str) -> None:
-        members = [member for member in self.members if (member.name, sizes, dtype) not in self.rates]
+    def _measure_product(self, sizes: Sizes, work: Workload) -> None:
+        members = {
+            key: member
+            for member in self.members
+            if (key := (member.name, sizes, work.dtype)) not in self.rates
+        }
         if not members:
             return
-        self.tell(f"{self.mode.name}: matrix product {' x '.join(map(str, sizes))}")
-        self.rates |= {(member.name, sizes, dtype): 0.0 for member in members}
-        settings = {
-            "dtype": dtype,
-            "device": self.plan.settings.device,
-            "precision": self.plan.settings.precision,
-        }
-        ready = [member for member in members if member.ask("product", sizes=sizes, **settings)]
-        for _ in range(PRODUCT_TURNS):
-            for member in ready:
-                if answer := member.repeat(PRODUCT_SECONDS):
-                    # As for steps, use the rate sustained over a turn, not that of a lucky moment.
-                    rate = 2 * math.prod(sizes) / median([answer["seconds"]]) / 1e9
-                    key = member.name, sizes, dtype
-                    self.rates[key] = max(self.rates[key], rate)
+        self.tell(f"{self.label}: matrix product {' x '.join(map(str, sizes))}")
+        settings = {**work.settings, "sizes": sizes, "device": self.device}
+        ready = [key for key, member in members.items() if member.ask("product", **settings)]
+        self.rates |= dict.fromkeys(members, 0.0)
+        for key in ready * PRODUCT_TURNS:
+            if answer := members[key].ask("repeat", seconds=PRODUCT_SECONDS):
+                # As for steps, use the rate sustained over a turn, not that of a lucky moment.
+                rate = 2 * math.prod(sizes) / median([answer["seconds"]]) / 1e9
+                self.rates[key] = max(self.rates[key], rate)
 
-    def _prepare(self, member: Member, work: Workload) -> None:
-        self.tell(f"{work.name}, {self.mode.name}: preparing {member.name}")
-        settings, checked = self.plan.settings, truth.probe(work)
-        options = {**asdict(self.mode), "device": settings.device, "precision": settings.precision}
+    def _prepare(self, work: Workload, member: Member) -> None:
+        self.tell(f"{work.name}, {member.mode.name}: preparing {member.name}")
+        checked = truth.program(work)
+        options = {**asdict(member.mode), "device": self.device}
         # Judge before timing, since the speed of a wrong program is useless (decision 0012).
         for part in dict.fromkeys((checked, work)):
-            answer = member.ask("prepare", request=part.request(**options), weights=self._weights(part))
+            with self.once:
+                weights = self._weights(part)
+            answer = member.ask("prepare", request=part.request(**options), weights=weights)
             if answer is None:
                 return
             seconds, results = answer
             if part == checked:
-                member.entry |= judged(checked, rules_of(checked, settings, member.description), results)
+                with self.once:
+                    member.entry |= judged(checked, results)
                 if member.entry["status"] != "measured":
                     return
             member.entry |= seconds
-        member.rest()
 
     def _weights(self, work: Workload) -> str:
         config = work.preset.config
         # In a file, since generating weights takes longer than reading them, and each mode needs them again.
-        path = self.folder / f"{hashlib.sha256(config.to_toml().encode()).hexdigest()}.safetensors"
+        path = self.folder / f"{hash(config)}.safetensors"
         if not path.exists():
             weights = initialize(config, SEED)  # already float32 values, so the file rounds nothing
             save_file(
@@ -258,34 +240,39 @@ class Team:
             )
         return str(path)
 
-    def _take_turns(self, work: Workload, deadline: float) -> None:
-        where = f"{work.name}, {self.mode.name}"
-        self.tell(f"{where}: warming up")
+    def _take_turns(self, work: Workload) -> None:
+        self.tell(f"{work.name}, {self.label}: warming up")
         for member in self._running():
             # A first step as long as a turn suffices as warm-up, unless it includes compilation.
-            if member.entry["first_seconds"] < self.plan.slice or self.mode.execution.endswith("compiled"):
-                member.repeat(self.plan.slice)
+            compiled = member.mode.execution.endswith("compiled")
+            if compiled or member.entry["first_seconds"] < self.plan.slice:
+                member.ask("repeat", seconds=self.plan.slice)
         for turn in range(self.plan.turns * self.plan.patience):
             running = self._running()
             # All backends get the same number of turns, so that temporary noise affects all of them.
             steady = all(settled([turn["seconds"] for turn in member.entry["turns"]]) for member in running)
-            if turn >= self.plan.turns and (steady or time.perf_counter() > deadline):
+            if turn >= self.plan.turns and (steady or time.perf_counter() > self.deadline):
                 return
-            self.tell(f"{where}: turn {turn + 1}")
+            self.tell(f"{work.name}, {self.label}: turn {turn + 1}")
             for member in running:
-                if answer := member.repeat(self.plan.slice):
+                if answer := member.ask("repeat", seconds=self.plan.slice):
                     member.entry["turns"].append(answer)
+                self.keep(member.entry)
 
     def _running(self) -> list[Member]:
         return [member for member in self.members if member.entry["status"] == "measured"]
 
 
-def judged(work: Workload, rules: str | None, results: Mapping[str, Array]) -> dict[str, Any]:
+def judged(work: Workload, results: Mapping[str, Array]) -> dict[str, Any]:
     """An entry's status and error in tolerances."""
-    verdict = truth.judge(truth.expected(work, rules), results)
+    expected = truth.expected(work)
+    logits, batch = results.get("logits"), work.preset.batch
+    if logits is not None and logits.shape[:1] == (batch,):
+        results = {**results, "logits": logits[: len(expected.values["logits"])]}
+    verdict = truth.judge(expected, results)
     nearest = verdict.nearest
     entry = {
-        "checked_samples": work.preset.batch,
+        "checked_samples": truth.judged_samples(work),
         "error_in_tolerances": nearest.ratio if nearest else math.nan,
     }
     if verdict.status == "undetermined":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,44 +14,47 @@ from concord.speed.measurement import SpeedPlan
 from concord.speed.presets import Workload
 from concord.speed.work import flops
 
-# Name of a backend's environment in records. There is only one: equal threads, and documented switches.
-TUNED = "tuned"
-
 
 class SpeedRecord:
     """A record that grows entry by entry, so that interrupted runs keep their entries."""
 
     def __init__(self, plan: SpeedPlan) -> None:
-        self.seconds = 0.0
+        self.began = time.perf_counter()
         self.complete = False
         self.signalled = 0  # the exit code, if a signal ended it
         self.backends: dict[str, Any] = {}
         self.workloads = {work.name: described(work) for work in plan.workloads}
         self.settings = {
-            **{name: getattr(plan.settings, name) for name in ("device", "precision", "threads")},
-            **{name: getattr(plan, name) for name in ("turns", "budget")},
+            "device": plan.settings.device,
+            "threads": plan.settings.threads,
+            "turns": plan.turns,
+            "budget": plan.budget,
         }
-        self.entries: list[dict[str, Any]] = []
+        self.entries: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Add an entry."""
-        self.backends[entry["backend"]] = {TUNED: entry["backend_info"]}
-        self.entries.append({name: value for name, value in entry.items() if name != "backend_info"})
+        """Add an entry, in place of an earlier one of the same backend, mode and workload."""
+        # Its environment has equal threads, and documented switches.
+        self.backends[entry["backend"]] = {"tuned": entry["backend_info"]}
+        key = entry["backend"], entry["mode"], entry["workload"]
+        self.entries[key] = {name: value for name, value in entry.items() if name != "backend_info"}
 
     def record(self) -> record.Record:
         """The record with summaries."""
-        best = best_rates(self.entries, self.workloads)
+        entries = list(self.entries.values())
+        best = best_rates(entries, self.workloads)
         body = {
-            "exit_code": self.signalled or exit_code(self.entries),
-            "seconds": self.seconds,
+            "exit_code": self.signalled or exit_code(entries),
+            "seconds": time.perf_counter() - self.began,
             "complete": self.complete,
             "settings": self.settings,
             "workloads": self.workloads,
             "backends": self.backends,
-            "best_product_gflops": {dtype: rate for (name, dtype), rate in best.items() if not name},
+            "best_product_gflops": {dtype: max(rates.values()) for dtype, rates in best.items()},
             "entries": [
-                {**entry, "summary": summary(entry, self.workloads[entry["workload"]], best)}
-                for entry in self.entries
+                {**entry, "summary": summary(entry, work, best[work["dtype"]])}
+                for entry in entries
+                for work in [self.workloads[entry["workload"]]]
             ],
         }
         return record.make_record(body, "speed", "Speed, side by side")
@@ -78,19 +82,23 @@ def described(work: Workload) -> dict[str, Any]:
 
 def best_rates(
     entries: Sequence[Mapping[str, Any]], workloads: Mapping[str, Any]
-) -> dict[tuple[str, str], float]:
-    """Best bare product rates by backend and precision; ``""`` means all backends."""
-    best: dict[tuple[str, str], float] = {}
+) -> dict[str, dict[str, float]]:
+    """Best bare product rates by dtype and backend."""
+    best: dict[str, dict[str, float]] = {}
     for entry in entries:
-        for key in ((name, workloads[entry["workload"]]["dtype"]) for name in (entry["backend"], "")):
-            best[key] = max(best.get(key, 0.0), entry.get("product_gflops") or 0.0)
+        rates, backend = best.setdefault(workloads[entry["workload"]]["dtype"], {}), entry["backend"]
+        rates[backend] = max(rates.get(backend, 0.0), entry.get("product_gflops", 0.0))
     return best
 
 
 def summary(
-    entry: Mapping[str, Any], work: Mapping[str, Any], best: Mapping[tuple[str, str], float]
+    entry: Mapping[str, Any], work: Mapping[str, Any], rates: Mapping[str, float]
 ) -> dict[str, Any] | None:
-    """Figures of an entry, or None if it was not measured."""
+    """Figures of an entry, or None if it was not measured.
+
+    Args:
+        rates: best rates of bare products by backend, in the workload's dtype.
+    """
     turns = [turn["seconds"] for turn in entry["turns"]]
     if entry["status"] != "measured" or not turns:
         return None
@@ -98,8 +106,7 @@ def summary(
     spread = statistics.spread(turns)
     # Unpadded execution skips padding. If its rate included padding, it could exceed the machine's.
     rate = work["real_flops" if "unpadded" in entry["execution"] else "flops"] / median / 1e9
-    own, overall = (best.get((name, work["dtype"])) for name in (entry["backend"], ""))
-    busy = [turn["busy_cores"] for turn in entry["turns"] if turn["busy_cores"] is not None]
+    own, best = rates[entry["backend"]], max(rates.values())
     peaks = [turn["peak_memory_bytes"] for turn in entry["turns"] if turn["peak_memory_bytes"]]
     return {
         "median_seconds": median,
@@ -112,11 +119,11 @@ def summary(
         "real_tokens_per_second": work["real_tokens"] / median,
         "gflops": rate,
         "share_of_own_product": rate / own if own else None,
-        "share_of_best_product": rate / overall if overall else None,
+        "share_of_best_product": rate / best if best else None,
         # PyTorch compiles in its first step, whose additional time counts as compilation.
         "compile_seconds": entry["compile_seconds"] + max(0.0, entry["first_seconds"] - median),
         "peak_memory_bytes": max(peaks, default=None),
-        "busy_cores": sum(busy) / len(busy) if busy else None,
+        "busy_cores": sum(turn["busy_cores"] for turn in entry["turns"]) / len(turns),
     }
 
 

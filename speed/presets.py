@@ -67,14 +67,23 @@ class Workload:
     preset: Preset
     kind: str = "inference"  # one of WORKLOAD_KINDS
     padding: str = "full"  # one of LENGTHS
-    dtype: str = "float32"
+    dtype: str = "float32"  # or tf32: float32 with products in TF32
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Fields of a request: the dtype of tensors, and how float32 products are computed."""
+        tf32 = self.dtype == "tf32"
+        return {"dtype": "float32" if tf32 else self.dtype, "precision": "tf32" if tf32 else "strict"}
+
+    @property
+    def task(self) -> str:
+        """The name without the precision."""
+        return f"{self.preset.name} {self.kind} {self.padding}"
 
     @property
     def name(self) -> str:
-        """The name in tables and records."""
-        return f"{self.preset.name} {self.kind} {self.padding}" + (
-            "" if self.dtype == "float32" else f" {self.dtype}"
-        )
+        """The name in records."""
+        return f"{self.task} {self.dtype}".removesuffix(" float32")
 
     @functools.cached_property
     def lengths(self) -> list[int]:
@@ -89,7 +98,7 @@ class Workload:
     @property
     def key(self) -> str:
         """A digest of everything that affects the results."""
-        plain = [
+        affecting = [
             self.preset.config.as_dict(),
             self.kind,
             self.lengths,
@@ -98,7 +107,7 @@ class Workload:
             SEED,
             *([self.recipe.as_dict()] if self.recipe else []),
         ]
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(affecting, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def recipe(self) -> Recipe | None:
@@ -114,11 +123,10 @@ class Workload:
 
     def request(self, **settings: str) -> Request:
         """The request, without weights."""
-        batches = self.batches
-        training = Training(self.recipe, [[batch] for batch in batches]) if self.recipe else None
-        options: dict[str, Any] = {**settings, "dtype": self.dtype, "training": training}
-        trained = training is not None
-        return Request(self.preset.config, {}, batches[0], taps=False, gradients=trained, **options)
+        batches, options = self.batches, dict[str, Any](settings, **self.settings)
+        if self.recipe:
+            options["training"] = Training(self.recipe, [[batch] for batch in batches])
+        return Request(self.preset.config, {}, batches[0], taps=False, gradients=bool(self.recipe), **options)
 
 
 def ragged(batch: int, tokens: int) -> list[int]:
@@ -139,10 +147,23 @@ def presets() -> Mapping[str, Preset]:
         Preset("tf1", "TF1 text classifier: batches of 128 x 100", tf1, 128, 100),
         Preset("minilm", "MiniLM, 6 layers of width 384", minilm, 8, 128),
         Preset("bert-base", "BERT base", variant("bert"), 8, 128),
-        Preset("bert-large", "BERT large, at a size for accelerators", large, 64, 512),
+        Preset("bert-base-64", "BERT base, at a size for GPUs", variant("bert"), 64, 128),
+        Preset("bert-large", "BERT large, at a size for GPUs", large, 64, 512),
     )
     return {preset.name: preset for preset in entries}
 
+
+# Fields of the workloads on GPUs by default. Training in float16 would need loss scaling.
+DTYPES = ("float32", "tf32", "bfloat16", "float16")
+GPU_WORKLOADS = tuple(
+    (preset, kind, "full", dtype)
+    for preset, kind, dtypes in (
+        ("bert-base-64", "inference", DTYPES),
+        ("bert-base-64", "training", DTYPES[:-1]),
+        ("bert-large", "inference", DTYPES),
+    )
+    for dtype in dtypes
+)
 
 BATCH, TOKENS = 8, 128  # for a model that is not a preset
 
@@ -176,6 +197,6 @@ def named(name: str) -> Preset:
     return table[name]
 
 
-def workload(preset: str, kind: str = "inference", padding: str = "full") -> Workload:
-    """A float32 workload of a named preset."""
-    return Workload(named(preset), kind, padding)
+def workload(preset: str, *fields: str) -> Workload:
+    """A workload of a named preset."""
+    return Workload(named(preset), *fields)

@@ -7,9 +7,10 @@ from typing import Annotated, Any, NotRequired
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict  # typing's own suffices from Python 3.12 on
 
+from concord.conformance.record_fields import Count
+
 Number = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=1e-30, le=1e30, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, le=2**53)]
 Size = Annotated[int, Field(ge=1, le=2**53)]
 Name = Annotated[str, Field(max_length=300)]
 
@@ -36,7 +37,6 @@ class SpeedSettings(Open):
     """Settings that all entries share."""
 
     device: str
-    precision: NotRequired[str]
     turns: Count
     budget: Number | None
     threads: Count | None
@@ -79,7 +79,7 @@ class Turn(Open):
 
     seconds: list[Positive]
     peak_memory_bytes: Count | None
-    busy_cores: Number | None
+    busy_cores: Number
 
 
 class Summary(Open):
@@ -98,7 +98,7 @@ class Summary(Open):
     share_of_best_product: Number | None
     compile_seconds: Number
     peak_memory_bytes: Count | None
-    busy_cores: Number | None
+    busy_cores: Number
 
 
 class MeasuredEntry(Open):

@@ -15,6 +15,7 @@ from concord.speed.table import (
     fastest_first,
     limits,
     size_of,
+    tasks,
     to_deploy,
     unmeasured,
     versions_of,
@@ -25,21 +26,17 @@ def speed_page(written: Record) -> str:
     """Render a record as HTML."""
     data = record.data(written)
     check(data)
-    unmet = [
-        {
-            "backend": backend,
-            "status": status,
-            "detail": detail,
-            "modes": list(dict.fromkeys(entry["mode"] for entry in entries)),
-            "works": list(dict.fromkeys(entry["workload"] for entry in entries)),
-        }
-        for (backend, status, detail), entries in unmeasured(data).items()
-    ]
-    best = to_deploy(data)
+    unmet = unmeasured(data).items()
     works = [
-        {"name": name, "about": work, "size": size_of(work), "rows": fastest_first(data, name)}
-        for name, work in data["workloads"].items()
-        if name in best
+        {
+            "name": task,
+            "source": work["source"],
+            "size": size_of(work),
+            "fastest": to_deploy(data, names),
+            "rows": fastest_first(data, names),
+        }
+        for task, names in tasks(data).items()
+        for work in [data["workloads"][names[0]]]
     ]
     return render(
         "speed.html",
@@ -50,12 +47,12 @@ def speed_page(written: Record) -> str:
         compared=[
             _compared(data),
             *([] if works else ["Nothing was measured."]),
-            f"Fastest plain matrix product: {limits(data)}.{'' if data['complete'] else ' Not complete.'}",
+            f"Fastest plain matrix product: {limits(data['best_product_gflops'])}."
+            f"{'' if data['complete'] else ' Not complete.'}",
         ],
-        best=best,
         works=works,
-        failures=[group for group in unmet if group["status"] not in HARMLESS],
-        absent=[group for group in unmet if group["status"] in HARMLESS],
+        failures=[group for group in unmet if group[0][1] not in HARMLESS],
+        absent=[group for group in unmet if group[0][1] in HARMLESS],
         colours=list(dict.fromkeys(entry["backend"] for entry in data["entries"])),
     )
 
@@ -65,7 +62,7 @@ def _compared(data: Entry) -> str:
     settings = data["settings"]
     return (
         f"The times of {', '.join(names)} on {', '.join(data['workloads'])} were measured in turn, on "
-        f"{settings['device']} with {settings['threads']} threads, in {settings['precision']} precision."
+        f"{settings['device']} with {settings['threads']} threads."
     )
 
 

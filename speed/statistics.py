@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -22,25 +21,24 @@ def _counted(turns: Sequence[Sequence[float]]) -> list[Sequence[float]]:
 
 
 def _medians(turns: Sequence[Sequence[float]]) -> list[float]:
-    return sorted(statistics.median(turn) for turn in _counted(turns) if turn)
+    return sorted(statistics.median(turn) for turn in _counted(turns))
 
 
 def median(turns: Sequence[Sequence[float]]) -> float:
-    """Median of the turns' medians in seconds, or NaN without turns."""
-    medians = _medians(turns)
-    return statistics.median(medians) if medians else math.nan
+    """Median of the turns' medians in seconds."""
+    return statistics.median(_medians(turns))
 
 
 def least(turns: Sequence[Sequence[float]]) -> float:
-    """The shortest counted step in seconds, or NaN without turns."""
-    return min((step for turn in _counted(turns) for step in turn), default=math.nan)
+    """The shortest counted step in seconds."""
+    return min(step for turn in _counted(turns) for step in turn)
 
 
 def interval(turns: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Interquartile range of the turns' medians, in seconds."""
     medians = _medians(turns)
     if len(medians) < 4:
-        return min(medians, default=math.nan), max(medians, default=math.nan)
+        return medians[0], medians[-1]
     lower, _, upper = statistics.quantiles(medians, n=4, method="inclusive")
     return lower, upper
 

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from concord.conformance.wording import gather
 from concord.speed.peers import PEERS
 
 Entry = Mapping[str, Any]
 
 HARMLESS = ("unsupported", "absent")  # statuses that are not failures
 
-# Number of cores that a process may keep busy beyond its threads, since runtimes have additional threads for
-# other work.
-TOLERATED = 0.25
-
-# Number of cores that other processes may keep busy without a warning.
+# Number of cores that may be busy without a warning, with other processes before the measurement, or beyond a
+# process's threads: runtimes have additional threads for other work.
 NOISE = 0.25
 
 WIDE = 170  # columns that fit every figure
 
-NARROW = ("step", "±", "of peer", "tokens/s", "MiB")  # figures for any width
+MEDIUM = 100  # columns that also fit the memory
+
+NARROW = ("step", "±", "of peer", "tokens/s", "MiB")  # figures for any width, but the last
 
 
 def seconds(value: float) -> str:
@@ -78,40 +79,60 @@ def _figures(entry: Entry, peer: float | None) -> dict[str, tuple[float | None, 
     return figures
 
 
-def fastest_first(data: Entry, workload: str) -> list[tuple[Entry, dict[str, tuple[float | None, str]]]]:
-    """A workload's measurements with their figures, fastest first."""
-    entries = [entry for entry in data["entries"] if entry["workload"] == workload and entry["summary"]]
-    entries.sort(key=lambda entry: float(entry["summary"]["median_seconds"]))
-    peers = (entry["summary"]["median_seconds"] for entry in entries if entry["backend"] in PEERS)
-    peer = next(peers, None)
-    return [(entry, _figures(entry, peer)) for entry in entries]
+def tasks(data: Entry) -> dict[str, list[str]]:
+    """Measured workloads that differ only in precision, together."""
+    works, measured = data["workloads"], {entry["workload"] for entry in data["entries"] if entry["summary"]}
+    return gather(
+        (name for name in works if name in measured),
+        lambda name: " ".join(itemgetter("preset", "kind", "padding")(works[name])),
+    )
 
 
-def rows(data: Entry, workload: str, headings: Sequence[str]) -> list[list[str]]:
-    """Backend, mode and chosen figures of a workload's measurements."""
+def fastest_first(
+    data: Entry, workloads: Sequence[str]
+) -> list[tuple[Entry, dict[str, tuple[float | None, str]]]]:
+    """Measurements of workloads with their figures, fastest first; a mode names its precision."""
+    entries = [entry for entry in data["entries"] if entry["workload"] in workloads and entry["summary"]]
+    entries.sort(key=lambda entry: entry["summary"]["median_seconds"])
+    peers = {  # the fastest one of each workload
+        entry["workload"]: entry["summary"]["median_seconds"]
+        for entry in reversed(entries)
+        if entry["backend"] in PEERS
+    }
     return [
-        [entry["backend"], entry["mode"], *(figures[heading][1] for heading in headings)]
-        for entry, figures in fastest_first(data, workload)
+        ({**entry, "mode": mode.removesuffix(" float32")}, _figures(entry, peers.get(entry["workload"])))
+        for entry in entries
+        for mode in [f"{entry['mode']} {data['workloads'][entry['workload']]['dtype']}"]
     ]
 
 
-def to_deploy(data: Entry) -> dict[str, str]:
-    """Each framework's fastest mode, as one sentence per workload."""
+def rows(data: Entry, workloads: Sequence[str], headings: Sequence[str]) -> list[list[str]]:
+    """Backend, mode and chosen figures of measurements."""
+    return [
+        [entry["backend"], entry["mode"], *(figures[heading][1] for heading in headings)]
+        for entry, figures in fastest_first(data, workloads)
+    ]
+
+
+def fastest_modes(data: Entry, workload: str, *headings: str) -> dict[str, str]:
+    """Each backend's fastest mode with chosen figures, fastest first."""
+    best: dict[str, str] = {}
+    for backend, mode, *figures in rows(data, [workload], headings):
+        best.setdefault(backend, f"{mode} ({', '.join(filter(None, figures))})")
+    return best
+
+
+def to_deploy(data: Entry, workloads: Sequence[str]) -> Iterator[str]:
+    """Yield each framework's fastest mode, as one sentence per workload."""
     doubt = " (which was busy)" if busy_before(data) else ""
-    sentences = {}
-    for workload in data["workloads"]:
-        best: dict[str, str] = {}
-        for backend, mode, step in rows(data, workload, ["step"]):
-            best.setdefault(backend, f"{backend} {mode} ({step})")
-        if best:
-            sentences[workload] = f"Fastest on this machine{doubt}, {workload}: {', '.join(best.values())}."
-    return sentences
+    for workload in workloads:
+        fastest = (f"{backend} {mode}" for backend, mode in fastest_modes(data, workload, "step").items())
+        yield f"Fastest on this machine{doubt}, {workload}: {', '.join(fastest)}."
 
 
-def limits(data: Entry) -> str:
-    """Best rates of plain products, in words."""
-    rates = (f"{rate(best)}FLOP/s ({dtype})" for dtype, best in data["best_product_gflops"].items())
-    return ", ".join(rates) or "none"
+def limits(rates: Mapping[str, float]) -> str:
+    """Best rates of plain products by dtype, in words."""
+    return ", ".join(f"{rate(best)}FLOP/s ({dtype})" for dtype, best in rates.items()) or "none"
 
 
 def versions_of(data: Entry) -> dict[str, str | None]:
@@ -131,11 +152,8 @@ def size_of(work: Entry) -> str:
 
 def unmeasured(data: Entry) -> dict[tuple[str, str, str], list[Entry]]:
     """Group entries without a measurement by backend, status and detail."""
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in data["entries"]:
-        if entry["status"] != "measured":
-            groups.setdefault((entry["backend"], entry["status"], entry["detail"]), []).append(entry)
-    return groups
+    failed = (entry for entry in data["entries"] if entry["status"] != "measured")
+    return gather(failed, itemgetter("backend", "status", "detail"))
 
 
 def busy_before(data: Entry) -> str:
@@ -146,11 +164,11 @@ def busy_before(data: Entry) -> str:
 
 def greedy(data: Entry) -> list[Entry]:
     """Entries of backends that kept more cores busy than their threads."""
-    threads = data["settings"].get("threads")
+    threads = data["settings"]["threads"]
     return [
         entry
         for entry in data["entries"]
-        if entry["summary"] and threads and (entry["summary"]["busy_cores"] or 0.0) > threads + TOLERATED
+        if entry["summary"] and threads and entry["summary"]["busy_cores"] > threads + NOISE
     ]
 
 
@@ -170,36 +188,37 @@ def notes(data: Entry) -> Iterator[tuple[str, str]]:
 
 def show(data: Entry, console: Console) -> None:
     """Print a record."""
-    headings = list(FIGURES)[:-1] if console.width >= WIDE else NARROW
-    for name, work in data["workloads"].items():
-        table = Table(
-            "backend", "mode", title=f"{name}: {size_of(work)}", title_justify="left", title_style="bold"
-        )
+    narrow = NARROW if console.width >= MEDIUM else NARROW[:-1]
+    headings, sentences = list(FIGURES)[:-1] if console.width >= WIDE else narrow, list[str]()
+    for task, names in tasks(data).items():
+        title = f"{task}: {size_of(data['workloads'][names[0]])}"
+        table = Table("backend", "mode", title=title, title_justify="left", title_style="bold")
         for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
-        for row in rows(data, name, headings):
+        for row in rows(data, names, headings):
             table.add_row(*row)
-        if table.rows:
-            console.print(table)
-    for text in to_deploy(data).values():
-        console.print(Text(text))
+        console.print(table)
+        sentences += to_deploy(data, names)
+    for sentence in sentences:
+        console.print(Text(sentence))
     for text, style in notes(data):
         console.print(Text(text, style=style))
 
 
 def markdown(data: Entry) -> str:
     """A record in Markdown."""
-    parts, headings = [], [*NARROW, "of best"]
-    for name, work in data["workloads"].items():
-        lines = [f"| {' | '.join(row)} |" for row in rows(data, name, headings)]
-        if lines:
-            head = f"| backend | mode | {' | '.join(headings)} |\n|---|---|{'---:|' * len(headings)}"
-            caption = f"**{name}**: {work['source']}; {size_of(work)}"
-            parts.append("\n".join([caption, "", head, *lines]))
+    parts, sentences, headings = [], list[str](), [*NARROW, "of best"]
+    for task, names in tasks(data).items():
+        work = data["workloads"][names[0]]
+        lines = [f"| {' | '.join(row)} |" for row in rows(data, names, headings)]
+        head = f"| backend | mode | {' | '.join(headings)} |\n|---|---|{'---:|' * len(headings)}"
+        caption = f"**{task}**: {work['source']}; {size_of(work)}"
+        parts.append("\n".join([caption, "", head, *lines]))
+        sentences += to_deploy(data, names)
     machine = data["machine"]
     versions = (f"{name} {version}" for name, version in versions_of(data).items() if version)
     caption = (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; fastest plain "
-        f"matrix product {limits(data)}; {data['written'][:10]}; {', '.join(versions)}."
+        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; fastest plain matrix "
+        f"product {limits(data['best_product_gflops'])}; {data['written'][:10]}; {', '.join(versions)}."
     )
-    return "\n\n".join([*parts, *to_deploy(data).values(), caption]) + "\n"
+    return "\n\n".join([*parts, *sentences, caption]) + "\n"

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from concord.backends.bench import moved
 from concord.backends.interface import WORKLOAD_KINDS
 from concord.conformance.judging.estimate import estimate, least_sigma
-from concord.conformance.judging.expectation import Expectation
+from concord.conformance.judging.expectation import Expectation, root_mean_square
 from concord.conformance.judging.judge import Judge
 from concord.conformance.judging.protocol import PublishedReference
 from concord.conformance.judging.verdict import Verdict
@@ -27,16 +26,17 @@ from concord.spec.arithmetic import Arithmetic
 from concord.spec.arrays import Array
 from concord.spec.batch import Batch, from_arrays, round_inputs
 from concord.spec.config import EncoderConfig
-from concord.spec.parameters import Weights, initialize, trainable
-from concord.spec.reference import compute
+from concord.spec.files import section
+from concord.spec.parameters import Weights, initialize
+from concord.spec.reference import observe
 from concord.spec.training.trajectory import Observer, Training, Trajectory
-from concord.speed.presets import LENGTHS, SEED, Workload, workload
+from concord.speed.presets import GPU_WORKLOADS, LENGTHS, SEED, Workload, workload
 from concord.speed.work import flops
 
 EXPECTED = Path(__file__).parent / "expected"
 
-# Beyond this many operations only PROBE samples are checked: the reference computes about 1e11 a second.
-LARGE = 4e12
+# Beyond this many operations only PROBE samples are judged: the reference computes 1e10 to 1e11 a second.
+LARGE = 1e12
 
 PROBE = 2
 
@@ -50,10 +50,12 @@ CHUNK = 512
 ROOM = 1_250_000
 
 
-# Preset, kind and lengths of stored results.
+# Fields of workloads whose expectations are stored.
 KEPT = (
     *itertools.product(("nndl", "tf1", "minilm"), WORKLOAD_KINDS, LENGTHS),
     *itertools.product(("bert-base",), ("inference",), LENGTHS),
+    *itertools.product(("minilm", "bert-base"), ("inference",), LENGTHS, ("bfloat16",)),
+    *GPU_WORKLOADS,
 )
 
 
@@ -63,25 +65,27 @@ def judge(expected: Expectation, results: Mapping[str, Array]) -> Verdict:
     return Verdict(judging.table(local=False), outputs=tuple(expected.values))
 
 
-def probe(work: Workload) -> Workload:
-    """The workload to check: two samples if all would take hours."""
-    few = replace(work, preset=replace(work.preset, batch=min(PROBE, work.preset.batch)))
-    return few if flops(work) > LARGE else work
+def judged_samples(work: Workload) -> int:
+    """The number of samples to judge: the first two if all would take hours."""
+    return min(PROBE, work.preset.batch) if flops(work) > LARGE else work.preset.batch
 
 
-def derive(work: Workload, rules: str | None = None) -> Expectation:
+def program(work: Workload) -> Workload:
+    """The workload to judge: in training, whose loss mixes the samples, with only the samples to judge."""
+    return replace(work, preset=replace(work.preset, batch=judged_samples(work))) if work.recipe else work
+
+
+def derive(work: Workload) -> Expectation:
     """Compute a program's expected results, with one sigma per tensor.
 
-    Args:
-        rules: the precision whose rounding is allowed, if different from the workload's.
-
     Returns:
-        ``logits`` (B, C); or each training step's ``loss``, and each parameter's change
+        ``logits`` (B, C) of the judged samples; or each training step's ``loss``, and each parameter's change
             ``updates/NAME`` and first moment ``moments/NAME``, along a few random directions.
     """
     config = work.preset.config
     batches = work.batches
-    weights = round_inputs(initialize(config, SEED), batches[0], work.dtype)[0]
+    dtype = work.settings["dtype"]
+    weights = round_inputs(initialize(config, SEED), batches[0], dtype)[0]
     steps = [samples(config, batch, _most(work) if work.recipe else 1) for batch in batches]
 
     def run(arithmetic: Arithmetic, take: Observer) -> None:
@@ -89,36 +93,34 @@ def derive(work: Workload, rules: str | None = None) -> Expectation:
             # A step's gradient is the mean over samples, of which a few are computed at a time to fit in
             # memory.
             recipe = work.recipe.replace(accumulation=len(steps[0]), accumulation_mean="samples")
-            for name, array in _train(
-                config, weights, Training(recipe, steps), arithmetic, work.dtype
-            ).items():
+            for name, array in _train(config, weights, Training(recipe, steps), arithmetic, dtype).items():
                 take(name, array)
         else:
-            parts = (compute(config, weights, part, arithmetic, dtype=work.dtype) for part in steps[0])
-            take("logits", np.concatenate([part.output for part in parts]))
+            logits: list[Array] = []  # all else would take gigabytes
+
+            def keep(name: str, array: Array) -> None:
+                if name == "logits":
+                    logits.append(array)
+
+            for part in steps[0][: judged_samples(work)]:
+                observe(config, weights, part, arithmetic, keep, gradients=False, dtype=dtype)
+            take("logits", np.concatenate(logits))
 
     # Frameworks differ in their order of sums, and some fuse multiply-add, so use random orders, and fuse in
     # every second run.
-    runs = [
-        Arithmetic(rules or work.dtype, shuffle=seed or None, fused=seed % 2 == 1) for seed in range(ROUNDED)
-    ]
-    values, estimated = estimate(run, work.dtype, truth=Arithmetic(), arithmetics=runs)
-    sigmas = {name: _rms(sigma) for name, sigma in estimated.items()}
-    for name in values:
-        if name.startswith("updates/"):  # the stored parameter is rounded, but not its change
-            least = least_sigma(weights[name.removeprefix("updates/")], work.dtype)
-            sigmas[name] = float(np.hypot(sigmas[name], _rms(least)))
-    return expectation(work.dtype, values, sigmas)
+    runs = [Arithmetic(work.dtype, shuffle=seed or None, fused=seed % 2 == 1) for seed in range(ROUNDED)]
+    values, estimated = estimate(run, dtype, truth=Arithmetic(), arithmetics=runs)
+    sigmas = {name: root_mean_square(sigma) for name, sigma in estimated.items()}
+    for name in section(values, "updates/"):  # the stored parameter is rounded, but not its change
+        least, update = root_mean_square(least_sigma(weights[name], dtype)), f"updates/{name}"
+        sigmas[update] = float(np.hypot(sigmas[update], least))
+    return expectation(work, values, sigmas)
 
 
-def expectation(dtype: str, values: dict[str, Array], sigmas: Mapping[str, float]) -> Expectation:
+def expectation(work: Workload, values: dict[str, Array], sigmas: Mapping[str, float]) -> Expectation:
     """An expectation with one sigma per tensor."""
     full = {name: np.full(value.shape, sigmas[name]) for name, value in values.items()}
-    return Expectation(dtype, values, full, dict.fromkeys(values, ""), chained=False)
-
-
-def _rms(array: Array) -> float:
-    return float(np.sqrt(np.mean(np.square(array, dtype=np.float64))))
+    return Expectation(work.settings["dtype"], values, full, dict.fromkeys(values, ""), chained=False)
 
 
 def _most(work: Workload) -> int:
@@ -126,7 +128,7 @@ def _most(work: Workload) -> int:
     return max(1, min(CHUNK // tokens, ROOM // (tokens * config.d_model * config.num_layers)))
 
 
-def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
+def samples(config: EncoderConfig, batch: Batch, most: int) -> list[Batch]:
     """Split a batch of independent samples into parts of at most ``most``."""
     if config.mask_assignment != "per_sample" or config.ignore_label is not None or config.l2_weight:
         return [batch]
@@ -140,38 +142,28 @@ def samples(config: EncoderConfig, batch: Batch, most: int = 1) -> list[Batch]:
 def _train(
     config: EncoderConfig, weights: Weights, training: Training, arithmetic: Arithmetic, dtype: str
 ) -> dict[str, Array]:
-    losses: list[list[float]] = [[] for _ in training.steps]
+    losses, means = list[float](), []
     trajectory = Averaging(config, weights, training, arithmetic, dtype=dtype)
 
     def take(name: str, values: Array) -> None:
         if name.startswith("losses."):
-            losses[trajectory.steps].append(float(np.squeeze(values)))
+            losses.append(float(np.squeeze(values)))
 
     for batches in training.steps:
+        losses.clear()
         trajectory.step(batches, take)
-    state = trajectory.state()
-    changes = (
-        (name, np.subtract(state[f"parameters.{name}"], weights[name], dtype=np.float64))
-        for name in trainable(config)
-    )
-    means = [
-        np.dot(loss, trajectory.batch_weights(batches))
-        for loss, batches in zip(losses, training.steps, strict=True)
-    ]
-    return {"loss": np.array(means), **moved(changes, state.items())}
+        means.append(np.dot(losses, trajectory.batch_weights(batches)))
+    return {"loss": np.array(means), **moved(config, weights, trajectory.state())}
 
 
 class Averaging(Trajectory):
     """Training with gradients summed over samples and rounded once."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.looked_up: dict[str, NDArray[np.int64]] = {}
-
     def accumulated(
         self, batches: Sequence[Batch], observer: Observer
     ) -> tuple[dict[str, Array], dict[str, list[Array]]]:
         """Gradient of a step, rounded after the sum."""
+        self.looked_up: dict[str, NDArray[np.int64]] = {}
         total, slices = super().accumulated(batches, observer)
         return {name: self.a.settle(values) for name, values in total.items()}, slices
 
@@ -195,19 +187,19 @@ class Averaging(Trajectory):
 
 
 @functools.cache  # shared by every backend and mode
-def expected(work: Workload, rules: str | None = None) -> Expectation:
+def expected(work: Workload) -> Expectation:
     """The stored expectation of a workload, or a derived one."""
-    if not rules and _file(work).is_file():
-        stored = json.loads(_file(work).read_text())
+    if (path := _file(work)).is_file():
+        stored = json.loads(path.read_text())
         # A result for different sizes, weights or recipe does not apply.
         if stored["key"] == work.key:
             values = {name: np.asarray(value) for name, value in stored["values"].items()}
-            return expectation(work.dtype, values, stored["sigmas"])
-    return derive(work, rules)
+            return expectation(work, values, stored["sigmas"])
+    return derive(work)
 
 
 def _file(work: Workload) -> Path:
-    return EXPECTED / f"{work.preset.name.replace(' ', '-')}-{work.kind}-{work.padding}-{work.dtype}.json"
+    return EXPECTED / f"{work.task} {work.dtype}.json".replace(" ", "-")
 
 
 def save(work: Workload) -> Path:
@@ -220,5 +212,5 @@ def save(work: Workload) -> Path:
 
 
 if __name__ == "__main__":
-    for names in KEPT:
-        print(save(workload(*names)), flush=True)
+    for fields in KEPT:
+        print(save(program(workload(*fields))), flush=True)

@@ -25,8 +25,5 @@ def flops(workload: Workload, real_only: bool = False) -> float:
 
 def product_sizes(workload: Workload) -> tuple[int, int, int]:
     """Sizes of the model's largest product, the first of the feed-forward."""
-    return (
-        workload.preset.batch * workload.preset.tokens,
-        workload.preset.config.d_model,
-        workload.preset.config.d_ff,
-    )
+    preset = workload.preset
+    return preset.batch * preset.tokens, preset.config.d_model, preset.config.d_ff

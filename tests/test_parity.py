@@ -55,6 +55,10 @@ paddle        | library.py    | + LARGEST_EPSILON                      | takes n
 tf paddle jax | library.py    | - ReorderedLinear*                     | there is no such layer here
 tf paddle jax | library.py    | - reordered_linear(*                   | there is no such layer here
 tf paddle jax | library.py    | - reorder_linears(*                    | there is no such layer here
+jax           | library.py    | + FusedAttention.kernel                | cuDNN has a kernel
+jax           | library.py    | + cudnn_reasons(*                      | cuDNN has a kernel
+jax           | library.py    | + CudnnAttention*                      | cuDNN has a kernel
+jax           | library.py    | + CUDNN_LAYERS                         | cuDNN has a kernel
 tf jax        | library.py    | - onednn_reasons(*                     | there is no such layer here
 paddle        | library.py    | + Predictor*                           | Paddle Inference runs the whole model
 paddle        | library.py    | + Traced*                              | Paddle Inference runs the whole model

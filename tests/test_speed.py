@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import json
+import runpy
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from concord.speed import (
     truth,
     workload,
 )
-from concord.speed.measurement import busy_cores, rules_of, takes_part
+from concord.speed.measurement import takes_part
 from concord.speed.presets import RECIPE, Preset
 from concord.speed.table import greedy
 from concord.speed.work import flops
@@ -57,8 +58,8 @@ def small(kind="inference", padding="ragged"):
 
 
 def plan_of(*names, works=None, asked=(), **fields):
-    fields = {"turns": 3, "patience": 1, "slice": 0.02, **fields}
-    return SpeedPlan(names, works or (small(),), (EXPLICIT,), Setup(threads=1, asked=asked), **fields)
+    fields = {"modes": ((EXPLICIT,),), "turns": 3, "patience": 1, "slice": 0.02, **fields}
+    return SpeedPlan(names, works or (small(),), settings=Setup(threads=1, asked=asked), **fields)
 
 
 def measured(plan):
@@ -84,9 +85,9 @@ def test_operations_are_those_of_the_products():
 
 def test_what_is_kept_belongs_to_the_presets_as_they_are():
     stored = {path.stem: json.loads(path.read_text())["key"] for path in truth.EXPECTED.glob("*.json")}
-    works = {f"{'-'.join(names)}-float32": workload(*names) for names in truth.KEPT}
-    assert stored == {name: work.key for name, work in works.items()}, "run 'python -m concord.speed.truth'"
-    assert all(truth.probe(work) == work for work in works.values())
+    works = [truth.program(workload(*fields)) for fields in truth.KEPT]
+    keys = {f"{work.task.replace(' ', '-')}-{work.dtype}": work.key for work in works}
+    assert stored == keys, "run 'python -m concord.speed.truth'"
     usual = itertools.product(command.PRESETS, presets.LENGTHS)
     assert {f"{preset}-inference-{lengths}-float32" for preset, lengths in usual} <= stored.keys()
 
@@ -119,7 +120,7 @@ def test_a_backend_computes_in_a_program_what_the_reference_says(worker, kind):
     verdict = truth.judge(truth.expected(work), results)
     assert verdict.passed, verdict.nearest
     worker.bench("product", sizes=(7, 11, 13), dtype="float32", device="cpu", precision="strict")
-    assert len(worker.bench("repeat", count=3, seconds=60.0)[0]["seconds"]) == 3
+    assert len(worker.bench("repeat", count=3, seconds=60.0)["seconds"]) == 3
     worker.bench("release")
 
 
@@ -146,12 +147,15 @@ def test_backends_have_their_turns_and_what_one_cannot_do_is_said(tmp_path, monk
 
 def test_a_large_workload_is_checked_by_a_few_samples(monkeypatch):
     large, usual = workload("bert-large"), workload("bert-base")
-    assert truth.probe(usual) == usual
-    assert truth.probe(large).preset == dataclasses.replace(large.preset, batch=truth.PROBE)
+    assert truth.judged_samples(usual) == usual.preset.batch
+    assert truth.judged_samples(large) == truth.PROBE
+    assert truth.program(large) == large, "the timed program itself is judged"
+    assert truth.program(workload("bert-large", "training")).preset.batch == truth.PROBE
     monkeypatch.setattr(truth, "LARGE", 0.0)
-    right, wrong = measured(plan_of(RIGHT, WRONG))["entries"]
-    assert (right["status"], right["checked_samples"]) == ("measured", truth.PROBE)
-    assert (wrong["status"], wrong["turns"], wrong["summary"]) == ("withheld", [], None)
+    for work in (small(), small("training")):
+        right, wrong = measured(plan_of(RIGHT, WRONG, works=(work,)))["entries"]
+        assert (right["status"], right["checked_samples"]) == ("measured", truth.PROBE)
+        assert (wrong["status"], wrong["turns"], wrong["summary"]) == ("withheld", [], None)
 
 
 def test_nothing_is_begun_beyond_the_budget_and_turns_are_added_while_it_is_unsteady(monkeypatch):
@@ -160,13 +164,11 @@ def test_nothing_is_begun_beyond_the_budget_and_turns_are_added_while_it_is_unst
     assert not measure(plan, kept.append)
     assert not kept
     assert measure(dataclasses.replace(plan, budget=None), kept.append)
-    assert [(entry["status"], len(entry["turns"])) for entry in kept] == [("measured", 9)]
+    assert [(entry["status"], len(entry["turns"])) for entry in kept[-1:]] == [("measured", 9)]
 
 
 def test_cores_are_counted_and_not_believed():
-    assert busy_cores(10.0, 11.5, 1.0) == 1.5
-    assert busy_cores(None, None, 1.0) is None
-    data = files.data(files.read(ROOT / "conformance/results/speed-forward.json", KINDS))
+    data = files.data(files.read(ROOT / "conformance/results/speed/amd-epyc-26-2/forward.json", KINDS))
     *others, last = [entry for entry in data["entries"] if entry["summary"]]
     for entry in others:
         entry["summary"]["busy_cores"] = 1.0
@@ -239,6 +241,11 @@ def test_an_interrupted_run_keeps_what_it_has(entered, tmp_path, monkeypatch):
     assert [entry["backend"] for entry in kept["entries"]] == [RIGHT]
 
 
+def test_the_page_of_fastest_modes_is_generated():
+    page = runpy.run_path(ROOT / "docs/fastest_modes.py")["page"]()
+    assert page == (ROOT / "docs/guides/speed-modes.md").read_text()
+
+
 # Speed on a GPU, with a simulated clock, memory and precision.
 
 
@@ -247,25 +254,29 @@ def test_on_a_device_no_step_waits_for_the_last_and_the_clock_and_memory_are_the
     bench.prepare(work.request(device="cuda:1"))
     steps = bench.steps
     steps.said.clear()
-    answer, _ = bench.repeat(4, 60.0)
+    answer = bench.repeat(60.0, 4)
+    assert answer.pop("busy_cores") > 0
     assert answer == {"seconds": [SECONDS] * 4, "peak_memory_bytes": WithADevice.held}
     one, four = (["synchronize", *["step"] * count, "synchronize"] for count in (1, 4))
     assert steps.said == one + four  # one to estimate the time, then all in a row
     bench.prepare(work.request())
-    assert len(bench.repeat(2, 60.0)[0]["seconds"]) == 2
+    assert len(bench.repeat(60.0, 2)["seconds"]) == 2
 
 
-def test_results_are_judged_by_the_arithmetic_that_was_asked_for():
-    about = {"precision_defaults": {"products": {"cpu": "float32", "cuda": "tf32"}}}
-    for precision, dtype, device, rules in (
-        ("strict", "float32", "cuda", None),
-        ("tf32", "float32", "cuda", "tf32"),
-        ("tf32", "bfloat16", "cuda", None),
-        ("default", "float32", "cuda", "tf32"),
-        ("tf32", "float32", "cpu", None),
-    ):
-        settings = Setup(precision=precision, device=device)
-        assert rules_of(Workload(small_preset(), dtype=dtype), settings, about) == rules
+def test_tf32_is_float32_judged_by_its_own_rounding():
+    work = dataclasses.replace(small(), dtype="tf32")
+    assert (work.request().dtype, work.request().precision) == ("float32", "tf32")
+    assert truth.derive(work).sigmas["logits"][0, 0] > 64 * truth.derive(small()).sigmas["logits"][0, 0]
+
+
+def test_modes_of_a_group_are_prepared_before_their_turns_alternate(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOY_NOTES", str(tmp_path))
+    plan = plan_of(RIGHT, SLOW, modes=((EXPLICIT, Mode("explicit", "compiled")),))
+    on_gpu = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, device="cuda"))
+    for each in (plan, on_gpu):
+        entries = measured(each)["entries"]
+        assert [entry["mode"] for entry in entries] == ["explicit eager"] * 2 + ["explicit compiled"] * 2
+        assert {(entry["status"], len(entry["turns"])) for entry in entries} == {("measured", 3)}
 
 
 # A timed training step has to be AdamW's; every other is refused.

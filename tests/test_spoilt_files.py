@@ -65,7 +65,7 @@ def show_dumps(folder):
 
 
 def show_speed(folder):
-    document, _ = output_files.read_page(folder / "speed-forward.json")
+    document, _ = output_files.read_page(folder / "forward.json")
     data = record.data(document)
     show(data, quietly())
     markdown(data)
@@ -100,7 +100,7 @@ READERS = {
         )
         for kind in records.RECORDS
     },
-    "a speed record": (copied(ROOT / "conformance" / "results" / "speed-forward.json"), show_speed),
+    "a speed record": (copied(ROOT / "conformance/results/speed/amd-epyc-26-2/forward.json"), show_speed),
     "a configuration": (copied(CONFIG), lambda folder: presets.named(str(folder / CONFIG.name))),
     "a table of a source": (copied(SOURCE), lambda folder: source_tables.read(folder / SOURCE.name)),
     "texts": (written_as("t.txt", PAIRS), lambda folder: texts.read_texts(folder / "t.txt")),

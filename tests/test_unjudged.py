@@ -61,8 +61,8 @@ def test_a_suite_under_pytest_does_not_pass_what_it_did_not_judge(tmp_path):
 
 
 def test_speed_of_what_was_not_judged_is_not_measured(entered, monkeypatch, tmp_path):
-    def undetermined(work, rules=None):
-        return truth.expectation(work.dtype, derive(work, rules).values, {"logits": np.nan})
+    def undetermined(work):
+        return truth.expectation(work, derive(work).values, {"logits": np.nan})
 
     derive = truth.derive
     monkeypatch.setattr(presets, "presets", lambda: {"nndl": small_preset("nndl")})

@@ -24,6 +24,7 @@ from concord.backends.library_support import (
     unpadded,
 )
 from concord.spec.config import EncoderConfig
+from concord.spec.masks import sees_nothing
 
 ACTIVATIONS: dict[str, explicit.Step] = {
     "none": explicit.identity,
@@ -58,6 +59,8 @@ class LibraryEmbeddings(explicit.Embeddings):
 class FusedAttention(explicit.DotProductAttention):
     """Scaled dot-product attention in one call (SPEC ATT-3 to ATT-7, MSK-3 to MSK-7)."""
 
+    kernel = "xla"
+
     def __init__(self, config: EncoderConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.scale = config.head_dim**-0.5  # ATT-4: the two forms differ only in rounding
@@ -79,14 +82,21 @@ class FusedAttention(explicit.DotProductAttention):
             "is_causal": False,
             "scale": self.scale,
             "local_window_size": None,
-            "implementation": "xla",
+            "implementation": self.kernel,
         }
         return jax.nn.dot_product_attention(q, k, v, bias=bias, **options)
 
     def bias(self, q: Array, key_mask: Array) -> Array:
         # An additive mask: for a boolean mask, the kernel would choose the constant (MSK-2).
         visible = self.visible(key_mask, q.shape[2])  # (B, 1 or H, 1 or Q, S)
-        return explicit.add_to_masked(jnp.zeros(visible.shape, dtype=q.dtype), visible, self.mask_constant)
+        unmasked = jnp.zeros((*visible.shape[:2], q.shape[1], visible.shape[3]), dtype=q.dtype)
+        return explicit.add_to_masked(unmasked, visible, self.mask_constant)
+
+
+class CudnnAttention(FusedAttention):
+    """Scaled dot-product attention by cuDNN."""
+
+    kernel = "cudnn"
 
 
 LIBRARY = Layers(
@@ -104,6 +114,18 @@ def unsupported_reasons(request: Request) -> list[str]:
             "dtype='float64': jax.nn.dot_product_attention computes its softmax in float32, in every "
             "precision (PRC-2)"
         )
+    return reasons
+
+
+def cudnn_reasons(request: Request) -> list[str]:
+    reasons = unsupported_reasons(request)
+    if request.dtype not in ("bfloat16", "float16") or not request.device.startswith("cuda"):
+        reasons.append(
+            f"dtype={request.dtype!r}, device={request.device!r}: cuDNN's attention exists only for bfloat16 "
+            "and float16 on GPUs (PRC-3)"
+        )
+    if request.gradients and sees_nothing(request.config, request.batch):
+        reasons.append("a query sees no key: cuDNN's gradients of other tokens are wrong (MSK-5)")
     return reasons
 
 
@@ -140,8 +162,10 @@ class UnpaddedClassifier(TextClassifier):
 
 
 UNPADDED_LAYERS = replace(LIBRARY, dot_product=dict.fromkeys(LIBRARY.dot_product, UnpaddedAttention))
+CUDNN_LAYERS = replace(LIBRARY, dot_product=dict.fromkeys(LIBRARY.dot_product, CudnnAttention))
 WITH_PADDING = {"library": Implementation(parts_of(PARTS, LIBRARY), unsupported_reasons, NOT_EXPOSED)}
 IMPLEMENTATIONS = {
     **WITH_PADDING,
+    "library:cudnn": Implementation(parts_of(PARTS, CUDNN_LAYERS), cudnn_reasons, NOT_EXPOSED),
     **unpadded(WITH_PADDING, functools.partial(UnpaddedClassifier, make=UNPADDED_LAYERS)),
 }

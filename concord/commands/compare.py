@@ -135,6 +135,7 @@ def compare(
         )
         from concord.conformance.compare import candidates, proof, reproduction
         from concord.conformance.compare.node_values import write_node_values
+        from concord.conformance.compare.ways import parts_of
     if reference is None:
         kept = read_comparison_file()
     else:
@@ -152,7 +153,8 @@ def compare(
             log_probabilities=log_probabilities,
             candidates=entries or {"the reference, run again": KeptCandidate(**own_options)},
         )
-    kept.check_ways()
+    for kept_way in filter(None, (entry.way for entry in kept.candidates.values())):
+        parts_of(kept_way)  # an unknown one is refused
     versions = {name: {"reference": f"PyTorch {torch.__version__}"} for name in kept.candidates}
     name, *_ = kept.candidates
     started, report = time.perf_counter(), Report([], versions, Setup())
@@ -206,7 +208,7 @@ def compare(
         report = report.with_verdicts(Verdict.unexplained)
         report.notes["interrupted"] = "the search for causes, or a later step, did not finish"
     report.seconds = time.perf_counter() - started
-    label = counted(len(versions), "candidate") if len(versions) > 1 else ", ".join(versions)
+    label = counted(len(versions), "candidate") if len(versions) > 1 else name
     title = f"{label}, compared with {kept.reference}"
     file = junit, lambda: junit_xml(report, title)
     raise typer.Exit(outputs.show_report(report, "compare", title, "reference", [file]))

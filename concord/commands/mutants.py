@@ -35,8 +35,7 @@ def mutants(
         lambda: matrix.mutable(workers.backend),
         lambda: matrix.select_mutants(mutant),
     )
-    interpreters = {matrix.plugin(name): path for name, path in settings.python.items()}
-    settings = replace(settings, python=interpreters)
+    settings = replace(settings, python={matrix.plugin(name): path for name, path in settings.python.items()})
     title = f"{len(bugs)} mutant{'' if len(bugs) == 1 else 's'}"
     with halting() as stopped:  # after the first signal, the findings so far are written and shown
         turns = matrix.turns(bugs, names, every)

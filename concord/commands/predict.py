@@ -49,11 +49,14 @@ def predict(
 
     def place() -> str:
         refuse(unknowns("dtype", [dtype], PRECISIONS))
-        return (
-            workers.one("one framework makes all predictions")
-            if workers.backend
-            else framework_of(checkpoint)
-        )
+        if not workers.backend:
+            return framework_of(checkpoint)
+        if (count := len(workers.backend)) > 1:
+            raise SpecError(
+                f"--backend is given {count} times but must be given once: one framework makes all "
+                "predictions"
+            )
+        return workers.names()[0]
 
     def read() -> list[Text]:
         if texts is not None:

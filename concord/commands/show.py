@@ -32,15 +32,13 @@ def variants(
     if name is not None:
         print(spec.variant(name).to_toml(), end="")
         return
-    configs = {
-        letter: spec.variant(name) for letter, name in zip(ascii_lowercase, spec.variants(), strict=False)
-    }
-    console = Terminal()
-    for letter, name in zip(configs, spec.variants(), strict=True):
+    names, console = dict(zip(ascii_lowercase, spec.variants(), strict=False)), Terminal()
+    configs = {letter: spec.variant(name).as_dict() for letter, name in names.items()}
+    for letter, name in names.items():
         console.tell(f"{letter}  {name:20} {', '.join(scenarios_of(name))}")
     table = Table("field", "value", "variants", box=None, pad_edge=False)
     for field in spec.FIELDS:
-        values = {letter: str(config.as_dict().get(field, "–")) for letter, config in configs.items()}
+        values = {letter: str(config.get(field, "–")) for letter, config in configs.items()}
         different = list(dict.fromkeys(values.values()))
         for place, value in enumerate(different if len(different) > 1 else ()):
             bearers = (letter if own == value else "·" for letter, own in values.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from concord.exit_codes import Halt
 from concord.own_model import OwnModel
 from concord.spec.errors import collect, collecting, refuse, unknowns
 from concord.spec.precision import PRECISIONS
-from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure
+from concord.speed import Mode, SpeedPlan, SpeedRecord, Workload, measure, workload
 from concord.speed.peers import PEERS
-from concord.speed.presets import LENGTHS, Preset, named, of_size, own
+from concord.speed.presets import GPU_WORKLOADS, LENGTHS, Preset, named, of_size, own
 from concord.speed.table import NOISE, show
 from concord.terminal import Terminal, telling
 
@@ -38,10 +37,15 @@ MODES = (  # by default
 # Seconds after which a default run starts no new measurement, for slow or busy machines.
 BUDGET = 300.0
 
-# Defaults on accelerators, with models large enough to keep them busy.
-ON_DEVICES = (Mode("library", "compiled"), Mode("library:fused", "compiled"), Mode("library", "eager"))
-
-LARGE_PRESETS = ("bert-base", "bert-large")
+# Groups of modes on GPUs by default: the ones of which each needs little time first.
+GPU_MODES = (
+    (
+        Mode("library", "compiled"),
+        Mode("library:fused", "compiled"),
+        Mode("library:cudnn", "compiled"),
+    ),
+    (Mode("library:max-autotune", "compiled"), Mode("library", "eager")),
+)
 
 # Limit of samples in a batch and of tokens in a sample; more do not fit in any memory.
 MOST = 10**6
@@ -53,13 +57,7 @@ Names = list[str] | None
 
 @dataclass(frozen=True)
 class Timed(options.Workers):
-    """Backends and peers that all compute float32 products in the same way.
-
-    Attributes:
-        precision (P): How float32 products are computed: {values}.
-    """
-
-    precision: str = "strict"
+    """Backends and peers."""
 
     def names(self) -> list[str]:
         """Requested backends and peers, or all backends."""
@@ -77,11 +75,11 @@ class Models(options.OptionGroup):
     Attributes:
         preset (P): nndl, tf1, minilm, bert-base or bert-large; a variant; a model of your own
             as a TOML file ('concord show variants NAME' prints one); may be repeated. Default:
-            minilm and bert-base; on a GPU bert-base and bert-large.
+            minilm and bert-base; on a GPU bert-base-64 and bert-large.
         batch: Samples in a batch. Default: the preset's, else 8.
         tokens: Tokens in a sample. Default: the preset's, else 128 or as many as fit.
         kind (K): inference or training; may be repeated. Default: inference; on a GPU both.
-        dtype (D): {values}; may be repeated.
+        dtype (D): {values}, or tf32 (float32 with products in TF32); may be repeated.
         lengths (L): Lengths of the samples; may be repeated. full (the default): no padding; ragged: the
             lengths of real texts.
     """
@@ -93,27 +91,29 @@ class Models(options.OptionGroup):
     tokens: int | None = None
     kind: Names = None
     lengths: Names = None
-    dtype: list[str] | None = None
+    dtype: Names = None
 
     def workloads(self, device: str, own: Preset | None) -> tuple[Workload, ...]:
         """Workloads of presets, or of a checkpoint with the lengths of its texts."""
-        on_cpu = device == "cpu"
+        if device != "cpu" and not own and not any(vars(self).values()):
+            return tuple(workload(*fields) for fields in GPU_WORKLOADS)
         problems = [
             *unknowns("kind", self.kind or (), WORKLOAD_KINDS),
             *unknowns("lengths", self.lengths or (), LENGTHS),
-            *unknowns("dtype", self.dtype or (), PRECISIONS),
+            *unknowns("dtype", self.dtype or (), (*PRECISIONS, "tf32")),
             *options.outside(("batch", self.batch, 1, MOST), ("tokens", self.tokens, 1, MOST)),
         ]
         presets = [own] if own else []
-        for name in () if own else self.preset or (PRESETS if on_cpu else LARGE_PRESETS):
+        usual = PRESETS if device == "cpu" else dict.fromkeys(preset for preset, *_ in GPU_WORKLOADS)
+        for name in () if own else self.preset or usual:
             with collecting(problems):
                 presets.append(of_size(named(name), self.batch, self.tokens))
         refuse(problems)
         axes = (
             presets,
-            self.kind or (("inference",) if on_cpu else WORKLOAD_KINDS),
+            self.kind or ("inference",),
             self.lengths or (("ragged",) if own and own.ragged else ("full",)),
-            self.dtype or (("float32",) if on_cpu else ("float32", "bfloat16")),
+            self.dtype or ("float32",),
         )
         return tuple(Workload(*choice) for choice in itertools.product(*axes))
 
@@ -137,17 +137,21 @@ class Modes(options.OptionGroup):
     quick: bool = False
     budget: float | None = None
 
-    def modes(self, ragged: bool, device: str) -> tuple[Mode, ...]:
-        """Requested modes, or the default ones."""
+    def modes(self, ragged: bool, device: str) -> tuple[tuple[Mode, ...], ...]:
+        """Requested modes, or the default ones, in groups to measure together."""
         refuse(options.outside(("budget", self.budget, 0, options.MOST_SECONDS)))
+        groups: tuple[tuple[Mode, ...], ...]
         if self.implementation or self.execution:
             pairs = itertools.product(
                 self.implementation or ("explicit", "library"),
                 self.execution or ("eager", "compiled"),
             )
-            return tuple(Mode(*names) for names in pairs)
-        usual = MODES[:2] if self.quick else MODES if device == "cpu" else ON_DEVICES
-        return (*usual, *(UNPADDED if ragged else ()))
+            groups = (tuple(itertools.starmap(Mode, pairs)),)
+        else:
+            usual = GPU_MODES if device != "cpu" else (MODES,)
+            groups = (*((MODES[:2],) if self.quick else usual), *((UNPADDED,) if ragged else ()))
+        # On a CPU one after the other: programs that are built at once share cores and memory.
+        return tuple((mode,) for group in groups for mode in group) if device == "cpu" else groups
 
 
 def speed(
@@ -180,11 +184,11 @@ def speed(
     if not workers.backend and any(_known(work) for work in works):
         names = [*names, *PEERS]
     # Only the default run has a time limit; explicit requests are measured completely.
-    usual = device == "cpu" and not any((*vars(models).values(), checkpoint, *vars(modes).values()))
+    usual = not any((*vars(models).values(), checkpoint, *vars(modes).values()))
     plan = SpeedPlan(
-        tuple(names),
-        tuple(works),
-        tuple(selection),
+        names,
+        works,
+        selection,
         replace(settings, threads=settings.threads or available_cores()),
         budget=BUDGET if usual else modes.budget,
     )
@@ -220,11 +224,10 @@ def _measure(plan: SpeedPlan, outputs: options.Outputs) -> int:
             "be unreliable",
             style="yellow",
         )
-    json, began = outputs.json, time.perf_counter()
+    json = outputs.json
 
     def keep(entry: dict[str, Any]) -> None:
         record.add(entry)
-        record.seconds = time.perf_counter() - began
         if json is not None:  # after each entry, so that an interrupted run keeps its entries
             files.write(json, record.record())
 
@@ -232,7 +235,6 @@ def _measure(plan: SpeedPlan, outputs: options.Outputs) -> int:
         record.complete = measure(plan, keep, telling())
     finally:
         record.signalled = Halt.code
-        record.seconds = time.perf_counter() - began
         last = record.record()
         data = files.data(last)
         output_files.write(

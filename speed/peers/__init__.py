@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-# Each runs in its own process, like a backend.
-PEERS = {
-    "hf": "concord.speed.peers.hf:HuggingFacePeer",
-    "ort": "concord.speed.peers.ort:OnnxRuntimePeer",
-    "openvino": "concord.speed.peers.openvino:OpenVinoPeer",
-}
+from typing import NamedTuple
 
-PEER_EXECUTIONS = {"hf": ("eager", "compiled"), "ort": ("compiled",), "openvino": ("compiled",)}
+
+class Peer(NamedTuple):
+    """A program to compare with, in its own process like a backend."""
+
+    plugin: str
+    modes: tuple[str, ...]  # names of modes
+
+
+PEERS = {
+    "hf": Peer(
+        "concord.speed.peers.hf:HuggingFacePeer",
+        ("library eager", "library compiled", "library:max-autotune compiled"),
+    ),
+    "ort": Peer("concord.speed.peers.ort:OnnxRuntimePeer", ("library compiled",)),
+    "openvino": Peer("concord.speed.peers.openvino:OpenVinoPeer", ("library compiled",)),
+}

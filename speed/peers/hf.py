@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,25 @@ import transformers
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.initialization import no_init_weights
 
-from concord.backends.interface import Request, Session, Unsupported
+from concord.backends.interface import Request, Session, Unsupported, refuse_tf32
+from concord.backends.torch.backend import Adapter
 from concord.backends.torch.optimizers import optimizer
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
+from concord.spec.files import section
 from concord.spec.parameters import Weights, parameters
 from concord.spec.sources import source_tables
 from concord.spec.training.schedules import learning_rate
 
 TABLE = source_tables.load("bert-hugging-face")
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MODES = {"library": None, "library:max-autotune": "max-autotune"}
+"""The mode of PyTorch's compiler, by implementation."""
+
+
+# For devices and switches of PyTorch.
+ADAPTER = Adapter()
 
 
 class HuggingFaceModel:
@@ -34,7 +40,9 @@ class HuggingFaceModel:
         self.feed(request.batch)
         self.parts = source_tables.bindings(source_tables.part_of(TABLE), request.config)
         self.run = (
-            torch.compile(model, fullgraph=True, dynamic=False) if request.execution == "compiled" else model
+            torch.compile(model, fullgraph=True, dynamic=False, mode=MODES[request.implementation])
+            if request.execution == "compiled"
+            else model
         )
         self.steps = 0
         if request.training:
@@ -46,9 +54,13 @@ class HuggingFaceModel:
 
     def feed(self, batch: Batch) -> None:
         """Set inputs of the same shapes."""
+        arrays = tensors(self.request.config, batch)
+        if arrays["attention_mask"].all():
+            del arrays["attention_mask"]  # without one, PyTorch has faster kernels, such as flash attention
+        if not self.request.training:
+            del arrays["labels"]  # with labels, it would also compute a loss, unlike a deployed model
         self.inputs = {
-            name: torch.from_numpy(array).to(self.request.device)
-            for name, array in tensors(self.request.config, batch).items()
+            name: torch.from_numpy(array).to(self.request.device) for name, array in arrays.items()
         }
 
     def compile(self) -> None:
@@ -57,10 +69,8 @@ class HuggingFaceModel:
     def step(self) -> None:
         """Start a training step or a forward pass."""
         if not self.request.training:
-            # With labels, the model would also compute a loss, unlike a deployed model.
-            inputs = {name: tensor for name, tensor in self.inputs.items() if name != "labels"}
             with torch.inference_mode():
-                self.computed = {"logits": self.run(**inputs).logits}
+                self.computed = {"logits": self.run(**self.inputs).logits}
             return
         self.model.zero_grad(set_to_none=True)
         loss = self.run(**self.inputs).loss
@@ -74,24 +84,22 @@ class HuggingFaceModel:
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        if self.request.device != "cpu":
-            torch.cuda.synchronize(self.request.device)
+        ADAPTER.synchronize(next(iter(self.computed.values()), None))
 
     def results(self) -> dict[str, np.ndarray]:
         """Logits (B, C), or the loss before the update."""
-        return {name: tensor.float().cpu().numpy() for name, tensor in self.computed.items()}
+        return {name: ADAPTER.to_numpy(tensor) for name, tensor in self.computed.items()}
 
     def state(self) -> dict[str, np.ndarray]:
         """Copies of parameters and optimizer state, by canonical name."""
-        parameters = {f"parameters.{name}": tensor for name, tensor in self.model.named_parameters()}
-        sections: dict[str, dict[str, np.ndarray]] = {}
-        for key, tensor in {**parameters, **self.optimizer.kept()}.items():
-            section, _, name = key.partition(".")
-            sections.setdefault(section, {})[name] = tensor.detach().float().cpu().numpy()
+        tensors = {f"parameters.{name}": tensor for name, tensor in self.model.named_parameters()}
+        arrays = {key: ADAPTER.to_numpy(tensor) for key, tensor in (tensors | self.optimizer.kept()).items()}
         return {
-            f"{section}.{name}": array.copy()
-            for section, arrays in sections.items()
-            for name, array in source_tables.gather(self.parts, arrays, f"source={TABLE.source}")[0].items()
+            prefix + name: array.copy()
+            for prefix in dict.fromkeys(f"{key.partition('.')[0]}." for key in arrays)
+            for name, array in source_tables.gather(
+                self.parts, section(arrays, prefix), f"source={TABLE.source}"
+            )[0].items()
         }
 
 
@@ -99,37 +107,23 @@ class HuggingFacePeer:
     """Hugging Face's model, judged only by its results."""
 
     name = "hf"
+    event, peak_memory = ADAPTER.event, ADAPTER.peak_memory
 
     def describe(self) -> dict[str, Any]:
         """Versions, devices and threads."""
-        return {
-            "version": f"transformers {transformers.__version__} on torch {torch.__version__}",
-            "devices": ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))],
-            "dtypes": {"cpu": list(DTYPES), "cuda": list(DTYPES)},
-            "threads": torch.get_num_threads(),
-            "thread_switches": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
-        }
-
-    def event(self) -> torch.cuda.Event:
-        """An event of the device's clock."""
-        return torch.cuda.Event(enable_timing=True)
+        version = f"transformers {transformers.__version__} on torch {torch.__version__}"
+        return {**ADAPTER.describe(), "version": version, "implementations": list(MODES)}
 
     def session(self, request: Request) -> Session:
         """Build the model for repeated runs."""
-        if request.implementation != "library" or request.execution not in ("eager", "compiled"):
-            raise Unsupported(
-                "hf has only its own implementation: --implementation library, --execution eager or compiled"
-            )
-        torch.set_float32_matmul_precision("highest")
-        if request.dtype not in DTYPES:
-            raise Unsupported(f"hf is measured in {', '.join(DTYPES)}, not in {request.dtype}")
+        place = ADAPTER.device(request.device)
+        refuse_tf32(self.name, request, ADAPTER.has_tf32(place))
+        ADAPTER.set_precision(request.precision)
         if request.execution == "compiled":
             # Programs of earlier workloads count towards PyTorch's recompilation limit.
             torch.compiler.reset()
-        return HuggingFaceModel(
-            request,
-            build(request.config, request.weights).to(device=request.device, dtype=DTYPES[request.dtype]),
-        )
+        model = build(request.config, request.weights)
+        return HuggingFaceModel(request, model.to(device=place, dtype=getattr(torch, request.dtype)))
 
 
 def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
@@ -155,10 +149,9 @@ def build(config: EncoderConfig, weights: Weights) -> torch.nn.Module:
 def tensors(config: EncoderConfig, batch: Batch) -> dict[str, np.ndarray]:
     """Inputs under Hugging Face's names."""
     arrays = batch.arrays()
-    mask = (arrays["input_ids"] != config.pad_id).astype(np.int64)
     return {
         "input_ids": arrays["input_ids"],
-        "attention_mask": mask,
+        "attention_mask": (arrays["input_ids"] != config.pad_id).astype(np.int64),
         "token_type_ids": arrays["segment_ids"],
         "labels": arrays["labels"],
     }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import openvino
 
+from concord.backends.interface import Request
 from concord.speed.peers.graph import Engine
 
 TYPES = {"float32": openvino.Type.f32, "bfloat16": openvino.Type.bf16}
@@ -20,14 +21,14 @@ class OpenVinoPeer(Engine):
     version = f"openvino {openvino.__version__}"
     dtypes = tuple(TYPES)
 
-    def opened(self, path: Path, dtype: str) -> Any:
+    def opened(self, path: Path, request: Request) -> Any:
         """A compiled model."""
         properties = {
             # By default OpenVINO chooses a precision for the processor.
-            "INFERENCE_PRECISION_HINT": TYPES[dtype],
+            "INFERENCE_PRECISION_HINT": TYPES[request.dtype],
             "EXECUTION_MODE_HINT": "ACCURACY",
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": self.threads or 0,
+            "INFERENCE_NUM_THREADS": self.threads,
         }
         return openvino.Core().compile_model(path, "CPU", properties)
 

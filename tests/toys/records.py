@@ -52,7 +52,7 @@ RECORDS = {
     "fuzz": lambda: kept("fuzz-bfloat16-jax"),
     "mutants": lambda: kept("mutants", findings=5),
     "lockstep": lambda: kept("lockstep-float32", tracks=1),
-    "speed": lambda: kept("speed-training", entries=4),
+    "speed": lambda: kept("speed/amd-epyc-26-2/training", entries=4),
     "certificate": certificate,
 }
 
