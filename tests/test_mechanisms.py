@@ -26,6 +26,8 @@ LAYERS = {
     "depthwise": conv(3, 6, 3, groups=3),
     "wide": conv(3, 12, 3),
     "up": lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1),
+    "rms": lambda: nn.RMSNorm(WIDTH),
+    "scale": lambda: nn.RMSNorm(WIDTH),
 }
 IMAGE, TEXT = drawn(2, 3, 5, 7), drawn(2, TOKENS, WIDTH)
 
@@ -174,6 +176,13 @@ def biased(m, x, slopes):
     return torch.softmax(m.a(x) @ m.a(x).mT + torch.tensor(slopes).view(-1, 1, 1, 1) * distances, -1) @ x
 
 
+COLORS = torch.tensor([2.0, 3.0, 5.0]).view(3, 1, 1)
+
+
+def distances():
+    return torch.arange(TOKENS) - torch.arange(TOKENS)[:, None]
+
+
 def by_groups(m, x, crossed=True, own=False):
     y = m.wide(x).unflatten(1, (4, 3) if crossed else (3, 4))
     if not own and not crossed:
@@ -255,6 +264,55 @@ LAYER_SLIPS = {
     "a number of larger results": (
         lambda m, x: F.leaky_relu(m.a(x), 0.01) * 2, lambda m, x: F.leaky_relu(m.a(x), 0.3) * 2, TEXT,
         "leaky_relu with 0.3 instead of 0.01"),
+    "a window": (
+        lambda m, x: attend(m, x, causal() & ~causal(-3)), lambda m, x: attend(m, x, causal()), TEXT,
+        "leaving out one of two conditions"),
+    "a residual too early": (
+        lambda m, x: m.a(x) * m.norm(x), lambda m, x: (y := m.a(x)) * m.norm(x + y), TEXT, "`0` plus `a`"),
+    "another source": (
+        lambda m, x: m.a(x) * m.norm(x), lambda m, x: (y := m.a(x)) * m.norm(y), TEXT, "`a` in place of `0`"),
+    "colors": (
+        lambda m, x: m.c(x - COLORS), lambda m, x: m.c(x.flip(1) - COLORS), IMAGE,
+        "`0` with axis 1 in reverse order"),
+    "three axes": (
+        lambda m, x: m.wide(x).unflatten(1, (3, 2, 2)).cumsum(1),
+        lambda m, x: m.wide(x).unflatten(1, (2, 3, 2)).transpose(1, 2).cumsum(1), IMAGE,
+        "axis 1 ordered as 2 x 3 x 2 and transposed, instead of 3 x 2 x 2"),
+    "three parts": (
+        lambda m, x: torch.cat([m.a(x), x, m.norm(x)], 1).cumsum(1),
+        lambda m, x: torch.cat([m.a(x), m.norm(x), x], 1).cumsum(1), TEXT, "joined in the order 0, 2, 1"),
+    "sliced parts": (
+        lambda m, x: (y := m.a(x))[..., :3] * y[..., 3:].sigmoid(),
+        lambda m, x: (y := m.a(x))[..., 3:] * y[..., :3].sigmoid(), TEXT,
+        "part 0 of axis 2 .* and part 3 of axis 2 .* used in place of each other"),
+    "an offset": (
+        lambda m, x: x + m.table(torch.arange(TOKENS) + 5), lambda m, x: x + m.table(torch.arange(TOKENS)),
+        TEXT, "offset 0 in place of 5 in add"),
+    "a distance": (
+        lambda m, x: m.table(distances() + 6), lambda m, x: m.table(6 - distances()), TEXT,
+        "the operands of sub swapped"),
+    "antialiasing": (
+        lambda m, x: F.interpolate(m.c(x), 3, mode="bilinear", antialias=True),
+        lambda m, x: F.interpolate(m.c(x), 3, mode="bilinear"), IMAGE,
+        "bilinear interpolation in place of _up"),
+    "a norm left out": (
+        lambda m, x: m.a(x + m.rms(x.sin())), lambda m, x: m.a(x + x.sin()), TEXT, "leaving out `rms`"),
+    "a sibling's weight": (
+        lambda m, x: m.a(m.rms(x)), lambda m, x: m.a(F.rms_norm(x, (WIDTH,), m.scale.weight)), TEXT,
+        "the parameters of scale used in place of those of rms"),
+    "zeros around": (mirrored, lambda m, x: m.c(x), IMAGE, "is explained by an input padded with zeros"),
+    "a side": (
+        lambda m, x: m.wide(F.pad(x, (0, 1, 0, 1))), lambda m, x: m.wide(F.pad(x, (1, 0, 1, 0))), IMAGE,
+        "is explained by padding placed entirely before"),
+    "a place in a table": (
+        lambda m, x: m.a(x) * torch.linspace(1, 7, 101)[5],
+        lambda m, x: m.a(x) * torch.linspace(1, 7, 101)[6], TEXT, "index 6 in place of 5"),
+    "decibels": (lambda m, x: x.exp().log(), lambda m, x: x.exp().log10(), TEXT, "log10 in place of log"),
+    "a maximum of all": (
+        lambda m, x: x - m.a(x).amax((1, 2), True), lambda m, x: x - m.a(x).amax((0, 1, 2), True), TEXT,
+        r"dim \[0, 1, 2\] in place of \[1, 2\] in amax"),
+    "a constant": (
+        lambda m, x: m.a(x).sin() - 2, lambda m, x: m.a(x).sin(), TEXT, "leaving out the constant"),
     "a mean before steps in place": (
         lambda m, x: F.rms_norm(m.a(x), (WIDTH,), eps=1e-6),
         lambda m, x: F.layer_norm(m.a(x), (WIDTH,), eps=1e-6), TEXT, "without its mean"),
@@ -322,7 +380,7 @@ def test_activations_that_are_used_in_place_of_each_other_are_named(arrays):
     verdict = explained(
         lambda m, x: F.silu(m.a(x)) * m.norm(x), lambda m, x: m.a(x) * F.silu(m.norm(x)), TEXT, arrays
     )
-    assert "and a used in place of each other" in str(verdict) or "a and norm used" in str(verdict)
+    assert re.search("`(a` and `norm|norm` and `a)` used in place of each other", str(verdict)), verdict
 
 
 def halves(x):
@@ -338,8 +396,8 @@ def twice(x):
     return torch.cat([x, x], -1)
 
 
-def turn(m, x, rotate=halves, spread=twice, order=range(WIDTH), base=1e4, factor=1.0):
-    frequencies = torch.tensor([factor * base ** (-2 * i / WIDTH) for i in range(WIDTH // 2)])
+def turn(m, x, rotate=halves, spread=twice, order=range(WIDTH), base=1e4, factor=1.0, width=WIDTH):
+    frequencies = torch.tensor([factor * base ** (-2 * i / width) for i in range(WIDTH // 2)])
     angles = spread(torch.arange(TOKENS).float()[:, None] * frequencies)
     query, key = (y[..., [*order]] for y in (m.a(x), m.norm(x)))
     query, key = (y * angles.cos() + rotate(y) * angles.sin() for y in (query, key))
@@ -359,6 +417,7 @@ OF_PAIRS = {"rotate": pairs, "spread": partial(torch.repeat_interleave, repeats=
         (OF_PAIRS, {**OF_PAIRS, "order": [0, 2, 4, 1, 3, 5]}, "in the order of the other rotary layout"),
         ({}, {"base": 5e5}, "frequencies of base 500000 instead of 10000"),
         ({"factor": 0.25}, {"factor": 1.0}, "frequencies multiplied by 4"),
+        ({"base": 3e3}, {"base": 3e3, "width": WIDTH - 2}, "frequencies spread over 2 steps instead of 3"),
     ],
 )
 def test_rotary_positions_of_another_layout_or_base_are_named(right, wrong, words):

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, combinations, islice, product
+from itertools import chain, combinations, groupby, islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from concord.conformance.bugs.context import Flags
 from concord.conformance.compare import module_reference as modules
+from concord.conformance.compare.aten_arithmetic import computed
 from concord.conformance.compare.aten_operations import (
     Make,
     Operation,
@@ -35,10 +36,9 @@ from concord.conformance.compare.stretch import Recorded, Stretch
 from concord.conformance.explain.computation import Computation, Prediction
 from concord.conformance.explain.description import nearest
 from concord.conformance.explain.hypothesis import Hypothesis
-from concord.conformance.explain.search import Effort, Search
+from concord.conformance.explain.search import EDGE, Effort, Search
 from concord.conformance.judging.estimate import SAMPLES, Observer, estimate
 from concord.conformance.judging.explanation import Explanation
-from concord.conformance.judging.protocol import Pin
 from concord.conformance.wording import few, gather, instead_of
 from concord.spec.arrays import Array
 
@@ -88,9 +88,9 @@ class StretchComputation(Computation):
         """The prediction, with its own sigma if necessary."""
         prediction = self._prediction(hypothesis)
         assert isinstance(hypothesis, Predicted)
-        if hypothesis.own_sigma is None or self.judged(self.actual, prediction).status == "agrees":
+        if hypothesis.own_sigma is None or self.judged(self.actual, prediction).ratio <= EDGE:
             return prediction
-        return Prediction(prediction.value, hypothesis.own_sigma())
+        return Prediction(prediction.value, np.maximum(prediction.sigma, hypothesis.own_sigma()))
 
 
 def cause(
@@ -107,7 +107,7 @@ def cause(
     """
     within = dict(stretch.module.model.named_modules())
     active = [  # inactive dropout has no activation
-        Hypothesis("dropout_active", f"dropout left on in {name}", "")
+        Hypothesis("dropout_active", f"dropout left on in {name}")
         for name in strange
         if isinstance(within.get(name), nn.Dropout)
     ]
@@ -120,7 +120,12 @@ def cause(
         of_differences(stretch, asked.right, [[difference] for difference in settings[:MOST_DIFFERENCES]]),
         of_differences(stretch, asked.right, [settings] if len(settings) > 1 else []),
         copied(stretch, asked.right),
-        chain(reordered(stretch, asked), shifted(asked), exchanged(stretch, asked.right)),
+        chain(
+            reordered(stretch, asked),
+            shifted(asked),
+            exchanged(stretch, asked.right),
+            skipped(stretch, asked.right),
+        ),
         with_bugs((EVERYWHERE, BY_OPERATION, BY_PLACE), lambda bug: bug.name in COUNTED),
         with_bugs((EVERYWHERE, BY_OPERATION), lambda bug: bug.name not in COUNTED),
         crossed(stretch, asked.right),
@@ -143,7 +148,7 @@ def constant(asked: StretchComputation) -> list[Hypothesis]:
     values = np.unique(asked.actual)
     if not len(values) == 1 < len(np.unique(asked.right.value)):
         return []
-    return [Hypothesis("constant", f"the value {values[0] + 0:.6g} throughout", "")]
+    return [Hypothesis("constant", f"the value {values[0] + 0:.6g} throughout")]
 
 
 def copied(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
@@ -151,7 +156,7 @@ def copied(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
     if len(stretch.steps) > LONG:
         for name, x in {**stretch.module.inputs, **stretch.module.arrays}.items():
             text = f"the values of `{name}`"
-            yield Predicted("copied", text, "", predict=partial(Prediction, x, right.sigma))
+            yield Predicted("copied", text, predict=partial(Prediction, x, right.sigma))
 
 
 def of_differences(
@@ -164,11 +169,11 @@ def of_differences(
         with modules.running("the reference with the candidate's values"):
             for difference in group:
                 reference = difference.applied(reference)
-            return rerun(stretch, right, reference, stretch.pin)
+            return rerun(stretch, right, reference)
 
     for group in differing:
         text = f"differences between the modules: {few((difference.text for difference in group), 3)}"
-        yield Predicted("modules_differ", text, "", predict=partial(made, group))
+        yield Predicted("modules_differ", text, predict=partial(made, group))
 
 
 def changed(
@@ -256,38 +261,74 @@ def replay(
 
 
 def exchanged(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
-    """Yield parameters of other modules with equal shapes."""
-    within, parameters = dict(stretch.module.model.named_modules()), stretch.module.parameters
-    own = modules.submodule_of(stretch.end)
-    module = within.pop(own, nn.Module())
-    shapes = {name: tensor.shape for name, tensor in module.named_parameters()}
-    for path, other in within.items():
-        if shapes and shapes == {name: tensor.shape for name, tensor in other.named_parameters()}:
-            others = {id(parameters[f"{own}.{name}"]): parameters[f"{path}.{name}"] for name in shapes}
-            prediction = partial(replay, stretch, right, Operation.__call__, (), others)
+    """Yield parameters of other modules of equal shapes; for modules before the end, only of siblings."""
+    within, end = dict(stretch.module.model.named_modules()), modules.submodule_of(stretch.end)
+    shapes = {
+        path: {name: x.shape for name, x in module.named_parameters()} for path, module in within.items()
+    }
+    for own, path in product(dict.fromkeys([end, *sorted(stretch.active)]), within):
+        is_near = own == end or own.rpartition(".")[0] == path.rpartition(".")[0]
+        if own != path and is_near and shapes.get(own) and shapes[own] == shapes[path]:
+            parameters = stretch.module.parameters
+            others = {id(parameters[f"{own}.{name}"]): parameters[f"{path}.{name}"] for name in shapes[own]}
             text = f"the parameters of {path} used in place of those of {own}"
-            yield Predicted("parameters_exchanged", text, "", predict=prediction)
+            yield replaced(stretch, right, "parameters_exchanged", text, others)
+
+
+def skipped(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
+    """Yield modules of several operations that are left out, alone and with all of their kind."""
+    within = dict(stretch.module.model.named_modules())
+    by_kind = defaultdict[type, dict[str, dict[int, Tensor]]](dict)
+    for path, group in groupby(stretch.steps, lambda step: next(iter(stretch.within(step)), "")):
+        steps, module = [*group], within[path]
+        x, result = next(iter(steps[0].operation.floats.values()), None), first(steps[-1].result)
+        if len(steps) > 1 and not [*module.children()] and x is not None and x.shape == result.shape:
+            by_kind[type(module)][path] = {id(result): x}
+    for paths in by_kind.values():
+        for names in dict.fromkeys([*((path,) for path in paths), tuple(paths)]):
+            others = {key: x for path in names for key, x in paths[path].items()}
+            text = f"leaving out {' and '.join(f'`{path}`' for path in names)}"
+            yield replaced(stretch, right, "step_left_out", text, others)
 
 
 def crossed(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
-    """Yield pairs of activations of equal shape, each used in place of the other."""
-    if (pin := stretch.pin) is None:
-        return
-    for one, other in islice(combinations(stretch.starts, 2), MOST_CROSSED):
-        shapes = [array.shape for name in (one, other) if (array := pin(name)) is not None]
-        if len(shapes) == 2 and shapes[0] == shapes[1]:
-            text, names = f"{one} and {other} used in place of each other", {one: other, other: one}
-            predict = partial(rerun, stretch, right, stretch.module, partial(_other, pin, names))
-            yield Predicted("operands_exchanged", text, "", predict=predict)
+    """Yield pairs of activations, inputs or parts of a tensor, each used in place of the other."""
+    parts = [step for step in stretch.steps if step.operation.name in ("select", "slice")]
+    groups = gather(parts, lambda step: (id(step.operation.args[0]), *step.operation.args[1:2]))
+    named_parts = [
+        {f"part {step.operation.args[2]} of axis {axis} ({step.line})": step.result for step in group}
+        for (_, axis), group in groups.items()
+    ]
+    pairs = chain.from_iterable(combinations(group.items(), 2) for group in (stretch.entering, *named_parts))
+    for (one, x), (other, y) in islice(
+        (pair for pair in pairs if pair[0][1].shape == pair[1][1].shape), MOST_CROSSED
+    ):
+        text = f"{one} and {other} used in place of each other"
+        yield replaced(stretch, right, "operands_exchanged", text, {id(x): y, id(y): x})
 
 
-def _other(pin: Pin, names: Mapping[str, str], name: str) -> Array | None:
-    return pin(names.get(name, name))
+def replaced(
+    stretch: Stretch,
+    right: Prediction,
+    name: str,
+    text: str,
+    others: Mapping[int, Tensor],
+    rare: bool = False,
+) -> Predicted:
+    """The stretch with other tensors, by the identities of the right ones."""
+    make = Operation.__call__
+    return Predicted(
+        name,
+        text,
+        predict=partial(replay, stretch, right, make, (), others),
+        own_sigma=partial(sigma_of, stretch, make, others),
+        rare=rare,
+    )
 
 
-def rerun(stretch: Stretch, right: Prediction, reference: Any, pin: Pin | None) -> Prediction:
-    """Compute the stretch with another reference, or from other activations."""
-    run = Stretch(reference, stretch.end, stretch.known, pin, stretch.check)
+def rerun(stretch: Stretch, right: Prediction, reference: Any) -> Prediction:
+    """Compute the stretch with another reference."""
+    run = Stretch(reference, stretch.end, stretch.known, stretch.pin, stretch.check)
     return Prediction(numbers(run.result).astype(np.float64), right.sigma)
 
 
@@ -311,7 +352,7 @@ def swapped(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
         text = f"{steps[number]} before {steps[swap.path[0][0]]} instead of after it"
         predict = partial(replay, stretch, right, _swapping(steps, swaps), swaps)
         own_sigma = partial(sigma_of, stretch, _swapping(steps, swaps))
-        yield Predicted("steps_swapped", text, "", predict=predict, own_sigma=own_sigma)
+        yield Predicted("steps_swapped", text, predict=predict, own_sigma=own_sigma)
 
 
 class Swap(NamedTuple):
@@ -357,7 +398,7 @@ def fitted(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
     for (name, line, place, value), group in groups.items():
         for other, predict in fit(stretch, computation, group, partial(_having, place), value):
             text = f"{name} with {instead_of(other, value)} ({line})"
-            yield Predicted("another_number", text, "", predict=predict, rare=not is_plain(other))
+            yield Predicted("another_number", text, predict=predict, rare=not is_plain(other))
 
 
 def _having(place: str, operation: Operation, number: float) -> Any:
@@ -376,7 +417,7 @@ def offset(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
     for ((name, (line, _)), group), (how, (change, neutral)) in product(groups.items(), CHANGES.items()):
         for other, predict in fit(stretch, computation, group, partial(_giving, change), neutral):
             text = f"the result of {name}, {how} {other:.6g} ({line})"
-            yield Predicted("result_changed", text, "", predict=predict, rare=not is_plain(other))
+            yield Predicted("result_changed", text, predict=predict, rare=not is_plain(other))
 
 
 def _giving(change: NumberChange, operation: Operation, number: float) -> Any:
@@ -429,7 +470,7 @@ def fit(
     if not float(np.linalg.norm(error)) <= before / 5:
         return
     sigma = computation.right.sigma
-    if computation.judged(computation.actual, predict(number(u))).status != "agrees":
+    if computation.judged(computation.actual, predict(number(u))).ratio > EDGE:
         sigma = sigma_of(stretch, partial(make, other=number(u)))  # other values have other errors
 
     def prediction(other: float) -> Prediction:
@@ -464,7 +505,7 @@ def scaled(stretch: Stretch, computation: StretchComputation) -> Iterator[Predic
         factor = shortest(computation, factor, predict)
         text, rare = f"values multiplied by {factor:.6g}{under}", not is_plain(factor)
         text = text if factor or under != UPDATED else "a missing update"
-        yield Predicted("multiplied", text, "", predict=partial(predict, factor), rare=rare)
+        yield Predicted("multiplied", text, predict=partial(predict, factor), rare=rare)
 
 
 def _scaled(right: Prediction, bias: Array, sigma: Array, factor: float) -> Prediction:
@@ -472,37 +513,35 @@ def _scaled(right: Prediction, bias: Array, sigma: Array, factor: float) -> Pred
 
 
 def entering(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
-    """Yield centered, half-precision and moved tensors."""
-    tensors = {f"`{name}`": x for _, name, x in stretch.taken.values() if name in stretch.starts}
-    tensors |= {f"the result of {step}": step.result for step in stretch.steps if step.computes}
+    """Yield centered, half-precision and moved tensors, and others in place of those at the start."""
+    inputs, names = stretch.module.inputs, [*stretch.module.inputs, *stretch.module.arrays]
+    results = {f"the result of {step}": step.result for step in stretch.steps if step.computes}
+    tensors = {name: x for name, x in {**stretch.entering, **results}.items() if is_float(x)}
     for name, x in tensors.items():
-        axes = [axis for axis, size in enumerate(x.shape) if size > 1] if is_float(x) else []
-        changes: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-            ("without its mean", lambda x: x - x.mean(-1, keepdim=True)),
-            ("in bfloat16", partial(rounded, rounding=FORMATS["bfloat16"])),
-            ("in float16", partial(rounded, rounding=FORMATS["float16"])),
-            *(
-                (f"shifted by {by} along axis {axis}", partial(torch.roll, shifts=by, dims=axis))
-                for axis, by in product(axes, (1, -1))
-            ),
-            *(
-                [("with its first sample repeated for all samples", lambda x: x[:1].expand_as(x))]
-                * (0 in axes)
-            ),
-        ]
+        axes = [axis for axis, size in enumerate(x.shape) if size > 1]
+        changes: dict[str, Callable[[Tensor], Tensor]] = {
+            "without its mean": lambda x: x - x.mean(-1, keepdim=True),
+            "in bfloat16": partial(rounded, rounding=FORMATS["bfloat16"]),
+            "in float16": partial(rounded, rounding=FORMATS["float16"]),
+        }
+        for axis, by in product(axes, (1, -1)):
+            changes[f"shifted by {by} along axis {axis}"] = partial(torch.roll, shifts=by, dims=axis)
+        for axis in axes if name in stretch.entering else ():
+            changes[f"with axis {axis} in reverse order"] = partial(torch.flip, dims=[axis])
+        if 0 in axes and name.strip("`") not in inputs:  # an input may be cut before it is used
+            changes["with its first sample repeated for all samples"] = lambda x: x[:1].expand_as(x)
         # A slice of few distinct values, such as a count of tokens, is not recognized by them.
-        few_values = is_float(x) and len(np.unique(numbers(x[:1] if 0 in axes else x))) < LEAST_MOVED
-        for text, other in changes if is_float(x) else ():
-            others = {id(x): other(x)}
-            make = Operation.__call__
-            yield Predicted(
-                "another_input",
-                f"{name} {text}",
-                "",
-                predict=partial(replay, stretch, right, make, (), others),
-                own_sigma=partial(sigma_of, stretch, make, others),
-                rare=few_values,
-            )
+        few_values = len(np.unique(numbers(x[:1] if 0 in axes else x))) < LEAST_MOVED
+        for text, change in changes.items():
+            others = {id(x): change(x)}
+            yield replaced(stretch, right, "another_input", f"{name} {text}", others, rare=few_values)
+    before = names[: names.index(stretch.end)][::-1]
+    for (name, x), other in product(stretch.entering.items(), before[:MOST_CROSSED]):
+        array = inputs.get(other, stretch.pin(other) if stretch.pin else None)
+        if array is not None and array.shape == x.shape and f"`{other}`" != name:
+            y = computed(torch.from_numpy(array).to(x.dtype.to_real()))
+            for text, value in ((f"`{other}` in place of {name}", y), (f"{name} plus `{other}`", x + y)):
+                yield replaced(stretch, right, "another_input", text, {id(x): value})
 
 
 # Maximum number of other tensors to try as operands.
@@ -514,7 +553,7 @@ TERMS = {"self": "first term", "other": "second term"}
 
 def substituted(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
     """Yield another tensor as an operand or result."""
-    tensors = {f"`{name}`": result for _, name, result in stretch.taken.values()}
+    tensors = {f"`{name}`": x for _, name, x in stretch.taken.values()} | stretch.entering
     for number, step in enumerate(stretch.steps):
         result = {"result": step.result} if isinstance(step.result, Tensor) else {}
         places = {**step.operation.tensors, **result} if step.computes else {}
@@ -526,7 +565,6 @@ def substituted(stretch: Stretch, right: Prediction) -> Iterator[Predicted]:
                 yield Predicted(
                     "another_operand",
                     f"{name} in place of the {role} of {step}",
-                    "",
                     predict=partial(replay, stretch, right, make, (number,)),
                     own_sigma=partial(sigma_of, stretch, make),
                 )
@@ -566,7 +604,7 @@ def reordered(stretch: Stretch, computation: StretchComputation) -> Iterator[Pre
             value = np.take(computation.right.value - bias, order, axis) + bias
             sigma = np.take(np.broadcast_to(computation.right.sigma, value.shape), order, axis)
             text = f"axis {axis} in a different order{under}: {description}"
-            yield Predicted("elements_reordered", text, "", predict=partial(Prediction, value, sigma))
+            yield Predicted("elements_reordered", text, predict=partial(Prediction, value, sigma))
 
 
 def rotary_width(order: list[int]) -> int:
@@ -621,4 +659,4 @@ def shifted(computation: StretchComputation) -> Iterator[Predicted]:
             value[tuple(free)] = np.where(np.isfinite(edge), edge, value[tuple(free)])
             first, second = (0, 1) if by > 0 else (1, 0)
             text = f"a shift by one along axis {axis}: position {second} holds the values of {first}"
-            yield Predicted("shifted", text, "", predict=partial(Prediction, value, sigma))
+            yield Predicted("shifted", text, predict=partial(Prediction, value, sigma))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import starmap
@@ -59,10 +60,17 @@ LEFT_OUT = {
 }
 
 
+# Operations that join two conditions, such as those of a mask.
+CONDITIONS = ("bitwise_and", "bitwise_or", "logical_and", "logical_or")
+
+
 def left_out(it: Operation) -> Found:
     """Yield omitted or repeated steps, and omitted operands."""
     if it.name in ("sum", "cumsum") and _is_mask(it.operands["self"]):
         yield "step_left_out", "leaving out the mask", partial(it.changed, "self", torch.ones_like)
+    for name in ("self", "other") if it.name in CONDITIONS else ():
+        alone = it.operands[name].expand(it.result.shape)
+        yield "step_left_out", "leaving out one of two conditions", partial(it.giving, alone)
     if _moves(it) or mask_of(it) or not it.floats:
         return
     for name, x in it.floats.items():
@@ -91,8 +99,8 @@ def _besides(it: Operation, kept: str) -> str:
     if it.name == "masked_fill" or (it.name == "mul" and _is_mask(other)):
         return "mask"
     if it.name in ("mul", "div", "sub"):
-        words = {"mul": "factor", "div": "division", "sub": "subtraction"}
-        return words[it.name] if isinstance(other, Tensor) else "scale"
+        words = {"mul": ("factor", "scale"), "div": ("division", "scale"), "sub": ("subtraction", "constant")}
+        return words[it.name][not isinstance(other, Tensor)]
     if it.name != "add":
         return it.name.strip("_")
     if not isinstance(other, Tensor):
@@ -118,8 +126,8 @@ EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
 # Longest axis along which other indices are tried.
 MOST_PLACES = 64
 
-# Names of bugs by the changed argument.
-OF_NUMBERS = {"eps": "norm_epsilon", "other": "norm_epsilon", "correction": "norm_variance"}
+# Names of bugs by the changed number.
+OF_NUMBERS = {"epsilon": "norm_epsilon", "correction": "norm_variance", "offset": "rows_off"}
 
 
 def of_numbers(it: Operation) -> Found:
@@ -128,13 +136,15 @@ def of_numbers(it: Operation) -> Found:
     for name, value in it.operands.items():
         for other in _others(it, name, value):
             if other != value:
-                word = "epsilon" if name in ("eps", "other") else name
+                word = {"eps": "epsilon", "other": "offset" if type(value) is int else "epsilon"}.get(
+                    name, name
+                )
                 last = ", the last," * (
                     name == "index" and other == it.operands["self"].shape[it.operands["dim"]] - 1
                 )
                 actual, right = distinct(other, value) if isinstance(value, float) else (other, value)
                 text = f"{word} {actual}{last} in place of {right} in {it.name.strip('_')}"
-                kind = "softmax_axis" if softmax else OF_NUMBERS.get(name, "another_number")
+                kind = "softmax_axis" if softmax else OF_NUMBERS.get(word, "another_number")
                 yield kind, text, partial(it.having, **{name: other})
     if it.name == "slice" and isinstance(it.operands["start"], int):
         size = it.operands["self"].shape[it.operands["dim"]]
@@ -149,7 +159,9 @@ def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
     x = next((x for x in it.operands.values() if isinstance(x, Tensor)), None)
     if name == "eps" or (it.name == "add" and type(value) is float and 0 < value <= 1e-2):
         return EPSILONS if value is not None else ()
-    if name in ("align_corners", "count_include_pad"):
+    if name == "other" and type(value) is int and it.name in ("add", "sub") and not is_float(x):
+        return (0, value - 1, value + 1)  # an offset of positions or ids
+    if name in ("align_corners", "count_include_pad", "periodic"):
         return (not value,)
     if name == "correction":
         return (0, 1)
@@ -161,12 +173,16 @@ def _others(it: Operation, name: str, value: Any) -> Iterable[Any]:
         return ()
     if name == "dim" and isinstance(value, int):
         return (axis for axis in range(x.ndim) if axis != value % x.ndim)
-    if name == "dim" and isinstance(value, list) and len(value) == 1:
-        return ([axis] for axis in range(x.ndim) if axis != value[0] % x.ndim)
+    if name == "dim" and isinstance(value, list):
+        right, every = sorted(axis % x.ndim for axis in value), range(x.ndim)
+        others = (*itertools.combinations(every, len(value)), every)
+        return ([*axes] for axes in others if [*axes] != right)
     if name == "index" and isinstance(value, int):
         size = x.shape[it.operands["dim"]]
         near = (value % size - 1, value % size + 1, 0, size - 1)
-        return [n for n in dict.fromkeys(near) if 0 <= n < size <= MOST_PLACES and n != value % size]
+        # A number in a table, as of a schedule, is looked up once; a loop may pass over any longer axis.
+        is_tried = size <= MOST_PLACES or x.ndim == 1
+        return [n for n in dict.fromkeys(near) if 0 <= n < size and n != value % size and is_tried]
     return ()
 
 
@@ -197,6 +213,8 @@ IN_PLACE_OF: dict[str, Callable[..., Any]] = {
     "mean": aten.amax,
     "amax": aten.mean,
     "rsqrt": aten.reciprocal,
+    "log": aten.log10,
+    "log10": aten.log,
     "max_pool2d_with_indices": aten.avg_pool2d,
 }
 
@@ -206,7 +224,7 @@ PARTS, MOST_PARTS, MOST_HEADS = 4, 8, 33
 
 
 def of_factors(it: Operation) -> Found:
-    """Yield transposed, reversed or shifted factors."""
+    """Yield transposed or reversed factors."""
     for place, name in enumerate(FACTORS.get(it.name, ())):
         x, ordinal = it.operands[name], ("first", "second")[place]
         if place and x.shape[-1] == x.shape[-2] > 1:
@@ -218,9 +236,6 @@ def of_factors(it: Operation) -> Found:
         if place and it.name == "convolution":
             reverse = partial(it.changed, name, partial(torch.flip, dims=[*range(2, x.ndim)]))
             yield "reversed", "a flipped kernel", reverse
-        for axis, by in itertools.product(range(2, x.ndim), (1, -1)) if name == "input" else ():
-            shifted = partial(it.changed, name, partial(torch.roll, shifts=by, dims=axis))
-            yield "shifted", f"an input shifted by {by} along axis {axis}", shifted
 
 
 def of_indices(it: Operation) -> Found:
@@ -247,7 +262,7 @@ def of_operations(it: Operation) -> Found:
         sign = "the opposite sign, " * (it.name in ("add", "sub"))
         text = f"{sign}{function.__name__} in place of {it.name}"
         yield "other_operation", text, partial(_another, it, function)
-    if it.name in ("sub", "div", "where") and same_shape:
+    if it.name in ("sub", "div", "where") and pair:
         text = f"the operands of {it.name} swapped"
         yield "operands_exchanged", text, partial(it.having, self=other, other=operand)
     if it.name == "sigmoid":
@@ -257,9 +272,11 @@ def of_operations(it: Operation) -> Found:
         for by in (1.0, -1.0) if x.ndim == 1 < it.result.ndim else ():
             text = "1 added to a weight" if by > 0 else "1 subtracted from a weight"
             yield "weight_plus_one", text, partial(it.having, **{name: x + by})
-    if it.name == "cat" and len(it.args[0]) == 2:
-        opposite = partial(it.having, tensors=it.args[0][::-1])
-        yield "order", "parts joined in the opposite order", opposite
+    parts: Any = it.operands["tensors"] if it.name == "cat" else ()
+    for order in _orders(len(parts)) if len(parts) <= PARTS else ():
+        words = "opposite order" if len(parts) == 2 else f"order {', '.join(map(str, order))}"
+        joined = partial(it.having, tensors=[parts[place] for place in order])
+        yield "order", f"parts joined in the {words}", joined
 
 
 def of_splits(it: Operation) -> Found:
@@ -335,13 +352,18 @@ def _of_heads(it: Operation, axis: int, sizes: tuple[int, ...]) -> Any:
     return type(it.result)([part.flatten(axis, axis + 1) for part in parts])
 
 
+# Modes of interpolation, and whether they use antialiasing.
+INTERPOLATIONS = [("nearest", False), *itertools.product(("bilinear", "bicubic"), (False, True))]
+
+
 def of_layers(it: Operation) -> Found:
     """Yield other layers of images."""
     x: Any = it.operands.get("self")
-    for mode in ("nearest", "bilinear", "bicubic") if it.name.startswith("upsample_") else ():
-        if mode not in it.name and it.result.ndim == 4:
-            text = f"{mode} interpolation in place of {it.name}"
-            yield "other_operation", text, partial(F.interpolate, x, it.result.shape[2:], mode=mode)
+    for mode, smooth in INTERPOLATIONS if "upsample_" in it.name and it.result.ndim == 4 else ():
+        if mode not in it.name or smooth != it.name.endswith("_aa"):
+            text = f"{mode} interpolation{' with antialiasing' * smooth} in place of {it.name}"
+            other = partial(F.interpolate, x, it.result.shape[2:], mode=mode, antialias=smooth)
+            yield "other_operation", text, other
     if it.name == "native_batch_norm" and not it.operands["training"]:
         of_batch = partial(it.having, training=True, running_mean=None, running_var=None)
         yield "batch_statistics", "batch statistics instead of running statistics", of_batch
@@ -367,8 +389,9 @@ def _of_channels(it: Operation) -> Any:
     return it.giving(_crossed(first(it.having(**crossed)), 1, sizes[::-1]))
 
 
-def _crossed(x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
-    return x.unflatten(axis, sizes).transpose(axis, axis + 1).flatten(axis, axis + 1)
+def _crossed(x: Tensor, axis: int, sizes: Sequence[int], order: Sequence[int] = (1, 0)) -> Tensor:
+    places = [axis + place for place in order]
+    return x.unflatten(axis, sizes).movedim(sorted(places), places).flatten(axis, max(places))
 
 
 def _another(it: Operation, function: Callable[..., Any]) -> Any:
@@ -432,14 +455,19 @@ def of_frequencies(it: Operation) -> Found:
         if (found := _exponents(x)) is None:
             continue
         base, exponents = found
-        for other in BASES:
-            text = f"frequencies of base {other:g} instead of {base:.6g}"
-            if abs(other / base - 1) > STRAIGHT:
-                times = partial(_times, (other / base) ** exponents)
-                yield "other_frequencies", text, partial(it.changed, name, times)
+        size = exponents.numel()
+        changes = {
+            f"frequencies of base {other:g} instead of {base:.6g}": (other / base) ** exponents
+            for other in BASES
+            if abs(other / base - 1) > STRAIGHT
+        }
+        for count in (size - 1, size + 1):
+            text = f"frequencies spread over {count} steps instead of {size}"
+            changes[text] = base ** (exponents * (size / count - 1))
         for factor in CONTEXT_FACTORS:
-            text = f"frequencies multiplied by {factor:g}"
-            yield "other_frequencies", text, partial(it.changed, name, partial(torch.mul, other=factor))
+            changes[f"frequencies multiplied by {factor:g}"] = torch.tensor(factor)
+        for text, factors in changes.items():
+            yield "other_frequencies", text, partial(it.changed, name, partial(_times, factors))
 
 
 def _times(factors: Tensor, x: Tensor) -> Tensor:
@@ -644,17 +672,19 @@ def of_layouts(it: Operation) -> Found:
         return
     result = it.result
     shape = list(result.shape)
-    if len(shape) == x.ndim + 1:
+    joined = x.ndim - len(shape) + 1
+    if 1 < (split := 2 - joined) <= MOST_JOINED:
         axis = next(place for place, size in enumerate([*x.shape, 0]) if shape[place] != size)
-        sizes = shape[axis : axis + 2]
-        if min(sizes) > 1 and [*x.shape, 0][axis] == sizes[0] * sizes[-1]:
-            other = partial(it.changed, "self", partial(_crossed, axis=axis, sizes=sizes[::-1]))
-            if axis == x.ndim - 1:
+        sizes = shape[axis : axis + split]
+        is_split = min(sizes) > 1 and [*x.shape, 0][axis] == math.prod(sizes)
+        for order in list(itertools.permutations(range(split)))[1:] if is_split else ():
+            others = [sizes[place] for place in order]
+            other = partial(it.changed, "self", partial(_crossed, axis=axis, sizes=others, order=order))
+            if axis == x.ndim - 1 and split == 2:
                 noun = "pairs of features" if sizes[1] == 2 else "heads"
                 text = f"split as {sizes[1]} x {sizes[0]} and transposed, instead of {sizes[0]} x {sizes[1]}"
                 yield "heads_interleaved", f"{noun} {text}", other
-            yield "axes_ordered", _ordered(axis, sizes), other
-    joined = x.ndim - len(shape) + 1
+            yield "axes_ordered", ordered(axis, sizes, order), other
     for axis in range(len(shape)) if 1 < joined <= MOST_JOINED and x.ndim > 2 else ():
         merged = x.shape[axis : axis + joined]
         if merged.numel() == shape[axis] > max(merged) and x.shape[:axis] == result.shape[:axis]:
@@ -665,13 +695,13 @@ def of_layouts(it: Operation) -> Found:
                     yield "axes_ordered", text, partial(_permuted, x, axes, shape)
             if joined == 2:
                 crossed = partial(_crossed, result, axis=axis, sizes=merged)
-                yield "axes_ordered", _ordered(axis, merged), crossed
+                yield "axes_ordered", ordered(axis, merged), crossed
 
 
-def _ordered(axis: int, sizes: Sequence[int]) -> str:
+def ordered(axis: int, sizes: Sequence[int], order: Sequence[int] = (1, 0)) -> str:
     """The bug of a split and of the join that reverts it."""
-    first, second = sizes
-    return f"axis {axis} ordered as {second} x {first} and transposed, instead of {first} x {second}"
+    other = " x ".join(str(sizes[place]) for place in order)
+    return f"axis {axis} ordered as {other} and transposed, instead of {' x '.join(map(str, sizes))}"
 
 
 def _permuted(x: Tensor, axes: list[int], result: list[int]) -> Tensor:
@@ -700,6 +730,7 @@ def of_borders(it: Operation) -> Found:
     elif not it.name.startswith(("constant_pad", "reflection_pad", "replication_pad")):
         return
     sides = list(zip(pads[::2], pads[1::2], strict=True))
+    own = next((mode for mode in BORDERS if it.name.startswith(mode[:7])), "constant")
     for mode, description in BORDERS.items():
         yield "border", f"an input {description}", partial(_bordered, it, pads, mode)
     for text, side in (
@@ -710,7 +741,7 @@ def of_borders(it: Operation) -> Found:
         ("on the opposite side", lambda a, b: (b, a)),
     ):
         moved = list(itertools.chain(*starmap(side, sides)))
-        yield "padding_aside", f"padding {text}", partial(_bordered, it, moved, "constant")
+        yield "padding_aside", f"padding {text}", partial(_bordered, it, moved, own)
 
 
 def _begun(it: Operation, pads: list[int], by: int) -> Any:
@@ -722,7 +753,7 @@ def _begun(it: Operation, pads: list[int], by: int) -> Any:
 
 
 def _bordered(it: Operation, pads: list[int], mode: str) -> Any:
-    x = F.pad(first(tuple(it.operands.values())), pads, mode)
+    x = F.pad(it.args[0], pads, mode)
     return it.having(input=x, padding=[0] * len(it.operands["padding"])) if it.name == "convolution" else x
 
 

@@ -15,7 +15,14 @@ from concord.conformance.compare.causes import StretchComputation, cause
 from concord.conformance.compare.differences import Difference, differences
 from concord.conformance.compare.kernel_names import kernels
 from concord.conformance.compare.kernels import KERNELS, TF32
-from concord.conformance.compare.module_reference import HALF, ModuleReference, dtype_name, numbers, spread
+from concord.conformance.compare.module_reference import (
+    HALF,
+    ModelError,
+    ModuleReference,
+    dtype_name,
+    numbers,
+    spread,
+)
 from concord.conformance.compare.stretch import Stretch, opened
 from concord.conformance.explain.description import wrong_elements
 from concord.conformance.explain.family_explanation import elsewhere
@@ -107,7 +114,10 @@ def explain_by_precision(comparison: ModelComparison, row: Row, effort: Effort) 
         return None
     for dtype in HALF:
         lower, actual = reference.cast(dtype), comparison.tensors[row.tensor].astype(np.float64)
-        own, other = (apart(run.arrays[row.tensor], actual) for run in (lower, reference))
+        try:
+            own, other = (apart(run.arrays[row.tensor], actual) for run in (lower, reference))
+        except ModelError:  # its code contains a dtype, so it does not run in another one
+            return None
         # The tolerance of a half precision hides small bugs, but these are not nearer to a run in it.
         nearer = own <= NEARER * other
         if not nearer:

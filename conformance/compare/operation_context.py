@@ -40,6 +40,7 @@ ACTIVATIONS = {
     "softplus": "softplus",
     "hardswish": "hardswish",
     "hardtanh": "ReLU6",
+    "hardsigmoid": "hard sigmoid (x / 6 + 0.5)",
     "leaky_relu": "leaky ReLU",
 }
 
@@ -246,7 +247,7 @@ def of_catalogue(it: Operation) -> Iterator[OperationBug]:
     functions = [*FUNCTIONS] if own else ["sigmoid"] if it.name in SOFTMAXES else []
     for name in functions:
         if name != own:
-            text = "no activation" if name == "none" else f"{name} instead of {own or 'softmax'}"
+            text = f"{'no activation' if name == 'none' else name} instead of {own or 'softmax'}"
             computation = partial(edited, it, show, partial(_applied, FUNCTIONS[name]))
             yield OperationBug("activation" if name in USUAL else "other_function", text, computation)
 

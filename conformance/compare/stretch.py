@@ -220,6 +220,18 @@ class Stretch:
         observe(self.end, present(self.result))
 
     @functools.cached_property
+    def entering(self) -> dict[str, Tensor]:
+        """Activations and inputs from which it starts, by quoted name."""
+        operands = [x for step in self.steps for x in step.operation.floats.values()]
+        inputs = {
+            f"`{name}`": x
+            for name, array in self.module.inputs.items()
+            for x in operands
+            if np.array_equal(numbers(x), array)
+        }
+        return inputs | {f"`{name}`": x for _, name, x in self.taken.values() if name in self.starts}
+
+    @functools.cached_property
     def places(self) -> list[tuple[str, int]]:
         """Each operation's line and its position there, which is the same in each iteration of a loop."""
         lines = itertools.groupby(self.steps, lambda step: step.line)

@@ -35,7 +35,7 @@ class Hypothesis:
 
     name: str
     text: str
-    clause: str
+    clause: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     change: Change = RIGHTLY
     gradient: Callable[[Array], Array] | None = None
