@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from concord.porting.file_tensors import StoredTensor
 from concord.porting.matching import match
 from concord.porting.recognition import AUTO, recognise
 from concord.porting.registry import OWN, PARTS, Format, find_format
+from concord.porting.texts import padding_id
 from concord.spec import checkpoints
 from concord.spec.config import EncoderConfig, from_toml
 from concord.spec.errors import SpecError, refuse
@@ -67,7 +69,21 @@ def _of_source(
     checkpoint = match(tensors, configs, form)
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
     labels, words = folders.labels(files, settings), tables.words(table)
-    return replace(checkpoint, files=files, labels=labels, source=table.source, words=words)
+    config = _as_padded(checkpoint.config, files, path)
+    return replace(checkpoint, config=config, files=files, labels=labels, source=table.source, words=words)
+
+
+def _as_padded(config: EncoderConfig, files: Mapping[str, bytes], path: Path) -> EncoderConfig:
+    # Libraries mask what the tokenizer added as padding. Some checkpoints, such as BERTs with XLM-R's
+    # vocabulary, give another id in their configuration, which is then a token of every text.
+    pad_id = padding_id(files)
+    if pad_id is None or pad_id == config.pad_id:
+        return config
+    if config.position_of_padding == "pad_row" or pad_id >= config.vocab_size:
+        raise SpecError(
+            f"{path}: the padding id is {config.pad_id} but must be {pad_id}, as in the tokenizer beside it"
+        )
+    return config.replace(pad_id=pad_id)
 
 
 def _sized(

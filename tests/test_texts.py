@@ -107,3 +107,17 @@ def test_a_batch_is_as_wide_as_its_longest_text_and_rounded_up():
 )
 def test_a_tokenizer_that_is_none_is_refused(files, problem):
     assert refusal(encoder, files)[0].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"pad_id": WORDS.index("cat")}, "'cat' the id 7, but the model hides that id as padding"),
+        ({"vocab_size": 11}, "'sat' the id 11, but the model has only 11 tokens: is it another model's?"),
+    ],
+)
+def test_a_token_that_the_model_hides_or_lacks_is_refused(changes, problem):
+    own = encoder(config=CONFIG.replace(**changes))
+    assert refusal(own.encode, [Text("the"), Text("the cat sat")])[0] == (
+        f"the cat sat: the tokenizer gives {problem}" + " [clause=MSK-1]" * ("pad_id" in changes)
+    )
