@@ -91,6 +91,13 @@ def json_object(content: Any, where: Path | str) -> dict[str, Any]:
     return content
 
 
+def source_settings(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """A configuration in a source's terms, empty without one."""
+    name = next((name for name in files if name in CONFIGS or name.endswith(FOREIGN)), "")
+    content = parse_json(files.get(name, b"{}"), name)
+    return content if isinstance(content, dict) else {}
+
+
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Class names from ``id2label`` or ``labels.json``, or None if unnamed."""
     if LABELS in files:

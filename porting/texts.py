@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.porting.checkpoint import Checkpoint
-from concord.porting.folder import LENGTHS, PROMPTS, json_object
+from concord.porting.folder import LENGTHS, PROMPTS, json_object, source_settings
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, collecting, located, optional, refuse
@@ -34,7 +34,13 @@ def padding_id(files: Mapping[str, bytes]) -> int | None:
         ids: dict[Any, int] = {word: number for number, word in enumerate(_words(files.get(VOCABULARY, b"")))}
         ids |= {entry["content"]: int(entry["id"]) for entry in tokenizer.get("added_tokens", ())}
         return ids.get(token)
-    except (SpecError, TypeError, ValueError, KeyError):  # a corrupt tokenizer matters only for texts
+    except (
+        SpecError,
+        TypeError,
+        ValueError,
+        KeyError,
+        OverflowError,
+    ):  # a corrupt tokenizer matters only for texts
         return None
 
 
@@ -199,25 +205,43 @@ def batch_of(
 
 # Tokenizers of published models.
 
+# Ends of the kinds of tokenizers, or of models without one, that tokenizer_config.json's options describe.
+BERT = ("BertTokenizer", "ElectraTokenizer", "bert", "electra")
+
+ADDED = "added_tokens.json"
+
 
 def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
     from tokenizers import BertWordPieceTokenizer, Tokenizer
+    from tokenizers.normalizers import BertNormalizer
 
     name = TOKENIZER if TOKENIZER in files else VOCABULARY
     if name not in files:
         raise SpecError(f"has no tokenizer: it lacks {TOKENIZER} and {VOCABULARY}")
+    options: dict[str, Any] = {
+        "handle_chinese_chars": settings.get("tokenize_chinese_chars", True) is not False,
+        "strip_accents": settings.get("strip_accents"),
+        "lowercase": settings.get("do_lower_case", True) is not False,
+    }
+    model = source_settings(files)
+    kinds = settings.get("tokenizer_class"), model.get("tokenizer_class"), model.get("model_type")
+    kind = str(next(filter(None, kinds), "")).removesuffix("Fast")
     try:
         if name == VOCABULARY:
             ids = {token: number for number, token in enumerate(_words(files[name]))}
+            added = [*parse_json(files.get(ADDED, b"{}"), ADDED)]
+            added += [entry["content"] for entry in settings.get("added_tokens_decoder", {}).values()]
+            if beyond := [token for token in added if token not in ids]:
+                raise SpecError(f"{beyond[0]!r} was added to it; save the tokenizer as {TOKENIZER}")
+            if kind and not kind.endswith(BERT):
+                raise SpecError(f"it belongs to {kind}; save the tokenizer as {TOKENIZER}")
             if "[UNK]" not in ids:
                 raise SpecError("'[UNK]' is missing")
-            return BertWordPieceTokenizer(
-                ids,
-                handle_chinese_chars=settings.get("tokenize_chinese_chars", True) is not False,
-                strip_accents=settings.get("strip_accents"),
-                lowercase=settings.get("do_lower_case", True) is not False,
-            )
+            return BertWordPieceTokenizer(ids, **options)
         tokenizer = Tokenizer.from_str(files[name].decode())
+        if kind.endswith(BERT) and isinstance(tokenizer.normalizer, BertNormalizer):
+            # As in transformers, tokenizer_config.json overrides what tokenizer.json says.
+            tokenizer.normalizer = BertNormalizer(clean_text=tokenizer.normalizer.clean_text, **options)
     except BaseException as error:  # a panic in Rust is not an Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
