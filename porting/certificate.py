@@ -122,6 +122,7 @@ class Certificate:
         )
         return [
             *([self.comparison.summary] if self.comparison.exit_code else []),
+            *(["the names of the classes are missing in the target"] if "labels" in lacking else []),
             *(
                 f"{name} is missing in the target"
                 for name in lacking

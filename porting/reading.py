@@ -68,9 +68,21 @@ def _of_source(
         raise errors[0]
     checkpoint = match(tensors, configs, form)
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
-    labels, words = folders.labels(files, settings), tables.words(table)
+    labels, words = _labels(checkpoint, files, settings), tables.words(table)
     config = _as_padded(checkpoint.config, files, path)
     return replace(checkpoint, config=config, files=files, labels=labels, source=table.source, words=words)
+
+
+def _labels(
+    checkpoint: Checkpoint, files: Mapping[str, bytes], settings: Mapping[str, Any]
+) -> tuple[str, ...] | None:
+    names, classes = folders.labels(files, settings), checkpoint.config.num_classes
+    count = len(names or settings.get("id2label") or ())
+    if checkpoint.part == "model" and count not in (0, classes, max(classes, 2)):
+        raise SpecError(
+            f"'id2label' or {folders.LABELS} names {count} classes but the classifier has {classes}"
+        )
+    return names
 
 
 def _as_padded(config: EncoderConfig, files: Mapping[str, bytes], path: Path) -> EncoderConfig:
@@ -117,4 +129,4 @@ def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
     config = from_toml(read_text(path), str(path))
     checkpoint = match(form.container.read(weights), dict.fromkeys((part,) if part else PARTS, config), form)
     files = folders.carried(folder)
-    return replace(checkpoint, files=files, labels=folders.labels(files, {}))
+    return replace(checkpoint, files=files, labels=_labels(checkpoint, files, {}))

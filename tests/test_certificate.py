@@ -89,12 +89,21 @@ def test_what_is_computed_wrongly_or_not_at_all_is_not_right(tmp_path, backend, 
     assert said in certificate.summary
 
 
-@pytest.mark.parametrize(("form", "exit_code"), [("torch-safetensors", 1), ("nndl-paddle-api", 0)])
-def test_a_tokenizer_has_to_come_along_where_the_format_has_a_place_for_it(right, form, exit_code):
+@pytest.mark.parametrize(
+    ("form", "name", "exit_code"),
+    [
+        ("torch-safetensors", "sentence_bert_config.json", 1),
+        ("nndl-paddle-api", "sentence_bert_config.json", 0),
+        ("nndl-paddle-api", "labels", 1),
+    ],
+)
+def test_tokenizers_and_names_of_classes_have_to_come_along_where_there_is_a_place(
+    right, form, name, exit_code
+):
     target = dataclasses.replace(right.target, format=form)
-    comparison = dataclasses.replace(right.comparison, alone=(("sentence_bert_config.json",), ()))
+    comparison = dataclasses.replace(right.comparison, alone=((name,), ()))
     certificate = dataclasses.replace(right, target=target, comparison=comparison)
-    assert (certificate.exit_code, "is missing in the target" in certificate.summary) == (
+    assert (certificate.exit_code, "missing in the target" in certificate.summary) == (
         exit_code,
         bool(exit_code),
     )

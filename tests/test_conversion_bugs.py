@@ -135,6 +135,10 @@ REFUSED = {
         config(id2label={"1": "a", "2": "b", "3": "c"}),
         "'id2label' must number its labels 0, 1",
     ),
+    "fewer names than classes": (
+        config(num_labels=3, id2label={"0": "a", "1": "b"}),
+        "names 2 classes but the classifier has 3",
+    ),
     "shard left out": (in_shards(gone(SECOND)), "no such file"),  # sglang 32279
     "index names the other file": (
         indexed(lambda places: {**places, "classifier.bias": SECOND}),  # torchtitan 3764

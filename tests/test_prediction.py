@@ -95,6 +95,13 @@ def test_a_model_with_one_output_has_two_classes(tmp_path):
     assert result["label"] == str(int(logit > 0))
 
 
+def test_each_class_has_its_own_name(tmp_path):
+    folder = hugging_face(tmp_path / "same", id2label={"0": "bad", "1": "good", "2": "bad"})
+    assert refusal(read_model, folder) == [f"{folder}: two classes have the same name: bad, good, bad"]
+    single = porting.Checkpoint(CONFIG.replace(num_classes=1), "model", {}, labels=("score",))
+    assert single.classes == ("0", "1")
+
+
 def test_texts_and_pairs_are_predicted_in_their_order_however_many(predictions, folder, tmp_path):
     (pair,) = predictions(f"{folder} cat dog --pair")
     assert (pair["text_a"], pair["text_b"]) == ("cat", "dog")
