@@ -24,6 +24,10 @@ CARRIED = (  # copied unchanged
     "vocab.txt",
     "vocab.json",
     "merges.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+    "bpe.codes",
     LABELS,
 )
 

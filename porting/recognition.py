@@ -33,6 +33,8 @@ HUB = tuple(dict.fromkeys(form.weights for form in FORMATS.values() if form.name
 # Hugging Face's keys for a model's kind and the classes that it was saved from.
 KIND, CLASSES = "model_type", "architectures"
 
+ADAPTER = "adapter_config.json"
+
 LONGEST = 200  # maximum characters shown of a configuration's entry
 
 
@@ -62,6 +64,11 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
         return Recognition(OWN, reason, folder, path)
     modules = not table and (choice.modules if choice else (folder / sentences.MODULES).exists())
     inner = sentences.places(folder)[0] if modules else folder
+    if (inner / ADAPTER).exists() and not folders.is_weights(path):
+        raise SpecError(
+            f"{inner} holds {ADAPTER}: transformers adds this adapter, such as LoRA, to the weights; merge "
+            "them first, or name the weight file, which is then read without the adapter"
+        )
     if choice:
         exact = folders.is_weights(path) or choice.name == OWN
         weights = path if exact else _weights([choice], path, inner)

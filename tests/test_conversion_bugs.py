@@ -25,6 +25,7 @@ BESIDE = {
     "vocab.txt": "\n".join((*TOKENS, "")).encode(),
     "tokenizer.json": b'{"version": "1.0", "normalizer": {"type": "BertNormalizer", "lowercase": true}}',
     "tokenizer_config.json": b'{"do_lower_case": true, "model_max_length": 13}',
+    "sentencepiece.bpe.model": b"\n\x0e\n\x05<unk>",
     LENGTHS: b'{"max_seq_length": 13, "do_lower_case": false}',
     PROMPTS: b'{"__version__": {"pytorch": "2.13.0"}, "default_prompt_name": "query"}',
 }
@@ -149,6 +150,10 @@ REFUSED = {
         "but the index does not say so",  # mlx-vlm 1827
     ),
     "cut off": (content(lambda blob: blob[:-100]), "file not fully covered"),  # vmlx-swift 217
+    "an adapter beside it": (
+        lambda folder, form: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
+        "holds adapter_config.json",
+    ),
     "pointer of Git": (content(lambda blob: POINTER), "not a complete safetensors file"),  # diffusers 13559
 }
 
@@ -187,6 +192,10 @@ NAMED = {
         'labels: 0 is "no" in A and "maybe" in B',
     ),
     "tokenizer left out": (gone("tokenizer.json"), "tokenizer.json is in A alone"),  # transformers 1030
+    "vocabulary of SentencePiece left out": (
+        gone("sentencepiece.bpe.model"),
+        "sentencepiece.bpe.model is in A alone",
+    ),
     "letters kept large": (
         entries("tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False}),
         "normalizer.lowercase is true in A and false in B",  # tokenizers 695
