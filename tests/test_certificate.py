@@ -57,6 +57,12 @@ def test_a_right_port_agrees_on_every_input_and_bugs_in_it_are_found(right):
     blind = [dataclasses.replace(bug, status="agrees") for bug in right.bugs]
     problems = dataclasses.replace(right, bugs=tuple(blind)).problems
     assert problems == ["the judge finds none of the bugs planted in the target's weights"]
+    # A bug whose run was not judged is not a missed one.
+    ended = dataclasses.replace(
+        right, bugs=(dataclasses.replace(right.bugs[0], status="timed out"), *blind[1:])
+    )
+    assert (ended.exit_code, ended.problems) == (3, [])
+    assert ended.summary.endswith(f"not everything was judged: {right.bugs[0].bug}: timed out.")
 
 
 def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
