@@ -127,7 +127,11 @@ def _by_names(weights: Path, fitting: Sequence[Format], folder: Path) -> tuple[F
         if form.table and _of_this_kind(form.table, _stated(folder, form.configuration))
     ]
     fitting = of_kind or fitting
-    tensors = fitting[0].container.read(weights) if fitting else {}
+    if not fitting:
+        raise SpecError(
+            f"{weights} is not a complete weight file: TensorFlow keeps the data in files beside it"
+        )
+    tensors = fitting[0].container.read(weights)
     alike = [(_nearness(form.table, tensors), form) for form in fitting if form.table]
     share, best = max(alike, key=lambda pair: pair[0], default=(0.0, None))
     if best and share >= ALIKE:

@@ -154,6 +154,12 @@ REFUSED = {
         lambda folder, form: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
         "holds adapter_config.json",
     ),
+    "data of TensorFlow left out": (
+        gone("bert_model.ckpt.data-00000-of-00001"),
+        "is not a complete weight file",
+        "google-bert",
+    ),
+    "pooler without tanh": (config(pool_act="relu"), "key 'pool_act' is", "paddlenlp"),
     "pointer of Git": (content(lambda blob: POINTER), "not a complete safetensors file"),  # diffusers 13559
 }
 
@@ -265,7 +271,8 @@ def test_a_wrong_checkpoint_is_refused_in_lines(right, tmp_path, name):
     def read(form):
         porting.read(wrong, form).checked()
 
-    lines = [line for form in ("auto", "hugging-face") for line in refusal(read, form)]
+    forms = ("auto", *(REFUSED[name][2:] or ["hugging-face"]))
+    lines = [line for form in forms for line in refusal(read, form)]
     assert any(words in line for line in lines), lines
 
 
