@@ -28,7 +28,7 @@ from concord.porting.texts import Text, TextEncoder, batch_of
 from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import Deviations
-from concord.spec.errors import refuse
+from concord.spec.errors import located, refuse
 from concord.spec.files import find, sha256_of
 from concord.spec.parameters import Weights
 from concord.spec.tensors import POOLED, taps
@@ -216,7 +216,8 @@ def certify(
     )
     tell("comparing every tensor")
     comparison = compare(source, target)
-    batches, meanings = inputs_of(source, texts)
+    with located(str(source_path)):
+        batches, meanings = inputs_of(source, texts)
     homes = [names or (find_format(side.format).home,) for side in (source, target)]
     # A backend requested by name must fail the run if it is not installed, instead of being skipped.
     settings = replace(settings or Setup(), asked=(*homes[0], *homes[1]))

@@ -129,7 +129,7 @@ def _by_names(weights: Path, fitting: Sequence[Format], folder: Path) -> tuple[F
     fitting = of_kind or fitting
     if not fitting:
         raise SpecError(
-            f"{weights} is not a complete weight file: TensorFlow keeps the data in files beside it"
+            f"{weights} cannot be read: onnx is write-only, and an index of TensorFlow needs its data"
         )
     tensors = fitting[0].container.read(weights)
     alike = [(_nearness(form.table, tensors), form) for form in fitting if form.table]

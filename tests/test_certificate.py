@@ -125,6 +125,12 @@ def test_inputs_fit_every_variant(variant):
     assert batches["padding first"].required("input_ids")[0, 0] == config.pad_id
 
 
+def test_texts_need_the_tokenizer_of_the_source(tmp_path):
+    sides = saved(tmp_path / "a", "concord"), saved(tmp_path / "b", "torch")
+    problems = refusal(lambda: certify(*sides, texts=[Text("a")]))
+    assert problems == [f"{sides[0]} has no tokenizer: it lacks tokenizer.json and vocab.txt"]
+
+
 def test_texts_take_the_place_of_what_is_drawn(tmp_path):
     source = porting.read(hugging_face(tmp_path / "a"))
     batches, meanings = inputs_of(source, [Text("the cat sat"), Text("short")])

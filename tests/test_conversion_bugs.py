@@ -156,7 +156,7 @@ REFUSED = {
     ),
     "data of TensorFlow left out": (
         gone("bert_model.ckpt.data-00000-of-00001"),
-        "is not a complete weight file",
+        "needs its data",
         "google-bert",
     ),
     "pooler without tanh": (config(pool_act="relu"), "key 'pool_act' is", "paddlenlp"),
