@@ -161,11 +161,12 @@ class OwnModel(OptionGroup):
         texts, config = read_texts(path), checkpoint.config
         with located(str(self.checkpoint)):
             encoder = TextEncoder(checkpoint)
-        encoded = encoder.encode(texts)
-        names = checkpoint.labels or tuple(map(str, range(max(2, config.num_classes))))
+        with located(str(path)):
+            encoded = encoder.encode(texts)
         labels = [text.label for text in texts if text.label is not None]
         classes = None
         if part == "model" and len(labels) == len(texts):
+            names = checkpoint.classes
             among = ", ".join(map(repr, names[:20]))
             refuse(
                 [

@@ -28,7 +28,7 @@ from concord.porting.texts import Text, TextEncoder, batch_of
 from concord.spec.batch import Batch, completed, example_batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import Deviations
-from concord.spec.errors import refuse
+from concord.spec.errors import located, refuse
 from concord.spec.files import find, sha256_of
 from concord.spec.parameters import Weights
 from concord.spec.tensors import POOLED, taps
@@ -92,6 +92,11 @@ class PlantedBug:
         """Whether the judge, which never sees the weights, found it."""
         return self.status == "diverges"
 
+    @property
+    def outcome(self) -> str:
+        """``found``, ``missed``, or the status of a run that could not be judged."""
+        return {"diverges": "found", "agrees": "missed"}.get(self.status, self.status)
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -122,6 +127,7 @@ class Certificate:
         )
         return [
             *([self.comparison.summary] if self.comparison.exit_code else []),
+            *(["the names of the classes are missing in the target"] if "labels" in lacking else []),
             *(
                 f"{name} is missing in the target"
                 for name in lacking
@@ -134,7 +140,7 @@ class Certificate:
             *(
                 # A judge that finds no planted bug would not find a real one (decision 0030).
                 ["the judge finds none of the bugs planted in the target's weights"]
-                if self.bugs and not any(bug.found for bug in self.bugs)
+                if self.bugs and all(bug.outcome == "missed" for bug in self.bugs)
                 else []
             ),
         ]
@@ -146,7 +152,9 @@ class Certificate:
     @property
     def exit_code(self) -> int:
         """1: an incorrect port; 3: a run could not be judged; else 0."""
-        return 1 if self.problems else self.report.exit_code
+        if self.problems:
+            return 1
+        return self.report.exit_code or 3 * any(bug.outcome == bug.status for bug in self.bugs)
 
     @property
     def summary(self) -> str:
@@ -155,6 +163,7 @@ class Certificate:
             return f"The certificate fails: {'; '.join(self.problems)}."
         if self.exit_code:
             failures = [f"{_run(run)}: {run.status}" for run in self.report.results if run.status != "agrees"]
+            failures += [f"{bug.bug}: {bug.status}" for bug in self.bugs if bug.outcome == bug.status]
             return f"Nothing is known to be wrong, but not everything was judged: {'; '.join(failures)}."
         detections, runs = sum(bug.found for bug in self.bugs), len(self.report.results)
         return (
@@ -207,7 +216,8 @@ def certify(
     )
     tell("comparing every tensor")
     comparison = compare(source, target)
-    batches, meanings = inputs_of(source, texts)
+    with located(str(source_path)):
+        batches, meanings = inputs_of(source, texts)
     homes = [names or (find_format(side.format).home,) for side in (source, target)]
     # A backend requested by name must fail the run if it is not installed, instead of being skipped.
     settings = replace(settings or Setup(), asked=(*homes[0], *homes[1]))
@@ -379,7 +389,7 @@ def _differing(old: Certificate, new: Certificate) -> Iterator[str]:
         yield f"the comparison said: {old.comparison.summary}; now: {new.comparison.summary}"
     for before, now in (
         ({_run(run): run.status for run in side.report.results} for side in (old, new)),
-        ({f"bug: {bug.bug}": ("missed", "found")[bug.found] for bug in side.bugs} for side in (old, new)),
+        ({f"bug: {bug.bug}": bug.outcome for bug in side.bugs} for side in (old, new)),
     ):
         for key in {**before, **now}:
             if before.get(key) != now.get(key):

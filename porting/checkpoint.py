@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from concord.porting.file_tensors import StoredTensor, in_memory, widened
 from concord.spec.config import EncoderConfig
-from concord.spec.errors import WeightsError
+from concord.spec.errors import SpecError, WeightsError
 from concord.spec.parameters import validate_weights
 from concord.spec.sources.layouts import contiguous
+from concord.spec.text import shown
 
 # read: a parameter; ignored: not a parameter of this part; tied: a copy of another tensor; computed: derived
 # from the configuration, and in no file.
@@ -78,6 +79,20 @@ class Checkpoint:
     def ledger(self) -> tuple[LazyTensor, ...]:
         """Every tensor, including computed ones, parameters first."""
         return (*self.tensors.values(), *self.others.values())
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, by default their numbers.
+
+        Raises:
+            SpecError: if two classes have the same name.
+        """
+        count = max(self.config.num_classes, 2)
+        # A single logit distinguishes two classes, and cannot give its one name to both.
+        names = self.labels if len(self.labels or ()) == count else None
+        if names and len({*names}) < count:
+            raise SpecError(f"two classes have the same name: {shown(', '.join(names))}")
+        return names or tuple(map(str, range(count)))
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Read all parameters in the file's dtypes (:meth:`LazyTensor.read`).

@@ -12,7 +12,7 @@ from typing import Any
 from concord.conformance.record_fields import also
 from concord.porting.checkpoint import UNKNOWN, Checkpoint, LazyTensor
 from concord.porting.difference import TensorDifference, classify
-from concord.porting.folder import CARRIED, CONFIGS, FOREIGN, LABELS, LENGTHS, PROMPTS, SENTENCES
+from concord.porting.folder import CARRIED, LABELS, LENGTHS, PROMPTS, SENTENCES, source_settings
 from concord.porting.sentences import ARGUMENTS
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
@@ -74,12 +74,9 @@ TIED = "tie_word_embeddings"
 
 
 def _tied(checkpoint: Checkpoint) -> bool | None:
-    for name, content in checkpoint.files.items():
-        if name in CONFIGS or name.endswith(FOREIGN):
-            settings = parse_json(content, name)
-            # transformers ties embeddings unless the configuration says otherwise.
-            return bool(settings.get(TIED, True)) if isinstance(settings, dict) else None
-    return None
+    # transformers ties embeddings unless the configuration says otherwise.
+    settings = source_settings(checkpoint.files)
+    return bool(settings.get(TIED, True)) if settings else None
 
 
 @dataclass(frozen=True)

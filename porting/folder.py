@@ -24,6 +24,10 @@ CARRIED = (  # copied unchanged
     "vocab.txt",
     "vocab.json",
     "merges.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+    "bpe.codes",
     LABELS,
 )
 
@@ -89,6 +93,13 @@ def json_object(content: Any, where: Path | str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SpecError(f"{where} holds a value of type {type(content).__name__} but must hold a JSON object")
     return content
+
+
+def source_settings(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """A configuration in a source's terms, empty without one."""
+    name = next((name for name in files if name in CONFIGS or name.endswith(FOREIGN)), "")
+    content = parse_json(files.get(name, b"{}"), name)
+    return content if isinstance(content, dict) else {}
 
 
 def labels(files: Mapping[str, bytes], stated: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -49,7 +49,7 @@ class TextModel:
             raise SpecError(f"{path} holds the part {part!r} but must hold one of {', '.join(parts)}")
         with located(str(path)):
             encoder = TextEncoder(checkpoint)
-        labels = checkpoint.labels or tuple(map(str, range(max(config.num_classes, 2))))
+            labels = checkpoint.classes if part == "model" else ()
         return cls(name_of(path), config, checkpoint.weights(), labels, part, encoder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from concord.porting.file_tensors import StoredTensor
 from concord.porting.matching import match
 from concord.porting.recognition import AUTO, recognise
 from concord.porting.registry import OWN, PARTS, Format, find_format
+from concord.porting.texts import padding_id
 from concord.spec import checkpoints
 from concord.spec.config import EncoderConfig, from_toml
 from concord.spec.errors import SpecError, refuse
@@ -66,8 +68,34 @@ def _of_source(
         raise errors[0]
     checkpoint = match(tensors, configs, form)
     files = {**folders.carried(folder), folders.CONFIG: read_bytes(path, LARGEST)}
-    labels, words = folders.labels(files, settings), tables.words(table)
-    return replace(checkpoint, files=files, labels=labels, source=table.source, words=words)
+    labels, words = _labels(checkpoint, files, settings), tables.words(table)
+    config = _as_padded(checkpoint.config, files, path)
+    return replace(checkpoint, config=config, files=files, labels=labels, source=table.source, words=words)
+
+
+def _labels(
+    checkpoint: Checkpoint, files: Mapping[str, bytes], settings: Mapping[str, Any]
+) -> tuple[str, ...] | None:
+    names, classes = folders.labels(files, settings), checkpoint.config.num_classes
+    count = len(names or settings.get("id2label") or ())
+    if checkpoint.part == "model" and count not in (0, classes, max(classes, 2)):
+        raise SpecError(
+            f"'id2label' or {folders.LABELS} names {count} classes but the classifier has {classes}"
+        )
+    return names
+
+
+def _as_padded(config: EncoderConfig, files: Mapping[str, bytes], path: Path) -> EncoderConfig:
+    # Libraries mask what the tokenizer added as padding. Some checkpoints, such as BERTs with XLM-R's
+    # vocabulary, give another id in their configuration, which is then a token of every text.
+    pad_id = padding_id(files)
+    if pad_id is None or pad_id == config.pad_id:
+        return config
+    if config.position_of_padding == "pad_row" or pad_id >= config.vocab_size:
+        raise SpecError(
+            f"{path}: the padding id is {config.pad_id} but must be {pad_id}, as in the tokenizer beside it"
+        )
+    return config.replace(pad_id=pad_id)
 
 
 def _sized(
@@ -101,4 +129,4 @@ def _native(folder: Path, form: Format, weights: Path) -> Checkpoint:
     config = from_toml(read_text(path), str(path))
     checkpoint = match(form.container.read(weights), dict.fromkeys((part,) if part else PARTS, config), form)
     files = folders.carried(folder)
-    return replace(checkpoint, files=files, labels=folders.labels(files, {}))
+    return replace(checkpoint, files=files, labels=_labels(checkpoint, files, {}))

@@ -33,6 +33,8 @@ HUB = tuple(dict.fromkeys(form.weights for form in FORMATS.values() if form.name
 # Hugging Face's keys for a model's kind and the classes that it was saved from.
 KIND, CLASSES = "model_type", "architectures"
 
+ADAPTER = "adapter_config.json"
+
 LONGEST = 200  # maximum characters shown of a configuration's entry
 
 
@@ -62,6 +64,11 @@ def recognise(path: Path, table: Path | None = None, format: str = AUTO) -> Reco
         return Recognition(OWN, reason, folder, path)
     modules = not table and (choice.modules if choice else (folder / sentences.MODULES).exists())
     inner = sentences.places(folder)[0] if modules else folder
+    if (inner / ADAPTER).exists() and not folders.is_weights(path):
+        raise SpecError(
+            f"{inner} holds {ADAPTER}: transformers adds this adapter, such as LoRA, to the weights; merge "
+            "them first, or name the weight file, which is then read without the adapter"
+        )
     if choice:
         exact = folders.is_weights(path) or choice.name == OWN
         weights = path if exact else _weights([choice], path, inner)
@@ -120,7 +127,11 @@ def _by_names(weights: Path, fitting: Sequence[Format], folder: Path) -> tuple[F
         if form.table and _of_this_kind(form.table, _stated(folder, form.configuration))
     ]
     fitting = of_kind or fitting
-    tensors = fitting[0].container.read(weights) if fitting else {}
+    if not fitting:
+        raise SpecError(
+            f"{weights} cannot be read: onnx is write-only, and an index of TensorFlow needs its data"
+        )
+    tensors = fitting[0].container.read(weights)
     alike = [(_nearness(form.table, tensors), form) for form in fitting if form.table]
     share, best = max(alike, key=lambda pair: pair[0], default=(0.0, None))
     if best and share >= ALIKE:

@@ -58,7 +58,11 @@ def places(folder: Path) -> list[Path]:
     """Return the modules' folders, the model's first; refuse unsupported modules."""
     where = folder / MODULES
     modules = read_as(where, list[Module])
-    kinds = tuple(module.type.rpartition(".")[2] for module in modules)
+    # A module of another package may have one of these names, and compute something else.
+    kinds = tuple(
+        kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind
+        for kind in (module.type for module in modules)
+    )
     if kinds not in CHAINS:
         raise SpecError(
             f"{where} lists {shown(', '.join(kinds), LONGEST) or 'no modules'} but must list "

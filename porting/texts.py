@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +12,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concord.porting.checkpoint import Checkpoint
-from concord.porting.folder import LENGTHS, PROMPTS, json_object
+from concord.porting.folder import LENGTHS, PROMPTS, json_object, source_settings
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError, collecting, located, optional, refuse
 from concord.spec.files import MOST_PROBLEMS, parse_json, read_text
-from concord.spec.text import first_line
+from concord.spec.text import first_line, shown
 
 TOKENIZER, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+
+
+def padding_id(files: Mapping[str, bytes]) -> int | None:
+    """Id of the token with which a tokenizer fills batches, or None if its files do not say."""
+    try:
+        marks, settings, tokenizer = (
+            json_object(parse_json(files.get(name, b"{}"), name), name)
+            for name in ("special_tokens_map.json", SETTINGS, TOKENIZER)
+        )
+        token = {**marks, **settings}.get("pad_token")
+        token = token["content"] if isinstance(token, dict) else token
+        ids: dict[Any, int] = {word: number for number, word in enumerate(_words(files.get(VOCABULARY, b"")))}
+        ids |= {entry["content"]: int(entry["id"]) for entry in tokenizer.get("added_tokens", ())}
+        return ids.get(token)
+    except (
+        SpecError,
+        TypeError,
+        ValueError,
+        KeyError,
+        OverflowError,
+    ):  # a corrupt tokenizer matters only for texts
+        return None
+
+
+def _words(vocabulary: bytes) -> list[str]:
+    return vocabulary.decode(errors="replace").replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 @dataclass(frozen=True)
@@ -122,6 +148,7 @@ class TextEncoder:
         lengths = (sentences.get("max_seq_length"), settings.get("model_max_length"))
         self.max_tokens = min(room, next((n for n in lengths if type(n) is int and n > 0), room))
         self.prompt = _prompt(prompts)
+        self.vocab_size, self.pad_id = config.vocab_size, config.pad_id
 
     def encode(self, texts: Sequence[Text]) -> list[EncodedText]:
         """Encode texts, truncating the longer text of a pair first."""
@@ -136,12 +163,22 @@ class TextEncoder:
             raise SpecError(f"the tokenizer fails: {first_line(error)}") from None
         finally:
             self.tokenizer.no_truncation()
+        refuse([*self._foreign(inputs, cut)][:MOST_PROBLEMS])
         return [
             EncodedText(
                 short.ids, short.type_ids, short.tokens, short.sequence_ids, len(long.ids) - len(short.ids)
             )
             for long, short in zip(full, cut, strict=True)
         ]
+
+    def _foreign(self, inputs: Sequence[object], texts: Sequence[Any]) -> Iterator[str]:
+        for words, text in zip(inputs, texts, strict=True):
+            for number, token in zip(text.ids, text.tokens, strict=True):
+                place = f"{shown(str(words), 40)}: the tokenizer gives {shown(token)!r} the id {number}, but"
+                if number >= self.vocab_size:
+                    yield f"{place} the model has only {self.vocab_size} tokens: is it another model's?"
+                elif number == self.pad_id:
+                    yield f"{place} the model hides that id as padding [clause=MSK-1]"
 
 
 def batch_of(
@@ -168,26 +205,43 @@ def batch_of(
 
 # Tokenizers of published models.
 
+# Ends of the kinds of tokenizers, or of models without one, that tokenizer_config.json's options describe.
+BERT = ("BertTokenizer", "ElectraTokenizer", "bert", "electra")
+
+ADDED = "added_tokens.json"
+
 
 def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
     from tokenizers import BertWordPieceTokenizer, Tokenizer
+    from tokenizers.normalizers import BertNormalizer
 
     name = TOKENIZER if TOKENIZER in files else VOCABULARY
     if name not in files:
         raise SpecError(f"has no tokenizer: it lacks {TOKENIZER} and {VOCABULARY}")
+    options: dict[str, Any] = {
+        "handle_chinese_chars": settings.get("tokenize_chinese_chars", True) is not False,
+        "strip_accents": settings.get("strip_accents"),
+        "lowercase": settings.get("do_lower_case", True) is not False,
+    }
+    model = source_settings(files)
+    kinds = settings.get("tokenizer_class"), model.get("tokenizer_class"), model.get("model_type")
+    kind = str(next(filter(None, kinds), "")).removesuffix("Fast")
     try:
-        text = files[name].decode().replace("\r\n", "\n").removesuffix("\n")
         if name == VOCABULARY:
-            ids = {token: number for number, token in enumerate(text.split("\n"))}
+            ids = {token: number for number, token in enumerate(_words(files[name]))}
+            added = [*parse_json(files.get(ADDED, b"{}"), ADDED)]
+            added += [entry["content"] for entry in settings.get("added_tokens_decoder", {}).values()]
+            if beyond := [token for token in added if token not in ids]:
+                raise SpecError(f"{beyond[0]!r} was added to it; save the tokenizer as {TOKENIZER}")
+            if kind and not kind.endswith(BERT):
+                raise SpecError(f"it belongs to {kind}; save the tokenizer as {TOKENIZER}")
             if "[UNK]" not in ids:
                 raise SpecError("'[UNK]' is missing")
-            return BertWordPieceTokenizer(
-                ids,
-                handle_chinese_chars=settings.get("tokenize_chinese_chars", True) is not False,
-                strip_accents=settings.get("strip_accents"),
-                lowercase=settings.get("do_lower_case", True) is not False,
-            )
-        tokenizer = Tokenizer.from_str(text)
+            return BertWordPieceTokenizer(ids, **options)
+        tokenizer = Tokenizer.from_str(files[name].decode())
+        if kind.endswith(BERT) and isinstance(tokenizer.normalizer, BertNormalizer):
+            # As in transformers, tokenizer_config.json overrides what tokenizer.json says.
+            tokenizer.normalizer = BertNormalizer(clean_text=tokenizer.normalizer.clean_text, **options)
     except BaseException as error:  # a panic in Rust is not an Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise

@@ -16,6 +16,7 @@ from concord.porting.containers import onnx
 from concord.porting.file_tensors import StoredTensor
 from concord.porting.matching import piece
 from concord.porting.registry import FORMATS, KERAS, ONNX, OWN, Format, find_format
+from concord.porting.texts import padding_id
 from concord.spec import checkpoints
 from concord.spec.errors import SpecError, located
 from concord.spec.files import parse_json, refusing, sha256_of, write_bytes
@@ -238,6 +239,9 @@ def configuration(checkpoint: Checkpoint, table: Table) -> dict[str, Any]:
     entry = tables.part_of(table, checkpoint.part)
     settings = tables.stated(table, checkpoint.config, checkpoint.part)
     original = _before(checkpoint, tables.words(table))
+    if padding_id(checkpoint.files) == checkpoint.config.pad_id:
+        # The tokenizer decides; the source's own entry determines which row its training leaves alone.
+        settings |= {key: original[key] for key in [entry.fields.get("pad_id")] if key in original}
     keys = {**original, **{key: value for key, value in settings.items() if original.get(key) != value}}
     keys |= entry.checkpoint.writes if not original else {}
     for key, other in entry.checkpoint.counts.items():

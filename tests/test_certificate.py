@@ -60,6 +60,10 @@ def test_a_right_port_agrees_on_every_input_and_bugs_in_it_are_found(right):
     blind = [replace(bug, status="agrees") for bug in right.bugs]
     problems = replace(right, bugs=tuple(blind)).problems
     assert problems == ["the judge finds none of the bugs planted in the target's weights"]
+    # A bug whose run was not judged is not a missed one.
+    ended = replace(right, bugs=(replace(right.bugs[0], status="timed out"), *blind[1:]))
+    assert (ended.exit_code, ended.problems) == (3, [])
+    assert ended.summary.endswith(f"not everything was judged: {right.bugs[0].bug}: timed out.")
 
 
 def test_a_wrong_port_is_judged_by_the_source_and_named(tmp_path):
@@ -92,12 +96,21 @@ def test_what_is_computed_wrongly_or_not_at_all_is_not_right(tmp_path, backend, 
     assert said in certificate.summary
 
 
-@pytest.mark.parametrize(("form", "exit_code"), [("torch-safetensors", 1), ("nndl-paddle-api", 0)])
-def test_a_tokenizer_has_to_come_along_where_the_format_has_a_place_for_it(right, form, exit_code):
+@pytest.mark.parametrize(
+    ("form", "name", "exit_code"),
+    [
+        ("torch-safetensors", "sentence_bert_config.json", 1),
+        ("nndl-paddle-api", "sentence_bert_config.json", 0),
+        ("nndl-paddle-api", "labels", 1),
+    ],
+)
+def test_tokenizers_and_names_of_classes_have_to_come_along_where_there_is_a_place(
+    right, form, name, exit_code
+):
     target = replace(right.target, format=form)
-    comparison = replace(right.comparison, alone=(("sentence_bert_config.json",), ()))
+    comparison = replace(right.comparison, alone=((name,), ()))
     certificate = replace(right, target=target, comparison=comparison)
-    assert (certificate.exit_code, "is missing in the target" in certificate.summary) == (
+    assert (certificate.exit_code, "missing in the target" in certificate.summary) == (
         exit_code,
         bool(exit_code),
     )
@@ -111,6 +124,12 @@ def test_inputs_fit_every_variant(variant):
     for batch in batches.values():
         spec.validate_batch(config, batch)
     assert batches["padding first"].required("input_ids")[0, 0] == config.pad_id
+
+
+def test_texts_need_the_tokenizer_of_the_source(tmp_path):
+    sides = saved(tmp_path / "a", "concord"), saved(tmp_path / "b", "torch")
+    problems = refusal(lambda: certify(*sides, texts=[Text("a")]))
+    assert problems == [f"{sides[0]} has no tokenizer: it lacks tokenizer.json and vocab.txt"]
 
 
 def test_texts_take_the_place_of_what_is_drawn(tmp_path):

@@ -74,6 +74,17 @@ def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path, containe
         assert not (tmp_path / "made").exists()
 
 
+def test_what_is_wrong_with_a_file_of_pytorchs_is_said(tmp_path):
+    path = tmp_path / WRITTEN[TORCH]
+    TORCH.write(path, {"a": in_memory(np.arange(1009.0))})
+    path.write_bytes(path.read_bytes()[:-997])
+    with pytest.raises(SpecError, match="its end is missing; it may be incomplete"):
+        TORCH.read(path)
+    path.write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(SpecError, match=r"it begins with b'version https://git-lfs.' but must be a PyTorch"):
+        TORCH.read(path)
+
+
 def test_a_process_that_ends_is_followed_by_another(tmp_path):
     path = tmp_path / WRITTEN[MSGPACK]
     MSGPACK.write(path, {"a": in_memory(np.arange(3.0))})

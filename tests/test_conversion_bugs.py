@@ -27,6 +27,7 @@ BESIDE = {
     "vocab.txt": "\n".join((*TOKENS, "")).encode(),
     "tokenizer.json": b'{"version": "1.0", "normalizer": {"type": "BertNormalizer", "lowercase": true}}',
     "tokenizer_config.json": b'{"do_lower_case": true, "model_max_length": 13}',
+    "sentencepiece.bpe.model": b"\n\x0e\n\x05<unk>",
     LENGTHS: b'{"max_seq_length": 13, "do_lower_case": false}',
     PROMPTS: b'{"__version__": {"pytorch": "2.13.0"}, "default_prompt_name": "query"}',
 }
@@ -132,6 +133,10 @@ REFUSED = {
         config(id2label={"1": "a", "2": "b", "3": "c"}),
         "'id2label' must number its labels 0, 1",
     ),
+    "fewer names than classes": (
+        config(num_labels=3, id2label={"0": "a", "1": "b"}),
+        "names 2 classes but the classifier has 3",
+    ),
     "shard left out": (in_shards(gone(SECOND)), "no such file"),  # sglang 32279
     "index names the other file": (
         indexed(lambda places: {**places, "classifier.bias": SECOND}),  # torchtitan 3764
@@ -142,6 +147,16 @@ REFUSED = {
         "but the index does not say so",  # mlx-vlm 1827
     ),
     "cut off": (content(lambda blob: blob[:-100]), "file not fully covered"),  # vmlx-swift 217
+    "an adapter beside it": (
+        lambda folder, form: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
+        "holds adapter_config.json",
+    ),
+    "data of TensorFlow left out": (
+        gone("bert_model.ckpt.data-00000-of-00001"),
+        "needs its data",
+        "google-bert",
+    ),
+    "pooler without tanh": (config(pool_act="relu"), "key 'pool_act' is", "paddlenlp"),
     "pointer of Git": (content(lambda blob: POINTER), "not a complete safetensors file"),  # diffusers 13559
 }
 
@@ -180,6 +195,10 @@ NAMED = {
         'labels: 0 is "no" in A and "maybe" in B',
     ),
     "tokenizer left out": (gone("tokenizer.json"), "tokenizer.json is in A alone"),  # transformers 1030
+    "vocabulary of SentencePiece left out": (
+        gone("sentencepiece.bpe.model"),
+        "sentencepiece.bpe.model is in A alone",
+    ),
     "letters kept large": (
         entries("tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": False}),
         "normalizer.lowercase is true in A and false in B",  # tokenizers 695
@@ -249,7 +268,8 @@ def test_a_wrong_checkpoint_is_refused_in_lines(right, tmp_path, name):
     def read(form):
         porting.read(wrong, form).checked()
 
-    lines = [line for form in ("auto", "hugging-face") for line in refusal(read, form)]
+    forms = ("auto", *(REFUSED[name][2:] or ["hugging-face"]))
+    lines = [line for form in forms for line in refusal(read, form)]
     assert any(words in line for line in lines), lines
 
 

@@ -73,7 +73,7 @@ def test_texts_of_another_vocabulary_than_the_models_are_refused(tmp_path):
     folder = hugging_face(tmp_path / "bert")
     (folder / "vocab.txt").write_text("\n".join([*map(str, range(30)), *WORDS]))
     (line, *_) = refusal(OwnModel(folder, texts=texts(tmp_path / "t.txt")).load)
-    assert "t.txt: 'input_ids' is 32 at (0, 0) but must lie in [0, 25)" in line
+    assert "t.txt: The cat sat on the rain.: the tokenizer gives '[CLS]' the id 32, but the model has" in line
 
 
 # Inputs.

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import expit, softmax
 
 import concord
-from concord import spec
+from concord import porting, spec
 from concord.porting.prediction import TextPredictor, read_model
 from concord.porting.texts import Text, batch_of
 from concord.spec.batch import completed
@@ -56,6 +56,35 @@ def test_probabilities_are_those_of_the_loss(folder):
         assert (result["text_a"], result["truncated"]) == (text, 0)
 
 
+@pytest.mark.clause("MSK-1")
+def test_padding_is_what_the_tokenizer_says(tmp_path):
+    first, *others = VOCABULARY.splitlines(keepends=True)  # XLM-R's vocabulary begins with "<s>"
+    words = "".join([others[1], first, others[0], *others[2:]]).encode()
+    results = []
+    for name, stated in (("other", 0), ("right", 1)):
+        folder = hugging_face(tmp_path / name, pad_token_id=stated, **NAMES)
+        (folder / "vocab.txt").write_bytes(words)
+        (folder / "tokenizer_config.json").write_text('{"pad_token": {"content": "[PAD]"}}')
+        with concord.load(folder, NUMPY, "float64") as predictor:
+            results += [predictor(["cat", *SENTENCES]), [predictor("cat"), *predictor(SENTENCES)]]
+        porting.write(porting.read(folder), tmp_path / f"{name} again", "hugging-face-bin")
+        again = tmp_path / f"{name} again"
+        assert json.loads((again / "config.json").read_text())["pad_token_id"] == stated
+        assert porting.read(again).config.pad_id == 1
+    for result in results[1:]:
+        for row, expected in zip(result, results[0], strict=True):
+            assert far([*row["probabilities"].values()], [*expected["probabilities"].values()]) < 1e-12
+
+
+def test_padding_that_determines_positions_is_the_tokenizers(tmp_path):
+    config = spec.variant("roberta", vocab_size=len(VOCABULARY.split()), max_positions=19)
+    files = {"vocab.txt": VOCABULARY.encode(), "special_tokens_map.json": b'{"pad_token": "[MASK]"}'}
+    folder = saved(tmp_path / "roberta", "hugging-face-roberta", config, files=files)
+    assert refusal(porting.read, folder) == [
+        f"{folder / 'config.json'}: the padding id is 1 but must be 4, as in the tokenizer beside it"
+    ]
+
+
 def test_a_model_with_one_output_has_two_classes(tmp_path):
     written(tmp_path / "one", CONFIG.replace(num_classes=1))
     model = read_model(tmp_path / "one")
@@ -64,6 +93,13 @@ def test_a_model_with_one_output_has_two_classes(tmp_path):
         result = predictor("the cat")
     assert abs(result["probabilities"]["1"] - expit(logit)) < 1e-12
     assert result["label"] == str(int(logit > 0))
+
+
+def test_each_class_has_its_own_name(tmp_path):
+    folder = hugging_face(tmp_path / "same", id2label={"0": "bad", "1": "good", "2": "bad"})
+    assert refusal(read_model, folder) == [f"{folder}: two classes have the same name: bad, good, bad"]
+    single = porting.Checkpoint(CONFIG.replace(num_classes=1), "model", {}, labels=("score",))
+    assert single.classes == ("0", "1")
 
 
 def test_texts_and_pairs_are_predicted_in_their_order_however_many(predictions, folder, tmp_path):

@@ -81,12 +81,13 @@ def test_a_pooling_that_the_family_does_not_have_is_refused_by_name(folder, modu
     assert porting.read(folder, "hugging-face").part == "encoder"
 
 
-def test_other_modules_are_refused_by_name(folder):
+@pytest.mark.parametrize("kind", ["sentence_transformers.models.Dense", "mine.Normalize"])
+def test_other_modules_are_refused_by_name(folder, kind):
     path = folder / "modules.json"
-    dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
-    path.write_text(json.dumps([*json.loads(path.read_text())[:2], dense]))
+    path.write_text(json.dumps([*json.loads(path.read_text())[:2], {"path": "2_Other", "type": kind}]))
     (line,) = refusal(porting.read, folder)
-    assert "lists Transformer, Pooling, Dense but must list" in line
+    name = kind.removeprefix("sentence_transformers.models.")
+    assert f"lists Transformer, Pooling, {name} but must list" in line
     assert "--from hugging-face" in line
 
 

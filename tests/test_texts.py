@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import BertWordPieceTokenizer, Tokenizer, models, pre_tokenizers, processors
 
 from concord import porting, spec
 from concord.porting.texts import Text, TextEncoder, batch_of, read_texts
@@ -78,6 +78,25 @@ def test_texts_are_those_of_a_roberta():
     assert (len(long.ids), long.ids.count(2), long.truncated) == (39, 3, 198 - 35)
 
 
+@pytest.mark.parametrize(
+    ("stated", "lower"),
+    [
+        ({"do_lower_case": False}, False),
+        ({"do_lower_case": True, "tokenizer_class": "BertTokenizerFast"}, True),
+        ({"tokenizer_class": "DistilBertTokenizer"}, True),  # transformers' default
+        ({"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast"}, None),
+    ],
+)
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_bert_tokenizer_lowers_letters_as_its_configuration_says(stated, lower, stored):
+    ids = {word: number for number, word in enumerate(WORDS)}
+    text = BertWordPieceTokenizer(ids, lowercase=stored).to_str().encode()
+    files = {"tokenizer.json": text, "config.json": b'{"model_type": "bert"}'}
+    own = encoder({**files, "tokenizer_config.json": json.dumps(stated).encode()})
+    (result,) = own.encode([Text("the CAT")])
+    assert (result.tokens[2] == "cat") == (stored if lower is None else lower)
+
+
 def test_a_batch_is_as_wide_as_its_longest_text_and_rounded_up():
     texts = encoder().encode([Text("short"), Text("who said the dog ran")])
     assert batch_of(CONFIG, texts).input_ids.shape == (2, 7)
@@ -94,6 +113,14 @@ def test_a_batch_is_as_wide_as_its_longest_text_and_rounded_up():
     [
         ({}, "has no tokenizer: it lacks tokenizer.json and vocab.txt"),
         ({"tokenizer.json": Tokenizer(models.BPE()).to_str().encode()}, "tokenizer.json has no 'post_proc"),
+        (
+            {**FILES, "added_tokens.json": b'{"the": 5, "new": 25}'},
+            "vocab.txt is not a valid tokenizer: 'new' was added to it; save the tokenizer as tokenizer.json",
+        ),
+        (
+            {**FILES, "config.json": b'{"tokenizer_class": "BertJapaneseTokenizer"}'},
+            "vocab.txt is not a valid tokenizer: it belongs to BertJapaneseTokenizer; save the tokenizer as",
+        ),
         ({"vocab.txt": b"[PAD]\n[UNK]\na\n"}, "vocab.txt is not a valid tokenizer: sep_token not found"),
         (
             {**FILES, "tokenizer_config.json": b"[]"},
@@ -107,3 +134,17 @@ def test_a_batch_is_as_wide_as_its_longest_text_and_rounded_up():
 )
 def test_a_tokenizer_that_is_none_is_refused(files, problem):
     assert refusal(encoder, files)[0].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"pad_id": WORDS.index("cat")}, "'cat' the id 7, but the model hides that id as padding"),
+        ({"vocab_size": 11}, "'sat' the id 11, but the model has only 11 tokens: is it another model's?"),
+    ],
+)
+def test_a_token_that_the_model_hides_or_lacks_is_refused(changes, problem):
+    own = encoder(config=CONFIG.replace(**changes))
+    assert refusal(own.encode, [Text("the"), Text("the cat sat")])[0] == (
+        f"the cat sat: the tokenizer gives {problem}" + " [clause=MSK-1]" * ("pad_id" in changes)
+    )

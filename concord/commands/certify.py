@@ -100,7 +100,7 @@ def _show(proof: Certificate, console: Terminal) -> None:
         console.tell(f"{run.group} in {run.backend} on {run.case}: {run.status}{worst}")
     for bug in proof.bugs:
         console.tell(
-            f"bug: {bug.bug}: {'found' if bug.found else 'missed'}, first at {bug.tensor or 'no tensor'}; "
+            f"bug: {bug.bug}: {bug.outcome}, first at {bug.tensor or 'no tensor'}; "
             f"diff says: {bug.difference or 'nothing'}"
         )
     console.tell(proof.summary, style="bold")

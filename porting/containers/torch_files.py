@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -35,8 +36,13 @@ def load(path: Path) -> Mapping[str, StoredTensor]:
     with optional("a PyTorch file", "torch"):
         import torch
 
-    if not path.stat().st_size:
-        raise SpecError("it is empty")
+    with path.open("rb") as file:
+        begin = file.read(24)
+    # PyTorch's own messages about such files do not say what is wrong.
+    if not begin.startswith((b"PK", b"\x80")):
+        raise SpecError(f"it begins with {begin!r} but must be a PyTorch file" if begin else "it is empty")
+    if begin.startswith(b"PK") and not zipfile.is_zipfile(path):
+        raise SpecError("its end is missing; it may be incomplete")
     try:
         with torch.serialization.safe_globals(list(HARMLESS)):
             content = torch.load(path, map_location="cpu", weights_only=True)
