@@ -684,7 +684,7 @@ def of_layouts(it: Operation) -> Found:
                 noun = "pairs of features" if sizes[1] == 2 else "heads"
                 text = f"split as {sizes[1]} x {sizes[0]} and transposed, instead of {sizes[0]} x {sizes[1]}"
                 yield "heads_interleaved", f"{noun} {text}", other
-            yield "axes_ordered", ordered(axis, sizes, order), other
+            yield "axes_ordered", _ordered(axis, sizes, order), other
     for axis in range(len(shape)) if 1 < joined <= MOST_JOINED and x.ndim > 2 else ():
         merged = x.shape[axis : axis + joined]
         if merged.numel() == shape[axis] > max(merged) and x.shape[:axis] == result.shape[:axis]:
@@ -695,10 +695,10 @@ def of_layouts(it: Operation) -> Found:
                     yield "axes_ordered", text, partial(_permuted, x, axes, shape)
             if joined == 2:
                 crossed = partial(_crossed, result, axis=axis, sizes=merged)
-                yield "axes_ordered", ordered(axis, merged), crossed
+                yield "axes_ordered", _ordered(axis, merged), crossed
 
 
-def ordered(axis: int, sizes: Sequence[int], order: Sequence[int] = (1, 0)) -> str:
+def _ordered(axis: int, sizes: Sequence[int], order: Sequence[int] = (1, 0)) -> str:
     """The bug of a split and of the join that reverts it."""
     other = " x ".join(str(sizes[place]) for place in order)
     return f"axis {axis} ordered as {other} and transposed, instead of {' x '.join(map(str, sizes))}"
