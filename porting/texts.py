@@ -34,18 +34,12 @@ def padding_id(files: Mapping[str, bytes]) -> int | None:
         ids: dict[Any, int] = {word: number for number, word in enumerate(_words(files.get(VOCABULARY, b"")))}
         ids |= {entry["content"]: int(entry["id"]) for entry in tokenizer.get("added_tokens", ())}
         return ids.get(token)
-    except (
-        SpecError,
-        TypeError,
-        ValueError,
-        KeyError,
-        OverflowError,
-    ):  # a corrupt tokenizer matters only for texts
-        return None
+    except (TypeError, ValueError, LookupError, ArithmeticError):
+        return None  # a corrupt tokenizer matters only for texts
 
 
 def _words(vocabulary: bytes) -> list[str]:
-    return vocabulary.decode(errors="replace").replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return vocabulary.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 @dataclass(frozen=True)
@@ -174,11 +168,13 @@ class TextEncoder:
     def _foreign(self, inputs: Sequence[object], texts: Sequence[Any]) -> Iterator[str]:
         for words, text in zip(inputs, texts, strict=True):
             for number, token in zip(text.ids, text.tokens, strict=True):
-                place = f"{shown(str(words), 40)}: the tokenizer gives {shown(token)!r} the id {number}, but"
+                if number < self.vocab_size and number != self.pad_id:
+                    continue
+                reason = "the model hides that id as padding [clause=MSK-1]"
                 if number >= self.vocab_size:
-                    yield f"{place} the model has only {self.vocab_size} tokens: is it another model's?"
-                elif number == self.pad_id:
-                    yield f"{place} the model hides that id as padding [clause=MSK-1]"
+                    reason = f"the model has only {self.vocab_size} tokens: is it another model's?"
+                place = f"{shown(str(words), 40)}: the tokenizer gives {shown(token)!r} the id {number}"
+                yield f"{place}, but {reason}"
 
 
 def batch_of(
@@ -224,8 +220,8 @@ def _tokenizer(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Any:
         "lowercase": settings.get("do_lower_case", True) is not False,
     }
     model = source_settings(files)
-    kinds = settings.get("tokenizer_class"), model.get("tokenizer_class"), model.get("model_type")
-    kind = str(next(filter(None, kinds), "")).removesuffix("Fast")
+    kind = settings.get("tokenizer_class") or model.get("tokenizer_class") or model.get("model_type")
+    kind = str(kind or "").removesuffix("Fast")
     try:
         if name == VOCABULARY:
             ids = {token: number for number, token in enumerate(_words(files[name]))}

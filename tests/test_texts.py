@@ -121,6 +121,7 @@ def test_a_batch_is_as_wide_as_its_longest_text_and_rounded_up():
             {**FILES, "config.json": b'{"tokenizer_class": "BertJapaneseTokenizer"}'},
             "vocab.txt is not a valid tokenizer: it belongs to BertJapaneseTokenizer; save the tokenizer as",
         ),
+        ({"vocab.txt": b"[UNK]\n\xff\n"}, "vocab.txt is not a valid tokenizer: 'utf-8' codec can't decode"),
         ({"vocab.txt": b"[PAD]\n[UNK]\na\n"}, "vocab.txt is not a valid tokenizer: sep_token not found"),
         (
             {**FILES, "tokenizer_config.json": b"[]"},
