@@ -75,12 +75,8 @@ class Arithmetic:
         rounded = self.precision.round(values)
         return Node(rounded.reshape((1,) * self.lead + rounded.shape), rounded.shape, taped=False)
 
-    def override(self, a: Node, values: NDArray[Any], unrounded: bool = False) -> Node:
-        """Replace computed values with pinned ones, keeping the gradient path.
-
-        Args:
-            unrounded: whether later steps may have used the unrounded values.
-        """
+    def override(self, a: Node, values: NDArray[Any]) -> Node:
+        """Replace computed values with pinned ones, keeping the gradient path."""
         return self._replacing(a, self.leaf(values).value)
 
     def _replacing(self, a: Node, values: Array) -> Node:

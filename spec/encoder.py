@@ -62,7 +62,6 @@ class Model:
         self.rows: dict[str, Ids] = {}
         self.looked_up: dict[str, Node] = {}
         self.pinned_gradients: Mapping[str, Array] = {}
-        self.unrounded: Callable[[str], bool] = lambda name: False
         self.observer: Observer = lambda name, array: None
         self.watched: set[str] = set()
         self.slices = False
@@ -88,11 +87,7 @@ class Model:
         self.observer(name, tensor.value)
         if self.a.recording:
             tensor.completed = functools.partial(self.complete_tap, name)
-        return (
-            self.a.override(tensor, self.pinned[name], self.unrounded(name))
-            if name in self.pinned
-            else tensor
-        )
+        return self.a.override(tensor, self.pinned[name]) if name in self.pinned else tensor
 
     def complete_tap(self, name: str, tensor: Node) -> None:
         """Report a tap's gradient, and continue with its pinned replacement, if any."""

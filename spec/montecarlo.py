@@ -80,10 +80,10 @@ class MonteCarlo(Arithmetic):
         self._half = self._roundoff > self._accumulation
         self._places = np.random.Generator(np.random.SFC64([first, 0x5EED]))
 
-    def override(self, a: Node, values: Array, unrounded: bool = False) -> Node:
+    def override(self, a: Node, values: Array) -> Node:
         """Replace computed values with pinned ones."""
         pinned = self.leaf(values).value
-        if self._half or unrounded:
+        if self._half:
             # A fused half-precision step continues with more digits than it returns, unless a constant
             # absorbs its score.
             perturbed = self.settle(pinned)

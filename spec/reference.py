@@ -146,7 +146,6 @@ def observe(
     dtype: str = "float64",
     pinned: Mapping[str, Array] | None = None,
     pinned_gradients: Mapping[str, Array] | None = None,
-    unrounded: Callable[[str], bool] = lambda name: False,
     deviations: Deviations = NONE,
     slices: bool = False,
     dropout: Dropout = lambda site, shape: None,
@@ -156,7 +155,6 @@ def observe(
     Args:
         weights, batch: valid, and already rounded to ``dtype``.
         pinned_gradients: gradients by tap name; the backward pass continues from them.
-        unrounded: whether later steps may have used a tap's unrounded values.
         slices: whether to report ``gradients.slices.<table>`` (B, T, D), before rows with the same id are
             summed.
 
@@ -164,7 +162,7 @@ def observe(
         The number of forward elements, which determines a sample's memory.
     """
     run = Model(config, weights, batch, dtype, arithmetic, pinned or {}, deviations)
-    run.pinned_gradients, run.unrounded, run.slices = pinned_gradients or {}, unrounded, slices
+    run.pinned_gradients, run.slices = pinned_gradients or {}, slices
     run.dropout = dropout
     return run.observe(observer, gradients, part)
 

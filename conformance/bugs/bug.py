@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from concord.backends.interface import Request
@@ -73,7 +72,7 @@ class Change:
         """Names of the attributes that are set."""
         return frozenset(
             attribute.name
-            for attribute in dataclasses.fields(self)
+            for attribute in fields(self)
             if getattr(self, attribute.name) is not attribute.default
         )
 
@@ -194,7 +193,7 @@ def soft_cap(m: Context, cap: float) -> Any:
 
 def weights(request: Request, new: Mapping[str, Array]) -> Request:
     cast = {name: array.astype(request.weights[name].dtype) for name, array in new.items()}
-    return dataclasses.replace(request, weights={**request.weights, **cast})
+    return replace(request, weights={**request.weights, **cast})
 
 
 # Changes of training.

@@ -7,8 +7,8 @@ table adds constants. ``only_of`` lists options of possible models.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,7 +55,7 @@ MODULES: Mapping[str, ModuleType] = {
 }
 """Modules with the edits of bugs, by operation."""
 
-PLACES = {field.name for field in dataclasses.fields(Change)}
+PLACES = {field.name for field in fields(Change)}
 
 
 def _frozen(value: Any) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Computation(ABC):
     def values(self, hypothesis: Hypothesis) -> Array:
         return self.predict(hypothesis).value
 
-    @functools.cached_property
+    @cached_property
     def right(self) -> Prediction:
         return self.predict(RIGHT)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from concord.conformance.explain.hypothesis import INAPPLICABLE, Hypothesis, explained_by
 from concord.conformance.explain.partial_model import role_of
@@ -50,7 +49,7 @@ def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]
             if result.backend != backend or result.verdict is None:
                 continue
             verdict = result.verdict.explained()
-            run = explained[i] = dataclasses.replace(result, verdict=verdict)
+            run = explained[i] = replace(result, verdict=verdict)
             if run.status == "diverges" and verdict.explanation:
                 groups.setdefault(role_of(verdict.explanation.tensor), []).append(i)
             if run.status == "agrees":
@@ -60,8 +59,8 @@ def conclude(results: Sequence[Result]) -> tuple[list[Result], list[Conclusion]]
                 backend, tensor, [explained[i] for i in indices], passed, effort
             )
             for i, explanation in zip(indices, explanations, strict=True):
-                verdict = dataclasses.replace(_verdict(explained[i]), explanation=explanation)
-                explained[i] = dataclasses.replace(explained[i], verdict=verdict)
+                verdict = replace(_verdict(explained[i]), explanation=explanation)
+                explained[i] = replace(explained[i], verdict=verdict)
             conclusions.append(conclusion)
     return explained, conclusions
 
@@ -191,6 +190,4 @@ def _revised(explanation: Explanation, refuted: Collection[str], doubtful: Colle
     revision = (
         explained_by(explanation.tensor, remaining, False) if remaining else Explanation(explanation.tensor)
     )
-    return dataclasses.replace(
-        revision, clauses=clauses, description=explanation.description, notes=explanation.notes
-    )
+    return replace(revision, clauses=clauses, description=explanation.description, notes=explanation.notes)

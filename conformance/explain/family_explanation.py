@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -93,13 +93,13 @@ def explain(
                 steps = steps[::-1]  # its inputs are correct: no derivative is wrong
             if cause and steps and all(hypothesis.gradient for hypothesis in cause.hypotheses):
                 # An edit of the whole gradient (missing, doubled, clipped) does not identify the wrong step.
-                cause = dataclasses.replace(cause, clauses=(*steps, "GRD-1"))
+                cause = replace(cause, clauses=(*steps, "GRD-1"))
     certain = cause is not None and cause.confident
     other_clauses = () if certain else (*steps, *clauses_of(question, description, kind, defining))
     notes = [place] if place and not certain else []
     ruling = ruling if {*ruling} & {"MSK-5", "MSK-8"} else ()
     clauses = tuple(dict.fromkeys((*ruling, *(cause.clauses if cause else ()), *other_clauses)))
-    return dataclasses.replace(
+    return replace(
         cause or Explanation(tensor),
         clauses=clauses,
         description=description.text if description else "",
@@ -179,4 +179,4 @@ def _in_place(question: Question, region: Flags, where: str, effort: Effort) -> 
     if not 0 < len(fitting) <= FITTING:
         return None
     cause = explained_by(question.tensor, fitting, False, f", only in {where}")
-    return dataclasses.replace(cause, hypotheses=())  # other cases lack the region, and cannot try them
+    return replace(cause, hypotheses=())  # other cases lack the region, and cannot try them

@@ -80,8 +80,7 @@ def judge(
     if problems := misfits(run, config, batch, part):
         raise Misfit(problems)
     gradients = "gradients" in run.requested and (expectation is not None or bool(run.gradients))
-    unrounded = tuple(run.info.get("unrounded_taps", ()))
-    case = JudgedProblem(config, weights, batch, part, dtype, deviations, gradients, unrounded)
+    case = JudgedProblem(config, weights, batch, part, dtype, deviations, gradients)
     return FamilyJudge(case, run, expectation, end_to_end).verdict()
 
 

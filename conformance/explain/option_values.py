@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,14 +110,10 @@ def of_options(question: Question, tap: str) -> Iterator[Hypothesis]:
                 # A fixed table is stored with the weights: changing only the configuration would have no
                 # effect.
                 table = clause in OF_TABLE and config.positions == "sinusoidal"
-                yield (
-                    dataclasses.replace(option, fields={}, change=_with_table(option.fields))
-                    if table
-                    else option
-                )
+                yield replace(option, fields={}, change=_with_table(option.fields)) if table else option
     if fits(tap, NORMS):
         for hypothesis in options(config, "norm_epsilon", RARE_EPSILONS, "NRM-2"):
-            yield dataclasses.replace(hypothesis, rare=True)
+            yield replace(hypothesis, rare=True)
 
 
 # Clauses about the contents of a position table.
@@ -160,7 +156,7 @@ def of_fitted_epsilon(question: Question) -> Iterator[Hypothesis]:
                 suffix = (
                     "" if placement == question.config.norm_epsilon_placement else f" {placement} the root"
                 )
-                yield dataclasses.replace(option, text=f"{option.text}{suffix}", rare=True)
+                yield replace(option, text=f"{option.text}{suffix}", rare=True)
 
 
 def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
@@ -189,4 +185,4 @@ def of_other_constants(question: Question, tap: str) -> Iterator[Hypothesis]:
         )
         for option in options(question.config, "mask_value", (value,), "MSK-2", mask_fill=fill):
             suffix = "" if fill == question.config.mask_fill else f" and mask_fill = {fill}"
-            yield dataclasses.replace(option, text=f"{option.text}{suffix}", rare=True)
+            yield replace(option, text=f"{option.text}{suffix}", rare=True)

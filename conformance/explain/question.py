@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Question(Computation):
         region: Flags | None = None,
     ) -> None:
         weights, batch = round_inputs(case.weights, case.batch, case.dtype)
-        self.case, self.dtype = dataclasses.replace(case, weights=weights, batch=batch), case.dtype
+        self.case, self.dtype = replace(case, weights=weights, batch=batch), case.dtype
         self.pinned, self.tensor = pinned, tensor
         self.actual, self.region = np.asarray(actual, np.float64), region
 
@@ -68,7 +68,7 @@ class Question(Computation):
     def is_tap(self, patterns: Iterable[str]) -> bool:
         return self.parameter is None and fits(self.tensor, patterns)
 
-    @functools.cached_property
+    @cached_property
     def names(self) -> list[str]:
         return list(taps(self.config, self.case.part, list(self.case.batch.arrays())))
 
@@ -81,7 +81,7 @@ class Question(Computation):
     def hidden(self) -> list[str]:
         return [name for name in self.before if name not in self.pinned]
 
-    @functools.cached_property
+    @cached_property
     def span(self) -> tuple[str, ...]:
         """Taps that may contain the bug: the wrong one, and hidden ones before it."""
         if self.tensor not in self.names:
@@ -89,7 +89,7 @@ class Question(Computation):
         group = group_of(self.tensor)
         return (*(name for name in self.hidden if group_of(name) == group), self.tensor)
 
-    @functools.cached_property
+    @cached_property
     def exact(self) -> Step:
         return self.run(RIGHT, Exact(self.case.dtype, keeping=True), whole=self.parameter is not None)
 
@@ -112,7 +112,7 @@ class Question(Computation):
         """
         case = self.case
         if hypothesis.fields:
-            case = dataclasses.replace(case, config=case.config.replace(**hypothesis.fields))
+            case = replace(case, config=case.config.replace(**hypothesis.fields))
         if "request" in hypothesis.change.places:
             dtype = case.dtype if case.dtype in PRECISIONS else "float32"
             request = Request(case.config, case.weights, case.batch, case.part, dtype)
@@ -123,7 +123,7 @@ class Question(Computation):
                 for name, array in edited.weights.items()
                 if array is not case.weights.get(name)
             }
-            case = dataclasses.replace(case, config=edited.config, weights={**case.weights, **new_weights})
+            case = replace(case, config=edited.config, weights={**case.weights, **new_weights})
         replacements = {name: self.exact.now[source].value for name, source in hypothesis.operands.items()}
         pinned = {**self.pinned, **replacements}
         wanted = self.tensor if wanted is None else wanted

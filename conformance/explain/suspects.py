@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -266,8 +266,8 @@ def bugs(question: Question) -> Iterator[Hypothesis]:
     for tap in question.span:
         for family in FAMILIES:
             for bug in family(question, tap):
-                change = dataclasses.replace(bug.change, taps=(tap,)) if bug.change.edit else bug.change
-                yield dataclasses.replace(bug, change=change)
+                change = replace(bug.change, taps=(tap,)) if bug.change.edit else bug.change
+                yield replace(bug, change=change)
 
 
 def like(question: Question, hypothesis: Hypothesis) -> Hypothesis | None:

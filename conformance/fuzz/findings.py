@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from concord.conformance.fuzz.plan import Plan
@@ -57,8 +56,8 @@ def explained(result: Result) -> Result:
         verdict = verdict.explained()
     except Exception as error:  # random cases may break the search, but the finding matters more
         verdict = verdict.unexplained()
-        result = dataclasses.replace(result, attribution=f"the search for its cause failed: {error!r}")
-    return dataclasses.replace(result, verdict=dataclasses.replace(verdict, case=None))
+        result = replace(result, attribution=f"the search for its cause failed: {error!r}")
+    return replace(result, verdict=replace(verdict, case=None))
 
 
 @dataclass
@@ -93,7 +92,7 @@ class Findings:
             if previous.signature == failure.signature:
                 smaller = min(previous, failure, key=lambda candidate: _size(candidate.case))
                 times = previous.times + failure.times
-                self.failures[place] = dataclasses.replace(smaller, times=times)
+                self.failures[place] = replace(smaller, times=times)
                 return
         self.failures.append(failure)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
-import functools
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,22 +52,20 @@ class JudgedProblem(Problem):
     dtype: str = "float32"  # precision, or mode of MODES, whose rounding is allowed
     deviations: Deviations = field(default_factory=lambda: NONE)  # declared by the backend
     gradients: bool = True  # whether gradients are judged
-    # Patterns of taps that later steps use with more digits than returned.
-    unrounded: tuple[str, ...] = ()
 
-    @functools.cached_property
+    @cached_property
     def key(self) -> str:
         """Digest of the content."""
         return digest(self)
 
-    @functools.cached_property
+    @cached_property
     def rounded(self) -> tuple[Weights, Batch]:
         """Weights and inputs rounded to the precision (SPEC PRC-2)."""
         validate_weights(self.config, self.weights, self.part)
         validate_batch(self.config, self.batch, self.part)
         return round_inputs(self.weights, self.batch, self.dtype)
 
-    @functools.cached_property
+    @cached_property
     def rows(self) -> dict[str, NDArray[np.int64]]:
         """Rows of each table with a gradient, by the gradient's name."""
         return {
@@ -90,7 +87,6 @@ class JudgedProblem(Problem):
             self.dtype,
             pins.taps,
             pins.gradients,
-            self.is_unrounded,
             self.deviations,
         )
 
@@ -101,10 +97,6 @@ class JudgedProblem(Problem):
     def forget(self) -> None:
         """Free the rounded inputs; recompute them on demand."""
         self.__dict__.pop("rounded", None)
-
-    def is_unrounded(self, tap: str) -> bool:
-        """Whether a tap is returned rounded but used unrounded."""
-        return any(fnmatch.fnmatchcase(tap, pattern) for pattern in self.unrounded)
 
 
 @dataclass(frozen=True)
@@ -121,7 +113,7 @@ class JudgedTraining:
     uncertain: Mapping[str, Array] = field(default_factory=dict)
     rows: ClassVar[dict[str, NDArray[np.int64]]] = {}
 
-    @functools.cached_property
+    @cached_property
     def key(self) -> str:
         """Digest of the content."""
         return digest(self)
@@ -230,7 +222,7 @@ class Expectation:
         full[self.rows[name]], sigmas[self.rows[name]] = value, sigma
         return full, sigmas
 
-    @functools.cached_property
+    @cached_property
     def undecided(self) -> frozenset[str]:
         """The first tap with a relatively large sigma, and all later taps."""
         undecided: set[str] = set()
@@ -249,14 +241,14 @@ class Expectation:
                 undecided.add(name)
         return frozenset(undecided)
 
-    @functools.cached_property
+    @cached_property
     def overflowing(self) -> bool:
         """Whether a tap, and therefore every gradient, is out of range."""
         return not all(
             np.isfinite(sigma).all() for name, sigma in self.sigmas.items() if not is_gradient(name)
         )
 
-    @functools.cached_property
+    @cached_property
     def singular(self) -> frozenset[str]:
         """Gradients after one that is not finite (SPEC NRM-7) or out of range."""
         # Behind a closed ReLU or masked score, a kernel that multiplies by 0 propagates NaN, and one that
@@ -269,7 +261,7 @@ class Expectation:
         )
         return frozenset(gradients[first + 1 :])
 
-    @functools.cached_property
+    @cached_property
     def undecided_rows(self) -> dict[str, NDArray[np.bool_]]:
         """Rows of each norm that lose all digits by rounding, (…, 1)."""
         undecided = {}
@@ -288,7 +280,7 @@ class Expectation:
                 undecided[name] = rows
         return undecided
 
-    @functools.cached_property
+    @cached_property
     def unsettled(self) -> frozenset[str]:
         """Gradients through a row that loses all digits by rounding."""
         # If all entries of a row are nearly equal, its deviation is only rounding. Gradients are divided by

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,19 +72,19 @@ class FamilyReference:
         """Whether each step is judged locally."""
         return self.published is None and bool(self.run.taps)
 
-    @functools.cached_property
+    @cached_property
     def output(self) -> str:
         """Name of the result."""
         return output_name(self.case.config, self.case.part)
 
-    @functools.cached_property
+    @cached_property
     def whole(self) -> Expectation:
         """Expectation end to end; an outline if gradients are judged only locally."""
         if self.published:
             return replace(self.published, norms=norms(self.published.values))
         return outline(self.case) if self.brief else end_to_end(self.case)
 
-    @functools.cached_property
+    @cached_property
     def activations(self) -> dict[str, Activation]:
         """Every requested tensor, in order of computation."""
         expected = self.whole
@@ -168,7 +168,7 @@ class FamilyReference:
         matches = name != "loss" and any(fnmatch.fnmatch(name, pattern) for pattern in hidden)
         return DECLARED if matches else ""
 
-    @functools.cached_property
+    @cached_property
     def wider(self) -> frozenset[str]:
         """Output and loss, if other taps establish the run's precision or it declares them wider."""
         results = frozenset(from_output_on(self.case.config, self.case.part))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import html
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 from concord.conformance.judging.breakdown import Breakdown
@@ -221,13 +220,13 @@ class Verdict:
 
     def unexplained(self) -> Verdict:
         """Skip the search for a cause."""
-        return dataclasses.replace(self, judge=None)
+        return replace(self, judge=None)
 
     def explained(self) -> Verdict:
         """Search for the cause, for up to a minute."""
         if self.judge is None:
             return self
-        return dataclasses.replace(self, explanation=self.judge.explain(self), judge=None)
+        return replace(self, explanation=self.judge.explain(self), judge=None)
 
     def __str__(self) -> str:
         """The text for a terminal, with external names made legible."""
@@ -236,7 +235,7 @@ class Verdict:
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 
-    @functools.cached_property
+    @cached_property
     def _conclusion(self) -> tuple[str, tuple[str, ...]]:
         rows = [row for row in self.table if row.note not in (DECLARED, ABSENT)]
         outputs = ((row.tensor, row.status) for row in rows if row.tensor in self.outputs)

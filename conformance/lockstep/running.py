@@ -63,6 +63,10 @@ WITNESSES = 3
 # For the same reason, backends do not run the next step while the last is judged.
 WITNESSED = 1_300_000
 
+# The step that continues from a backend's own state. If every step were loaded, nothing would show what a
+# backend reports but does not keep, such as an update or the number of steps.
+CONTINUED = 1
+
 # Peak memory of Concord itself and of a worker, in copies of the model. Measured with 31 million parameters.
 OWN, WORKER = 56, 20
 
@@ -84,6 +88,7 @@ class Candidate:
         self.failure: tuple[str, str, str] | None = None  # status, detail, last output
         self.steps, self.diverged, self.seconds = 0, 0, 0.0
         self.rows: dict[str, list[Row]] = {}  # worst row of each step, by section
+        self.kept: dict[str, Array] = {}  # the report before the step that continues from it
         # Steps for distinguishing causes: the first and last agreeing steps, and the first divergent ones.
         self.agreed: list[DeliveredStep] = []
         self.diverging: list[DeliveredStep] = []
@@ -119,12 +124,23 @@ class Candidate:
 
     def judge(self, delivered: dict[str, Array], envelope: Envelope, start: Start) -> None:
         """Judge a step."""
-        start = replace(start, resumed=start.step)
+        if self.judged and start.step == CONTINUED:
+            kept, prefix = self.kept, f"steps.{start.step - 1}."
+            state = {
+                name: kept.get(prefix + name, array)
+                for name, array in start.state.items()
+                if prefix + name in kept or name.startswith("parameters.")
+            }
+            start = replace(start, state=state)
+            envelope.advance(start)
+        else:
+            start = replace(start, resumed=start.step)
         # After a divergence, a first look suffices, since the verdict is final.
         looks = (False, True) if self.judged and not self.diverging else (False,)
         values = envelope.exact_values(delivered)  # once for both looks
         expected = (partial(envelope.of_run, values, full) for full in looks)
         self.add(DeliveredStep(envelope.case, start, delivered, *expected))
+        self.kept = delivered if start.step < CONTINUED else {}
 
     def add(self, step: DeliveredStep) -> None:
         """Keep a step's outcome."""
@@ -192,7 +208,8 @@ def in_lockstep(
     """Train backends in lockstep with the reference.
 
     Args:
-        resynchronise: whether each step starts from the reference's state, and is judged.
+        resynchronise: whether each step but :data:`CONTINUED` starts from the reference's state, and is
+            judged.
     """
     # One envelope per set of deviations; the one without deviations gives the reference's state. When steps
     # start from it, a bug appears at its own step, unaffected by the rounding of earlier steps.
@@ -210,7 +227,7 @@ def in_lockstep(
             stack.callback(line.shutdown, wait=False, cancel_futures=True)
 
         def ask(state: Mapping[str, Array], step: int) -> list[Any]:
-            start_state = state if resynchronise or step == 0 else None
+            start_state = state if step == 0 or (resynchronise and step != CONTINUED) else None
             return [
                 (candidate, line.submit(candidate.step, start_state, step, batches[step]))
                 for candidate, line in zip(candidates, lines, strict=True)

@@ -47,7 +47,7 @@ def _error(curve: Curve | None, mode: str) -> Text:
 def explanation(found: Lockstep) -> str:
     """Explain the table."""
     how = (
-        "each step starts from the reference's weights and state"
+        "each step starts from the reference's weights and state, and the second from the backend's own"
         if found.mode == MODES[0]
         else "each backend continues from its own last step, unjudged: correct backends drift apart too"
     )

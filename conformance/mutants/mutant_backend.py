@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,7 @@ class Mutating:
         if name not in CHANGES[kind]:
             raise unknown(kind, name, list(CHANGES[kind]))
         change = CHANGES[kind][name]
-        mutated = dataclasses.replace(request, implementation=implementation or "explicit")
+        mutated = replace(request, implementation=implementation or "explicit")
         if request.implementation != self.running:
             self.running, self.memory = request.implementation, {}
         self.injection = self.context(change, mutated, self.memory)
@@ -65,7 +65,7 @@ class Mutating:
             raise unknown("bug of training", name, list(TRAINING))
         if colon:
             change = TRAINING[name].change
-            request = dataclasses.replace(request, implementation="explicit")
+            request = replace(request, implementation="explicit")
             self.trainer = partial(MutatedTrainer, change=change, rounding=self.context(change, request, {}))
         try:
             # Defined by the adapter, the next base class.

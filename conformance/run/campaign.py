@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from threading import Event
 from typing import Any
@@ -97,7 +96,7 @@ class Job:
         batch = independent_batch(self.config, self.batch, self.part)
         if batch is None:
             return None
-        return self if batch is self.batch else dataclasses.replace(self, batch=batch)
+        return self if batch is self.batch else replace(self, batch=batch)
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class Setup:
 
     def how(self, dtype: str) -> Settings:
         """Settings of a run."""
-        names = {setting.name for setting in dataclasses.fields(Settings)} - {"dtype"}
+        names = {setting.name for setting in fields(Settings)} - {"dtype"}
         return Settings(dtype, **{name: getattr(self, name) for name in names})
 
     def status_of(self, name: str, status: str) -> str:
@@ -198,15 +197,14 @@ class Report:
         if not any(result.verdict and result.verdict.judge for result in self.results):
             return self
         results, conclusions = conclude(self.results)
-        return dataclasses.replace(self, results=results, conclusions=conclusions)
+        return replace(self, results=results, conclusions=conclusions)
 
     def with_verdicts(self, change: Callable[[Verdict], Verdict]) -> Report:
         """Change each verdict."""
         results = [
-            dataclasses.replace(result, verdict=result.verdict and change(result.verdict))
-            for result in self.results
+            replace(result, verdict=result.verdict and change(result.verdict)) for result in self.results
         ]
-        return dataclasses.replace(self, results=results)
+        return replace(self, results=results)
 
     def contradictions(self) -> Iterator[str]:
         """Yield each status that contradicts its verdict."""
@@ -349,7 +347,7 @@ def repeated(jobs: Sequence[Job], least: int = 1) -> list[Job]:
         extra = 0
         if id(job) not in jobs_by_id:
             extra = max(least - occurrences[id(job)], 0)
-            jobs_by_id[id(job)] = dataclasses.replace(job, times=occurrences[id(job)] + extra)
+            jobs_by_id[id(job)] = replace(job, times=occurrences[id(job)] + extra)
         turns += [jobs_by_id[id(job)]] * (1 + extra)
     return turns
 
@@ -380,7 +378,7 @@ class Runner:
             self.supervisor.renew()
         now = before if before and before.first is None else self._made(job, before)
         if before and before.result.status == "diverges" and now.result.verdict is None:
-            now = dataclasses.replace(before, first=None)  # a failure does not hide a divergence
+            now = replace(before, first=None)  # a failure does not hide a divergence
         if now.result.times < job.times:
             self.earlier[id(job)] = now
         if self.name in self.environments:

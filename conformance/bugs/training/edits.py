@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -178,7 +178,7 @@ def drawn(site: DropoutSite) -> Any:
 
 
 def otherwise(m: TrainingStep, right: Any, site: DropoutSite, **fields: Any) -> Any:
-    return np.broadcast_to(drawn(dataclasses.replace(site, **fields)), site.shape), right[1]
+    return np.broadcast_to(drawn(replace(site, **fields)), site.shape), right[1]
 
 
 def kept_in_other_step(m: TrainingStep, right: Any, site: DropoutSite, by: int) -> Any:
@@ -198,9 +198,7 @@ def of_other_step(m: TrainingStep, right: Batches, steps: Sequence[Batches], by:
 
 
 def samples(batch: Batch, indices: Sequence[int]) -> Batch:
-    return dataclasses.replace(
-        batch, **{name: array[list(indices)] for name, array in batch.arrays().items()}
-    )
+    return replace(batch, **{name: array[list(indices)] for name, array in batch.arrays().items()})
 
 
 def small_batch_filled_up(m: TrainingStep, right: Batches, steps: Sequence[Batches]) -> Batches:
