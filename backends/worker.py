@@ -43,8 +43,8 @@ DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 # XLA reads its flags once, when JAX starts; the user may have set further flags.
 XLA = "--xla_gpu_deterministic_ops=true"
 
-# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2. XLA uses
-# half of AVX512's registers by default (decision 0034).
+# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2. XLA
+# uses half of AVX512's registers by default (decision 0034).
 SWITCHES = {
     "MKL_DEBUG_CPU_TYPE": "5",
     "XLA_FLAGS": f"--xla_cpu_prefer_vector_width=512 {os.environ.get('XLA_FLAGS', '')}".strip(),
