@@ -197,7 +197,11 @@ def misfits(run: Run, config: EncoderConfig, batch: Batch, part: str) -> list[st
         *run.taps.items(),
         *run.results(output_name(config, part)).items(),
         *((f"gradients.{name}", array) for name, array in run.gradients.items()),
-        *((f"gradients.taps.{name}", array) for name, array in run.tap_gradients.items()),
+        *(
+            (f"gradients.taps.{name}", array)
+            for name, array in run.tap_gradients.items()
+            if array is not None
+        ),
     ]
     storage, problems = precision(run.dtype).storage, dict[str, list[str]]()
     # A model in half precision may return float32 logits (SPEC PRC-2).
