@@ -372,7 +372,12 @@ LLAMA = bugs(
         attention(SELF, weights=in_bfloat16(lambda s: F.softmax(s, -1))),
     ),
     ("output transposed", MADE, r"transposed", weight(f"{SELF}.o_proj.weight", torch.t)),
-    ("residual behind the norm", NORM, r"residual|term", instead(BLOCK, normed_residual)),
+    (
+        "residual behind the norm",
+        NORM,
+        r"residual|term|in place of `layers\.0`",
+        instead(BLOCK, normed_residual),
+    ),
     (
         "one element of a weight",
         f"{MLP}.up_proj",
