@@ -73,6 +73,11 @@ def plain(value: object) -> str:
     return str(value)
 
 
+def markdown_table(lines: Iterable[Sequence[str]]) -> str:
+    """Lines of cells, the second of which aligns the columns, in Markdown."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def joined(names: Sequence[str]) -> str:
     """List names in a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from concord.conformance.run import record
+from concord.conformance.wording import markdown_table
 from concord.output_files import KINDS
 from concord.speed.table import fastest_modes, limits, tasks
 
@@ -33,23 +34,18 @@ step, and that time as a multiple of the fastest peer's on the same machine. Onl
 """
 
 
-def row(*cells: str) -> str:
-    """A row of a table."""
-    return f"| {' | '.join(cells)} |"
-
-
-def about(name: str, records: list[Any]) -> str:
+def about(name: str, records: list[Any]) -> list[str]:
     """The row of a machine."""
     first = records[0]
     where = f"{first['machine']['processor']}, {first['machine']['cores']} cores"
     device = first["settings"]["device"]
     products = {kind: rate for data in records for kind, rate in data["best_product_gflops"].items()}
-    return row(
+    return [
         name,
         where if device == "cpu" else f"{device}, beside {where}",
         first["written"][:10],
         limits(products),
-    )
+    ]
 
 
 def page() -> str:
@@ -72,13 +68,13 @@ def page() -> str:
     for task, programs in sorted(fastest.items()):
         measured = [machine for machine in machines if any(machine in modes for modes in programs.values())]
         rows = [
-            row(program, *(modes.get(machine, "") for machine in measured))
+            [program, *(modes.get(machine, "") for machine in measured)]
             for program, modes in programs.items()
         ]
-        head = [row("backend", *measured), row(*["---"] * (1 + len(measured)))]
-        tables.append("\n".join([f"## {task}", "", *head, *rows]))
+        head = [["backend", *measured], ["---"] * (1 + len(measured))]
+        tables.append(f"## {task}\n\n{markdown_table([*head, *rows])}")
     return PAGE.format(
-        machines="\n".join(about(*item) for item in machines.items()), tables="\n\n".join(tables)
+        machines=markdown_table(about(*item) for item in machines.items()), tables="\n\n".join(tables)
     )
 
 

@@ -21,6 +21,7 @@ from concord.conformance.fuzz.plan import Plan, sample
 from concord.conformance.mutants.matrix import plugin
 from concord.conformance.run.report import within
 from concord.conformance.run.standard_jobs import job_of
+from concord.conformance.wording import markdown_table
 from concord.spec.cases import build_case, standard_cases
 from concord.spec.files import write_text
 from concord.spec.reference import reference
@@ -186,7 +187,7 @@ def table(flagged):
 
     lines = [["criterion", *GROUPS], ["---", *["---:"] * len(GROUPS)]]
     lines += [[name, *(cell(group, name) for group in GROUPS)] for name in (*CRITERIA, OURS)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(lines)
 
 
 def main(readme):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from concord.conformance.wording import gather
+from concord.conformance.wording import gather, markdown_table
 from concord.speed.peers import PEERS
 
 Entry = Mapping[str, Any]
@@ -210,10 +210,9 @@ def markdown(data: Entry) -> str:
     parts, sentences, headings = [], list[str](), [*NARROW, "of best"]
     for task, names in tasks(data).items():
         work = data["workloads"][names[0]]
-        lines = [f"| {' | '.join(row)} |" for row in rows(data, names, headings)]
-        head = f"| backend | mode | {' | '.join(headings)} |\n|---|---|{'---:|' * len(headings)}"
-        caption = f"**{task}**: {work['source']}; {size_of(work)}"
-        parts.append("\n".join([caption, "", head, *lines]))
+        head = [["backend", "mode", *headings], ["---", "---", *["---:"] * len(headings)]]
+        text = markdown_table([*head, *rows(data, names, headings)])
+        parts.append(f"**{task}**: {work['source']}; {size_of(work)}\n\n{text}")
         sentences += to_deploy(data, names)
     machine = data["machine"]
     versions = (f"{name} {version}" for name, version in versions_of(data).items() if version)

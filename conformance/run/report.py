@@ -30,7 +30,7 @@ from concord.conformance.judging.verdict import (
     unjudged_lines,
 )
 from concord.conformance.run.campaign import Report
-from concord.conformance.wording import counted, few, gather
+from concord.conformance.wording import counted, few, gather, markdown_table
 from concord.spec.deviations import KNOWN_DEVIATIONS
 from concord.spec.errors import SpecError
 from concord.spec.files import read_text
@@ -218,8 +218,7 @@ def markdown(report: Report) -> str:
     versions = ", ".join(
         f"{name} {about['version']}" for name, about in report.environments.items() if "version" in about
     )
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{text}\n\n{summary(report)}; {versions}.\n"
+    return f"{markdown_table(lines)}\n\n{summary(report)}; {versions}.\n"
 
 
 def runs(report: Report) -> str:
