@@ -116,11 +116,11 @@ GPU_default = check --precision default --dtype float32
 GPU_golden = golden
 GPU_fuzz = fuzz --cases $(GPU_FUZZ) --shapes 4 --out $(GPU)/failures
 GPU_lockstep = lockstep --steps $(GPU_STEPS)
-GPU_speed = speed --budget 100 --backend jax --backend hf
+GPU_speed = speed --budget 100 $(GPU_BACKENDS:%=--backend %)
 halves = $(foreach record,$1,$(foreach half,1 2,$(GPU_BACKENDS:%=$(record).$(half).%)))
 whole = $(foreach record,$1,$(GPU_BACKENDS:%=$(record).%))
 GPU_RECORDS = $(call halves,strict-float32 strict-float64 tf32 bfloat16 float16) $(call whole,golden fuzz) \
-	$(call halves,repeat deterministic) $(call whole,lockstep) $(call halves,default) speed.torch
+	$(call halves,repeat deterministic) $(call whole,lockstep) $(call halves,default) speed.hf
 
 gpu-records: $(GPU)/doctor.txt $(GPU_RECORDS:%=$(GPU)/%.json) ## on a machine with a GPU: all its records, into build/gpu, two minutes each at most
 

@@ -93,4 +93,4 @@ def processor() -> str | None:
     if len(facts) < 3:
         return facts.get("model name")
     # Names of virtual machines, such as "AMD EPYC", are shared by generations of different speed.
-    return "{2} (family {0}, model {1})".format(*facts.values())
+    return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"

@@ -40,15 +40,14 @@ THREADS = (
 # The order of cuBLAS' sums depends on the size of its workspace.
 DETERMINISM = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
-# XLA reads its flags once, when JAX starts; the user may have set further flags.
+# XLA reads its flags once, when JAX starts.
 XLA = "--xla_gpu_deterministic_ops=true"
 
-# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2. XLA
-# uses half of AVX512's registers by default (decision 0034).
-SWITCHES = {
-    "MKL_DEBUG_CPU_TYPE": "5",
-    "XLA_FLAGS": f"--xla_cpu_prefer_vector_width=512 {os.environ.get('XLA_FLAGS', '')}".strip(),
-}
+# The MKL in Paddle's wheel takes slow paths on processors other than Intel's, unless this selects AVX2.
+SWITCHES = {"MKL_DEBUG_CPU_TYPE": "5"}
+
+# By default, XLA uses half of AVX512's registers (decision 0034).
+WIDE = "--xla_cpu_prefer_vector_width=512"
 
 
 def environment(
@@ -65,11 +64,16 @@ def environment(
         "KERAS_BACKEND": "tensorflow",
         "JAX_ENABLE_X64": "1",
     }
+    tuned = profile == "tuned"
+    # The user's own flags stay, and the last of two counts.
+    given = os.environ.get("XLA_FLAGS", "")
+    xla = " ".join(filter(None, (WIDE * tuned, given, XLA * deterministic)))
     return {
         **dict.fromkeys(THREADS, str(threads or available_cores())),
-        **(SWITCHES if profile == "tuned" else {}),
+        **(SWITCHES if tuned else {}),
+        **({"XLA_FLAGS": xla} if xla else {}),
         **(on_cpu if device == "cpu" else on_gpu),
-        **(DETERMINISM | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {XLA}"} if deterministic else {}),
+        **(DETERMINISM if deterministic else {}),
         **quiet,
     }
 

@@ -187,8 +187,9 @@ class Measurement:
         for entry in entries:
             rates = (self.rates.get((entry["backend"], size, work.dtype), 0.0) for size in sizes)
             self.keep({**entry, "product_gflops": max(rates)})
-            if turns := [turn["seconds"] for turn in entry["turns"]]:
-                self.tell(f"{work.name}, {entry['mode']}: {entry['backend']} takes {seconds(median(turns))}")
+            if entry["status"] == "measured":
+                step = seconds(median([turn["seconds"] for turn in entry["turns"]]))
+                self.tell(f"{work.name}, {entry['mode']}: {entry['backend']} takes {step}")
         for member in self.members:
             member.ask("release")
 

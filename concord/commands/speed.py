@@ -73,12 +73,13 @@ class Models(options.OptionGroup):
     """Options for the workloads to measure.
 
     Attributes:
-        preset (P): nndl, tf1, minilm, bert-base or bert-large; a variant; a model of your own
+        preset (P): nndl, tf1, minilm, bert-base, bert-base-64 or bert-large; a variant; a model of your own
             as a TOML file ('concord show variants NAME' prints one); may be repeated. Default:
             minilm and bert-base; on a GPU bert-base-64 and bert-large.
         batch: Samples in a batch. Default: the preset's, else 8.
         tokens: Tokens in a sample. Default: the preset's, else 128 or as many as fit.
-        kind (K): inference or training; may be repeated. Default: inference; on a GPU both.
+        kind (K): inference or training; may be repeated. Default: inference; on a GPU both,
+            if no workload is given.
         dtype (D): {values}, or tf32 (float32 with products in TF32); may be repeated.
         lengths (L): Lengths of the samples; may be repeated. full (the default): no padding; ragged: the
             lengths of real texts.
