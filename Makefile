@@ -78,7 +78,7 @@ RECORD = --json $(MEASURED)/$1.json && $(RUN)/concord show report $(MEASURED)/$1
 
 speed-measured: $(VENV)/installed ## write a machine's records of speed and their guides anew, while it is idle
 	mkdir -p $(MEASURED)
-	$(RUN)/concord $(SPEED) --preset bert-base --implementation library:onednn --execution compiled --execution unpadded-compiled --lengths full --lengths ragged $(call RECORD,forward)
+	$(RUN)/concord $(SPEED) --preset bert-base --implementation library:onednn --implementation explicit --execution compiled --execution unpadded-compiled --lengths full --lengths ragged $(call RECORD,forward)
 	$(RUN)/concord $(SPEED) --preset bert-base --execution compiled --execution unpadded-compiled --lengths full --lengths ragged --dtype bfloat16 $(call RECORD,bfloat16)
 	$(RUN)/concord $(SPEED) --kind training --preset nndl --implementation explicit --execution compiled --execution eager $(call RECORD,training)
 	$(RUN)/python docs/fastest_modes.py

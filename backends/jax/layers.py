@@ -237,7 +237,8 @@ class DotProductAttention(Tapped, nnx.Module):
         return self.assign(per_query, heads)  # (B, 1 or H, 1 or Q, S)
 
     def combine(self, weights: Array, v: Array) -> Array:
-        return jnp.einsum("bhqs,bshk->bqhk", weights, v)
+        # Values first: with weights first, XLA takes a sixth longer for the whole model on a CPU.
+        return jnp.einsum("bshk,bhqs->bqhk", v, weights)
 
 
 class AttentionHeadByHead(DotProductAttention):
