@@ -11,6 +11,7 @@ Array = NDArray[np.floating]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Arrays = dict[str, NDArray[Any]]
+Shape = tuple[int, ...]
 
 KINDS = {
     "float": (np.floating, "a floating-point type"),

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from concord.conformance.bugs.bug import Edits, in_last_layer
-from concord.conformance.bugs.context import Context
-from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.context import Array, Context, Edits, in_last_layer
 
 
 def softplus(m: Context, x: Array) -> Array:

@@ -1,15 +1,14 @@
-"""Bugs of attention, including fused kernels (SPEC ATT-1 to ATT-7)."""
+"""Bugs of attention, of its masks and of fused kernels (SPEC ATT-1 to ATT-7, MSK-1 to MSK-8)."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import Edits, in_last_layer
-from concord.conformance.bugs.context import Context, Flags
-from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.context import Array, Context, Edits, Flags, in_last_layer, only
+from concord.conformance.bugs.lookups import stale
+from concord.spec.arrays import Ids
 
 PROJECTIONS = ("*attention.query", "*attention.key", "*attention.value")
 SCORES, WEIGHTS, CONTEXT = "*attention.scores", "*attention.weights", "*attention.context"
@@ -21,7 +20,7 @@ VECTOR = 4
 """Number of heads or features that a kernel reads at a time."""
 
 
-def in_block(m: Context) -> NDArray[np.int64]:
+def in_block(m: Context) -> Ids:
     """Index of each key in its block, (S,)."""
     return np.arange(m.ids.shape[1]) % BLOCK
 
@@ -32,7 +31,7 @@ def beyond_blocks(m: Context) -> Flags:
     return np.arange(keys) >= keys // BLOCK * BLOCK if keys > BLOCK else np.zeros(keys, bool)
 
 
-def numbers_of_heads(m: Context) -> NDArray[np.int64]:
+def numbers_of_heads(m: Context) -> Ids:
     """Head indices, (H, 1, 1)."""
     return np.arange(m.config.num_heads)[:, None, None]
 
@@ -68,16 +67,36 @@ def heads_loop_keeps_first_value(m: Context) -> Array:
     return m.context(m.used_weights, m.with_heads(m.beside("value"), [0] * m.config.num_heads))
 
 
+# Masks.
+
+
+def unmasked(m: Context) -> Array:
+    return m.beside("scores")
+
+
+def causal(m: Context) -> Array:
+    return m.masked(m.visible & (np.tri(*tuple(m.y.shape)[-2:]) > 0))
+
+
+def unmasked_where(m: Context, flags: Flags) -> Array:
+    return m.where(flags, m.beside("scores"), m.y)
+
+
+def mask_hides_own_key(m: Context) -> Array:
+    queries, keys = tuple(m.y.shape)[-2:]
+    return m.masked(m.visible & ~np.eye(queries, keys, dtype=bool)) if keys > 1 else m.y
+
+
+def mask_of_first_call(m: Context) -> Array:
+    real = stale(m, "mask", m.real)
+    return m.y if (real == m.real).all() else m.masked(real[:, None, None, :])
+
+
 # Softmax.
 
 
 def softmax_over(m: Context, axis: int) -> Array:
     return m.softmax(m.unnormalised, axis)
-
-
-def without_maximum(m: Context) -> Array:
-    exponentials = m.exp(m.unnormalised)
-    return exponentials / m.sum(exponentials, -1)
 
 
 def block_sums_not_rescaled(m: Context) -> Array:
@@ -118,6 +137,19 @@ def softmax_exponential_approximate(m: Context) -> Array:
 
 
 EDITS: Edits = {
+    "mask_missing": unmasked,
+    "mask_inverted": lambda m: m.masked(~m.visible),
+    "mask_constant_without_sign": lambda m: m.masked(m.visible, -m.mask_constant),
+    "query_mask_zero": lambda m: m.where(m.real_queries[:, None, :, None], m.beside("weights"), 0.0),
+    "layer_last_unmasked": in_last_layer(unmasked),
+    "mask_not_for_first_query": lambda m: unmasked_where(m, m.flags(-2, 0)),
+    "mask_not_for_first_key": lambda m: unmasked_where(m, m.flags(-1, 0)),
+    "mask_of_first_head_alone": lambda m: unmasked_where(m, numbers_of_heads(m) > 0),
+    "heads_beyond_four_unmasked": lambda m: unmasked_where(m, numbers_of_heads(m) >= 4),
+    "mask_dropped_for_one_sample": only(lambda m: m.ids.shape[0] == 1, unmasked),
+    "block_last_masked_as_first": lambda m: m.masked(
+        m.visible[..., np.where(beyond_blocks(m), in_block(m), np.arange(m.ids.shape[1]))]
+    ),
     "block_counted_to_its_end": lambda m: more_in_sum(m, -tuple(m.y.shape)[-1] % BLOCK),
     "block_last_dropped": lambda m: m.context(
         m.where(beyond_blocks(m), m.used_weights * 0.0, m.used_weights)

@@ -10,7 +10,7 @@ from typing import Any
 
 from concord.backends.interface import Request
 from concord.backends.update_rules import Optimizer
-from concord.conformance.bugs.context import Context, Edit
+from concord.conformance.bugs.context import Context, Edit, only
 from concord.spec.arrays import Array
 from concord.spec.training.recipe import Recipe
 
@@ -142,10 +142,6 @@ class Bug:
         return "right" if set(said.split(" or ")) & set(self.cause.split(" or ")) else "wrong"
 
 
-Edits = Mapping[str, Any]
-"""Edits by name of their bug; each takes the context of a tap, or the arguments of a training place."""
-
-
 def with_constants(edit: Callable[..., Any], given: Any) -> Callable[..., Any]:
     if isinstance(given, Mapping):
         return functools.partial(edit, **given)
@@ -156,16 +152,8 @@ def with_constants(edit: Callable[..., Any], given: Any) -> Callable[..., Any]:
 # Edits of a tap.
 
 
-def only(there: Callable[[Context], bool], edit: Edit) -> Edit:
-    return lambda m: edit(m) if there(m) else m.y
-
-
 def where(edit: Edit, **options: Any) -> Edit:
     return only(lambda m: all(getattr(m.config, name) == value for name, value in options.items()), edit)
-
-
-def in_last_layer(edit: Edit) -> Edit:
-    return only(lambda m: m.layer == m.config.num_layers - 1, edit)
 
 
 def skipped(m: Context) -> Any:

@@ -21,7 +21,6 @@ from concord.conformance.bugs import (
     gradients,
     lookups,
     loss,
-    masking,
     norms,
     pooling_edits,
     rounding,
@@ -35,7 +34,7 @@ from concord.spec.files import parse_toml, read_text
 
 MODULES: Mapping[str, ModuleType] = {
     "lookups": lookups,
-    "masks": masking,
+    "masks": attention,
     "products": attention,
     "softmax": attention,
     "norms": norms,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.context import Context, Edit, Flags
-from concord.conformance.bugs.operations import SIGNIFICANT_BITS
+from concord.conformance.bugs.context import SIGNIFICANT_BITS, Context, Edit, Flags
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Ids, Shape
 from concord.spec.encoder import Model
 from concord.spec.precision import round_to_bits
 from concord.spec.tape import Node
@@ -27,7 +27,7 @@ class Value:
         self.a, self.tensor = arithmetic, tensor
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         return self.tensor.shape
 
     def of(self, tensor: Node) -> Value:
@@ -165,7 +165,7 @@ class TapeContext(Context):
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
         return self.value(self.a.reshape(x.tensor, tuple(shape)))
 
-    def rearranged(self, x: Value, order: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Value:
+    def rearranged(self, x: Value, order: Callable[[Ids], Ids]) -> Value:
         """Permute elements as ``order`` permutes their indices."""
         size = int(np.prod(x.shape))
         numbers = order(np.arange(size).reshape(x.shape))
@@ -200,7 +200,7 @@ class TapeContext(Context):
         ours = (a.tensor, lambda g: back_a(np.where(condition, g, 0)))
         return self.recorded(values, ours, (alternative, lambda g: back_b(np.where(condition, 0, g))))
 
-    def take(self, table: Value, ids: NDArray[np.int64]) -> Value:
+    def take(self, table: Value, ids: Ids) -> Value:
         return self.value(self.a.take(table.tensor, ids))
 
     def constant(self, values: NDArray[Any], like: Value | None = None) -> Any:

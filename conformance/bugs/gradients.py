@@ -12,10 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from concord.conformance.bugs.attention import VECTOR
-from concord.conformance.bugs.bug import Edits
-from concord.conformance.bugs.context import Context, Flags
+from concord.conformance.bugs.context import Array, Context, Edits, Flags
 from concord.conformance.bugs.norms import one
-from concord.conformance.bugs.operations import Array
 
 
 def times(m: Context, factor: float = 1.0, **powers: float) -> Array:
@@ -102,17 +100,6 @@ def norm_shared_counted_twice(m: Context) -> Array:
         return x + (x - m.stop_gradient(x))
 
     return m.norm(m.x, gain=twice, offset=twice)
-
-
-def norm_slope(m: Context, pull: Callable[[Array, Array, Array], Array]) -> Array:
-    """The norm with a derivative computed from scaled gradient, normalized input, and standard deviation."""
-    gain, offset = m.weight(f"{m.owner}.weight"), m.weight(f"{m.owner}.bias")
-    centered = m.x - m.mean(m.x, -1)
-    count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))
-    deviation = m.stop_gradient(m.deviation(m.sum(centered * centered, -1) / count))
-    row = m.stop_gradient(centered) / deviation
-    through = m.with_gradient(m.x, lambda gradient: pull(gradient, row, deviation))
-    return with_gradient_of(m, through * m.stop_gradient(gain) + row * gain + offset)
 
 
 def norm_gradient_without_gain(m: Context) -> Array:

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Edits
-from concord.conformance.bugs.context import Context
-from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.context import Array, Context, Edits
 from concord.spec.arrays import Ids
 from concord.spec.positions import sinusoid
 from concord.spec.precision import precision

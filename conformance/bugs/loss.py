@@ -7,9 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from concord.conformance.bugs.bug import Edits, only
-from concord.conformance.bugs.context import Context, Flags
-from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.context import Array, Context, Edits, Flags, only
 
 
 def of_targets(m: Context, targets: NDArray[np.floating]) -> Array:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from concord.conformance.bugs.bug import Edits, only
-from concord.conformance.bugs.context import Context
-from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.context import Array, Context, Edits, only
 
 NORMS = ("embeddings.norm", "*.norm1", "*.norm2", "final_norm")
 RESIDUALS = ("*.residual1", "*.residual2")

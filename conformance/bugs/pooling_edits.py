@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from concord.conformance.bugs.bug import Edits
-from concord.conformance.bugs.context import Context, Flags
-from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.context import Array, Context, Edits, Flags
 
 
 def mean(m: Context, tokens: Flags, counted: Flags | None = None) -> Array:

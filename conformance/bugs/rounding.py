@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from concord.conformance.bugs.attention import PROJECTIONS
-from concord.conformance.bugs.bug import Change, Edits, in_last_layer
-from concord.conformance.bugs.context import Context, directly
-from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.bug import Change
+from concord.conformance.bugs.context import Array, Context, Edits, directly, in_last_layer
 
 ROLES = ("query", "key", "value")
 LINEAR = (

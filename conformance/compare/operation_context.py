@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from concord.conformance.bugs.activations import FUNCTIONS, USUAL
 from concord.conformance.bugs.catalogue import EXPLANATIONS
-from concord.conformance.bugs.context import Context, Edit
-from concord.conformance.bugs.operations import Array
+from concord.conformance.bugs.context import Array, Context, Edit
 from concord.conformance.compare.aten_arithmetic import Computed, value_of
 from concord.conformance.compare.aten_operations import Operation, OperationBug, first, is_float
 from concord.conformance.mutants.plugins.torch import TorchOperations
@@ -138,32 +137,24 @@ def _as_weights(it: Operation) -> OperationContext:
 def _as_norm(it: Operation) -> OperationContext:
     operands, x = it.operands, it.operands["input"]
     if it.name == "native_group_norm":
-        rows = x.reshape(x.shape[0], operands["group"], -1)
-        gain, offset = (
-            None
-            if parameter is None
-            else parameter[:, None].expand(-1, operands["HxW"]).reshape(rows.shape[1:])
-            for parameter in (operands["weight"], operands["bias"])
-        )
+        rows, repeats = x.reshape(x.shape[0], operands["group"], -1), operands["HxW"]
+        shape = rows.shape[1:]
     else:
-        rows = x.flatten(x.ndim - len(operands["normalized_shape"]))
-        gain, offset = (
-            None if parameter is None else parameter.flatten()
-            for parameter in (operands["weight"], operands["bias"])
-        )
-    width = rows.shape[-1]
+        rows, repeats = x.flatten(x.ndim - len(operands["normalized_shape"])), 1
+        shape = rows.shape[-1:]
     context = OperationContext(
         rows,
         it.result[0].reshape(rows.shape),
-        d_model=width,
+        d_model=rows.shape[-1],
         norm_epsilon=operands["eps"],
         norm_epsilon_placement="inside",
         norm_variance="biased",
     )
-    ones, zeros = rows.new_ones(width), rows.new_zeros(width)
     context.now = {
-        "norm.weight": ones if gain is None else gain,
-        "norm.bias": zeros if offset is None else offset,
+        f"norm.{name}": fill(shape)
+        if (parameter := operands[name]) is None
+        else parameter.reshape(-1, 1).expand(-1, repeats).reshape(shape)
+        for name, fill in (("weight", rows.new_ones), ("bias", rows.new_zeros))
     }
     return context
 

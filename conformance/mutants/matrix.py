@@ -21,7 +21,7 @@ from concord.conformance.record_fields import Count, Number
 from concord.conformance.run.campaign import Setup
 from concord.conformance.run.standard_jobs import job_of
 from concord.spec.cases import Case, build_case
-from concord.spec.errors import SpecError, unknowns
+from concord.spec.errors import SpecError, refuse, unknowns
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,14 @@ def plugin(backend: str) -> str:
 
 def mutable(names: Sequence[str] | None) -> list[str]:
     """Named built-in backends, by default all."""
-    problems = unknowns("backend", names or [], backends.BUILT_IN)
-    if problems:
-        raise SpecError(problems)
+    refuse(unknowns("backend", names or [], backends.BUILT_IN))
     return list(names or backends.BUILT_IN)
 
 
 def select_mutants(names: Sequence[str] | None) -> list[Bug]:
     """Mutants by name or operation, by default all."""
     selection = set(names or MODULES)
-    problems = unknowns("mutant", names or [], [*KNOWN, *MODULES])
-    if problems:
-        raise SpecError(problems)
+    refuse(unknowns("mutant", names or [], [*KNOWN, *MODULES]))
     return [mutant for mutant in KNOWN.values() if selection & {mutant.name, mutant.operation}]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from concord.backends.interface import Request
@@ -16,7 +15,7 @@ from concord.conformance.judging.estimate import exact
 from concord.conformance.judging.expectation import JudgedTraining
 from concord.conformance.lockstep.outcome import Divergence
 from concord.conformance.lockstep.running import first_divergence, judged_steps
-from concord.spec.arrays import Array
+from concord.spec.arrays import Arrays
 from concord.spec.deviations import in_precision, parse_deviations
 from concord.spec.precision import precision
 
@@ -45,9 +44,9 @@ def shown(name: str, dtype: str) -> Shown:
     training, resume = shown_by(bug)
     case = JudgedTraining(*model(), training, dtype=dtype)
     bugged = BuggedTrajectory(case, exact(dtype), bug.change, resume)
-    reports: list[dict[str, Array]] = []
+    reports: list[Arrays] = []
     for batches in training.steps:
-        tensors = dict[str, Array]()
+        tensors = Arrays()
         bugged.step(batches, tensors.__setitem__)
         reports.append({name: precision(dtype).round(array) for name, array in tensors.items()})
     for judged in judged_steps(case, reports):
@@ -72,7 +71,7 @@ def divergence_of(
         taps=False,
         training=training,
     )
-    session, steps = worker.train(request), list[Mapping[str, Array]]()
+    session, steps = worker.train(request), list[Arrays]()
     try:
         for step, batches in enumerate(training.steps):
             if resume and step == resume:  # a new session resumes from the state

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from concord.spec.arrays import Shape
+
 Array = NDArray[Any]
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)

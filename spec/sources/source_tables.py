@@ -11,13 +11,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from concord.spec.arrays import Arrays, not_finite, wrong_shape, wrong_type
+from concord.spec.arrays import Arrays, Shape, not_finite, wrong_shape, wrong_type
 from concord.spec.config import EncoderConfig, from_mapping, variant
 from concord.spec.errors import SpecError, WeightsError, located, refuse, unknown
 from concord.spec.files import parse_toml, read_text, typed
 from concord.spec.parameters import Weights, parameters, shape_of, validate_weights
 from concord.spec.positions import sinusoid
-from concord.spec.sources.layouts import WEIGHT_LAYOUTS, Shape, contiguous
+from concord.spec.sources.layouts import WEIGHT_LAYOUTS, contiguous
 from concord.spec.sources.names import fill, variables
 from concord.spec.sources.schema import Native, PartTable, Table
 from concord.spec.sources.validation import check

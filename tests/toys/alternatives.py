@@ -19,7 +19,7 @@ from concord.conformance.bugs import bug
 from concord.conformance.bugs.attention import CONTEXT
 from concord.conformance.bugs.bug import Bug, Change, where, with_constants
 from concord.conformance.bugs.edited_model import Edited, Value, with_edits
-from concord.conformance.bugs.gradients import norm_slope, of_softmax
+from concord.conformance.bugs.gradients import of_softmax, with_gradient_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.encoder import Model
 from concord.spec.reference import compute
@@ -240,14 +240,20 @@ def norm(
 
 
 def norm_closed_form(m):
-    def pull(gradient, row, deviation):
+    gain, offset = m.weight(f"{m.owner}.weight"), m.weight(f"{m.owner}.bias")
+    centered = m.x - m.mean(m.x, -1)
+    count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))
+    deviation = m.stop_gradient(m.deviation(m.sum(centered * centered, -1) / count))
+    row = m.stop_gradient(centered) / deviation
+
+    def pull(gradient):
         inside = m.config.norm_epsilon_placement == "inside"
         root = deviation if inside else deviation - m.config.norm_epsilon
-        count = float(m.config.d_model - (m.config.norm_variance == "unbiased"))
         along = m.sum(gradient * row, -1) / count * (deviation / root)
         return (gradient - m.mean(gradient, -1) - row * along) / deviation
 
-    return norm_slope(m, pull)
+    through = m.with_gradient(m.x, pull)
+    return with_gradient_of(m, through * m.stop_gradient(gain) + row * gain + offset)
 
 
 # Other steps.

@@ -12,6 +12,7 @@ from typing import Any
 
 from concord.backends.update_rules import Operations
 from concord.conformance.bugs.bug import Change
+from concord.spec.arrays import Shape
 from concord.spec.batch import Batch
 from concord.spec.training.dropout import sites
 from concord.spec.training.recipe import RATES, Recipe
@@ -94,7 +95,7 @@ class DropoutSite:
     step: int
     number: int
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     rate: float
     names: tuple[str, ...]
 
@@ -147,7 +148,7 @@ class Bugged(Course):
     def rate(self) -> float:
         return float(self.change.rate(self.place, super().rate()))
 
-    def dropped(self, number: int, site: str, shape: tuple[int, ...]) -> Any:
+    def dropped(self, number: int, site: str, shape: Shape) -> Any:
         """Kept elements of a site, and the dropout rate."""
         right = super().dropped(number, site, shape)
         names = tuple(sites(self.config, self.part).values())

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.backends.update_rules import Operations, Optimizer
 from concord.conformance.bugs.bug import Change
@@ -16,7 +15,7 @@ from concord.conformance.bugs.edited_model import TapeContext, Value
 from concord.conformance.bugs.training.edited_step import Bugged, TrainingStep
 from concord.conformance.judging.expectation import JudgedTraining
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Arrays, Ids
 from concord.spec.batch import Batch
 from concord.spec.precision import precision
 from concord.spec.tape import Node
@@ -55,7 +54,7 @@ class EditedOptimizer(ReferenceOptimizer):
         parameters: Mapping[str, Node],
         gradients: Mapping[str, Node],
         rate: float,
-        rows: Mapping[str, NDArray[np.int64]] | None = None,
+        rows: Mapping[str, Ids] | None = None,
     ) -> dict[str, Node]:
         wrap, lazy = partial(Value, self.a), self.recipe.embedding_updates == "lazy"
         variables = {name: Held(wrap(parameter)) for name, parameter in parameters.items()}
@@ -132,7 +131,7 @@ class BuggedTrajectory(Bugged, Trajectory):
             self.optimizer.load({}, steps)
             self.optimizer.state, self.known = nodes, None
 
-    def differentiated(self, batch: Batch, number: int, observer: Observer) -> dict[str, Array]:
+    def differentiated(self, batch: Batch, number: int, observer: Observer) -> Arrays:
         if self.known is None:
             return super().differentiated(batch, number, observer)
         masks = [(tap, mask.tobytes(), rate) for tap, (mask, rate) in self.masked(batch, number).items()]

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from concord.backends.jax.backend import Adapter
-from concord.conformance.mutants.injection import Injection
-from concord.conformance.mutants.mutant_backend import Mutating
+from concord.conformance.mutants.mutant_backend import Injection, Mutating
 
 
 class JaxInjection(Injection):

@@ -6,8 +6,7 @@ import paddle.nn.functional as F
 
 from concord.backends.interface import Unsupported
 from concord.backends.paddle.backend import Adapter
-from concord.conformance.mutants.injection import Injection
-from concord.conformance.mutants.mutant_backend import Mutating
+from concord.conformance.mutants.mutant_backend import Injection, Mutating
 
 
 class PaddleInjection(Injection):

@@ -4,8 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from concord.backends.tf.backend import Adapter
-from concord.conformance.mutants.injection import Injection
-from concord.conformance.mutants.mutant_backend import Mutating
+from concord.conformance.mutants.mutant_backend import Injection, Mutating
 
 
 class TensorFlowInjection(Injection):

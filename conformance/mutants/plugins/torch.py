@@ -4,9 +4,8 @@ import numpy as np
 import torch
 
 from concord.backends.torch.backend import Adapter
-from concord.conformance.bugs.operations import TensorOperations
-from concord.conformance.mutants.injection import Injection
-from concord.conformance.mutants.mutant_backend import Mutating
+from concord.conformance.bugs.context import TensorOperations
+from concord.conformance.mutants.mutant_backend import Injection, Mutating
 
 
 class TorchOperations(TensorOperations):
