@@ -18,12 +18,11 @@ def distinct(*values: Any, digits: int = 6) -> tuple[str, ...]:
     Args:
         values: numbers, or other options; None for an absent one.
     """
-    different = len(set(values))
-    words = tuple(_said(value, digits) for value in values)
-    while len(set(words)) < different and digits < MOST_DIGITS:
-        digits += 1
+    while True:
         words = tuple(_said(value, digits) for value in values)
-    return words
+        if len(set(words)) >= len(set(values)) or digits >= MOST_DIGITS:
+            return words
+        digits += 1
 
 
 def instead_of(made: Any, right: Any, digits: int = 6) -> str:
@@ -31,9 +30,9 @@ def instead_of(made: Any, right: Any, digits: int = 6) -> str:
     return " instead of ".join(distinct(made, right, digits=digits))
 
 
-def multiple(factor: float, digits: int = 6) -> str:
+def multiple(factor: float) -> str:
     """Format a factor, distinct from 0, 1 and -1."""
-    return distinct(float(factor), 0.0, 1.0, -1.0, digits=digits)[0]
+    return distinct(float(factor), 0.0, 1.0, -1.0)[0]
 
 
 def gather(things: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.record_fields import Config, Count, Number
 from concord.conformance.run.campaign import Job
+from concord.spec.arrays import Array, Arrays, Ids, Mask, Shape
 from concord.spec.batch import Batch, from_arrays
 from concord.spec.cases import LANDMARKS
 from concord.spec.config import EncoderConfig
@@ -47,7 +47,7 @@ class FuzzCase:
     query_mask: bool
     gradients: bool = True
 
-    def build(self) -> tuple[EncoderConfig, dict[str, NDArray[np.float64]], Batch]:
+    def build(self) -> tuple[EncoderConfig, Arrays, Batch]:
         """Configuration, weights and inputs, exact in float32."""
         return self.config, self._weights(), self._inputs()
 
@@ -67,8 +67,8 @@ class FuzzCase:
         """Return JSON types."""
         return {**vars(self), "config": self.config.as_dict()}
 
-    def _weights(self) -> dict[str, NDArray[np.float64]]:
-        weights = initialize(self.config, self.weights_seed, self.profile, self.part)
+    def _weights(self) -> Arrays:
+        weights: Arrays = initialize(self.config, self.weights_seed, self.profile, self.part)
         for name, parameter in parameters(self.config, self.part).items():
             if parameter.kind == "kernel":
                 weights[name] = _single(weights[name] * self.scale)
@@ -81,7 +81,7 @@ class FuzzCase:
         sizes = axis_sizes(
             self.config, batch=self.batch, tokens=self.tokens, key=self.tokens, query=self.queries
         )
-        arrays: dict[str, NDArray[Any]] = {}
+        arrays: Arrays = {}
         for name, tensor in inputs(self.config, self.part).items():
             # Separate streams, so that changing one input does not affect others.
             generator = np.random.default_rng([self.inputs_seed, zlib.crc32(name.encode())])
@@ -104,7 +104,7 @@ class FuzzCase:
                 )
         return from_arrays(arrays)
 
-    def _ids(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    def _ids(self, generator: np.random.Generator, shape: Shape) -> Ids:
         config, real = self.config, _real(generator, shape, self.padding)
         words = generator.integers(0, config.vocab_size, shape)
         if config.vocab_size > 2**8:
@@ -115,26 +115,26 @@ class FuzzCase:
         words = np.where(words == config.pad_id, (words + 1) % config.vocab_size, words)
         return np.where(real, words, config.pad_id)
 
-    def _labels(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    def _labels(self, generator: np.random.Generator, shape: Shape) -> Ids:
         classes = max(self.config.num_classes, 2)
         labels = generator.integers(0, classes, shape)
         if self.config.ignore_label is not None and (labels == self.config.ignore_label).all():
             labels[-1] = (self.config.ignore_label + 1) % classes  # at least one sample must count (LOS-3)
         return labels
 
-    def _key_mask(self, generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    def _key_mask(self, generator: np.random.Generator, shape: Shape) -> Mask:
         batch, keys = shape
         if self.key_mask == "samples":
             return _real(generator, shape, self.padding)
         return _real(generator, (batch * self.queries, keys), self.padding).reshape(batch, self.queries, keys)
 
 
-def _single(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _single(values: Array) -> Array:
     # Float64 and float32 runs then see the same values (SPEC WGT-5).
     return values.astype(np.float32).astype(np.float64)
 
 
-def _real(generator: np.random.Generator, shape: tuple[int, ...], padding: str) -> NDArray[np.bool_]:
+def _real(generator: np.random.Generator, shape: Shape, padding: str) -> Mask:
     rows, tokens = shape
     place = np.arange(tokens)
     if padding == "tail":
@@ -142,7 +142,7 @@ def _real(generator: np.random.Generator, shape: tuple[int, ...], padding: str) 
     if padding == "front":
         return place >= generator.integers(0, tokens, (rows, 1))
     if padding == "left":
-        mask: NDArray[np.bool_] = (np.arange(rows) != generator.integers(rows))[:, None] | (place > 0)
+        mask: Mask = (np.arange(rows) != generator.integers(rows))[:, None] | (place > 0)
         return mask
     if padding == "inside":
         return generator.random(shape) < 0.6

@@ -12,14 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from concord.backends import machine
-from concord.conformance.fuzz.findings import Failure, Findings
+from concord.conformance.fuzz.findings import KINDS, Failure, Findings, Statistics
 from concord.conformance.judging.estimate import R, Z
 from concord.conformance.judging.verdict import number, result_lines
 from concord.conformance.run import record
 from concord.conformance.run.campaign import Setup
 from concord.conformance.run.dump import case_files
 from concord.conformance.run.report import SHORT, STYLES, indented
-from concord.conformance.run.tally import KINDS, Statistics
 from concord.conformance.wording import counted
 from concord.spec.errors import collecting
 from concord.spec.folders import write_folder

@@ -25,7 +25,7 @@ from concord.conformance.lockstep.envelope import of_training
 from concord.conformance.run.campaign import Job
 from concord.conformance.wording import counted
 from concord.spec import errors
-from concord.spec.arrays import Arrays
+from concord.spec.arrays import Arrays, Shape
 from concord.spec.batch import Batch, from_arrays, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import Deviations
@@ -221,7 +221,7 @@ class GoldenFile:
         shapes = {name: resolve(tap.shape, sizes) for name, tap in taps(config, part.name, inputs).items()}
         shapes["predictions"] = (sizes["batch"],)
 
-        def expect_tensor(name: str, key: str, layout: str, shape: tuple[int, ...], required: bool) -> None:
+        def expect_tensor(name: str, key: str, layout: str, shape: Shape, required: bool) -> None:
             if (array := self.take(name, required)) is None:
                 return
             array = laid_out(name, array, layout, sizes, shape, key)
@@ -356,7 +356,7 @@ def laid_out(
     array: NDArray[Any],
     layout: str,
     sizes: Mapping[str, int] = {},
-    shape: tuple[int, ...] | None = None,
+    shape: Shape | None = None,
     key: str = "",
 ) -> NDArray[Any]:
     """Convert to the canonical layout and the shape of ``key``."""

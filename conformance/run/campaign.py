@@ -25,6 +25,7 @@ from concord.conformance.judging.padding import independent_batch
 from concord.conformance.judging.verdict import ACCEPTED, FAILED_WORKER, NOT_JUDGED, Result, Verdict
 from concord.conformance.progress import listening
 from concord.conformance.record_fields import Count, Number
+from concord.spec.arrays import Shape
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import UNCOMPUTED_PADDING, parse_deviations
@@ -320,7 +321,7 @@ def environment_of(worker: Worker, deviations: Sequence[Mapping[str, Any]]) -> d
     return {**about, "deviations": list(deviations), "import_seconds": worker.import_seconds}
 
 
-Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
+Bits = Mapping[str, tuple[str, Shape, bytes]]
 
 
 @dataclass(frozen=True)
@@ -407,7 +408,7 @@ class Runner:
             return made(self.settings.status_of(self.name, status), detail, stderr=stderr)
         tensors = delivered(run, output_name(job.config, job.part)) if job.times > 1 else {}
         bits = {name: (str(tensor.dtype), tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()}
-        first = bits if before is None or before.first is None else before.first
+        first = bits if before is None else before.first or {}
         others = {name for name in {*first, *bits} if first.get(name) != bits.get(name)}
         try:
             verdict, attribution = self._judged(job, run, before, others, again)
@@ -426,18 +427,18 @@ class Runner:
     def _judged(
         self, job: Job, run: Run, before: _Earlier | None, others: set[str], again: str
     ) -> tuple[Verdict, str]:
-        earlier = before.result.verdict if before else None
+        earlier = before and before.result
         # Equal bits have equal verdicts.
-        if before and earlier and (not others or earlier.status == "diverges"):
-            return earlier, before.result.attribution
+        if earlier and earlier.verdict and (not others or earlier.status == "diverges"):
+            return earlier.verdict, earlier.attribution
         with listening(lambda text: self.progress(self.name, text)):
             verdict = job.judge(run, self.settings.rules(job.dtype))
-        if before is None or earlier is None:
+        if not (earlier and earlier.verdict):
             return verdict, self.attribute(job, run, verdict)
         order = ("agrees", "undetermined", "diverges")
-        if order.index(verdict.status) > order.index(earlier.status):
+        if order.index(verdict.status) > order.index(earlier.verdict.status):
             return verdict, f"{_verb(verdict.status)} {again}"
-        return earlier, before.result.attribution
+        return earlier.verdict, earlier.attribution
 
     def attribute(self, job: Job, run: Run, verdict: Verdict) -> str:
         """Record agreement in the strict precision."""
@@ -488,7 +489,7 @@ class Runner:
         outcome.info.setdefault("deviations", stated)
         self.note(
             "deviations",
-            [*stated, *(entry for entry in outcome.info.get("deviations", []) if entry not in stated)],
+            [*stated, *(entry for entry in outcome.info["deviations"] if entry not in stated)],
         )  # such as an optimizer's
         return outcome
 

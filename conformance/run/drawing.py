@@ -19,6 +19,9 @@ LEVELS = (0.03, 0.1, 0.3, 1.0, 10.0, 1e3, 1e6)
 # Number of levels up to one tolerance.
 WITHIN = 4
 
+# Maximum number of ranges in a label.
+MOST_RANGES = 6
+
 # Heights of line charts and histograms.
 CHART, BARS = 120, 60
 
@@ -157,9 +160,9 @@ def _strokes(
     return dict(sorted(strokes.items()))
 
 
-def _ranges(places: list[int], most: int = 6) -> str:
+def _ranges(places: list[int]) -> str:
     runs = [
         [place for _, place in run]
         for _, run in groupby(enumerate(places), lambda numbered: numbered[1] - numbered[0])
     ]
-    return first_of([f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs], most)
+    return first_of([f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs], MOST_RANGES)

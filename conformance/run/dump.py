@@ -96,9 +96,14 @@ def case_files(job: Job) -> dict[str, bytes]:
         ],
         "gradients": trainable(job.config, job.part) if job.gradients else [],
     }
-    manifest: dict[str, Any] = {"format": FORMAT, "group": job.group, "case": job.case}
-    manifest |= {name: getattr(request, name) for name in ASKED} | {"config": job.config.as_dict()}
-    manifest |= {"wanted": tensor_names}
+    manifest = {
+        "format": FORMAT,
+        "group": job.group,
+        "case": job.case,
+        **{name: getattr(request, name) for name in ASKED},
+        "config": job.config.as_dict(),
+        "wanted": tensor_names,
+    }
     return {"case.safetensors": pack(arrays), "case.json": f"{json.dumps(manifest, indent=1)}\n".encode()}
 
 

@@ -237,17 +237,12 @@ def runs(report: Report) -> str:
 
 def within(path: Path, name: str, text: str) -> str:
     """Replace the text between markers in a file."""
-    before, after = around(path, name)
-    return before + (text.replace("\n", "\r\n") if before.endswith("\r\n") else text) + after
-
-
-def around(path: Path, name: str) -> tuple[str, str]:
-    """The text before and after the markers, inclusive."""
     begin, end = (f"<!-- {which} {name} -->" for which in ("begin", "end"))
     match = re.fullmatch(rf"(.*?{re.escape(begin)}\r?\n).*?({re.escape(end)}.*)", read_text(path), re.DOTALL)
     if not match:
         raise SpecError(f"{path} lacks the lines '{begin}' and '{end}'")
-    return match[1], match[2]
+    before, after = match.groups()
+    return before + (text.replace("\n", "\r\n") if before.endswith("\r\n") else text) + after
 
 
 def failures(report: Report, details: int = 4, why: bool = True) -> RenderableType:
