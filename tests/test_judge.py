@@ -103,7 +103,7 @@ def test_a_second_look_is_taken_only_where_the_first_is_not_enough(share, sigma,
 
     error = np.float32(share * Z * SIGMA) * (np.arange(7) == 3)
     tensors = delivered(norm=lambda x: x + error)
-    Judge(TwoLooks(**sigma_of("norm", sigma)), tensors).table(end_to_end=False)
+    Judge(TwoLooks(**sigma_of("norm", sigma)), tensors).judge_steps()
     assert looks == expected
 
 

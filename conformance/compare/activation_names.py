@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from concord.conformance.judging.expectation import root_mean_square
-from concord.spec.arrays import Array, Arrays
+from concord.spec.arrays import Array, Arrays, Shape
 from concord.spec.errors import refuse
 
 # Largest relative distance at which an activation is proposed for a tensor. A tensor with a bug is far
@@ -28,13 +28,13 @@ class PlacedName(str):
     place = ""
 
 
-def laid_out(array: Array, layout: str, shape: tuple[int, ...]) -> Array:
+def laid_out(array: Array, layout: str, shape: Shape) -> Array:
     """Permute axes to an order such as ``0 2 1 3``."""
     return array.transpose([int(axis) for axis in layout.split()]).reshape(shape) if layout else array
 
 
 def renamed(
-    given: Mapping[str, Array], names: Mapping[str, str], plain: Mapping[str, Any]
+    given: Arrays, names: Mapping[str, str], plain: Mapping[str, Any]
 ) -> tuple[Arrays, dict[str, str]]:
     """A candidate's tensors by the reference's names, and each tensor's own name.
 
@@ -73,7 +73,7 @@ def renamed(
     return arrays, own_names
 
 
-def proposed(given: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, str]:
+def proposed(given: Arrays, plain: Arrays) -> dict[str, str]:
     """Propose an activation for each tensor, as input for :func:`renamed`."""
     names, rest = dict[str, tuple[str, str]](), dict(plain)
     outlines = {name: _outline(right) for name, right in plain.items()}

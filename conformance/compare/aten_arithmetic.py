@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import (
     return_and_correct_aliasing,
 )
 
-from concord.conformance.compare.aten_operations import within
+from concord.conformance.compare.aten_operations import Unary, is_mutable, within
 from concord.conformance.compare.decisions import Branch, Decisions, Followed, Operands, leaves, mapped
 from concord.conformance.compare.kernels import (
     CUDNN_RECURRENT,
@@ -229,7 +229,7 @@ class Weight(Computed):
 
 
 def computed(entry: Any) -> Any:
-    if not isinstance(entry, Tensor) or isinstance(entry, Computed) or entry.dtype not in ROUNDOFF:
+    if not _rounded(entry) or isinstance(entry, Computed):
         return entry
     return Computed(value_of(entry), entry.dtype)
 
@@ -250,7 +250,7 @@ def _numbers_of(x: Any) -> Any:
 def _dense(x: Any) -> Any:
     if isinstance(x, Tensor) and x.is_nested:
         raise SpecError("Concord has no rule for nested tensors: use a regular tensor, such as a padded one")
-    sparse = isinstance(x, Tensor) and x.layout != torch.strided and x.dtype in ROUNDOFF
+    sparse = _rounded(x) and x.layout != torch.strided
     return x.to_dense() if sparse else x
 
 
@@ -288,7 +288,7 @@ class ExactMode(TorchDispatchMode):
         assert isinstance(self.decisions, Decisions)
         return self.decisions
 
-    def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
+    def varied(self, y: Tensor, size: Unary) -> Tensor:
         """Add an error of ``size``."""
         return y
 
@@ -403,7 +403,7 @@ class ExactMode(TorchDispatchMode):
             lambda x: x.value.to(x.dtype) if isinstance(x, Computed) else x, (tuple(args), kwargs)
         )
         result = func(*positional, **named)
-        if not func._schema.is_mutable:
+        if not is_mutable(func):
             return mapped(computed, result)
         if isinstance(args[0], Computed):
             args[0].value.copy_(result)
@@ -522,7 +522,7 @@ class Perturbed(ExactMode):
         generator = self.generators[y.device]
         return torch.rand(y.shape, generator=generator, device=y.device, dtype=y.dtype).mul_(2).sub_(1)
 
-    def varied(self, y: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
+    def varied(self, y: Tensor, size: Unary) -> Tensor:
         """Perturb by the given size, except infinities."""
         # Otherwise a sum with a mask of -inf, or the logarithm of zero, would be NaN in samples, and a whole
         # row of attention weights would not be judged.
@@ -611,9 +611,7 @@ class Rounded(ExactMode):
         super().__init__(decisions)
         self.constants = constants
 
-    def erred(
-        self, y: Tensor, dtype: torch.dtype, units: float, absolute: float = 0.0, once: Tensor | bool = True
-    ) -> Tensor:
+    def erred(self, y: Tensor, dtype: torch.dtype, *_: Any) -> Tensor:
         """Round to the dtype."""
         return _wide(y.to(dtype))
 
@@ -636,7 +634,7 @@ class Traits(NamedTuple):
 
 @cache
 def traits(func: Any) -> Traits:
-    name, changing = func.overloadpacket.__name__, func._schema.is_mutable
+    name, changing = func.overloadpacket.__name__, is_mutable(func)
     composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return Traits(
         name.rstrip("_") if changing or name.rstrip("_") in DRAWN else name,
@@ -703,8 +701,7 @@ def unfused() -> Iterator[None]:
 
 def _resulting(stated: Any, floats: Sequence[Tensor]) -> torch.dtype:
     if stated in ROUNDOFF:
-        dtype: torch.dtype = stated
-        return dtype
+        return stated
     # PyTorch promotes the dtypes of tensors that have axes; scalars count only if all are scalars.
     ranked = [x.dtype for x in floats if x.ndim] or [x.dtype for x in floats] or [torch.get_default_dtype()]
     return reduce(torch.promote_types, ranked)
@@ -728,7 +725,7 @@ def _rounded(x: Any) -> bool:
 
 
 def _wrapped(x: Any, dtype: torch.dtype) -> Any:
-    return Computed(_wide(x), _like(x, dtype)) if isinstance(x, Tensor) and x.dtype in ROUNDOFF else x
+    return Computed(_wide(x), _like(x, dtype)) if _rounded(x) else x
 
 
 def _like(x: Any, dtype: torch.dtype) -> torch.dtype:
@@ -837,7 +834,7 @@ def _transformed(y: Tensor, x: Tensor, dim: Sequence[int], normalization: int, *
 def _reduced(
     y: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor, kind: str, include_self: bool = True
 ) -> Counted:
-    def summed(function: Callable[[Tensor], Tensor]) -> Tensor:
+    def summed(function: Unary) -> Tensor:
         return function(x).scatter_reduce(dim, index, function(source), "sum", include_self=include_self)
 
     if kind in ("amax", "amin"):
@@ -861,11 +858,9 @@ def _linear(operation: Callable[..., Tensor], *places: int) -> Callable[..., Cou
     # operands in which the operation is linear, by default all.
 
     def rule(y: Any, *args: Any, **named: Any) -> Counted:
-        def of(function: Callable[[Tensor], Tensor]) -> Any:
+        def of(function: Unary) -> Any:
             mapped = [
-                function(x)
-                if isinstance(x, Tensor) and x.dtype in ROUNDOFF and place in (places or (place,))
-                else x
+                function(x) if _rounded(x) and place in (places or (place,)) else x
                 for place, x in enumerate(args)
             ]
             return operation(*mapped, **named)
@@ -1034,8 +1029,7 @@ def _gru_cell(x: Tensor, hidden: Tensor, by_x: Tensor, by_h: Tensor, *biases: An
 def _largest(x: Tensor, beyond: float = -math.inf) -> Tensor:
     """Each neighbourhood's maximum, (N, C, *); the value ``beyond`` surrounds the whole."""
     padded = torch.nn.functional.pad(x, [1, 1] * (x.ndim - 2), value=beyond)
-    largest: Tensor = getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(padded, 3, 1)
-    return largest
+    return getattr(torch.nn.functional, f"max_pool{x.ndim - 2}d")(padded, 3, 1)
 
 
 def _resized(y: Tensor, x: Tensor, *_: Any) -> Tensor:
@@ -1069,7 +1063,7 @@ RESAMPLING: dict[str, Callable[..., Tensor]] = {
 # Decompositions of composite operations, called within the arithmetic.
 
 
-def _erring(x: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:
+def _erring(x: Tensor, size: Unary) -> Tensor:
     if not isinstance(x, Computed):
         return x
     mode: Any = _get_current_dispatch_mode()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import Any, TypeGuard
 
@@ -16,10 +16,36 @@ from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# Tensors by name.
+Tensors = dict[str, Tensor]
+
+# A function of a tensor.
+Unary = Callable[[Tensor], Tensor]
+
 
 def is_float(x: Any) -> TypeGuard[Tensor]:
     """Whether ``x`` is a real floating-point tensor."""
     return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def is_continuous(x: Any) -> TypeGuard[Tensor]:
+    """Whether ``x`` is a real or complex tensor."""
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def snapshot(x: Any) -> Any:
+    """A copy of a tensor, which later operations may change in place; any other object itself."""
+    return x.detach().clone() if isinstance(x, Tensor) else x
+
+
+def bare_name(func: Any) -> str:
+    """An operation's name without overload and trailing underscore."""
+    return str(func.overloadpacket.__name__).rstrip("_")
+
+
+def is_mutable(func: Any) -> bool:
+    """Whether an operation changes an operand in place."""
+    return func._schema.is_mutable  # noqa: SLF001 – no public API has it
 
 
 @dataclass(frozen=True)
@@ -37,10 +63,10 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Name without overload and trailing underscore."""
-        return str(self.func.overloadpacket.__name__).rstrip("_")
+        """Its bare name."""
+        return bare_name(self.func)
 
-    @functools.cached_property
+    @cached_property
     def operands(self) -> dict[str, Any]:
         """Operands by name, defaults included."""
         arguments = self.func._schema.arguments  # noqa: SLF001 – no public API names them
@@ -63,7 +89,7 @@ class Operation:
         return self.having(**{name: function(self.operands[name])})
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Tensors:
         """Operands that are tensors, or lists of one tensor."""
         alone = {
             name: x[0] if isinstance(x, list) and len(x) == 1 else x for name, x in self.operands.items()
@@ -71,7 +97,7 @@ class Operation:
         return {name: x for name, x in alone.items() if isinstance(x, Tensor)}
 
     @property
-    def floats(self) -> dict[str, Tensor]:
+    def floats(self) -> Tensors:
         """Floating-point operands."""
         return {name: x for name, x in self.operands.items() if is_float(x)}
 
@@ -85,10 +111,10 @@ class Operation:
             if str(argument.type) == "Optional[Tensor]" and is_float(self.operands[argument.name])
         ]
 
-    @functools.cached_property
+    @cached_property
     def result(self) -> Any:
         """The result, without in-place changes."""
-        if not self.func._schema.is_mutable:  # noqa: SLF001
+        if not is_mutable(self.func):
             return self()
         name = self.func._schema.arguments[0].name  # noqa: SLF001
         return self.changed(name, torch.clone)

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -57,12 +56,10 @@ from concord.conformance.compare.module_reference import (
 )
 from concord.conformance.compare.state import copy_of
 from concord.conformance.compare.written import Written
-from concord.spec.arrays import Arrays
+from concord.spec.arrays import Array, Arrays
 from concord.spec.errors import SpecError, optional, refuse
 from concord.spec.files import read_arrays, read_described
 from concord.spec.text import first_line, first_of
-
-Array = NDArray[Any]
 
 # Length in tokens of the longest standard text, and in samples of the standard audio. They are primes, so
 # that all axes have different lengths.
@@ -343,7 +340,7 @@ def run_module(candidate: ModuleReference) -> Delivered:
 
     # Hooks prevent a compiler's fusions, and disable fast paths. Outputs and parameter gradients therefore
     # come from the run without hooks.
-    before, arrays, notes, hooked = states(), unhooked(), dict[str, str](), dict[str, Array]()
+    before, arrays, notes, hooked = states(), unhooked(), dict[str, str](), Arrays()
     try:
         hooked = candidate.arrays
     except SpecError as error:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from concord.conformance.judging.estimate import Sigma, namespace_of, on_host
+from concord.conformance.judging.estimate import Sigma, is_half, namespace_of, on_host
 from concord.conformance.judging.judge import NEAR
 from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.judging.verdict import NO_ELEMENT, Judgement
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Arrays
 from concord.spec.precision import precision
 
 # Minimum number of elements in a group; the mean of fewer elements adds little information.
@@ -75,13 +75,10 @@ class Coherent:
     """Errors that groups share in correct runs; the exact run comes first."""
 
     def __init__(self, dtypes: Mapping[str, str]) -> None:
-        of = {name: precision(dtype) for name, dtype in dtypes.items()}
         # Half precisions only. In float32, an H200's efficient attention approximates exponentials: its error
         # is 30 sigma of a row's scale, and is correct (decision 37).
-        self.halves = {
-            name: target for name, target in of.items() if target.unit_roundoff > target.accumulation
-        }
-        self.values: dict[str, Array] = {}
+        self.halves = {name: precision(dtype) for name, dtype in dtypes.items() if is_half(dtype)}
+        self.values: Arrays = {}
         self.shared: dict[str, dict[Key, Shared]] = {}
         self.repeats: dict[str, float] = {}
 

@@ -33,15 +33,13 @@ class Comparisons(Mapping[str, Verdict]):
     """Verdicts by candidate.
 
     Attributes:
-        failures: why other candidates could not be judged; ``"missing"`` ones cannot run here.
+        outcomes: every candidate's result, also without a verdict; ``"missing"`` ones cannot run here.
         milliseconds: median forward pass of the ``"reference"`` and of agreeing candidates in this process.
         notes: remarks by candidate and topic.
     """
 
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    failures: dict[str, WorkerFailure] = field(default_factory=dict)
+    outcomes: dict[str, Result] = field(default_factory=dict)
     milliseconds: dict[str, float] = field(default_factory=dict)
-    dtypes: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Verdict:
@@ -50,20 +48,21 @@ class Comparisons(Mapping[str, Verdict]):
         Raises:
             SpecError: if the candidate could not be judged.
         """
-        if name in self.failures:
-            raise SpecError(f"{name}: {self.failures[name].detail}")
-        return self.verdicts[name]
+        outcome = self.outcomes[name]
+        if outcome.verdict is None:
+            raise SpecError(f"{name}: {outcome.detail}")
+        return outcome.verdict
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.verdicts)
+        return (name for name, outcome in self.outcomes.items() if outcome.verdict)
 
     def __len__(self) -> int:
-        return len(self.verdicts)
+        return len([*self])
 
     @property
     def passed(self) -> bool:
         """Whether every candidate was judged and agrees."""
-        return not self.failures and all(verdict.passed for verdict in self.verdicts.values())
+        return all(outcome.status == "agrees" for outcome in self.outcomes.values())
 
     @property
     def headline(self) -> str:
@@ -76,26 +75,22 @@ class Comparisons(Mapping[str, Verdict]):
 
     def explained(self) -> Comparisons:
         """Add an explanation to each divergence."""
-        return replace(self, verdicts={name: verdict.explained() for name, verdict in self.verdicts.items()})
+        explained = {name: replace(self.outcomes[name], verdict=self[name].explained()) for name in self}
+        return replace(self, outcomes=self.outcomes | explained)
 
     def results(self, reference: str = "", case: str = "") -> list[Result]:
-        """A report's results; ``case`` describes the inputs."""
-        results = [
-            Result(
-                name,
-                reference,
-                case,
-                self.dtypes[name],
-                verdict.status,
-                verdict=verdict,
-                milliseconds=self.milliseconds.get(name, 0.0),
+        """A report's results, judged ones first; ``case`` describes the inputs."""
+        judged = [self.outcomes[name] for name in self]
+        dtype = judged[0].dtype if judged else "float32"
+        failed = [replace(outcome, dtype=dtype) for outcome in self.outcomes.values() if not outcome.verdict]
+        return [
+            replace(
+                outcome,
+                group=reference,
+                case=case,
+                milliseconds=self.milliseconds.get(outcome.backend, 0.0),
             )
-            for name, verdict in self.verdicts.items()
-        ]
-        dtype = next(iter(self.dtypes.values()), "float32")
-        return results + [
-            Result(name, reference, case, dtype, failure.status, failure.detail, stderr=failure.stderr)
-            for name, failure in self.failures.items()
+            for outcome in (*judged, *failed)
         ]
 
     def __str__(self) -> str:
@@ -122,9 +117,8 @@ def compare_several(
     Raises:
         SpecError: if none can be compared.
     """
-    if so_far is None:
-        so_far = Comparisons()
-    verdicts, failures = so_far.verdicts, so_far.failures
+    so_far = Comparisons() if so_far is None else so_far
+    outcomes = so_far.outcomes
     refuse(
         [f"{name!r} is None but must be a candidate" for name, entry in candidates.items() if entry is None]
     )
@@ -141,19 +135,20 @@ def compare_several(
             comparison = prepare(reference, inputs=inputs, known=references, **candidate_options)
             verdict = comparison.verdict(several=True)
         except (SpecError, WorkerFailure) as error:
-            failures[name] = (
-                error if isinstance(error, WorkerFailure) else WorkerFailure("missing", str(error))
+            failure = error if isinstance(error, WorkerFailure) else WorkerFailure("missing", str(error))
+            outcomes[name] = Result(
+                name, "", "", "float32", failure.status, failure.detail, stderr=failure.stderr
             )
             continue
-        so_far.dtypes[name], verdicts[name] = comparison.reference.precision, verdict
+        outcomes[name] = Result(name, "", "", comparison.reference.precision, verdict.status, verdict=verdict)
         so_far.notes.update({f"{name}, {topic}": text for topic, text in comparison.notes.items()})
         other_batches = in_way and candidate in BATCHES  # their times say nothing about speed
         if verdict.passed and comparison.call and not other_batches:
             calls[name] = comparison.call
             modules += [comparison.theirs] if comparison.theirs else []
-    if not verdicts and all(failure.status == "missing" for failure in failures.values()):
+    if all(outcome.status == "missing" for outcome in outcomes.values()):
         # A fault of the reference or its inputs is reported for each candidate.
-        reasons = dict.fromkeys(failure.detail for failure in failures.values())
+        reasons = dict.fromkeys(outcome.detail for outcome in outcomes.values())
         raise SpecError([*reasons] or "no candidate is given but one must be")
     model = next((entry for entry in references.values() if isinstance(entry, ModuleReference)), None)
     if model and calls and (own := call_of(model, model)):

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from concord.conformance.compare.aten_operations import Operation, bare_name, is_continuous, snapshot
 from concord.conformance.compare.solutions import LEFT, SOLVING, UNORDERED_VALUES, Solution
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.exemptions import DECISION, NO_DIGIT
 from concord.conformance.judging.scoring import WHOLE
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Mask
 from concord.spec.text import first_of
 
 # Folders with a slash at the end, since torchvision's files are not PyTorch's.
@@ -119,9 +119,7 @@ class Kind(NamedTuple):
 
 
 def _all(func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    if func._schema.is_mutable:  # noqa: SLF001 – no public API has it
-        args = (args[0].clone(), *args[1:])
-    return torch.as_tensor(func(*args, **kwargs))
+    return torch.as_tensor(Operation(func, args, kwargs, 0).result)
 
 
 def _as_decided(decided: Tensor, func: Any, *_: Any, **__: Any) -> Any:
@@ -137,10 +135,7 @@ def _gathered(places: Tensor, func: Any, x: Tensor, *args: Any, **kwargs: Any) -
 
 
 def _axis(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    schema = func._schema.arguments  # noqa: SLF001
-    operands = {argument.name: argument.default_value for argument in schema} | dict(kwargs)
-    axis: int = (operands | {argument.name: x for argument, x in zip(schema, args, strict=False)})["dim"]
-    return axis
+    return Operation(func, args, kwargs, 0).operands["dim"]
 
 
 def _quotient(func: Any, x: Any, y: Any) -> Tensor:
@@ -169,25 +164,22 @@ CLASSES = Kind(_classes, _distinct)
 
 def kind_of(func: Any, args: Sequence[Any], floats: Sequence[Tensor]) -> Kind | None:
     """A discrete operation's kind, if known beforehand."""
-    name = func.overloadpacket.__name__
-    bare, several = name.rstrip("_"), len(func._schema.returns) > 1  # noqa: SLF001
-    if not floats or bare in UNFORCED:
+    name, schema = bare_name(func), func._schema  # noqa: SLF001 – no public API has it
+    if not floats or name in UNFORCED:
         return None
-    if bare in SELECTING and several:
+    if name in SELECTING and len(schema.returns) > 1:
         return SELECTION
-    if bare in ("fmod", "remainder") and not func._schema.is_mutable:  # noqa: SLF001
+    if name in ("fmod", "remainder") and not schema.is_mutable:
         return REMAINDER
-    if bare == "_unique2":
+    if name == "_unique2":
         return CLASSES
-    cast = func._schema.is_mutable and isinstance(args[0], Tensor) and is_discrete(args[0])  # noqa: SLF001
-    return WHOLLY if bare in DISCRETE or "_mode" in func._overloadname or cast else None  # noqa: SLF001
+    cast = schema.is_mutable and is_discrete(args[0])
+    return WHOLLY if name in DISCRETE or "_mode" in func._overloadname or cast else None  # noqa: SLF001
 
 
 def is_discrete(y: Any) -> bool:
     """Whether a result is discrete."""
-    if isinstance(y, Tensor):
-        return not y.is_floating_point() and not y.is_complex()
-    return isinstance(y, bool)
+    return isinstance(y, bool) or (isinstance(y, Tensor) and not is_continuous(y))
 
 
 # Decisions and the runs that follow them.
@@ -206,7 +198,7 @@ class Decision:
         self, func: Any, kind: Kind, operands: Operands, rounded_operands: Operands, dtype: torch.dtype
     ) -> None:
         self.func, self.kind, self.line = func, kind, source_line()
-        self.operands = mapped(_kept, rounded_operands)  # copied, because later operations may be in-place
+        self.operands = mapped(snapshot, rounded_operands)
         self.state = rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         self.decided = self.decide_again(*rounded_operands)
         self.others: list[Tensor] = []
@@ -218,7 +210,7 @@ class Decision:
             x, y = rounded_operands[0]
             self._divide(x, y, dtype)
         # A kernel may select any of several equal elements; the flipped operand selects from the other end.
-        if _bare(func) in UNORDERED and not rounded_operands[1].get("stable"):
+        if bare_name(func) in UNORDERED and not rounded_operands[1].get("stable"):
             x, *rest = rounded_operands[0]
             if x.ndim:
                 flipped = self.decide_again((x.flip(self.axis), *rest), rounded_operands[1])
@@ -227,7 +219,7 @@ class Decision:
     @property
     def name(self) -> str:
         """The operation with its source line."""
-        bare = _bare(self.func).lstrip("_").removeprefix("linalg_").removesuffix("_ex")
+        bare = bare_name(self.func).lstrip("_").removeprefix("linalg_").removesuffix("_ex")
         return described(bare, self.line)
 
     @property
@@ -265,7 +257,7 @@ class Decision:
     @property
     def by_row(self) -> bool:
         """Whether it decides once for the whole axis."""
-        return _bare(self.func) in BY_ROW and self.decided.ndim > 0
+        return bare_name(self.func) in BY_ROW and self.decided.ndim > 0
 
     @property
     def axis(self) -> int:
@@ -351,12 +343,8 @@ def _numbered(where: Tensor) -> tuple[Tensor, int]:
     return where.flatten().cumsum(0).view(where.shape) * where, int(where.sum())
 
 
-def _kept(x: Any) -> Any:
-    return x.detach().clone() if isinstance(x, Tensor) else x
-
-
 def _error(x: Any, exact: Any) -> Any:
-    if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()) or x.shape != exact.shape:
+    if not is_continuous(x) or x.shape != exact.shape:
         return None
     return torch.where(x == exact, 0, x - exact).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
@@ -425,7 +413,7 @@ class Decisions:
         if kind:
             decision = Decision(func, kind, operands, held, floats[0].dtype)
             y = kind.follow(decision.decided, func, *args, **kwargs)
-        elif _bare(func) in SOLVING:
+        elif bare_name(func) in SOLVING:
             decision = Solving(func, y)
         self.steps.append(ExactStep(func, integers, decision))
         return y
@@ -499,7 +487,7 @@ class Followed(Beside):
         decision = self.decision(func, operands)
         if self.another and not before:
             self.record.handed = self.handed
-        if floats and _bare(func) == "_local_scalar_dense":
+        if floats and bare_name(func) == "_local_scalar_dense":
             self.handed = described("item", source_line())
         if decision is None:
             return run(*args, **kwargs)
@@ -514,12 +502,15 @@ class Followed(Beside):
         return decision.kind.follow(decision.decided, func, *args, **kwargs)
 
 
+# By operation number: the places where the decision changes, and the alternative.
+Turns = Mapping[int, tuple[Tensor, Tensor]]
+
+
 @dataclass
 class Branch(Beside):
     """An exact run with changed decisions."""
 
-    # By operation number: the places where the decision changes, and the alternative.
-    turns: Mapping[int, tuple[Tensor, Tensor]]
+    turns: Turns
     share: float  # largest effect of all turns together, relative to this branch's effect
     wholly: bool  # whether rounding determines nearly all elements
     because: str  # describes the decisions
@@ -561,26 +552,22 @@ class Branch(Beside):
         return decision.solution.turned(results, torch.where(where, other, decision.decided))
 
 
-# Operation number, places where the decision changes, and the alternative.
-Turn = tuple[int, Tensor, Tensor]
-
-
 def _branches(record: Decisions, decisions: Mapping[int, Decision], wholly: bool) -> list[Branch]:
     # A few turns are tried one by one, more turns in random halves; then all together.
     groups = {place: decision.groups for place, decision in decisions.items()}
     count = sum(number for _, number in groups.values())
     because = first_of(list(dict.fromkeys(decision.name for decision in decisions.values())), 2)
-    plans = list[tuple[list[Turn], float, str]]()
+    plans = list[tuple[Turns, float, str]]()
     if count <= FEW:
         for place, decision in decisions.items():
             numbers, number = groups[place]
             for group in range(1, number + 1):
                 where = numbers == group
-                plans += [([(place, where, other)], 1.0, decision.name) for other in _others(decision, where)]
+                plans += [({place: (where, other)}, 1.0, decision.name) for other in _others(decision, where)]
     else:
         generator = torch.Generator().manual_seed(count)
         for _ in range(PAIRS):
-            halves: tuple[list[Turn], list[Turn]] = [], []
+            halves = dict[int, tuple[Tensor, Tensor]](), dict[int, tuple[Tensor, Tensor]]()
             for place, decision in decisions.items():
                 numbers, number = groups[place]
                 first = (torch.rand(number + 1, generator=generator) < 0.5).to(numbers.device)[numbers]
@@ -589,30 +576,27 @@ def _branches(record: Decisions, decisions: Mapping[int, Decision], wholly: bool
                 if more:  # elements without this alternative use the first
                     other = torch.where(decision.differing(other), other, first_other)
                 for half, where in zip(halves, (first, ~first), strict=True):
-                    half.append((place, where & (numbers > 0), other))
+                    half[place] = where & (numbers > 0), other
             # Half of n effects with random signs add up to sqrt(n / 2) effects. All n with equal signs add up
             # to n: sqrt(2 n) times as much.
             plans += [(half, math.sqrt(2 * count), because) for half in halves]
     joint = [
-        [
-            (p, decision.differing(decision.rounded), decision.rounded)
-            for p, decision in decisions.items()
+        {
+            place: (decision.differing(decision.rounded), decision.rounded)
+            for place, decision in decisions.items()
             if decision.rounded is not None
-        ]
+        }
     ]
     if len(plans) > 1:
         open_at = {place: numbers > 0 for place, (numbers, _) in groups.items()}
         joint.append(
-            [
-                (place, open_at[place], _others(decision, open_at[place])[0])
+            {
+                place: (open_at[place], _others(decision, open_at[place])[0])
                 for place, decision in decisions.items()
-            ]
+            }
         )
     plans = [(turns, 1.0, because) for turns in joint if turns] + plans
-    return [
-        Branch(record, {place: (where, other) for place, where, other in turns}, share, wholly, text)
-        for turns, share, text in plans[:MOST]
-    ]
+    return [Branch(record, turns, share, wholly, text) for turns, share, text in plans[:MOST]]
 
 
 def _others(decision: Decision, where: Tensor) -> list[Tensor]:
@@ -626,10 +610,6 @@ def described(name: str, line: str | None) -> str:
     return f"`{name}`" + (f" ({line})" if line else "")
 
 
-def _bare(func: Any) -> str:
-    return str(func.overloadpacket.__name__).rstrip("_")
-
-
 # Tensors in which some elements have allowed alternatives.
 
 
@@ -641,7 +621,7 @@ class Ties:
         self.allowed = list[Array]()
         # Full-size only once a branch differs: nearly all tensors of a large model have no alternative.
         self.together, self.halves = np.zeros(()), np.zeros(())
-        self.wholly: NDArray[np.bool_] = np.zeros((), bool)
+        self.wholly: Mask = np.zeros((), bool)
         self.affected, self.spoilt = self.wholly, self.wholly
         self.because = dict[str, None]()
         self.lost = ""  # why it cannot be judged

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from concord.conformance.compare.aten_arithmetic import computed
+from concord.conformance.compare.aten_operations import Tensors
+from concord.conformance.compare.mechanisms import FORMATS, quantized
 from concord.conformance.compare.module_reference import (
     ModuleReference,
     dtype_name,
@@ -29,8 +31,6 @@ from concord.spec.precision import precision
 FEW = 3
 
 SCALARS = (bool, int, float, str, type(None), torch.dtype)
-
-FORMATS = ("bfloat16", "float16", "tf32")
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,11 @@ def differences(right: nn.Module, theirs: nn.Module, paths: Callable[[str], str]
     for path, module in right.named_modules(remove_duplicate=False):
         if (other := others.get(paths(path))) is None:
             continue
-        beside = _tensors(other)
-        for name, tensor in _tensors(module).items():
+        here, beside = _tensors(module), _tensors(other)
+        for name, tensor in here.items():
             if name in beside and beside[name].shape == tensor.shape:
                 tensors[id(tensor), id(beside[name])].append((path, name, tensor, beside[name]))
-        tensors_here = _tensors(module)
-        sizes = all(name not in beside or beside[name].shape == x.shape for name, x in tensors_here.items())
+        sizes = all(name not in beside or beside[name].shape == x.shape for name, x in here.items())
         if sizes and (id(module), id(other)) not in reported_pairs:
             reported_pairs.add((id(module), id(other)))
             yield from _of_settings(path, module, other)
@@ -113,7 +112,7 @@ def _parts(module: nn.Module) -> list[Any]:
     return [*module.parameters(), *module.buffers(), *module.children()]
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def _tensors(module: nn.Module) -> Tensors:
     registered = itertools.chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
     return {**dict(registered), **{name: x for name, x in vars(module).items() if isinstance(x, Tensor)}}
 
@@ -154,15 +153,13 @@ def _told(model: nn.Module, right: Tensor, expected: Array, actual: Array) -> st
     for name, x in model.named_parameters():
         if x is not right and x.shape == right.shape and np.array_equal(numbers(x), actual):
             return f"is the reference's `{name}`"
-    for form in FORMATS:
-        if np.array_equal(precision(form).round(expected), actual):
+    for form in ("bfloat16", "float16", "tf32"):
+        if np.array_equal(FORMATS[form](expected), actual):
             return f"is rounded to {form}"
     dtype, axes = dtype_name(right.dtype), [f"axis {place}" for place in range(actual.ndim)]
     rounding = precision(dtype).unit_roundoff * abs(expected)
     for axis in range(actual.ndim):
-        scale = abs(expected).max(axis, keepdims=True) / 127
-        levels = np.round(expected / np.where(scale > 0, scale, 1)) * scale
-        if (abs(actual - levels) <= 2 * rounding).all():
+        if (abs(actual - quantized(expected, axis)) <= 2 * rounding).all():
             return "is rounded to 8 bits"
     _, description = relation(axes, actual, expected, rounding, np.ones_like(wrong), dtype)
     worst = np.nan_to_num(abs(actual - expected), posinf=0.0).max()

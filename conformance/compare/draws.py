@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from concord.conformance.compare.aten_operations import Operation, Watched
+from concord.conformance.compare.aten_operations import Operation, Watched, is_mutable
 from concord.conformance.compare.decisions import rng_state, source_line
 from concord.conformance.compare.module_reference import ModelReference, ModuleReference, nothing
-from concord.spec.arrays import Array, Arrays
+from concord.spec.arrays import Arrays
 from concord.spec.errors import SpecError
 from concord.spec.precision import precision
 from concord.spec.text import first_of
@@ -60,7 +60,7 @@ def constants(model: ModelReference) -> set[str]:
         operands = (x for x in tree_leaves((operation.args, operation.kwargs)) if isinstance(x, Tensor))
         if all(isinstance(x, nn.Parameter) or x in free for x in operands):
             free.update((x, True) for x in tree_leaves(result) if isinstance(x, Tensor))
-        elif operation.func._schema.is_mutable:  # noqa: SLF001 - no public API has it
+        elif is_mutable(operation.func):
             free.pop(operation.args[0], None)
         return result
 
@@ -72,9 +72,7 @@ def constants(model: ModelReference) -> set[str]:
     return names
 
 
-def change(
-    arrays: Mapping[str, Array], others: Mapping[str, Array], sizes: Mapping[str, Array] | None = None
-) -> tuple[str, float]:
+def change(arrays: Arrays, others: Arrays, sizes: Arrays | None = None) -> tuple[str, float]:
     """The first tensor with different bits, and the largest difference relative to ``sizes``."""
     first, largest, sizes = "", 0.0, sizes or arrays
     for name, array in arrays.items():
@@ -105,9 +103,7 @@ def refuse_changes(reference: ModelReference) -> str:
         )
     if not name:  # random draws had no effect
         return ""
-    runs = [dict[str, Array]() for _ in range(2)]
-    for run in runs:
-        reference.compute(reference.exact(), run.__setitem__, nothing)
+    runs = [reference.compute_exactly(nothing) for _ in range(2)]
     # An exact gradient of zero is only float64 rounding, which is small compared with the plain run's.
     sizes = {
         name: np.maximum(abs(array), 2.0**10 * abs(plain[name] - array)) for name, array in runs[0].items()

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from concord.conformance.bugs.catalogue import BUGS
 from concord.conformance.compare.aten_arithmetic import BLIND, value_of
-from concord.conformance.compare.aten_operations import Operation, OperationBug, first, is_float
+from concord.conformance.compare.aten_operations import Operation, OperationBug, Unary, first, is_float
 from concord.conformance.compare.operation_context import (
     ACTIVATIONS,
     SOFTMAXES,
@@ -30,8 +30,6 @@ from concord.spec.arrays import Array
 from concord.spec.precision import precision, round_to_bits
 
 aten = torch.ops.aten
-
-Unary = Callable[[Tensor], Tensor]
 
 # Yields the name, the text and the computation of each bug.
 Found = Iterator[tuple[str, str, Callable[[], Any]]]
@@ -533,7 +531,7 @@ CONSTANTS = (-10.0, -100.0, -1e3, -1e4)
 
 def of_masks(it: Operation) -> Found:
     """Yield other masks, constants, and rows that see no key."""
-    if it.name in SOFTMAXES and (rows := blind_rows(it.operands["self"], it.operands["dim"])) is not None:
+    if (rows := blind_rows(it)) is not None:
         for value, fill in ((1 / it.result.shape[it.operands["dim"]], "uniform"), (0.0, "zero")):
             filled = partial(torch.masked_fill, it.result, rows, value)
             yield "blind_rows", f"{fill} weights in rows that see no key", filled
@@ -566,10 +564,12 @@ def _other_masks(hidden: Tensor) -> Iterator[tuple[str, str, Tensor]]:
         yield "mask_moved", f"shifted by one {role}, with the vacated edge left visible", shown
 
 
-def blind_rows(scores: Tensor, axis: int) -> Tensor | None:
-    """Softmax rows that see no key, if any."""
+def blind_rows(it: Operation) -> Tensor | None:
+    """Rows of a softmax that see no key, if any."""
+    if it.name not in SOFTMAXES:
+        return None
     with _disable_current_modes():
-        rows = value_of(scores).amax(axis, keepdim=True) <= BLIND
+        rows = value_of(it.operands["self"]).amax(it.operands["dim"], keepdim=True) <= BLIND
         return rows if bool(rows.any()) else None
 
 
@@ -617,15 +617,16 @@ def _added_within(x: Tensor, number: float, inner: Unary, outer: Unary) -> Tenso
 # Other formats.
 
 
-def _quantized(x: Array) -> Array:
-    scale = abs(x).max(0, keepdims=True) / 127
+def quantized(x: Array, axis: int = 0) -> Array:
+    """Round to 8 bits, with the largest value along an axis as the scale."""
+    scale = abs(x).max(axis, keepdims=True) / 127
     return np.round(x / np.where(scale > 0, scale, 1)) * scale
 
 
 FORMATS: dict[str, Callable[[Array], Array]] = {
     "bfloat16": precision("bfloat16").round,
     "float16": precision("float16").round,
-    "int8": _quantized,
+    "int8": quantized,
     "tf32": partial(round_to_bits, bits=11),
 }
 
@@ -649,13 +650,11 @@ def of_formats(it: Operation) -> Found:
                 yield f"{kind}_in_{form}", f"{text} in {form}", partial(_result_in, it, names, shorter, after)
 
 
-def _with(it: Operation, names: Iterable[str], function: Callable[[Tensor], Tensor]) -> Any:
+def _with(it: Operation, names: Iterable[str], function: Unary) -> Any:
     return it.having(**{name: function(it.operands[name]) for name in names})
 
 
-def _result_in(
-    it: Operation, names: Iterable[str], before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]
-) -> Any:
+def _result_in(it: Operation, names: Iterable[str], before: Unary, after: Unary) -> Any:
     return it.giving(after(first(_with(it, names, before))))
 
 

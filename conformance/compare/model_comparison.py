@@ -5,34 +5,35 @@ Local judgement assigns an error to the stretch between two submodules.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from concord.backends import heaps
 from concord.backends.wire import WorkerFailure
 from concord.conformance.compare.activation_names import apart, proposed
 from concord.conformance.compare.aten_arithmetic import FOREIGN
+from concord.conformance.compare.aten_operations import Tensors
 from concord.conformance.compare.draws import constants
 from concord.conformance.compare.kernels import FAST_CONVOLUTION, KERNELS
 from concord.conformance.compare.module_explanation import explain
 from concord.conformance.compare.module_reference import ModelReference, ModuleReference, is_output, numbers
+from concord.conformance.compare.stretch import Check, Stretch
 from concord.conformance.explain.computation import Prediction
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.exemptions import CONSTANT, is_decided_by_rounding
 from concord.conformance.judging.expectation import BUFFERS, Expectation, is_buffer, is_gradient
 from concord.conformance.judging.explanation import Explanation
-from concord.conformance.judging.judge import Judge
+from concord.conformance.judging.judge import Judge, Judgements
 from concord.conformance.judging.protocol import Pin
 from concord.conformance.judging.scoring import judge_tensor
 from concord.conformance.judging.verdict import NO_ELEMENT, Judgement, Row, Verdict
 from concord.conformance.wording import counted
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Arrays
 from concord.spec.errors import SpecError
 from concord.spec.text import first_of
 
@@ -64,14 +65,14 @@ class ModelComparison(Judge):
     def __init__(
         self,
         reference: ModelReference,
-        given: Mapping[str, Array],
+        given: Arrays,
         allow_same_bits: bool = True,
         whole: Collection[str] = (),
         theirs: ModuleReference | None = None,
         own: Mapping[str, str] | None = None,
         notes: Mapping[str, str] | None = None,
         unsteady: str = "",
-        check: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
         call: Callable[[], Any] | None = None,
     ) -> None:
         self.allow_same_bits, self.check, self.plain = allow_same_bits, check, reference.plain
@@ -147,7 +148,7 @@ class ModelComparison(Judge):
             )
         return notes
 
-    @functools.cached_property
+    @cached_property
     def proposed(self) -> dict[str, str]:
         """Names proposed for unmatched tensors."""
         rest = {name: numbers(tensor) for name, tensor in self.plain.items() if name not in self.tensors}
@@ -189,10 +190,12 @@ class ModelComparison(Judge):
             )
         with heaps.reused(sum(array.nbytes for array in self.tensors.values())):
             table = self.table()
+        first = next((row for row in table if row.local and is_decided_by_rounding(row.local.note)), None)
+        table = [self.with_exemptions(row, first) for row in table]
         outputs = (name for name in self.plain if is_output(name) and name not in self.reference.absent)
         verdict = Verdict(table, outputs=tuple(outputs), notes=self.run_notes(table))
         if not (several and verdict.passed):
-            verdict = dataclasses.replace(verdict, notes=(*verdict.notes, *self.accuracy))
+            verdict = replace(verdict, notes=(*verdict.notes, *self.accuracy))
         if verdict.status != "diverges":
             return verdict
         if verdict.first in self.own_faults:
@@ -201,7 +204,7 @@ class ModelComparison(Judge):
                 f"{self.own_faults[verdict.first]:.3g} tolerances: the reference's code may depend on the "
                 "types or addresses of tensors, which differ in exact arithmetic"
             )
-        return dataclasses.replace(verdict, judge=self)
+        return replace(verdict, judge=self)
 
     def find_own_faults(
         self, judgements: Mapping[str, Judgement], expected: Expectation
@@ -229,42 +232,34 @@ class ModelComparison(Judge):
         """Explain the first divergence."""
         return explain(self, verdict)
 
-    def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
-        """Judge, and mark agreement that proves nothing."""
-        table = super().table(local, end_to_end)
-        first = next((row for row in table if row.local and is_decided_by_rounding(row.local.note)), None)
-        return [self.with_exemptions(row, first) for row in table]
-
     def with_exemptions(self, row: Row, first: Row | None) -> Row:
         """Add the reason why a row is undetermined, or its agreement proves nothing."""
         if row.status == "undetermined":
-            return dataclasses.replace(row, note=self.void(row.tensor) or row.note)
+            return replace(row, note=self.void(row.tensor) or row.note)
         if row.status != "agrees":
             return row
+        note = self.unsteady or UNCOUNTED * self.is_beyond_counting(row.tensor)
         by_steps = row.local and not (row.end_to_end and row.end_to_end.status == "agrees")
         if first and by_steps and is_output(row.tensor):
             # It was computed from an undetermined activation.
             note = f"it depends on {first.tensor}, which is undetermined: {first.local and first.local.note}"
-            return dataclasses.replace(row, status="undetermined", note=note)
-        if self.unsteady:
-            return dataclasses.replace(row, status="undetermined", note=self.unsteady)
-        if self.is_beyond_counting(row.tensor):
-            return dataclasses.replace(row, status="undetermined", note=UNCOUNTED)
-        return dataclasses.replace(row, note=CONSTANT) if row.tensor in self.constants else row
+        if note:
+            return replace(row, status="undetermined", note=note)
+        return replace(row, note=CONSTANT) if row.tensor in self.constants else row
 
     def is_beyond_counting(self, name: str) -> bool:
         """Whether a tensor holds integers that float64 may have rounded."""
         tensor = self.plain[name]
         return tensor.dtype == torch.float64 and bool((tensor.abs() >= COUNTABLE).any())
 
-    @functools.cached_property
+    @cached_property
     def constants(self) -> set[str]:
         """Activations independent of the inputs."""
         # Needed only if some outputs are absent, because it costs a run.
         return constants(self.reference) if self.reference.absent else set()
 
-    @functools.cached_property
-    def unhooked(self) -> Mapping[str, Tensor]:
+    @cached_property
+    def unhooked(self) -> Tensors:
         """The reference's results without hooks, if needed."""
         if not (self.whole and isinstance(self.reference, ModuleReference)):
             return {}
@@ -303,24 +298,24 @@ class ModelComparison(Judge):
             for name in (self.plain if names is None else names)
         )
 
-    @functools.cached_property
+    @cached_property
     def is_same(self) -> bool:
         """Whether equal bits suffice."""
         return self.allow_same_bits and self.same_bits()
 
-    def judge_steps(self) -> dict[str, Judgement]:
+    def judge_steps(self) -> Judgements:
         """Judge locally, unless equal bits suffice."""
         if self.is_same:
             return {name: self.same(array) for name, array in self.tensors.items()}
         return super().judge_steps()
 
-    def judge_whole(self, deciding: bool = False) -> dict[str, Judgement]:
+    def judge_whole(self, deciding: bool = False) -> Judgements:
         """Judge end to end, unless equal bits suffice."""
         return {} if self.is_same else super().judge_whole(deciding)
 
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
-    ) -> tuple[dict[str, Judgement], Expectation]:
+    ) -> tuple[Judgements, Expectation]:
         """Judge, allowing for fast convolutions."""
         judgements, expected = super().look(pin, names, deciding)
         self.ops_without_rule.update(expected.without_rule)
@@ -357,8 +352,8 @@ class ModelComparison(Judge):
         return [words for _, words in sorted(descriptions)[-1:]]
 
     def by_kernel(
-        self, kernel: str, judged: Mapping[str, Judgement], pinned: bool, check: Callable[[], None]
-    ) -> dict[str, Judgement]:
+        self, kernel: str, judged: Mapping[str, Judgement], pinned: bool, check: Check
+    ) -> Judgements:
         """Tensors that agree within a kernel's errors."""
         wrong = {
             name: judgement.ratio for name, judgement in judged.items() if judgement.status == "diverges"
@@ -367,19 +362,17 @@ class ModelComparison(Judge):
         # The estimate already includes a declared kernel.
         if not wrong or not is_undeclared or self.occurred.isdisjoint(KERNELS[kernel].concerns):
             return {}
-        reference = dataclasses.replace(self.reference, declared=[*self.reference.declared, kernel])
+        reference = replace(self.reference, declared=[*self.reference.declared, kernel])
         judgements = self.judged_by(reference, pinned, check)
         # New random draws may already move a tensor at its limit below it, so the kernel must halve the
         # error.
         return {
-            name: dataclasses.replace(judgements[name], note=f"computed by {KERNELS[kernel].text}")
+            name: replace(judgements[name], note=f"computed by {KERNELS[kernel].text}")
             for name, ratio in wrong.items()
             if judgements[name].status == "agrees" and judgements[name].ratio < ratio / 2
         }
 
-    def judged_by(
-        self, reference: ModelReference, local: bool, check: Callable[[], None]
-    ) -> dict[str, Judgement]:
+    def judged_by(self, reference: ModelReference, local: bool, check: Check) -> Judgements:
         """Judge by another reference."""
         comparison = ModelComparison(
             reference, self.tensors, allow_same_bits=False, whole=self.whole, check=check
@@ -398,13 +391,26 @@ class ModelComparison(Judge):
             value = np.where(another & (abs(actual - other) < abs(actual - value)), other, value)
         return value, sigma, why
 
-    def would_agree(self, declaration: str, check: Callable[[], None]) -> bool:
+    def stretch(self, end: str, check: Check = lambda: None) -> Stretch | None:
+        """The reference's forward operations that lead to a tensor, if they are visible."""
+        reference = self.reference
+        if is_gradient(end) or end in self.whole or not isinstance(reference, ModuleReference):
+            return None
+        forward = replace(reference.on_host(), cotangents=None)
+        return Stretch(forward, end, self.tensors, self.pin, check)
+
+    def their_stretch(self, theirs: ModuleReference, end: str, check: Check = lambda: None) -> Stretch:
+        """The same operations of the candidate, run eagerly."""
+        eager = replace(theirs, cotangents=None, compiled=False)
+        starts = [self.own[name] for name in self.tensors if name in self.own]
+        return Stretch(eager, self.own[end], starts, check=check)
+
+    def would_agree(self, declaration: str, check: Check) -> bool:
         """Whether a declaration would suffice for the forward pass."""
         declared = [declaration, *self.reference.absent]
-        forward = dataclasses.replace(self.reference, cotangents=None, declared=declared)
-        tensors = {name: array for name, array in self.tensors.items() if not is_gradient(name)}
-        other = ModelComparison(forward, tensors, allow_same_bits=False, whole=self.whole, check=check)
-        judged = {**(other.judge_whole() if self.whole else {}), **other.judge_steps()}
+        forward = replace(self.reference, cotangents=None, declared=declared)
+        ends = self.judged_by(forward, False, check) if self.whole else {}
+        judged = {**ends, **self.judged_by(forward, True, check)}
         return all(judgement.status != "diverges" for judgement in judged.values())
 
     def path(self, own: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ from concord.conformance.compare.module_reference import (
     numbers,
     spread,
 )
-from concord.conformance.compare.stretch import Stretch, opened
+from concord.conformance.compare.stretch import opened
 from concord.conformance.explain.description import wrong_elements
 from concord.conformance.explain.family_explanation import elsewhere
 from concord.conformance.explain.search import Effort, one_thread
@@ -80,31 +80,35 @@ def explain(comparison: ModelComparison, verdict: Verdict) -> Explanation:
         return Explanation(end, hypothesis=MERGED, text=text, notes=tuple(notes))
     with effort.attempt("the search for a cause"):
         if not is_gradient(end):
-            right = None
-            if isinstance(reference, ModuleReference) and end not in comparison.whole:
-                forward = dataclasses.replace(reference.on_host(), cotangents=None)
-                right = Stretch(forward, end, comparison.tensors, comparison.pin, effort.check)
+            divergence: StretchComputation | None = None
+            right = comparison.stretch(end, effort.check)
+            if right:
                 start = first_of([f"`{name}`" for name in right.starts[::-1]] or [beginning], 3)
                 notes[0] = f"the error begins in the code from {start} to `{end}`"
                 if is_buffer(end) and not right.steps:
                     notes.pop(0)  # a fused kernel updates it, whose operations are not visible
                 notes += [f"the reference computes it at {right.lines}"] if right.lines else []
-            undeclared = find_declaration(comparison, end, right, effort, notes)
-            if right and end in comparison.local_expected and not undeclared:
-                explanation = find_cause(comparison, right, effort, notes)
+                if end in comparison.local_expected:
+                    actual, dtype = (
+                        comparison.tensors[end].astype(np.float64),
+                        reference.activations[end].dtype,
+                    )
+                    divergence = StretchComputation(right, actual, dtype, comparison.local_expected[end])
+            undeclared = find_declaration(comparison, divergence, effort, notes)
+            if divergence and not undeclared:
+                explanation = find_cause(comparison, divergence, effort, notes)
     # A kernel's tolerance hides small bugs, so any other exact cause has priority.
-    exact = explanation.hypothesis if explanation else ""
-    if not exact and not undeclared:
+    if not explanation and not undeclared:
         with effort.attempt("trying half precisions"):
-            explanation = explanation or explain_by_precision(comparison, first, effort)
-            exact = explanation.hypothesis if explanation else ""
+            explanation = explain_by_precision(comparison, first, effort)
+    exact = explanation.hypothesis if explanation else ""
     if (not exact or "tf32" in exact) and not undeclared:
         with effort.attempt("trying kernels"):
             by_kernel, switch = explain_by_kernel(comparison, first, bool(exact), effort)
             explanation, notes = by_kernel or explanation, [*switch, *notes]
     statuses = {row.tensor: row.status for row in verdict.table if row.tensor not in comparison.whole}
     notes += [*effort.notes, *elsewhere(end, statuses)]
-    return dataclasses.replace(explanation or Explanation(end), notes=tuple(notes), undeclared=undeclared)
+    return replace(explanation or Explanation(end), notes=tuple(notes), undeclared=undeclared)
 
 
 def explain_by_precision(comparison: ModelComparison, row: Row, effort: Effort) -> Explanation | None:
@@ -135,8 +139,7 @@ def explain_by_kernel(
 ) -> tuple[Explanation | None, tuple[str, ...]]:
     """The kernel that explains a tensor, and its switch."""
     candidate = comparison.theirs
-    device = next((p.device.type for p in candidate.model.parameters()), "cpu") if candidate else ""
-    if device == "cpu":  # cuDNN has not run
+    if candidate and candidate.in_host_memory:  # cuDNN has not run
         return None, ()
     assert row.deciding is not None
     for key, kernel in KERNELS.items():
@@ -155,13 +158,12 @@ def explain_by_kernel(
 
 
 def find_declaration(
-    comparison: ModelComparison, end: str, stretch: Stretch | None, effort: Effort, notes: list[str]
+    comparison: ModelComparison, divergence: StretchComputation | None, effort: Effort, notes: list[str]
 ) -> str:
     """The declaration that would suffice, if any."""
     # Each declaration costs a judgement, so declarations that the wrong rows exclude are not tried.
     names, reference = list(ROWS), comparison.reference
-    if stretch and end in comparison.local_expected:
-        divergence = computation(comparison, end)
+    if divergence:
         with contextlib.suppress(SpecError):
             padded, wrong = ~reference.real.cpu().numpy(), wrong_elements(divergence)
             padding = spread(padded, divergence.actual.shape)
@@ -170,10 +172,9 @@ def find_declaration(
             elif wrong.shape[:2] == padded.shape:
                 there = places(np.asarray(wrong.reshape(*padded.shape, -1).any(-1)))
                 notes.append(f"only padding rows are wrong: {there}")
-        rows = blind(stretch, divergence)
-        declarations = {UNCOMPUTED_PADDING, *([rows.declaration] if rows else [])}
-        names = [name for name in names if name in declarations]
-        notes += [rows.note] if rows else []
+        declaration, *note = blind(divergence) or ("",)
+        names = [name for name in names if name in (UNCOMPUTED_PADDING, declaration)]
+        notes += note
     for name in () if {*ROWS} & {*reference.declared} else names:
         effort.check()
         with contextlib.suppress(SpecError):
@@ -183,15 +184,15 @@ def find_declaration(
 
 
 def find_cause(
-    comparison: ModelComparison, right: Stretch, effort: Effort, notes: list[str]
+    comparison: ModelComparison, divergence: StretchComputation, effort: Effort, notes: list[str]
 ) -> Explanation | None:
     """Return the cause; append other observations to the notes."""
-    divergence, theirs, own = computation(comparison, right.end), comparison.theirs, comparison.own
+    right, theirs = divergence.stretch, comparison.theirs
     differing = list[Difference]()
     if theirs is not None:
         all_differences = differences(right.module.model, theirs.model, comparison.path)
         differing = [difference for difference in all_differences if difference.within(right.active)]
-    explanation = cause(right, divergence, comparison.unmatched, differing, effort)
+    explanation = cause(divergence, comparison.unmatched, differing, effort)
     effort.seconds += LATER
     if explanation and explanation.confident and explanation.hypothesis == "modules_differ":
         return explanation
@@ -204,9 +205,7 @@ def find_cause(
     if theirs is None:
         return explanation
     with effort.attempt("matching operations"):  # a cause that was found is kept
-        eager = dataclasses.replace(theirs, cotangents=None, compiled=False)
-        starts = [own[name] for name in comparison.tensors if name in own]
-        stretch = Stretch(eager, own[right.end], starts, check=effort.check)
+        stretch = comparison.their_stretch(theirs, right.end, effort.check)
         if stretch.result is None:  # the candidate leaves this buffer unchanged
             return explanation
         versions = np.stack([numbers(stretch.result), divergence.actual, divergence.right.value])
@@ -218,9 +217,3 @@ def find_cause(
         else:  # compiled code has no visible operations
             notes.append("run eagerly, the candidate does not diverge here: its compiler causes the error")
     return explanation
-
-
-def computation(comparison: ModelComparison, end: str) -> StretchComputation:
-    """A divergent tensor's computation for the search."""
-    actual, dtype = comparison.tensors[end].astype(np.float64), comparison.reference.activations[end].dtype
-    return StretchComputation(end, actual, dtype, comparison.local_expected[end])

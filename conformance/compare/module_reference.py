@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import itertools
 import math
 import random
@@ -20,7 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -46,17 +45,17 @@ from concord.conformance.compare.aten_arithmetic import (
     value_of,
     without_fast_paths,
 )
-from concord.conformance.compare.aten_operations import choosing
+from concord.conformance.compare.aten_operations import Tensors, choosing, is_continuous
 from concord.conformance.compare.coherent import Coherent
-from concord.conformance.compare.decisions import OWN, TORCH, Decisions, Followed, Ties
+from concord.conformance.compare.decisions import OWN, TORCH, Branch, Decisions, Followed, Ties
 from concord.conformance.compare.kernels import KERNELS
 from concord.conformance.compare.state import FIXED, Copies, copy_of, equal, kept, untouched
-from concord.conformance.judging.estimate import SAMPLES, Estimate, Observer, namespace_of
+from concord.conformance.judging.estimate import SAMPLES, Estimate, Observer, namespace_of, on_host
 from concord.conformance.judging.exemptions import ABSENT, NOT_EXPOSED
 from concord.conformance.judging.expectation import BUFFERS, Expectation, is_buffer, is_gradient
-from concord.conformance.judging.protocol import Activation, Pin
+from concord.conformance.judging.protocol import Activation, Pin, Reference
 from concord.conformance.progress import say
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Arrays, Mask, Shape
 from concord.spec.deviations import BLIND_ROWS_UNIFORM, BLIND_ROWS_ZERO, UNCOMPUTED_PADDING
 from concord.spec.errors import SpecError
 from concord.spec.text import first_line, shown
@@ -144,21 +143,21 @@ class ConvertedGraph:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelReference:
+class ModelReference(Reference):
     """A reference with its inputs."""
 
     args: tuple[Any, ...] = ()  # input tensors and other arguments
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     # Gradients are those of the sum of all outputs times these tensors. None: no gradients.
-    cotangents: Mapping[str, Tensor] | None = None
+    cotangents: Tensors | None = None
     declared: Collection[str] = ()  # names from DECLARATIONS, and absent outputs
     role: str = "the reference"  # name in errors
     seed: int | None = None  # seeds each run; None: no random draws allowed
     keeps: bool = False  # whether to keep expectations from the inputs for the next candidate
     log_probabilities: bool = False  # whether logits give one more output, LOG_PROBABILITIES
 
-    @functools.cached_property
-    def plain(self) -> dict[str, Tensor]:
+    @cached_property
+    def plain(self) -> Tensors:
         """One correct run in the candidate's dtypes."""
         raise NotImplementedError
 
@@ -180,21 +179,9 @@ class ModelReference:
         """Low-precision runs that reveal shared errors."""
         return []
 
-    def branches(self, truth: Any) -> list[Any]:  # noqa: ARG002
-        """Exact runs with changed decisions."""
-        return []
-
-    def lost(self, truth: Any) -> Mapping[str, str]:  # noqa: ARG002
-        """Reasons for missing tensors."""
-        return {}
-
     def compute(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
-        """Compute every tensor."""
-        raise NotImplementedError
-
-    def compute_on_device(self, arithmetic: Any, observer: Observer, pin: Pin) -> None:
         """Compute every tensor on its device."""
-        self.compute(arithmetic, observer, pin)
+        raise NotImplementedError
 
     @property
     def graph(self) -> ConvertedGraph | None:
@@ -203,7 +190,7 @@ class ModelReference:
 
     # The protocol of the judge (:class:`concord.conformance.judging.protocol.Reference`).
 
-    @functools.cached_property
+    @cached_property
     def activations(self) -> dict[str, Activation]:
         """Every tensor of a run, in order."""
         return {
@@ -233,14 +220,14 @@ class ModelReference:
         """Yield expectations from growing numbers of samples; the last uses all of them."""
         return copy.copy(self._from_inputs) if self.keeps and pin is None else self._expect(pin)
 
-    @functools.cached_property
+    @cached_property
     def _from_inputs(self) -> Iterator[Expectation]:
         # This iterator is never advanced; only its copies are, so it keeps every expectation for them.
         return itertools.tee(self._expect(None), 1)[0]
 
     def _expect(self, pin: Pin | None) -> Iterator[Expectation]:
         truth, where = self.exact(), "end to end" if pin is None else "step by step"
-        compute = partial(self.compute_on_device, pin=pin or nothing)
+        compute = partial(self.compute, pin=pin or nothing)
         dtypes = {name: activation.dtype for name, activation in self.activations.items()}
         say(f"computing exact values, {where}")
         coherent = Coherent(dtypes if pin else {})
@@ -259,49 +246,39 @@ class ModelReference:
             for arithmetic in [] if seeds.start or not coherent.halves else self.others(truth):
                 compute(arithmetic, partial(coherent.take, arithmetic))
             independent, last = estimate.independent(), seeds.stop == SAMPLES
-            sigmas, branches = estimate.sigmas(last=last), self.branches(truth)
+            sigmas, branches = estimate.sigmas(last=last), truth.recorded.branches()
             if branches and not last:
                 continue  # more samples may reveal more open decisions
             ties = {name: Ties(value, sigmas[name]) for name, value in estimate.values.items()}
             for place, branch in enumerate(branches):
                 say(f"trying each result that rounding allows, {where}: {place + 1} of {len(branches)}")
-                _take(ties, partial(self.compute, pin=pin or nothing), branch)
-            for name, why in self.lost(truth).items():
+                _take(ties, compute, branch)
+            for name, why in truth.recorded.lost.items():
                 ties[name].lost = why
             yield Expectation(
                 self.precision,
                 estimate.values,
                 sigmas,
-                dict.fromkeys(sigmas, ""),
                 independent=independent,
                 ties={name: tie for name, tie in ties.items() if tie.why},
                 coherent=coherent,
                 few=not last,
-                occurred=getattr(truth, "occurred", ()),
+                occurred=truth.occurred,
                 without_rule=truth.without_rule,
             )
 
-    def compute_exactly(self, pin: Pin) -> dict[str, Array]:
+    def compute_exactly(self, pin: Pin) -> Arrays:
         """Every exact tensor."""
-        values: dict[str, Array] = {}
-        self.compute(self.exact(), values.__setitem__, pin)
+        values: Arrays = {}
+        self.compute(self.exact(), lambda name, array: values.__setitem__(name, on_host(array)), pin)
         return values
 
-    @functools.cached_property
-    def padding(self) -> NDArray[np.bool_] | None:
-        """Tokens declared uncomputed, (B, T), if any."""
-        return ~self.real.cpu().numpy() if UNCOMPUTED_PADDING in self.declared else None
-
-    def excused(self, name: str) -> NDArray[np.bool_] | bool:
+    def excused(self, name: str) -> Mask | bool:
         """Elements that are uncomputed padding."""
-        if self.padding is None:
+        if UNCOMPUTED_PADDING not in self.declared:
             return False
-        uncomputed = spread(self.padding, self.activations[name].shape)
+        uncomputed = spread(~self.real.cpu().numpy(), self.activations[name].shape)
         return False if uncomputed is None else uncomputed
-
-    def contradiction(self, name: str) -> str:  # noqa: ARG002
-        """Return an empty string: a candidate returns nothing that its tensors could contradict."""
-        return ""
 
     def untouched(self) -> contextlib.AbstractContextManager[list[str]]:
         """Undo a block's state changes; yield their names."""
@@ -314,25 +291,24 @@ class ModelReference:
     def map_inputs(self, function: Callable[[Tensor], Any]) -> dict[str, Any]:
         """Map a function over input tensors."""
         arguments = {"args": self.args, "kwargs": dict(self.kwargs)}
-        inputs: dict[str, Any] = tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, arguments)
-        return inputs
+        return tree_map(lambda x: function(x) if isinstance(x, Tensor) else x, arguments)
 
     def inputs_in(self, dtype: torch.dtype) -> dict[str, Any]:
         """Inputs in a dtype."""
         return self.map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     @property
-    def values(self) -> dict[str, Tensor]:
+    def values(self) -> Tensors:
         """Activations and outputs of a correct run."""
         return {name: x for name, x in self.plain.items() if not (is_gradient(name) or is_buffer(name))}
 
     @property
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> Arrays:
         """A correct run as arrays."""
         return {name: numbers(tensor) for name, tensor in self.plain.items()}
 
     @property
-    def inputs(self) -> dict[str, NDArray[Any]]:
+    def inputs(self) -> Arrays:
         """Copies of input tensors; positional inputs by number."""
         entries = {**{str(place): entry for place, entry in enumerate(self.args)}, **self.kwargs}
         return {name: numbers(entry).copy() for name, entry in entries.items() if isinstance(entry, Tensor)}
@@ -396,8 +372,8 @@ class ModuleReference(ModelReference):
         vars(moved)["_as_it_is"] = plain, self.state
         return moved
 
-    @functools.cached_property
-    def _as_it_is(self) -> tuple[dict[str, Tensor], list[str]]:
+    @cached_property
+    def _as_it_is(self) -> tuple[Tensors, list[str]]:
         was_loaded = DYNAMO in sys.modules
         try:
             return self._watched()
@@ -407,11 +383,11 @@ class ModuleReference(ModelReference):
             return self._watched()  # a loop that PyTorch could not compile with hooks now runs eagerly
 
     @property
-    def plain(self) -> dict[str, Tensor]:
+    def plain(self) -> Tensors:
         """The tensors of an ordinary run."""
         return self._as_it_is[0]
 
-    @functools.cached_property
+    @cached_property
     def state(self) -> list[str]:
         """State that a run changes."""
         try:
@@ -420,22 +396,27 @@ class ModuleReference(ModelReference):
             changed = self._watched(hooked=False)[1]
         return [*map(without_wrappers, changed)]
 
-    def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> dict[str, Tensor]:
+    def watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> Tensors:
         """Tensors computed in dispatch modes."""
         return self._watched(*modes, hooked=hooked)[0]
 
-    def _watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> tuple[dict[str, Tensor], list[str]]:
-        tensors: dict[str, Tensor] = {}
+    def _watched(self, *modes: TorchDispatchMode, hooked: bool = True) -> tuple[Tensors, list[str]]:
+        tensors: Tensors = {}
 
         def keep(name: str, tensor: Tensor) -> None:
             tensors[name] = parts(tensor.detach()).clone()
 
         return tensors, self.observe(keep, *modes, hooked=hooked)
 
-    @functools.cached_property
-    def parameters(self) -> dict[str, Tensor]:
+    @property
+    def own_parameters(self) -> Tensors:
+        """The module's parameters, also by further names of shared ones."""
+        return dict(self.model.named_parameters(remove_duplicate=False))
+
+    @cached_property
+    def parameters(self) -> Tensors:
         """Parameters with float64 values; shared parameters appear once."""
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        parameters = self.own_parameters
         by_identity = {
             id(x): Weight(x) if x.layout == torch.strided else computed(x) for x in parameters.values()
         }
@@ -448,16 +429,17 @@ class ModuleReference(ModelReference):
         """The ONNX graph that the module was converted from, if any."""
         return self.model if isinstance(self.model, ConvertedGraph) else None
 
-    def _copies(self, used: Mapping[str, Tensor], wrap: Callable[[Tensor], Tensor]) -> Copies:
+    def _copies(self, exactly: bool) -> Copies:
         modules = {id(module): module for module in self.model.modules()}
-        parameters = self.model.named_parameters(remove_duplicate=False)
-        return Copies(wrap, modules | {id(tensor): used[name] for name, tensor in parameters})
+        own = self.own_parameters
+        used = self.parameters if exactly else own
+        known = modules | {id(tensor): used[name] for name, tensor in own.items()}
+        return Copies(computed if exactly else lambda x: x, known)
 
     def untouched(self, copied: Copies | None = None) -> contextlib.AbstractContextManager[list[str]]:
         """Undo a block's state changes; yield their names."""
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        fixed = parameters | dict(self.model.named_buffers())
-        return untouched(self.model, copied or self._copies(parameters, lambda x: x), fixed)
+        fixed = self.own_parameters | dict(self.model.named_buffers())
+        return untouched(self.model, copied or self._copies(False), fixed)
 
     def exact(self) -> ExactMode:
         """Exact arithmetic."""
@@ -472,23 +454,9 @@ class ModuleReference(ModelReference):
         """A run with rounded constants."""
         return [Rounded(Followed(truth.recorded, rounded=True), constants=True)]
 
-    def branches(self, truth: ExactMode) -> list[ExactMode]:
-        """Exact runs with changed decisions."""
-        return [ExactMode(branch) for branch in truth.recorded.branches()]
-
-    def lost(self, truth: ExactMode) -> Mapping[str, str]:
-        """Reasons for missing tensors."""
-        return truth.recorded.lost
-
     def compute(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
-        """Compute every tensor."""
-        self._compute(arithmetic, handing(observer, arithmetic, self.plain), pin)
-
-    def compute_on_device(self, arithmetic: ExactMode, observer: Observer, pin: Pin) -> None:
         """Compute every tensor on its device."""
-        self._compute(arithmetic, handing(observer, arithmetic, self.plain, wide), pin)
-
-    def _compute(self, arithmetic: ExactMode, take: Callable[[str, Tensor | None], None], pin: Pin) -> None:
+        take = handing(observer, arithmetic, self.plain, wide)
         self.observe(take, arithmetic, pin=pin)
         for name in self.plain:  # tensors of operations that this arithmetic did not reach
             take(name, None)
@@ -509,18 +477,17 @@ class ModuleReference(ModelReference):
         """
         arithmetic = modes[0] if modes and isinstance(modes[0], ExactMode) else None
         device = self.device
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        used = self.parameters if arithmetic else parameters
+        used = self.parameters if arithmetic else self.own_parameters
         trained = {name: used[name] for name, _ in self.model.named_parameters() if used[name].requires_grad}
         # Copied outside the modes, since an arithmetic would also compute the copies.
-        copied = self._copies(used, computed if arithmetic else lambda x: x)
+        copied = self._copies(arithmetic is not None)
         written = self.state if arithmetic else []
         for name, weight in used.items() if arithmetic else ():
             if isinstance(weight, Weight):
                 weight.restore(name in written)
         why = ["runs, but cannot be computed in exact arithmetic"] if arithmetic else []
         before = buffers(self.model)
-        outputs = dict[str, Tensor]()
+        outputs = Tensors()
         with running(self.role, *why), contextlib.ExitStack() as stack:
             state = kept(self.model, copied) if arithmetic else self.untouched(copied)
             changed = stack.enter_context(state)
@@ -564,7 +531,7 @@ class ModuleReference(ModelReference):
                 take(name, tensor)
         return changed or []
 
-    def _changed(self, before: Mapping[str, Tensor], known: bool) -> dict[str, Tensor]:
+    def _changed(self, before: Tensors, known: bool) -> Tensors:
         # Integers are compared in float64, like other discrete results.
         with _disable_current_modes():
             return {
@@ -595,7 +562,7 @@ class ModuleReference(ModelReference):
             yield
 
     def _hook(
-        self, take: Take, pin: Pin, arithmetic: ExactMode | None, outputs: Mapping[str, Tensor]
+        self, take: Take, pin: Pin, arithmetic: ExactMode | None, outputs: Tensors
     ) -> Callable[..., None]:
         # Outputs exist once the forward pass ends: an earlier gradient belongs to a backward pass within the
         # model.
@@ -638,9 +605,7 @@ class ModuleReference(ModelReference):
 
         return called
 
-    def _differentiate(
-        self, outputs: Mapping[str, Tensor], trained: Mapping[str, Tensor], take: Take
-    ) -> None:
+    def _differentiate(self, outputs: Tensors, trained: Tensors, take: Take) -> None:
         cotangents_by_name = self.cotangents or {}
         used = {name: x for name, x in outputs.items() if name in cotangents_by_name and x.requires_grad}
         if not used or not trained:
@@ -665,14 +630,14 @@ class ModuleReference(ModelReference):
                 take(f"gradients.{without_wrappers(name)}", torch.zeros_like(tensor))
 
 
-def differentiated(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+def differentiated(inputs: Mapping[str, Any]) -> Tensors:
     """Input tensors that require gradients."""
     entries = {**dict(enumerate(inputs["args"])), **inputs["kwargs"]}
     tensors = {f"inputs.{name}": x for name, x in entries.items() if isinstance(x, Tensor)}
     return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
 
 
-def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+def spread(rows: Mask, shape: Shape) -> Mask | None:
     """Expand tokens (B, T) to elements (B, T, ...), (B, H, T, ...) or (B * T, ...)."""
     samples, tokens = rows.shape
     if shape[:2] == rows.shape:
@@ -686,18 +651,18 @@ def spread(rows: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]
     return np.broadcast_to(laid, shape)
 
 
-def _take(ties: Mapping[str, Ties], compute: Callable[..., None], branch: Any) -> None:
+def _take(ties: Mapping[str, Ties], compute: Callable[..., None], branch: Branch) -> None:
     rest = {**ties}
 
     def take(name: str, array: Array) -> None:
         rest.pop(name, None)
-        ties[name].take(branch.decisions, array)
+        ties[name].take(branch, on_host(array))
 
     try:
-        compute(branch, take)
+        compute(ExactMode(branch), take)
     except Exception:  # noqa: BLE001 – the model may refuse a branch's values, such as NaN
         for tie in rest.values():
-            tie.take(branch.decisions, np.full(tie.value.shape, np.nan))
+            tie.take(branch, np.full(tie.value.shape, np.nan))
 
 
 def parts(tensor: Tensor) -> Tensor:
@@ -774,7 +739,7 @@ def wide(tensor: Tensor) -> Tensor:
 def handing(
     observer: Observer,
     arithmetic: ExactMode,
-    plain: Mapping[str, Tensor],
+    plain: Tensors,
     read: Callable[[Tensor], Any] = numbers,
 ) -> Callable[[str, Tensor | None], None]:
     """A function that passes arrays to an observer, with NaN for tensors whose shapes differ from
@@ -814,10 +779,10 @@ def dtype_of(model: nn.Module) -> torch.dtype:
     return max(sizes, key=sizes.__getitem__, default=torch.float32)
 
 
-def named(result: Any, stem: str) -> dict[str, Tensor]:
+def named(result: Any, stem: str) -> Tensors:
     """Floating-point results by name."""
     tensors = [(place, leaf) for place, leaf in _leaves(result) if is_continuous(leaf)]
-    tensors_by_name = dict[str, Tensor]()
+    tensors_by_name = Tensors()
     for place, tensor in tensors:
         name = stem if len(tensors) == 1 or not place else f"{stem}[{place}]"
         while name in tensors_by_name:  # keys may look alike: 1 and "1"
@@ -851,7 +816,7 @@ def are_tokens(ids: Any) -> TypeGuard[Tensor]:
     return isinstance(ids, Tensor) and ids.ndim == 2 and not is_continuous(ids)
 
 
-def discrete(result: Any) -> dict[str, Tensor]:
+def discrete(result: Any) -> Tensors:
     """Integer and Boolean results as float64."""
     with _disable_current_modes():  # they are not rounded to the model's dtype
         return {
@@ -861,7 +826,7 @@ def discrete(result: Any) -> dict[str, Tensor]:
         }
 
 
-def buffers(model: nn.Module) -> dict[str, Tensor]:
+def buffers(model: nn.Module) -> Tensors:
     """Buffers that can be compared, by name."""
     return {
         f"{BUFFERS}{without_wrappers(path)}": x
@@ -881,11 +846,6 @@ def objects(result: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
             seen.add(id(leaf))
             attributes = {name: entry for name, entry in vars(leaf).items() if not name.startswith("_")}
             yield place, {**attributes, **dict(objects(attributes, seen))}
-
-
-def is_continuous(leaf: Any) -> bool:
-    """Whether an object is a real or complex tensor."""
-    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _leaves(result: Any, place: str = "") -> Iterator[tuple[str, Any]]:

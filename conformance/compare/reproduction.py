@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from concord.conformance.compare.aten_arithmetic import Computed
-from concord.conformance.compare.module_reference import ModuleReference
 from concord.conformance.compare.stretch import Stretch
-from concord.conformance.judging.expectation import is_gradient
 from concord.conformance.judging.verdict import Verdict
 from concord.spec.errors import SpecError
 from concord.spec.files import write_text
@@ -56,24 +53,19 @@ def write(comparison: ModelComparison, verdict: Verdict, path: Path) -> None:
     Raises:
         SpecError: if nothing diverges, or no forward stretch produced it.
     """
-    first, reference, own = verdict.first_divergence, comparison.reference, comparison.own
+    first, reference, theirs = verdict.first_divergence, comparison.reference, comparison.theirs
     if first is None or first.deciding is None:
         raise SpecError("no tensor diverges, so there is nothing to reproduce")
     end = first.tensor
-    right = None
-    if not is_gradient(end) and isinstance(reference, ModuleReference) and end not in comparison.whole:
-        forward = dataclasses.replace(reference.on_host(), cotangents=None)
-        right = Stretch(forward, end, comparison.tensors, comparison.pin)
+    right = comparison.stretch(end)
     if not (right and right.steps):
         raise SpecError(f"no sequence of forward operations that a script could contain computes {end}")
     lines, inputs = steps(right)
     contents: dict[str, Any] = {"reference": inputs, "candidate": torch.from_numpy(comparison.tensors[end])}
     candidate = again = ""
-    if comparison.theirs and own[end] in comparison.theirs.plain:
-        eager = dataclasses.replace(comparison.theirs.on_host(), cotangents=None, compiled=False)
-        starts = [own[name] for name in comparison.tensors if name in own]
-        theirs, contents["its tensors"] = steps(Stretch(eager, own[end], starts))
-        candidate = f'\n\ndef candidate():\n    dtype, given = None, held["its tensors"]\n{theirs}\n'
+    if theirs and comparison.own[end] in theirs.plain:
+        their_lines, contents["its tensors"] = steps(comparison.their_stretch(theirs.on_host(), end))
+        candidate = f'\n\ndef candidate():\n    dtype, given = None, held["its tensors"]\n{their_lines}\n'
         # For a compiled or GPU candidate, separate operations may give a different result.
         again = '\n    "candidate, run again": candidate(),'
     tensors = path.with_suffix(".pt")

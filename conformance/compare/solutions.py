@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from concord.conformance.compare.aten_operations import is_continuous, snapshot
 from concord.conformance.judging.estimate import Z
 
 # Operations of linear algebra, and the operands that carry their backward error, relative to the norm.
@@ -46,7 +47,7 @@ class Solution:
     def __init__(self, func: Any, exact: Any) -> None:
         self.name = str(func.overloadpacket.__name__)
         self.several = not isinstance(exact, Tensor)
-        self.exact = [_kept(x) for x in (exact if self.several else (exact,))]
+        self.exact = [snapshot(x) for x in (exact if self.several else (exact,))]
         self.choice = torch.empty(0)
         if self.name in UNORDERED_VALUES:
             values = self.exact[0]
@@ -97,21 +98,13 @@ class Solution:
     @property
     def undefined(self) -> Any:
         """Results filled with NaN."""
-        tensors = [torch.full_like(x, torch.nan) if _floats(x) else x.clone() for x in self.exact]
+        tensors = [torch.full_like(x, torch.nan) if is_continuous(x) else x.clone() for x in self.exact]
         return tuple(tensors) if self.several else tensors[0]
 
 
 def size_of(x: Tensor) -> Tensor:
     """Each matrix's norm, expanded."""
     return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).real.expand(x.shape)
-
-
-def _floats(x: Any) -> bool:
-    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
-
-
-def _kept(x: Any) -> Any:
-    return x.detach().clone() if isinstance(x, Tensor) else x
 
 
 def _matching(values: Tensor, exact: Tensor) -> Tensor:

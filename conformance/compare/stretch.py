@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,34 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from concord.conformance.compare import module_reference as modules
 from concord.conformance.compare.aten_arithmetic import plainly
-from concord.conformance.compare.aten_operations import Make, Operation, Watched, is_float
+from concord.conformance.compare.aten_operations import (
+    Make,
+    Operation,
+    Tensors,
+    Watched,
+    is_float,
+    is_mutable,
+)
 from concord.conformance.compare.decisions import TORCH, source_line
-from concord.conformance.compare.module_reference import Finished, ModuleReference, dtype_name, named, numbers
+from concord.conformance.compare.module_reference import (
+    Finished,
+    ModuleReference,
+    dtype_name,
+    handing,
+    named,
+    nothing,
+    numbers,
+    submodule_of,
+)
 from concord.conformance.judging.estimate import SAMPLES, Observer, Z, estimate
 from concord.conformance.judging.expectation import is_buffer
 from concord.conformance.judging.protocol import Pin
 from concord.conformance.judging.scoring import judge_tensor
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Arrays
+
+# A function that raises an exception once the time for a search is up.
+Check = Callable[[], None]
 
 # Limit on the recorded results.
 MOST_BYTES = 2**30
@@ -52,20 +70,20 @@ class Recorded:
     operation: Operation
     line: str
     result: Any
-    tensors: Mapping[str, Tensor]
+    tensors: Tensors
     owners: Mapping[int, tuple[str, int]]
     written: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.operation.name} ({self.line})"
 
-    @functools.cached_property
+    @cached_property
     def operands(self) -> frozenset[int]:
         """Identities of operand tensors."""
         leaves = tree_leaves((self.operation.args, self.operation.kwargs))
         return frozenset(id(x) for x in leaves if isinstance(x, Tensor))
 
-    @functools.cached_property
+    @cached_property
     def results(self) -> frozenset[int]:
         """Identities of computed tensors."""
         return self.written | frozenset(map(id, tree_leaves(self.result)))
@@ -95,7 +113,7 @@ class Stretch:
         end: str,
         known: Collection[str],
         pin: Pin | None = None,
-        check: Callable[[], None] = lambda: None,
+        check: Check = lambda: None,
     ) -> None:
         self.module, self.end, self.known, self.pin, self.check = module, end, known, pin, check
         self.steps: list[Recorded] = []
@@ -108,16 +126,16 @@ class Stretch:
         self.views = defaultdict[int, dict[int, Tensor]](dict)  # known tensors by memory and identity
         self.size = 0
         modes = [*([module.exact()] if pin else []), Watched(self.record)]
-        module.observe(self.take, *modes, pin=pin or modules.nothing)
+        module.observe(self.take, *modes, pin=pin or nothing)
         self.steps = [
             replace(step, tensors={f"{place}{name}": tensor for name, tensor in step.tensors.items()})
             for place, step in enumerate(self.between())
         ]
-        if not any(step.operation.func._schema.is_mutable for step in self.steps):  # noqa: SLF001
+        if not any(is_mutable(step.operation.func) for step in self.steps):
             self.before = {}
         self.paths = {id(inner): path for path, inner in module.model.named_modules()}
         self.active = {path for step in self.steps for path in self.within(step)}
-        self.active |= {modules.submodule_of(end)} if is_buffer(end) else set()
+        self.active |= {submodule_of(end)} if is_buffer(end) else set()
 
     def within(self, step: Recorded) -> list[str]:
         """Paths of an operation's modules, innermost first."""
@@ -140,7 +158,7 @@ class Stretch:
             return operation()
         self.know(operation.args, operation.kwargs)
         written = dict[int, Tensor]()
-        if operation.func._schema.is_mutable:  # noqa: SLF001 – no public API has it
+        if is_mutable(operation.func):
             written = dict(self.views[memory(operation.args[0])])
             new = written.keys() - self.before.keys()
             self.before |= {key: written[key].clone() for key in new}
@@ -196,7 +214,7 @@ class Stretch:
         """
         replacements = dict(others or {})
         named_here = self.tensors if changed is None else {self.end: self.result}
-        observe = modules.handing(observer, arithmetic, named_here)
+        observe = handing(observer, arithmetic, named_here)
         arithmetic.blind_rows = self.module.blind_rows
 
         def present(x: Any) -> Any:
@@ -219,8 +237,18 @@ class Stretch:
                 replacements |= others or {}  # also of results that are computed again
         observe(self.end, present(self.result))
 
-    @functools.cached_property
-    def entering(self) -> dict[str, Tensor]:
+    def estimate(self, dtypes: Mapping[str, str], doing: str, *changes: Any) -> tuple[Arrays, Arrays]:
+        """Exact values and sigmas of some results; ``changes`` are those of :meth:`again`."""
+
+        def compute(arithmetic: Any, observer: Observer) -> None:
+            self.again(arithmetic, lambda name, x: observer(name, x) if name in dtypes else None, *changes)
+
+        truth = self.module.exact()
+        runs = self.module.runs(range(SAMPLES), truth)
+        return estimate(compute, dtypes, truth=truth, arithmetics=runs, doing=doing)
+
+    @cached_property
+    def entering(self) -> Tensors:
         """Activations and inputs from which it starts, by quoted name."""
         operands = [x for step in self.steps for x in step.operation.floats.values()]
         inputs = {
@@ -231,7 +259,7 @@ class Stretch:
         }
         return inputs | {f"`{name}`": x for _, name, x in self.taken.values() if name in self.starts}
 
-    @functools.cached_property
+    @cached_property
     def places(self) -> list[tuple[str, int]]:
         """Each operation's line and its position there, which is the same in each iteration of a loop."""
         lines = itertools.groupby(self.steps, lambda step: step.line)
@@ -241,7 +269,7 @@ class Stretch:
             for position in loop_positions([step.operation.name for step in steps])
         ]
 
-    @functools.cached_property
+    @cached_property
     def last(self) -> Recorded | None:
         """The operation that returns the last activation."""
         candidates = [step for step in self.steps if id(self.result) in step.results]
@@ -262,7 +290,7 @@ class Stretch:
         return steps[::-1]
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Tensors:
         """All results by name."""
         tensors = {name: tensor for step in self.steps for name, tensor in step.tensors.items()}
         return {**tensors, self.end: self.result}
@@ -315,11 +343,7 @@ def callers() -> dict[int, tuple[str, int]]:
 def opened(right: Stretch, theirs: Stretch) -> list[str]:
     """Describe where the candidate's operations first go wrong on correct inputs."""
     dtypes = {name: dtype_name(tensor.dtype.to_real()) for name, tensor in right.tensors.items()}
-    truth = right.module.exact()
-    runs = right.module.runs(range(SAMPLES), truth)
-    values, sigmas = estimate(
-        right.again, dtypes, truth=truth, arithmetics=runs, doing="locating the first wrong operation"
-    )
+    values, sigmas = right.estimate(dtypes, "locating the first wrong operation")
     outlines = {name: outline(value) for name, value in values.items()}
 
     def matching(tensor: Tensor) -> str:

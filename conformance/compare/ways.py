@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from concord.conformance.compare.aten_operations import Operation, Watched
+from concord.conformance.compare.aten_operations import Operation, Tensors, Watched
 from concord.conformance.compare.draws import change
 from concord.conformance.compare.module_reference import (
     DYNAMO,
@@ -75,10 +75,13 @@ def parts_of(way: str) -> list[str]:
 def candidate_of(reference: ModuleReference, way: str, folder: Path) -> Any:
     """A way's candidate: a module, a graph, or a function of arrays."""
     names = parts_of(way)
-    if names[0] not in MODULES:  # then it is alone
-        make = {"onnx": exported, "openvino": in_openvino, "cached": token_by_token}.get(way)
-        if make:
-            return make(reference, folder)
+    if way == "onnx":
+        return exported(reference, folder)
+    if way == "openvino":
+        return in_openvino(reference)
+    if way == "cached":
+        return partial(token_by_token, reference)
+    if way in BATCHES:
         return partial(padded, reference, way == "padded-left")
     return module_of(reference.model, names, way)
 
@@ -204,7 +207,7 @@ def exported(reference: ModuleReference, folder: Path) -> Path:
     return path
 
 
-def in_openvino(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
+def in_openvino(reference: ModuleReference) -> Callable[..., dict[str, Any]]:
     """OpenVINO's function of arrays, in float32."""
     with optional("way 'openvino'", "peers"):
         import openvino
@@ -256,30 +259,26 @@ def padded(reference: ModuleReference, left: bool, *_args: Any, **_inputs: Any) 
     return {name: cut(tensor) for name, tensor in run.values.items() if is_output(name) or not left}
 
 
-def token_by_token(reference: ModuleReference, folder: Path) -> Callable[..., dict[str, Any]]:  # noqa: ARG001
-    """Return a function that feeds a decoder one token at a time."""
+def token_by_token(reference: ModuleReference, *_args: Any, **_inputs: Any) -> dict[str, Any]:
+    """Feed a decoder one token at a time."""
     model, kwargs = reference.model, dict(reference.kwargs)
     ids, mask = kwargs.pop("input_ids", None), kwargs.pop("attention_mask", None)
     takes = inspect.signature(model.forward).parameters
     place = next((name for name in ("cache", "past_key_values") if name in takes), "")
     if not isinstance(ids, Tensor) or not place:
         raise SpecError("way 'cached' needs a transformers decoder that takes input_ids and a cache")
-
-    def call(*_args: Any, **_inputs: Any) -> dict[str, Any]:
-        cache, steps = None, list[dict[str, Tensor]]()
-        for token in range(ids.shape[1]):
-            until = {} if mask is None else {"attention_mask": mask[:, : token + 1]}
-            options = {**kwargs, **until, place: cache, "use_cache": True}
-            with torch.inference_mode():
-                result = model(input_ids=ids[:, token : token + 1], **options)
-            cache = getattr(result, place, None)
-            if cache is None:
-                raise SpecError(f"{type(model).__name__} returns no {place}")
-            steps.append(named(result, OUTPUT))
-        by_token = {name for name, x in steps[-1].items() if x.ndim > 1 and x.shape[1] == 1}
-        return {
-            name: torch.cat([step[name] for step in steps], 1) if name in by_token else tensor
-            for name, tensor in steps[-1].items()
-        }
-
-    return call
+    cache, steps = None, list[Tensors]()
+    for token in range(ids.shape[1]):
+        until = {} if mask is None else {"attention_mask": mask[:, : token + 1]}
+        options = {**kwargs, **until, place: cache, "use_cache": True}
+        with torch.inference_mode():
+            result = model(input_ids=ids[:, token : token + 1], **options)
+        cache = getattr(result, place, None)
+        if cache is None:
+            raise SpecError(f"{type(model).__name__} returns no {place}")
+        steps.append(named(result, OUTPUT))
+    by_token = {name for name, x in steps[-1].items() if x.ndim > 1 and x.shape[1] == 1}
+    return {
+        name: torch.cat([step[name] for step in steps], 1) if name in by_token else tensor
+        for name, tensor in steps[-1].items()
+    }

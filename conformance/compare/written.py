@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from concord.conformance.compare.aten_operations import Tensors
+from concord.conformance.compare.decisions import Decisions
 from concord.conformance.compare.module_reference import (
     OUTPUT,
     ModelReference,
@@ -23,25 +23,24 @@ from concord.conformance.compare.module_reference import (
 from concord.conformance.judging.estimate import Observer, low_precision
 from concord.conformance.judging.protocol import Pin
 from concord.spec.arithmetic import Arithmetic
+from concord.spec.arrays import Array, Arrays
 from concord.spec.errors import SpecError
 from concord.spec.leaves import Leaves
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
 from concord.spec.tape import Node
 
-Array = NDArray[Any]
-
 # A function that names an activation, and returns the node to continue with.
 Tap = Callable[[str, Node], Node]
 
 # A function that computes outputs from an arithmetic, weights and inputs.
-Function = Callable[[Arithmetic, Mapping[str, Node], Mapping[str, Array], Tap], "Node | Mapping[str, Node]"]
+Function = Callable[[Arithmetic, Mapping[str, Node], Arrays, Tap], "Node | Mapping[str, Node]"]
 
 
 class Guarded(Arithmetic):
     """Exact arithmetic that rejects ineffective mask constants."""
 
-    without_rule = ()
+    occurred, without_rule, recorded = (), (), Decisions()  # of operations by dispatch, which it lacks
 
     def __init__(self, dtype: str) -> None:
         super().__init__("float64")
@@ -74,7 +73,7 @@ class Written(ModelReference):
     """
 
     function: Function
-    weights: Mapping[str, Array]
+    weights: Arrays
     dtype: str = "float32"
 
     def cast(self, dtype: torch.dtype) -> Written:
@@ -82,9 +81,9 @@ class Written(ModelReference):
         return replace(self, dtype=dtype_name(dtype), **self.inputs_in(dtype))
 
     @functools.cached_property
-    def plain(self) -> dict[str, Tensor]:
+    def plain(self) -> Tensors:
         """The tensors of one correct run."""
-        tensors: dict[str, Tensor] = {}
+        tensors: Tensors = {}
 
         def take(name: str, array: Array) -> None:
             tensors[name] = torch.from_numpy(np.array(array)).to(getattr(torch, self.dtype))

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.judging.estimate import Z
 from concord.conformance.judging.expectation import JudgedProblem
 from concord.conformance.record_fields import Count, Number, Power
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Ids
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import SpecError
 from concord.spec.parameters import parameters
@@ -79,7 +78,7 @@ def break_down(
     sigma: Array,
     scores: Array,
     axes: tuple[str, ...],
-    rows: NDArray[np.int64] | None = None,
+    rows: Ids | None = None,
 ) -> Breakdown:
     """Locate the error of a tensor.
 
@@ -117,9 +116,7 @@ def _map(levels: Array, axes: tuple[str, str]) -> HeatMap:
     )
 
 
-def _worst(
-    actual: Array, value: Array, sigma: Array, scores: Array, rows: NDArray[np.int64] | None
-) -> tuple[Element, ...]:
+def _worst(actual: Array, value: Array, sigma: Array, scores: Array, rows: Ids | None) -> tuple[Element, ...]:
     flat = np.nan_to_num(scores.reshape(-1), nan=-1.0, posinf=np.inf)
     places = np.argpartition(-flat, min(MOST_ELEMENTS, flat.size) - 1)[:MOST_ELEMENTS]
     elements = []

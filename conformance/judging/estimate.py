@@ -22,7 +22,7 @@ import numpy as np
 from concord.backends import heaps
 from concord.conformance.progress import Countdown
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Arrays
 from concord.spec.montecarlo import MonteCarlo
 from concord.spec.precision import precision
 
@@ -75,16 +75,14 @@ def rms_limit(size: float) -> float:
 def estimate(
     compute: Compute,
     dtype: str | Mapping[str, str],
-    values: Mapping[str, Array] | None = None,
+    values: Arrays | None = None,
     *,
-    truth: Any = None,
     arithmetics: Iterable[Any] | None = None,
-    elements: int = 1,
     count: int = SAMPLES,
     corners: bool = False,
-    together: int = 1,
     doing: str = "deriving tolerances",
-) -> tuple[dict[str, Array], dict[str, Array]]:
+    **about: Any,
+) -> tuple[Arrays, Arrays]:
     """Exact values of a computation and their sigmas, by name.
 
     A sigma is NaN if the value is out of range, and infinite if it is otherwise not finite.
@@ -92,13 +90,12 @@ def estimate(
     Args:
         dtype: precision or mode whose rounding is allowed, or a mapping by tensor.
         values: the truth, if known.
-        truth: arithmetic of the truth; by default :func:`exact`.
         arithmetics: arithmetics whose errors determine sigma; by default :func:`perturbed`.
-        elements: elements per sample, if ``compute`` does not return them.
         count: number of samples; fewer than :data:`SAMPLES` are a first look.
         corners: whether derivatives of ReLUs may jump.
+        about: further arguments of :class:`Estimate`.
     """
-    accumulated = Estimate(compute, dtype, values, truth=truth, elements=elements, together=together)
+    accumulated = Estimate(compute, dtype, values, **about)
     runs = (
         perturbed(accumulated.usual, accumulated.elements, count, corners)
         if arithmetics is None
@@ -109,13 +106,19 @@ def estimate(
 
 
 class Estimate:
-    """Running sums of squared errors; see :func:`estimate` for the arguments."""
+    """Running sums of squared errors; see also :func:`estimate`.
+
+    Args:
+        truth: arithmetic of the truth; by default :func:`exact`.
+        elements: elements per sample, if ``compute`` does not return them.
+        together: number of simultaneous runs of a large case.
+    """
 
     def __init__(
         self,
         compute: Compute,
         dtype: str | Mapping[str, str],
-        values: Mapping[str, Array] | None = None,
+        values: Arrays | None = None,
         *,
         truth: Any = None,
         elements: int = 1,
@@ -123,7 +126,7 @@ class Estimate:
     ) -> None:
         self.usual = dtype if isinstance(dtype, str) else "float32"
         if values is None:
-            exact_values: dict[str, Array] = {}
+            exact_values: Arrays = {}
             elements = compute(truth or exact(self.usual), exact_values.__setitem__) or elements
             values = exact_values
         dtypes = dict.fromkeys(values, dtype) if isinstance(dtype, str) else dtype
@@ -156,7 +159,7 @@ class Estimate:
             for perturbation in runs:
                 run(perturbation)
 
-    def sigmas(self, last: bool = False) -> dict[str, Array]:
+    def sigmas(self, last: bool = False) -> Arrays:
         """Current sigmas; ``last`` frees the sums; otherwise sigmas are those for few samples."""
         sigma_of = self.by_name.pop if last else self.by_name.__getitem__
         with np.errstate(all="ignore"):
@@ -173,11 +176,12 @@ def exact(dtype: str) -> Arithmetic:
     return Arithmetic("extended" if dtype == "float64" else "float64")
 
 
-def perturbed(
-    dtype: str, elements: int = 1, count: int = SAMPLES, corners: bool = False
-) -> Iterator[Arithmetic]:
+def perturbed(dtype: str, elements: int, count: int, corners: bool) -> Iterator[Arithmetic]:
     """Yield arithmetics for sigma: samples, low-precision runs, and both sides of corners."""
-    yield from samples(dtype, elements, count)
+    # As many samples at a time as memory allows.
+    together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), count))
+    for first in range(0, count, together):
+        yield MonteCarlo(dtype, min(together, count - first), first)
     yield from low_precision(dtype, count < SAMPLES)
     if corners:
         # All ReLU inputs within rounding of zero, on either side.
@@ -196,13 +200,6 @@ def low_precision(dtype: str, brief: bool = False) -> Iterator[Arithmetic]:
         yield Arithmetic(dtype, shuffle=1, fused=True, strict=True, way="logarithm")
         yield Arithmetic(dtype, shuffle=2, strict=True, cut=True)
         yield Arithmetic(dtype, shuffle=3, fused=True, strict=True, cut=True, way="output")
-
-
-def samples(dtype: str, elements: int, count: int = SAMPLES) -> Iterator[MonteCarlo]:
-    """Yield as many simultaneous samples as memory allows."""
-    together = int(min(max(SIDE_BY_SIDE // max(elements, 1), 1), count))
-    for first in range(0, count, together):
-        yield MonteCarlo(dtype, min(together, count - first), first)
 
 
 class Sigma:
@@ -329,6 +326,12 @@ def least_sigma(value: Array, dtype: str) -> Array:
     rounding, smallest = target.unit_roundoff / math.sqrt(3) * abs(value), target.smallest_normal
     least: Array = namespace_of(value).where(rounding < smallest, smallest, rounding)
     return least
+
+
+def is_half(dtype: str) -> bool:
+    """Whether sums are accumulated in a wider precision."""
+    target = precision(dtype)
+    return target.unit_roundoff > target.accumulation
 
 
 def namespace_of(array: Any) -> Any:

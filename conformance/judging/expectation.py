@@ -9,10 +9,9 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.backends.interface import Problem
-from concord.conformance.judging.estimate import least_sigma
+from concord.conformance.judging.estimate import is_half, least_sigma
 from concord.conformance.judging.exemptions import (
     GROWN,
     NO_DIGIT,
@@ -21,7 +20,7 @@ from concord.conformance.judging.exemptions import (
     OUT_OF_RANGE_BEFORE,
 )
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Arrays, Ids, Mask, Shape
 from concord.spec.batch import Batch, round_inputs, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import NONE, Deviations
@@ -66,7 +65,7 @@ class JudgedProblem(Problem):
         return round_inputs(self.weights, self.batch, self.dtype)
 
     @cached_property
-    def rows(self) -> dict[str, NDArray[np.int64]]:
+    def rows(self) -> dict[str, Ids]:
         """Rows of each table with a gradient, by the gradient's name."""
         return {
             f"gradients.{name}": rows for name, rows in used_rows(self.config, self.batch, self.part).items()
@@ -110,8 +109,8 @@ class JudgedTraining:
     dtype: str = "float32"
     deviations: Deviations = field(default_factory=lambda: NONE)
     # Bounds on the differences from the given weights.
-    uncertain: Mapping[str, Array] = field(default_factory=dict)
-    rows: ClassVar[dict[str, NDArray[np.int64]]] = {}
+    uncertain: Arrays = field(default_factory=dict)
+    rows: ClassVar[dict[str, Ids]] = {}
 
     @cached_property
     def key(self) -> str:
@@ -124,7 +123,7 @@ class JudgedTraining:
         return sum(array.size for array in self.weights.values())
 
     @property
-    def start(self) -> dict[str, Array]:
+    def start(self) -> Arrays:
         """Trainable parameters before the first step."""
         return {
             f"parameters.{name}": array
@@ -163,8 +162,8 @@ class JudgedTraining:
 class Pinned:
     """Tensors of a run that the reference continues from."""
 
-    taps: Mapping[str, Array]  # by name
-    gradients: Mapping[str, Array]  # of the loss with respect to taps, by the tap's name
+    taps: Arrays  # by name
+    gradients: Arrays  # of the loss with respect to taps, by the tap's name
 
     def without(self, taps: Collection[str]) -> Pinned:
         """Leave out some taps and their gradients."""
@@ -194,11 +193,11 @@ class Expectation:
     """
 
     dtype: str
-    values: dict[str, Array]
-    sigmas: dict[str, Array]
-    clauses: dict[str, str]
-    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    values: Arrays
+    sigmas: Arrays
+    clauses: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, Ids] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
     chained: bool = True
     independent: Mapping[str, float] = field(default_factory=dict)
     ties: Mapping[str, Any] = field(default_factory=dict)
@@ -213,9 +212,9 @@ class Expectation:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in (*self.values.values(), *self.sigmas.values()))
 
-    def whole(self, name: str, sizes: tuple[int, ...]) -> tuple[Array, Array]:
+    def whole(self, name: str, sizes: Shape) -> tuple[Array, Array]:
         """Value and sigma in full shape, including zeros."""
-        value, sigma = self.values[name], self.sigmas.get(name, self.values[name])
+        value, sigma = self.values[name], self.sigmas[name]
         if name not in self.rows:
             return value, sigma
         full, sigmas = np.zeros(sizes, value.dtype), np.full(sizes, precision(self.dtype).smallest_normal)
@@ -262,7 +261,7 @@ class Expectation:
         return frozenset(gradients[first + 1 :])
 
     @cached_property
-    def undecided_rows(self) -> dict[str, NDArray[np.bool_]]:
+    def undecided_rows(self) -> dict[str, Mask]:
         """Rows of each norm that lose all digits by rounding, (…, 1)."""
         undecided = {}
         for name in self.norms:
@@ -297,9 +296,9 @@ class Expectation:
             unsettled.update(behind[: delivered + 1])
         return frozenset(unsettled)
 
-    def settled(self, name: str) -> NDArray[np.bool_]:
+    def settled(self, name: str) -> Mask:
         """Noiseless elements, such as those of a gradient behind a closed ReLU."""
-        quiet: NDArray[np.bool_] = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
+        quiet: Mask = self.sigmas[name] <= 2 * least_sigma(self.values[name], self.dtype)
         return quiet
 
     def silent(self, name: str, local: bool, sound: bool) -> str:
@@ -319,8 +318,7 @@ class Expectation:
             return NORM
         # With few bits, a softmax of large scores has one nonzero weight, and its gradient is a difference of
         # equal values: rounding times large weights. Its errors have tails that 16 samples do not reveal.
-        target = precision(self.dtype)
-        if gradient and target.unit_roundoff > target.accumulation:
+        if gradient and is_half(self.dtype):
             size, noise = root_mean_square(self.values[name]), root_mean_square(self.sigmas[name])
             if noise * ZERO < size < noise:
                 return NO_DIGIT

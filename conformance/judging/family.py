@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.backends.interface import Run
 from concord.conformance.judging.breakdown import axes_of
@@ -25,6 +24,7 @@ from concord.conformance.judging.estimate import (
     Observer,
     estimate,
     exact,
+    is_half,
     least_sigma,
 )
 from concord.conformance.judging.exemptions import DECLARED, NOT_EXPOSED
@@ -36,11 +36,10 @@ from concord.conformance.judging.expectation import (
     is_tap_gradient,
     subject_of,
 )
-from concord.conformance.judging.judge import is_half
 from concord.conformance.judging.padding import uncomputed
 from concord.conformance.judging.protocol import Activation, Pin
 from concord.spec.arithmetic import Arithmetic
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Arrays, Mask, Shape
 from concord.spec.batch import Batch
 from concord.spec.config import EncoderConfig
 from concord.spec.deviations import KNOWN_DEVIATIONS, NONE, UNCOMPUTED_PADDING, WIDER_OUTPUT, Deviations
@@ -99,7 +98,7 @@ class FamilyReference:
                 )
         return activations
 
-    def activation(self, name: str, shape: tuple[int, ...]) -> Activation:
+    def activation(self, name: str, shape: Shape) -> Activation:
         """Describe a tensor."""
         rows = self.whole.rows.get(name)
         shape = shape if rows is None else self.case.weights[name.removeprefix("gradients.")].shape
@@ -136,10 +135,10 @@ class FamilyReference:
         # reference's own steps suffice for a first look, shared by all runs of a case.
         if not is_half(self.case.dtype):
             large = is_large(self.case)
-            yield local_exactly(self.case, pinned, brief=True) if large else local(self.case, pinned)
-        yield local_exactly(self.case, pinned)
+            yield _estimate(self.case, pinned, brief=True) if large else local(self.case, pinned)
+        yield _estimate(self.case, pinned)
 
-    def compute_exactly(self, pin: Pin) -> dict[str, Array]:
+    def compute_exactly(self, pin: Pin) -> Arrays:
         """Compute from pinned tensors."""
         return plain(self.case, self.pinned(pin))
 
@@ -174,7 +173,7 @@ class FamilyReference:
         results = frozenset(from_output_on(self.case.config, self.case.part))
         return results if WIDER_OUTPUT in self.excuses or self.run.taps.keys() - results else frozenset()
 
-    def excused(self, name: str) -> NDArray[np.bool_] | bool:
+    def excused(self, name: str) -> Mask | bool:
         """Elements in uncomputed rows."""
         if UNCOMPUTED_PADDING not in self.excuses:
             return False
@@ -237,14 +236,14 @@ def keeping(limit: int) -> contextlib.AbstractContextManager[None]:
 
 def outline(case: JudgedProblem) -> Expectation:
     """Names, order and shapes of all tensors."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, Shape] = {}
     case.observe(Arithmetic("float32"), lambda name, array: shapes.__setitem__(name, array.shape))
     return _expectation(case, {}, {}, shapes)
 
 
-def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]:
+def plain(case: JudgedProblem, pinned: Pinned | None = None) -> Arrays:
     """The reference's tensors, computed from the inputs, or from pinned tensors where given."""
-    values: dict[str, Array] = {}
+    values: Arrays = {}
     case.observe(exact(case.dtype), values.__setitem__, pinned)
     return values
 
@@ -252,7 +251,7 @@ def plain(case: JudgedProblem, pinned: Pinned | None = None) -> dict[str, Array]
 def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
     """The local expectation, with sigmas shared by all runs of a case.
 
-    Use :func:`local_exactly` in half precision, near a tolerance, and for a large case.
+    Not for half precision, near a tolerance, or for a large case: these need sigmas from the run's own taps.
     """
     common = _without_deviations(case, ALIKE)
     key = f"local {sorted(pinned.taps)} {sorted(pinned.gradients)} {common.key}"
@@ -263,11 +262,6 @@ def local(case: JudgedProblem, pinned: Pinned) -> Expectation:
         name: np.maximum(sigma, least_sigma(values[name], case.dtype)) for name, sigma in usual.sigmas.items()
     }
     return _expectation(case, {name: values[name] for name in sigmas}, sigmas)
-
-
-def local_exactly(case: JudgedProblem, pinned: Pinned, brief: bool = False) -> Expectation:
-    """The local expectation, with sigmas from the run's own taps; if ``brief``, only a first look."""
-    return _estimate(case, pinned, brief)
 
 
 def is_large(case: JudgedProblem) -> bool:
@@ -290,7 +284,7 @@ def _without_deviations(case: JudgedProblem, share: float) -> JudgedProblem:
     return standard if deviation <= share else case
 
 
-def difference(values: dict[str, Array], others: dict[str, Array]) -> float:
+def difference(values: Arrays, others: Arrays) -> float:
     """The largest difference, relative to each tensor's maximum."""
     worst = 0.0
     for name, reference in others.items():
@@ -314,9 +308,9 @@ def _of_truth(case: JudgedProblem, pinned: Pinned) -> Pinned:
 
 def _expectation(
     case: JudgedProblem,
-    values: dict[str, Array],
-    sigmas: dict[str, Array],
-    shapes: dict[str, tuple[int, ...]] | None = None,
+    values: Arrays,
+    sigmas: Arrays,
+    shapes: dict[str, Shape] | None = None,
     few: bool = False,
 ) -> Expectation:
     shapes = shapes or {name: value.shape for name, value in values.items()}
@@ -336,7 +330,7 @@ def _expectation(
 def _estimate(case: JudgedProblem, pinned: Pinned | None, brief: bool = False) -> Expectation:
     # Tap gradients are judged only locally, if they are returned: others need no sigma.
     tap_gradients = {f"gradients.taps.{name}" for name in pinned.gradients} if pinned else set()
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, Shape] = {}
 
     def compute(arithmetic: Arithmetic, observer: Observer) -> int:
         def judge(name: str, array: Array) -> None:

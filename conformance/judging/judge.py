@@ -7,20 +7,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.judging.breakdown import break_down
-from concord.conformance.judging.estimate import Z
+from concord.conformance.judging.estimate import Z, is_half
 from concord.conformance.judging.exemptions import OUT_OF_RANGE, PADDING, UNUSED
 from concord.conformance.judging.expectation import Expectation, is_gradient, is_tap_gradient, subject_of
 from concord.conformance.judging.explanation import Explanation
 from concord.conformance.judging.protocol import Pin, Reference
 from concord.conformance.judging.scoring import finite_alone, judge_tensor, mostly, scores_of
 from concord.conformance.judging.verdict import Judgement, Row, Verdict
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Ids
 from concord.spec.precision import precision
 
 MISSING = "missing: the backend returned no such tensor"
+
+# Judgements by tensor.
+Judgements = dict[str, Judgement]
 
 # Note of a tensor that has more digits than its run.
 WIDER = "holds values that the precision cannot represent: it was computed in a wider one"
@@ -59,10 +61,10 @@ class Judge:
         """Why the run diverges, if known."""
         return None
 
-    def table(self, local: bool = True, end_to_end: bool = True) -> list[Row]:
-        """Judge every tensor locally, end to end, or both."""
+    def table(self, local: bool = True) -> list[Row]:
+        """Judge every tensor end to end, and perhaps locally."""
         steps = self.judge_steps() if local else {}
-        ends = self.judge_whole(deciding=not local) if end_to_end else {}
+        ends = self.judge_whole(deciding=not local)
         self.broken |= {f"gradients.taps.{name}": ("not exposed", UNUSED) for name in self.unused}
         return [self.row(name, steps.get(name), ends.get(name)) for name in self.reference.activations]
 
@@ -109,7 +111,7 @@ class Judge:
         """Names of the run's tensors from which others are computed."""
         return [name for name in self.reference.activations if self.pin(name) is not None]
 
-    def judge_steps(self) -> dict[str, Judgement]:
+    def judge_steps(self) -> Judgements:
         """Judge each step locally."""
         judgements, _ = self.judge_from(self.pin)
         # A zero gradient that diverges may be correct. Some modules return an activation that the model does
@@ -154,7 +156,7 @@ class Judge:
 
         return frozenset(filter(is_passed_by, zero))
 
-    def judge_from(self, pin: Pin) -> tuple[dict[str, Judgement], Expectation]:
+    def judge_from(self, pin: Pin) -> tuple[Judgements, Expectation]:
         """Judge locally, given some tensors of the run."""
         names = [
             name
@@ -168,17 +170,17 @@ class Judge:
         """Names of the comparable tensors."""
         return [name for name in self.reference.activations if name not in self.broken]
 
-    def judge_whole(self, deciding: bool = False) -> dict[str, Judgement]:
+    def judge_whole(self, deciding: bool = False) -> Judgements:
         """Judge end to end."""
         names = [name for name in self.judged if not is_tap_gradient(name)]
         return self.look(None, names, deciding)[0]
 
     def look(
         self, pin: Pin | None, names: Collection[str], deciding: bool = True
-    ) -> tuple[dict[str, Judgement], Expectation]:
+    ) -> tuple[Judgements, Expectation]:
         """Judge with the first estimate that is decisive, and also return that expectation."""
-        judgements: dict[str, Judgement] = {}
-        expected = Expectation("", {}, {}, {})  # for tensors judged only locally
+        judgements: Judgements = {}
+        expected = Expectation("", {}, {})  # for tensors judged only locally
         for expected in self.reference.expect(pin):
             judged = [name for name in names if name in expected.sigmas]
             sound = pin is None or self.sound(pin, expected)
@@ -243,7 +245,7 @@ class Judge:
             return judgement
         return replace(judgement, element=(int(rows[judgement.element[0]]), *judgement.element[1:]))
 
-    def rows_in_use(self, name: str) -> NDArray[np.int64] | None:
+    def rows_in_use(self, name: str) -> Ids | None:
         """Compared rows of a table's gradient, or None for all."""
         activation = self.reference.activations[name]
         if activation.rows is None:
@@ -259,9 +261,3 @@ class Judge:
         if name in expected.ties:
             return *expected.ties[name].settle(actual), expected.ties[name].why
         return expected.values[name], expected.determined(name, local), OUT_OF_RANGE
-
-
-def is_half(dtype: str) -> bool:
-    """Whether sums are accumulated in a wider precision."""
-    target = precision(dtype)
-    return target.unit_roundoff > target.accumulation

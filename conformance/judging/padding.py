@@ -11,22 +11,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from concord.spec.arrays import Mask
 from concord.spec.batch import Batch, validate_batch
 from concord.spec.config import EncoderConfig
 from concord.spec.errors import BatchError
 from concord.spec.masks import real_tokens, visible_keys
 from concord.spec.tensors import POOLED
 
-Rows = NDArray[np.bool_]
-
 # Taps before the mask, where padded keys are not computed. After the mask their weight is zero, which is
 # judged.
 UNMASKED = ("scores", "key", "value")
 
 
-def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Rows]:
+def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Mask]:
     """Padding along existing axes: ``tokens`` (B, T), ``query`` (B, Q), ``key`` (B, S)."""
     if batch.input_ids is not None:
         padded = ~real_tokens(config, batch.input_ids)
@@ -35,7 +33,7 @@ def padded_rows(config: EncoderConfig, batch: Batch) -> dict[str, Rows]:
     return {axis: ~mask for axis, mask in masks.items() if mask is not None and mask.ndim == 2}
 
 
-def dependent_samples(config: EncoderConfig, batch: Batch, part: str) -> Rows:
+def dependent_samples(config: EncoderConfig, batch: Batch, part: str) -> Mask:
     """Samples whose result or loss depends on padding, (B,)."""
     padded = padded_rows(config, batch)
     count = len(next(iter(batch.arrays().values())))
@@ -53,13 +51,13 @@ def dependent_samples(config: EncoderConfig, batch: Batch, part: str) -> Rows:
     return np.asarray(output[:, 0] if config.pooling == "first" else output.any(-1))
 
 
-def seen_keys(config: EncoderConfig, batch: Batch) -> Rows | None:
+def seen_keys(config: EncoderConfig, batch: Batch) -> Mask | None:
     """Visible keys, (B, 1 or H, 1 or Q, S), or None without a mask."""
     real = batch.key_mask if batch.input_ids is None else real_tokens(config, batch.input_ids)
     return None if real is None else visible_keys(config, real, config.num_heads)
 
 
-def blind_samples(config: EncoderConfig, batch: Batch) -> Rows:
+def blind_samples(config: EncoderConfig, batch: Batch) -> Mask:
     """Samples with a query that sees no key, (B,) (SPEC MSK-5)."""
     visible, count = seen_keys(config, batch), len(next(iter(batch.arrays().values())))
     if visible is None:
@@ -89,7 +87,7 @@ def independent_batch(config: EncoderConfig, batch: Batch, part: str) -> Batch |
 
 def uncomputed(
     config: EncoderConfig, batch: Batch, part: str, tensor: str, axes: Sequence[str]
-) -> Rows | bool:
+) -> Mask | bool:
     """Elements that a run without padding does not compute, in a broadcastable shape."""
     depends = dependent_samples(config, batch, part)
     if not axes or axes[0] != "batch":  # a sum over samples: the loss, or a parameter's gradient

@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from concord.conformance.judging.expectation import Expectation
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Arrays, Ids, Mask, Shape
 
 # A function that returns the replacement of a computed tensor by name, or None to keep it.
 Pin = Callable[[str], "Array | None"]
@@ -21,12 +18,12 @@ Pin = Callable[[str], "Array | None"]
 class Activation:
     """A description of a tensor: an activation, output, loss or gradient."""
 
-    shape: tuple[int, ...]  # of the whole tensor
+    shape: Shape  # of the whole tensor
     dtype: str  # precision or mode whose rounding is allowed
     clause: str = ""  # the defining clause of SPEC.md, if any
     axes: tuple[str, ...] | None = None  # names; None if unknown
     # Rows of a table's gradient that may be nonzero; None for all.
-    rows: NDArray[np.int64] | None = None
+    rows: Ids | None = None
     absent: str = ""  # why a run may lack it; empty if it is required
     wider: bool = False  # whether it may have more digits than its precision
     pinned: bool = True  # whether later steps are computed from the run's tensor
@@ -46,17 +43,20 @@ class Reference(Protocol):
             pin: returns the run's tensors to compute steps from; None judges end to end.
         """
 
-    def compute_exactly(self, pin: Pin) -> Mapping[str, Array]:
-        """Compute every tensor in exact arithmetic."""
+    def compute_exactly(self, pin: Pin) -> Arrays:  # noqa: ARG002
+        """Compute every tensor in exact arithmetic, unless a run is only judged end to end."""
+        return {}
 
-    def excused(self, name: str) -> NDArray[np.bool_] | bool:
+    def excused(self, name: str) -> Mask | bool:  # noqa: ARG002
         """Elements declared uncomputed, broadcastable."""
+        return False
 
-    def contradiction(self, name: str) -> str:
+    def contradiction(self, name: str) -> str:  # noqa: ARG002
         """The run's false statement about a tensor, if any."""
+        return ""
 
 
-class PublishedReference:
+class PublishedReference(Reference):
     """Published tensors, which judge a run only end to end.
 
     Args:
@@ -80,15 +80,3 @@ class PublishedReference:
         """Yield expected values, only end to end."""
         if pin is None:
             yield from (look() for look in self.looks)
-
-    def compute_exactly(self, pin: Pin) -> dict[str, Array]:  # noqa: ARG002
-        """Return no values."""
-        return {}
-
-    def excused(self, name: str) -> bool:  # noqa: ARG002
-        """Excuse nothing."""
-        return False
-
-    def contradiction(self, name: str) -> str:  # noqa: ARG002
-        """Return an empty string."""
-        return ""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from concord.conformance.judging.estimate import R, Z, rms_limit
 from concord.conformance.judging.exemptions import OUT_OF_RANGE
 from concord.conformance.judging.expectation import root_mean_square
 from concord.conformance.judging.verdict import Z_BINS, Judgement
-from concord.spec.arrays import Array
+from concord.spec.arrays import Array, Mask
 from concord.spec.precision import precision
 
 # Within these bounds a float64 sum of squares has neither underflowed nor overflowed.
@@ -48,7 +47,7 @@ def judge_tensor(
         scores: Array = errors / allowed
         squares, sigmas = float(errors @ errors), float(allowed @ allowed)
     # Common case first: without infinities, no mask is needed, and a large tensor is scored once.
-    judged: NDArray[np.bool_] | slice = slice(None)
+    judged: Mask | slice = slice(None)
     rms, note = float("inf"), ""
     if SAFE[0] < sigmas < SAFE[1] and (SAFE[0] < squares < SAFE[1] or not errors.any()):
         rms = float(np.sqrt(squares / sigmas))  # every element can be compared
@@ -117,7 +116,7 @@ def independent_elements(value: Array, sigma: Array, dtype: str) -> float:
     return float(np.square(powers.sum()) / np.square(powers).sum())
 
 
-def mostly(unsure: NDArray[np.bool_], value: Array, dtype: str) -> bool:
+def mostly(unsure: Mask, value: Array, dtype: str) -> bool:
     """Whether most elements, or most of the sum of squares within the range, are not judged."""
     if not unsure.any():
         return False

@@ -570,12 +570,7 @@ def number(value: float) -> str:
     """Format a ratio briefly."""
     if not math.isfinite(value):
         return "inf" if value > 0 else str(value)
-    if value > MEASURABLE:
-        return f">{MEASURABLE:.0e}".replace("e+", "e")
-    return (
-        f"{value:.2f}"
-        if value < 10
-        else f"{value:.0f}"
-        if value < 1e4
-        else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
-    )
+    if value < 1e4:
+        return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+    shown_value = min(value, MEASURABLE)
+    return ">" * (value > MEASURABLE) + f"{shown_value:.0e}".replace("e+0", "e").replace("e+", "e")
