@@ -293,10 +293,3 @@ class Edited(Model):
         self.taps[name] = tensor
         self.now[name] = super().tap(name, tensor)
         return self.now[name]
-
-
-def with_edits(
-    edits: Callable[[str], Edit | None], model: type[Edited] = Edited, part: str = "model"
-) -> type[Edited]:
-    """Return a model class with these edits, for :func:`concord.spec.reference.compute`."""
-    return type("Port", (model,), {"edits": staticmethod(edits), "part": part})

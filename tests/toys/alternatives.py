@@ -18,12 +18,13 @@ from concord.backends.interface import Run
 from concord.conformance.bugs import bug
 from concord.conformance.bugs.attention import CONTEXT
 from concord.conformance.bugs.bug import Bug, Change, where, with_constants
-from concord.conformance.bugs.edited_model import Edited, Value, with_edits
+from concord.conformance.bugs.edited_model import Edited, Value
 from concord.conformance.bugs.gradients import of_softmax, with_gradient_of
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.encoder import Model
 from concord.spec.reference import compute
 from tests.toys import algorithms
+from tests.toys.rounded import with_edits
 
 # Entries of a block: few, so that small cases have several blocks.
 BLOCK = 4

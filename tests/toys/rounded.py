@@ -4,10 +4,15 @@ from dataclasses import replace
 
 from concord.backends.interface import Request, Run
 from concord.conformance.bugs.bug import Change
-from concord.conformance.bugs.edited_model import with_edits
+from concord.conformance.bugs.edited_model import Edited
 from concord.conformance.explain.family_judge import judge
 from concord.spec.arithmetic import Arithmetic
 from concord.spec.reference import compute
+
+
+def with_edits(edits, model=Edited, part="model"):
+    """A model class with these edits."""
+    return type("Port", (model,), {"edits": staticmethod(edits), "part": part})
 
 
 def truth_of(case, dtype="float32", arithmetic=None, **more):
