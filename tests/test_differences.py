@@ -7,6 +7,7 @@ from torch import nn
 from concord.conformance.compare import compare, module_explanation
 from concord.conformance.compare.differences import differences
 from concord.conformance.explain.search import Effort, Spent
+from concord.spec.precision import round_to_bits
 from tests.toys.kinds import Of, drawn, linear
 from tests.toys.surroundings import sample_of
 
@@ -50,6 +51,13 @@ def test_what_two_modules_differ_in_is_the_cause_where_it_explains_the_divergenc
     verdict = compare(model(), model(change), (0.02 * TEXT,)).explained()  # so that an epsilon matters
     assert verdict.cause.confident
     assert re.search(f"is explained by differences between the modules: .*{words}", verdict.cause.text)
+
+
+def test_rounding_to_tf32_is_told_from_float16_by_the_range():
+    small, rounded = model(), model()
+    small.a.weight.data *= 1e-5  # below the normal numbers of float16
+    rounded.a.weight.data = torch.from_numpy(round_to_bits(small.a.weight.detach().numpy(), 11)).float()
+    assert "`a.weight` is rounded to tf32" in [each.text for each in differences(small, rounded, str)]
 
 
 def test_aliases_and_other_layouts_are_no_difference():
